@@ -8,19 +8,19 @@ type field is the member of struct Options. A row is written as its kind, which 
     FLAG(field, name, verbs, help)                      TEXT(field, name, default, verbs, value, help)
     PATHS, IDS(field, name, verbs, value, help)
     CHOICE(type, field, name, default, first, last, verbs, words, help)
-    SIZE, BYTES, NUMBER(field, name, default, least, most, verbs, value, help)
+    SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
 A default is written as it would be typed. A number whose default is a word ("auto", "off") accepts that word too: the
 field is then 0, or NAN where it is a double, and means what the help says. A choice is stored as the value of its enum:
 the row gives those of its first and its last word, which stand in the order of the enum.
 */
 #define FLAG(field, name, verbs, help) OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
-#define TEXT(field, name, text, ...)   OPTION(const char *, field, name, STRING, text, 0, 0, __VA_ARGS__)
+#define TEXT(field, name, text, ...)   OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
 #define PATHS(field, name, ...)        OPTION(PathList, field, name, PATHS, NULL, 0, 0, __VA_ARGS__)
 #define IDS(field, name, ...)          OPTION(IdList, field, name, IDS, NULL, 0, 2147483647, __VA_ARGS__)
 #define SIZE(field, name, ...)         OPTION(size_t, field, name, SIZE, __VA_ARGS__)
 #define BYTES(field, name, ...)        OPTION(size_t, field, name, BYTES, __VA_ARGS__)
-#define NUMBER(field, name, ...)       OPTION(double, field, name, DOUBLE, __VA_ARGS__)
+#define REAL(field, name, ...)         OPTION(double, field, name, REAL, __VA_ARGS__)
 #define CHOICE(type, field, name, ...) OPTION(type, field, name, CHOICE, __VA_ARGS__)
 // clang-format off
 
@@ -38,12 +38,12 @@ SECTION("Data")
 PATHS(data, "data", READS, "PATH...",
       "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without "
       "it, a plan is of B x T")
-PATHS(val_data, "val-data", ON(TRAIN) | ON(PLAN), "PATH...", "shards for validation")
+PATHS(val_data, "val-data", STEPS, "PATH...", "shards for validation")
 SIZE(seq_len, "seq-len", "1024", 1, MOST_TOKENS, READS, "T", "tokens of a document, at most")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; from shards of documents, whole ones are packed into a sequence of B x T tokens")
 SIZE(grad_accum, "grad-accum", "1", 1, 1048576, PASSES, "N", "micro-batches of a step")
-CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, ON(TRAIN) | ON(PLAN), "auto|on|off",
+CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "auto|on|off",
        "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's "
        "micro-batches; auto: of documents only")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
@@ -64,9 +64,9 @@ CHOICE(Keep, keep_on, "keep-on", "auto", KEEP_NOTHING, KEEP_IN_HOST_MEMORY, PASS
        "where --keep saves them; auto: on the device if they fit there, else in host memory")
 CHOICE(int, grad_dtype, "grad-dtype", "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
        "type of stored gradients; auto: the model's own, fp32 when accumulating micro-batches")
-CHOICE(DType, moments, "moments", "fp32", DTYPE_FP32, DTYPE_BF16, ON(TRAIN) | ON(PLAN), "fp32|bf16",
+CHOICE(DType, moments, "moments", "fp32", DTYPE_FP32, DTYPE_BF16, STEPS, "fp32|bf16",
        "type of AdamW's moments")
-CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, ON(TRAIN) | ON(PLAN), "auto|fp32|none",
+CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "a second, fp32 copy of the weights for the optimizer; auto: where the weights are bf16")
 BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES",
       "limit such as 80GiB: a plan finds the longest T within it, a run that needs more is refused before it starts")
@@ -74,15 +74,15 @@ CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp"
        "plan a training run, or a pass without optimizer")
 
 SECTION("Many processes")
-SIZE(zero, "zero", "0", 0, 3, PASSES | ON(EVAL), "0|1|2|3",
+SIZE(zero, "zero", "0", 0, 3, LOSSES, "0|1|2|3",
      "ZeRO stage: shard 1 optimizer state, 2 and gradients, 3 and weights over all ranks")
-SIZE(sp, "sp", "1", 1, 65536, PASSES | ON(EVAL), "S",
+SIZE(sp, "sp", "1", 1, 65536, LOSSES, "S",
      "sequence parallelism: S ranks share a sequence, each with 1/S of its tokens; other ranks take other "
      "micro-batches")
-CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, PASSES | ON(EVAL), "auto|gather|ring",
+CHOICE(KeysOfRanks, kv, "kv", "auto", KEYS_AUTO, KEYS_RING, LOSSES, "auto|gather|ring",
        "keys and values of a layer, for ranks that share a sequence: all-gather them, or pass blocks around a ring; "
        "auto: ring where memory does not hold all of them")
-NUMBER(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
+REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS",
        "end the job when a rank has given no sign for so long while another waits for it; a rank gives none while it "
        "waits for a file or a reward command")
 SIZE(ranks, "ranks", "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned")
@@ -90,64 +90,64 @@ CHOICE(MachineName, machine, "machine", "h100", MACHINE_A100, MACHINE_H200, ON(P
        "plan of several ranks: estimate the time of a step on such nodes; bp --profile: compare ops with its rates")
 
 SECTION("Objective")
-CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, PASSES | ON(EVAL),
+CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, LOSSES,
        "sft|dpo|simpo|orpo|grpo|gspo|ppo",
        "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
        "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many")
-CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_HINGE, PASSES | ON(EVAL), "sigmoid|ipo|hinge",
+CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_HINGE, LOSSES, "sigmoid|ipo|hinge",
        "dpo's function of a pair's margin")
-NUMBER(label_smoothing, "label-smoothing", "0", 0, 0.499999, PASSES | ON(EVAL), "P",
+REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
        "dpo with sigmoid: the probability that a pair is labelled the wrong way round")
-NUMBER(beta, "beta", "auto", 0, 1e6, PASSES | ON(EVAL), "X",
+REAL(beta, "beta", "auto", 0, 1e6, LOSSES, "X",
        "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
        "grpo, gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)")
-NUMBER(gamma, "gamma", "auto", 0, 1e6, PASSES | ON(EVAL), "X", "simpo: the margin aimed at (1)")
-CHOICE(Normalisation, normalisation, "normalisation", "grpo", NORMALISE_GRPO, NORMALISE_DAPO, PASSES | ON(EVAL),
+REAL(gamma, "gamma", "auto", 0, 1e6, LOSSES, "X", "simpo: the margin aimed at (1)")
+CHOICE(Normalisation, normalisation, "normalisation", "grpo", NORMALISE_GRPO, NORMALISE_DAPO, LOSSES,
        "grpo|bnpo|dr_grpo|dapo",
        "mean of grpo, gspo and ppo: over a completion's tokens, then over completions (grpo); over all tokens of a "
        "step (bnpo, and dapo, whose upper clip is wider); the sum over completions x --max-new-tokens (dr_grpo)")
-NUMBER(clip_low, "clip-low", "auto", 0, 1, PASSES | ON(EVAL), "X",
+REAL(clip_low, "clip-low", "auto", 0, 1, LOSSES, "X",
        "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003)")
-NUMBER(clip_high, "clip-high", "auto", 0, 1e6, PASSES | ON(EVAL), "X",
+REAL(clip_high, "clip-high", "auto", 0, 1e6, LOSSES, "X",
        "and above 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004)")
 SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
      "completions of a prompt that --rollout writes, and in a plan or a pass over random tokens")
-CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, PASSES | ON(EVAL),
+CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES,
        "auto|group|none",
        "advantages are rewards less their group's mean, over its standard deviation (group) or not (none); auto: none "
        "with dr_grpo, else group")
-TEXT(reference_logprobs, "reference-logprobs", NULL, PASSES | ON(EVAL), "FILE",
+TEXT(reference_logprobs, "reference-logprobs", NULL, LOSSES, "FILE",
      "the reference's log-probabilities of --data, by the verb logprobs; without it those of --model are computed "
      "before the first step and kept beside the data, and with LoRA those of the base model as they are needed")
-TEXT(old_logprobs, "old-logprobs", NULL, PASSES | ON(EVAL), "FILE",
+TEXT(old_logprobs, "old-logprobs", NULL, LOSSES, "FILE",
      "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
      "whose ratio is 1")
-FLAG(any_reference, "any-reference", PASSES | ON(EVAL),
+FLAG(any_reference, "any-reference", LOSSES,
      "accept log-probabilities of another model than the one that a run begins with")
 
 SECTION("Rollout")
-FLAG(rollout, "rollout", ON(TRAIN) | ON(PLAN),
+FLAG(rollout, "rollout", STEPS,
      "grpo, gspo: write the completions: --batch prompts of --data a step, --group-size completions each, by "
      "--temperature, --top-p and --max-new-tokens")
 TEXT(reward_command, "reward-command", NULL, ON(TRAIN), "COMMAND",
      "started once by the shell; gets a JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line for "
      "each completion, answers with a number on a line")
-NUMBER(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
+REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
        "time limit of the command for the completions of a step")
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
        "stop|skip",
        "when it fails: stop the run, or skip the groups without rewards and start it again")
-SIZE(slots, "slots", "auto", 1, 65536, ON(TRAIN) | ON(PLAN), "N",
+SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
      "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most")
-IDS(stop_ids, "stop-ids", ON(TRAIN) | ON(PLAN), "ID,ID,...", "ids that end a completion, beside the tokenizer's")
+IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of a rollout")
 
 SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, PASSES, "R", "train adapters of this rank and leave the model as it is")
-NUMBER(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
+REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
 TEXT(lora_targets, "lora-targets", "all", PASSES, "all|NAME,...",
      "linear layers that have adapters, by the ends of their names (q_proj, v_proj); all but the head")
-NUMBER(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
+REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale by X / sqrt(R) instead")
 TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
      "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or of a run with LoRA: its folder")
@@ -155,19 +155,19 @@ FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are writ
 
 SECTION("Optimization")
 SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: once through the data")
-NUMBER(lr, "lr", "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW")
+REAL(lr, "lr", "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")
 SIZE(warmup, "warmup", "0", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps of linear warm-up")
-NUMBER(final_lr_fraction, "final-lr-fraction", "0.1", 0, 1, ON(TRAIN), "F",
+REAL(final_lr_fraction, "final-lr-fraction", "0.1", 0, 1, ON(TRAIN), "F",
        "learning rate of the last step over the peak")
-NUMBER(decay_fraction, "decay-fraction", "0.2", 0, 1, ON(TRAIN), "F", "share of the steps wsd decays in")
-NUMBER(weight_decay, "weight-decay", "0.1", 0, 100, ON(TRAIN), "X", "decoupled, on matrices only")
-NUMBER(beta1, "beta1", "0.9", 0, 0.999999, ON(TRAIN), "X", "decay of the first moment")
-NUMBER(beta2, "beta2", "0.95", 0, 0.999999, ON(TRAIN), "X", "decay of the second moment")
-NUMBER(epsilon, "epsilon", "1e-8", 1e-30, 1, ON(TRAIN), "X", "added to the root of the second moment")
-NUMBER(grad_clip, "grad-clip", "1", 0, 1e9, ON(TRAIN), "X", "clip the norm of the whole gradient to X; 0: no clipping")
+REAL(decay_fraction, "decay-fraction", "0.2", 0, 1, ON(TRAIN), "F", "share of the steps wsd decays in")
+REAL(weight_decay, "weight-decay", "0.1", 0, 100, ON(TRAIN), "X", "decoupled, on matrices only")
+REAL(beta1, "beta1", "0.9", 0, 0.999999, ON(TRAIN), "X", "decay of the first moment")
+REAL(beta2, "beta2", "0.95", 0, 0.999999, ON(TRAIN), "X", "decay of the second moment")
+REAL(epsilon, "epsilon", "1e-8", 1e-30, 1, ON(TRAIN), "X", "added to the root of the second moment")
+REAL(grad_clip, "grad-clip", "1", 0, 1e9, ON(TRAIN), "X", "clip the norm of the whole gradient to X; 0: no clipping")
 
 SECTION("Run")
 TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
@@ -199,28 +199,28 @@ SIZE(threads, "threads", "auto", 1, 4096, RUNS | ON(PLAN), "N",
      "CPU threads, each with scratch memory of its own; auto: one per core")
 
 SECTION("Sampling")
-TEXT(prompt, "prompt", NULL, ON(SAMPLE) | ON(TRAIN), "TEXT", "text to continue")
-TEXT(prompt_file, "prompt-file", NULL, ON(SAMPLE) | ON(TRAIN), "FILE",
+TEXT(prompt, "prompt", NULL, TEXTS, "TEXT", "text to continue")
+TEXT(prompt_file, "prompt-file", NULL, TEXTS, "FILE",
      "text to continue from a file, or from standard input (-)")
-IDS(prompt_ids, "prompt-ids", ON(SAMPLE) | ON(TRAIN), "ID,ID,...", "token ids to continue")
-SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, ON(SAMPLE) | PASSES | ON(EVAL), "N",
+IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
+SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, LOSSES | ON(SAMPLE), "N",
      "tokens to sample, at most; what dr_grpo divides by")
-NUMBER(temperature, "temperature", "1", 0, 1000, ON(SAMPLE) | ON(LOGPROBS) | PASSES | ON(EVAL), "X",
+REAL(temperature, "temperature", "1", 0, 1000, LOSSES | ON(LOGPROBS) | ON(SAMPLE), "X",
        "temperature of sampling (0: always the likeliest token); grpo, gspo, ppo and logprobs divide logits by it, too")
-SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, ON(SAMPLE) | ON(TRAIN), "K", "sample only from the K likeliest tokens")
-NUMBER(top_p, "top-p", "1", 0, 1, ON(SAMPLE) | ON(TRAIN), "P",
+SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, TEXTS, "K", "sample only from the K likeliest tokens")
+REAL(top_p, "top-p", "1", 0, 1, TEXTS, "P",
        "sample only from the likeliest tokens that together have probability P")
-TEXT(tokenizer, "tokenizer", "auto", ON(SAMPLE) | ON(TRAIN), "auto|bytes|none|FILE",
+TEXT(tokenizer, "tokenizer", "auto", TEXTS, "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py; bytes: ids are bytes; none: print ids; auto: tokenizer.tok in the model's "
      "folder or the one above it (train: or beside --data), or else bytes where the vocabulary has 256 tokens")
-FLAG(chat, "chat", ON(SAMPLE) | ON(TRAIN),
+FLAG(chat, "chat", TEXTS,
      "the prompt is a user's message, put into the tokenizer's chat template; sample without a prompt reads messages "
      "from standard input, a line each")
-TEXT(system, "system", NULL, ON(SAMPLE) | ON(TRAIN), "TEXT", "system message of a chat; implies --chat")
+TEXT(system, "system", NULL, TEXTS, "TEXT", "system message of a chat; implies --chat")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
      "tokens of a chat from standard input, all turns together; auto: those of the model, 8192 at most")
-FLAG(ignore_eos, "ignore-eos", ON(SAMPLE) | ON(TRAIN), "continue after an end-of-text token")
-FLAG(show_special, "show-special", ON(SAMPLE) | ON(TRAIN), "print special tokens, too")
+FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")
+FLAG(show_special, "show-special", TEXTS, "print special tokens, too")
 
 SECTION("Output")
 FLAG(json, "json", EVERYWHERE, "one JSON object on stdout; text for people then goes to stderr")
@@ -232,13 +232,14 @@ FLAG(quiet, "quiet", EVERYWHERE, "results only: no header, no progress bar")
 FLAG(help, "help", EVERYWHERE, "this text")
 FLAG(version, "version", EVERYWHERE, "the version")
 
+
 #undef FLAG
 #undef TEXT
 #undef PATHS
 #undef IDS
 #undef SIZE
 #undef BYTES
-#undef NUMBER
+#undef REAL
 #undef CHOICE
 #undef OPTION
 #undef SECTION

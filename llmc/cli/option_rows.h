@@ -74,9 +74,9 @@ typedef struct {
 typedef enum {
     OPTION_FLAG,
     OPTION_SIZE,
-    OPTION_DOUBLE,
+    OPTION_REAL,
     OPTION_BYTES,
-    OPTION_STRING,
+    OPTION_TEXT,
     OPTION_CHOICE,
     OPTION_PATHS,
     OPTION_IDS
@@ -96,8 +96,11 @@ typedef struct {
 #define ON(verb)         (1u << VERB_##verb)
 #define EVERYWHERE       ((1u << VERBS) - 1)
 #define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE))
-#define READS            (PASSES | ON(EVAL) | ON(LOGPROBS)) // data
+#define READS            (LOSSES | ON(LOGPROBS)) // data
 #define PASSES           (ON(TRAIN) | ON(BP) | ON(PLAN))
+#define STEPS            (ON(TRAIN) | ON(PLAN))
+#define LOSSES           (PASSES | ON(EVAL))
+#define TEXTS            (ON(TRAIN) | ON(SAMPLE))
 #define MOST_TOKENS      1073741824.0 // positions are int32
 #define OPTION_UNBOUNDED 1e15         // a limit that messages need not mention
 

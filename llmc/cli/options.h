@@ -82,10 +82,10 @@ static void words_text(const char *choices, char *text, size_t size) {
 
 // Describes the values that an option accepts.
 static const char *option_allowed(const OptionRow *row, char *text, size_t size) {
-    const char *kind = row->kind == OPTION_DOUBLE ? "a number" : "a whole number", *word = option_word(row);
+    const char *kind = row->kind == OPTION_REAL ? "a number" : "a whole number", *word = option_word(row);
     switch (row->kind) {
     case OPTION_SIZE:
-    case OPTION_DOUBLE:
+    case OPTION_REAL:
         if (row->most >= OPTION_UNBOUNDED)
             snprintf(text, size, "%s of at least %.10g", kind, row->least);
         else
@@ -140,10 +140,10 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     int zero = word && !strcmp(word, text);
     switch (row->kind) {
     case OPTION_FLAG: *(int *)field = 1; return 1;
-    case OPTION_STRING: *(const char **)field = text; return *text != 0;
+    case OPTION_TEXT: *(const char **)field = text; return *text != 0;
     case OPTION_CHOICE: return choice_parse(row, text, field);
     case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
-    case OPTION_DOUBLE: {
+    case OPTION_REAL: {
         double value = 0;
         if (!zero && (!parse_double(text, &value) || value < row->least || value > row->most)) return 0;
         *(double *)field = zero ? NAN : value;
@@ -265,7 +265,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
 static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
-    if (row->kind == OPTION_STRING) return *(const char *const *)field != NULL;
+    if (row->kind == OPTION_TEXT) return *(const char *const *)field != NULL;
     return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
 }
 

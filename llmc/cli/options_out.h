@@ -36,7 +36,7 @@ static int option_accepted(const OptionRow *row, Verb verb) {
 
 // The word that stands for 0 as the value of a number, or NULL.
 static const char *option_word(const OptionRow *row) {
-    int number = row->kind == OPTION_SIZE || row->kind == OPTION_DOUBLE || row->kind == OPTION_BYTES;
+    int number = row->kind == OPTION_SIZE || row->kind == OPTION_REAL || row->kind == OPTION_BYTES;
     return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
 }
 
@@ -154,11 +154,11 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
     case OPTION_BYTES:
         snprintf(buffer, size, "%zu", *(const size_t *)field);
         return word && *(const size_t *)field == 0 ? word : buffer;
-    case OPTION_DOUBLE:
+    case OPTION_REAL:
         snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
         return word && isnan(*(const double *)field) ? word : buffer;
     case OPTION_CHOICE: return option_chosen(options, row->name);
-    case OPTION_STRING: return *(const char *const *)field;
+    case OPTION_TEXT: return *(const char *const *)field;
     default: return NULL;
     }
 }

@@ -64,32 +64,24 @@ static char *printed(void (*print)(FILE *, const Options *), const Options *opti
 
 // ---- round trips ---------------------------------------------------------------------------------------------------
 static int paths_differ(const PathList *a, const PathList *b) {
-    if (a->count != b->count) return 1;
-    for (size_t i = 0; i < a->count; i++)
-        if (strcmp(a->path[i], b->path[i]) != 0) return 1;
-    return 0;
+    int differ = a->count != b->count;
+    for (size_t i = 0; !differ && i < a->count; i++) differ = strcmp(a->path[i], b->path[i]) != 0;
+    return differ;
 }
 
 static int text_differs(const char *a, const char *b) { return a && b ? strcmp(a, b) != 0 : a != b; }
 
-// By the raw field, not through anything of options.h.
+// By the raw field, not through anything of options.h. NAN stands for a word, and is the same as itself.
 static int row_differs(const OptionRow *row, const Options *a, const Options *b) {
-    const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+    const void *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+    const IdList *i = (const IdList *)x, *j = (const IdList *)y;
     switch (row->kind) {
     case OPTION_FLAG:
     case OPTION_CHOICE: return memcmp(x, y, sizeof(int)) != 0;
-    case OPTION_SIZE:
-    case OPTION_BYTES: return *(const size_t *)x != *(const size_t *)y;
-    case OPTION_DOUBLE: { // NAN stands for a word, and is the same as itself
-        double a_number = *(const double *)(const void *)x, b_number = *(const double *)(const void *)y;
-        return isnan(a_number) ? !isnan(b_number) : a_number != b_number;
-    }
     case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
-    case OPTION_IDS:
-        return ((const IdList *)x)->count != ((const IdList *)y)->count ||
-               (((const IdList *)x)->count &&
-                memcmp(((const IdList *)x)->id, ((const IdList *)y)->id, 4 * ((const IdList *)x)->count) != 0);
-    default: return text_differs(*(const char *const *)x, *(const char *const *)y);
+    case OPTION_IDS: return i->count != j->count || (i->count && memcmp(i->id, j->id, 4 * i->count) != 0);
+    case OPTION_TEXT: return text_differs(*(const char *const *)x, *(const char *const *)y);
+    default: return memcmp(x, y, sizeof(size_t)) != 0; // a double is as long
     }
 }
 
@@ -138,27 +130,29 @@ static Verb verb_of(const OptionRow *row) {
 
 // What the verb cannot do without and the row under test means something with, except what excludes it.
 static CommandLine least_line(Verb verb, const char *tested) {
-    static const char *const needed[][2] = {
-        {"model", "m"}, {"data", "d.bin"}, {"val-data", "v.bin"}, {"out", "o"}, {"prompt", "p"}};
+    const int group = !strcmp(tested, "group-size"), rollout = is_of_rollout(tested), train = verb == VERB_TRAIN;
+    const struct {
+        const char *option, *value;
+        int excluded;
+    } needed[] = {{"model", "m", !strcmp(tested, "init")},
+                  {"data", "d.bin", group && !train},
+                  {"val-data", "v.bin", group || rollout || !strcmp(tested, "any-reference")},
+                  {"out", "o", 0},
+                  {"prompt", "p", !strncmp(tested, "prompt", 6)}};
     CommandLine line = {0, {NULL}};
     char text[64];
     add(&line, "train");
     add(&line, verb_rows[verb].name);
-    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
-        if (!option_of(&option_rows[option_find(needed[i][0])], verb) || !strcmp(tested, needed[i][0])) continue;
-        if (!strcmp(needed[i][0], "model") && !strcmp(tested, "init")) continue;
-        if (!strcmp(needed[i][0], "data") && !strcmp(tested, "group-size") && verb != VERB_TRAIN) continue;
-        if (!strcmp(needed[i][0], "val-data") && !strcmp(tested, "group-size")) continue;
-        if (!strcmp(needed[i][0], "val-data") && (is_of_rollout(tested) || !strcmp(tested, "any-reference"))) continue;
-        if (!strcmp(needed[i][0], "prompt") && !strncmp(tested, "prompt", 6)) continue;
-        snprintf(text, sizeof(text), "--%s=%s", needed[i][0], needed[i][1]);
+    for (size_t i = 0; i < COUNT_OF(needed); i++) {
+        if (!option_of(&option_rows[option_find(needed[i].option)], verb)) continue;
+        if (needed[i].excluded || !strcmp(tested, needed[i].option)) continue;
+        snprintf(text, sizeof(text), "--%s=%s", needed[i].option, needed[i].value);
         add(&line, text);
     }
     add_company(&line, tested);
     if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
-    if (!strcmp(tested, "group-size") && verb == VERB_TRAIN) add(&line, "--rollout"), add(&line, "--reward-command=r");
-    if (is_of_rollout(tested) && verb == VERB_TRAIN && strcmp(tested, "reward-command") != 0)
-        add(&line, "--reward-command=r");
+    if (group && train) add(&line, "--rollout");
+    if ((group || rollout) && train && strcmp(tested, "reward-command") != 0) add(&line, "--reward-command=r");
     return line;
 }
 
@@ -171,11 +165,9 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
     case OPTION_SIZE: // of a stage of ZeRO there are not so many
         snprintf(text, size, "%.0f", fmin(row->most, i == 0 ? 1e15 : row->least + 6 + (double)i));
         break;
-    case OPTION_DOUBLE:
-        snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17));
-        break;
+    case OPTION_REAL: snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17)); break;
     case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 12345 * i); break;
-    case OPTION_STRING: snprintf(text, size, "%s", strings[i]); break;
+    case OPTION_TEXT: snprintf(text, size, "%s", strings[i]); break;
     case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
     case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;
     default:

@@ -4,10 +4,8 @@ plan, filled with NaN, with a cache to generate into.
 */
 #ifndef TEST_SAMPLER_RUN_H
 #define TEST_SAMPLER_RUN_H
-#include "test/base/testing.h"
+#include "test/base/child.h"
 #include "test/model/tiny.h"
-#include "llmc/files/safetensors.h"
-#include "llmc/files/weights.h"
 #include "llmc/generate/sampler.h"
 
 // Both norms, learned positions and RoPE, tied and not, biases, heads that share keys, a single layer.
@@ -94,43 +92,23 @@ static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const 
     allocation_guard = 0;
 }
 
-// An int32 tensor of a golden model's reference; lasts until the next case.
-static int32_t *golden_ids(const char *folder, const char *name, size_t *count) {
-    SafeTensors list = {NULL, 0};
-    char path[256];
-    snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
-    InputFile file = input_open(path);
-    safetensors_read_header(&list, &file, 0);
-    safetensors_sort(&list);
-    SafeTensor *tensor = safetensors_find(&list, name);
-    if (!tensor || strcmp(tensor->dtype, "I32") != 0) test_fail("%s has no int32 tensor %s", path, name);
-    *count = (size_t)tensor->shape[0];
-    int32_t *ids = (int32_t *)case_memory(*count * sizeof(int32_t));
-    input_read(&file, tensor->begin, ids, *count * sizeof(int32_t));
-    input_close(&file);
-    safetensors_free(&list);
-    return ids;
+// Absolute, of logits and log-probabilities: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far
+// from the double build); bf16 logits near 4 are 0.016 apart
+static void expect_logit(double found, double expected, size_t v, size_t t) {
+    const double bound = ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
+    const double difference = fabs(found - expected);
+    if (!(difference <= bound)) test_fail("token %zu after position %zu: %.9g, expected %.9g", v, t, found, expected);
+    testing.worst = fmax(testing.worst, difference / bound);
 }
 
-// A golden model, with the prompt and the greedy text that transformers made of it.
-typedef struct {
-    Run *run;
-    int32_t *prompt, *greedy; // [6], [12]
-} Golden;
-enum { PROMPTED = 6, GREEDY = 12 };
-
-static Golden golden_open(const char *name, RunSettings settings) {
-    char folder[256];
-    size_t prompted, count;
-    Golden golden;
-    snprintf(folder, sizeof(folder), "test/golden/%s", name);
-    golden.prompt = golden_ids(folder, "prompt", &prompted), golden.greedy = golden_ids(folder, "greedy", &count);
-    assert_true(prompted == PROMPTED && count == GREEDY);
-    WeightSource *source = weights_open(folder);
-    golden.run = run_open(&source->config, settings, NULL);
-    weights_load(source, &golden.run->model, sharding_whole(), ops_device, golden.run->s.memory.weights);
-    weights_close(source);
-    return golden;
+// A child that ends with this code and message; 0: as it should.
+static void expect_end(ChildBody body, const void *context, int code, const char *message) {
+    if (code) {
+        expect_refused(body, context, code, message);
+        return;
+    }
+    const Child *child = run_child(body, context);
+    if (child->code != 0) test_fail("refused what is fine: %s", child->err);
 }
 
 #endif

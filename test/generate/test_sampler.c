@@ -1,19 +1,13 @@
 /*
 Generation: the cache gives the logits of a full forward pass, whatever the family and however the prompt is fed;
 greedy text is that of Hugging Face transformers on the golden models; draws follow the distribution that temperature,
-top-k and top-p define; a run keeps to its plan, allocates nothing, and a sample between two steps changes nothing;
-refusals.
+top-k and top-p define; a run keeps to its plan and allocates nothing; refusals.
 */
 #include "sampler_run.h"
-#include "test/base/child.h"
+#include "llmc/files/safetensors.h"
+#include "llmc/files/weights.h"
 
 // ---- the cache against a full forward pass -------------------------------------------------------------------------
-// Of log-probabilities, absolute: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far from the
-// double build); bf16 logits near 4 are 0.016 apart
-static double logp_bound(void) {
-    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
-}
-
 // logp[T,V] of every token at every position: a forward pass for each v with v as every target.
 static double *full_forward(size_t i, const Batch *text) {
     size_t V = vocabulary(i), T = text->N;
@@ -31,12 +25,7 @@ static double *full_forward(size_t i, const Batch *text) {
 static void expect_logp(const double *logits, const double *logp, size_t V, size_t t) {
     double sum = 0, largest = logits[likeliest(logits, V)];
     for (size_t v = 0; v < V; v++) sum += exp(logits[v] - largest);
-    for (size_t v = 0; v < V; v++) {
-        double found = logits[v] - largest - log(sum), difference = fabs(found - logp[v]);
-        if (!(difference <= logp_bound()))
-            test_fail("log p of token %zu after position %zu is %.9g, a full pass gives %.9g", v, t, found, logp[v]);
-        testing.worst = fmax(testing.worst, difference / logp_bound());
-    }
+    for (size_t v = 0; v < V; v++) expect_logit(logits[v] - largest - log(sum), logp[v], v, t);
 }
 
 TEST(cache_equals_full_pass) {
@@ -47,7 +36,7 @@ TEST(cache_equals_full_pass) {
         Batch text = tiny_batch(length, 1, V, 0, 3);
         test_case("%.40s...", models[i]);
         double *logp = full_forward(i, &text);
-        for (size_t c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
+        for (size_t c = 0; c < COUNT_OF(chunks); c++) {
             Run *run = run_of(i, sampling_run(chunks[c], T), NULL, 1);
             for (size_t t = 1; t <= T; t++) { // all of it as a prompt
                 sampler_begin(&run->sampler, &run->s);
@@ -69,24 +58,43 @@ TEST(cache_equals_full_pass) {
 }
 
 // ---- greedy text against transformers ------------------------------------------------------------------------------
+// An int32 tensor [count] of the reference of a golden model.
+static void golden_ids(const char *folder, const char *name, int32_t *ids, size_t count) {
+    SafeTensors list = {NULL, 0};
+    char path[256];
+    snprintf(path, sizeof(path), "%s/reference.safetensors", folder);
+    InputFile file = input_open(path);
+    safetensors_read_header(&list, &file, 0);
+    safetensors_sort(&list);
+    const SafeTensor *tensor = safetensors_find(&list, name);
+    if (!tensor || strcmp(tensor->dtype, "I32") || tensor->shape[0] != count) test_fail("%s: %s", path, name);
+    input_read(&file, tensor->begin, ids, count * sizeof(int32_t));
+    input_close(&file);
+    safetensors_free(&list);
+}
+
 TEST(greedy_text_of_golden_models) {
+    enum { PROMPTED = 6, GREEDY = 12 };
     static const char *const names[] = {"gpt2",          "gpt2-hub",   "llama",        "llama-sharded", "llama-tied",
                                         "qwen2",         "qwen2-fp16", "qwen3",        "qwen3-bf16",    "llama3",
                                         "llama-linear",  "qwen2-yarn", "qwen3-yarn",   "mistral",       "mistral-full",
                                         "qwen2-sliding", "gemma3",     "gemma3-linear"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 1, 0};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const size_t chunk = chunks[i % 4];
-        int32_t text[PROMPTED + GREEDY];
-        test_case("%s, chunks of %zu", names[i], chunk);
-        Golden golden = golden_open(names[i], sampling_run(chunk, PROMPTED + GREEDY - 1));
-        memcpy(text, golden.prompt, PROMPTED * sizeof(int32_t));
-        generate(golden.run, text, PROMPTED, PROMPTED + GREEDY, &greedy);
-        for (size_t t = 0; t < GREEDY; t++)
-            if (text[PROMPTED + t] != golden.greedy[t])
-                test_fail("greedy token %zu is %d, transformers gives %d", t, text[PROMPTED + t], golden.greedy[t]);
-        run_close(golden.run);
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        int32_t text[PROMPTED + GREEDY], expected[GREEDY];
+        char folder[256];
+        test_case("%s, chunks of %zu", names[i], chunks[i % 4]);
+        snprintf(folder, sizeof(folder), "test/golden/%s", names[i]);
+        golden_ids(folder, "prompt", text, PROMPTED);
+        golden_ids(folder, "greedy", expected, GREEDY);
+        WeightSource *source = weights_open(folder);
+        Run *run = run_open(&source->config, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
+        weights_load(source, &run->model, sharding_whole(), ops_device, run->s.memory.weights);
+        weights_close(source);
+        generate(run, text, PROMPTED, PROMPTED + GREEDY, &greedy);
+        assert_memory_equal(text + PROMPTED, expected, sizeof(expected));
+        run_close(run);
     }
 }
 
@@ -144,7 +152,7 @@ TEST(top_k_and_top_p) {
                  {0, 0.9999999, 5}, {9, 0.76, 3}, {2, 0.66, 1}, {2, 0.67, 2},     {3, 0.55, 1},      {3, 0.56, 2},
                  {3, 0.83, 2},      {3, 0.84, 3}, {1, 0.01, 1}};
     // top-p: the fewest that hold at least it, of the top k: 0.5/0.75 = 0.667, 0.5/0.9 = 0.556, 0.75/0.9 = 0.833
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
         expect_shares(sampling(1, cases[i].top_k, cases[i].top_p), cases[i].count, five_p);
 }
 
@@ -153,7 +161,7 @@ TEST(temperature) {
     static const double temperatures[] = {0.25, 0.5, 0.9, 1.5, 2, 4};
     double p[5], sum;
     size_t j;
-    for (size_t i = 0; i < sizeof(temperatures) / sizeof(temperatures[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(temperatures); i++) {
         for (j = 0, sum = 0; j < 5; j++) sum += p[j] = pow(five_p[j], 1 / temperatures[i]);
         for (j = 0; j < 5; j++) p[j] /= sum;
         expect_shares(sampling(temperatures[i], 0, 1), 5, p);
@@ -205,8 +213,8 @@ TEST(candidates_are_a_sorted_prefix) {
     }
     sorted_logits = logits;
     qsort(sorted, V, sizeof(sorted[0]), by_likelihood);
-    for (size_t i = 0; i < sizeof(top_k) / sizeof(top_k[0]); i++) {
-        for (size_t j = 0; j < sizeof(top_p) / sizeof(top_p[0]); j++) {
+    for (size_t i = 0; i < COUNT_OF(top_k); i++) {
+        for (size_t j = 0; j < COUNT_OF(top_p); j++) {
             SamplingSettings settings = sampling(0.7, top_k[i], top_p[j]);
             double largest = logits[sorted[0]], mass = 0, held = 0;
             size_t most = top_k[i] && top_k[i] < V ? top_k[i] : V;
@@ -290,8 +298,8 @@ TEST(feeding_goes_on) {
     sampler_end(&run->sampler);
     sampler_begin(&run->sampler, &run->s);
     sampler_feed(&run->sampler, text, 9);
-    for (size_t v = 0; v < vocabulary(1); v++)
-        if (!(fabs(sampler_logits(&run->sampler)[v] - expected[v]) <= logp_bound())) test_fail("logit %zu differs", v);
+    const double *logits = sampler_logits(&run->sampler);
+    for (size_t v = 0; v < vocabulary(1); v++) expect_logit(logits[v], expected[v], v, 8);
     sampler_end(&run->sampler);
     run_close(run);
 }
@@ -335,7 +343,7 @@ TEST(plan_counts_the_cache) {
     RunSettings settings = sampling_run(1024, 0);
     settings.model = &model, settings.gradient_type = DTYPE_BF16;
     batch.N = start[1], batch.documents = 1, batch.document_start = start;
-    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+    for (size_t i = 0; i < COUNT_OF(tokens); i++) {
         size_t cache = 16 * tokens[i] * 8 * 64 * 2 * 2; // L, tokens, NKV, HD, k and v, bytes
         settings.cache_tokens = 0, settings.optimizer = 1;
         size_t without = plan_make(&settings, &batch).total_bytes;
@@ -353,39 +361,12 @@ TEST(plan_counts_the_cache) {
     model_free(&model);
 }
 
-// Loss and gradients of a step are the same bits whether or not a text was sampled before it.
-TEST(sampling_between_steps_changes_nothing) {
-    static const size_t length[] = {9, 4};
-    static const SamplingSettings settings = {1, 0, 1, 4};
-    for (size_t i = 1; i < MODELS; i++) {
-        Batch batch = tiny_batch(length, 2, vocabulary(i), 0, 3);
-        RunSettings run_settings = sampling_run(5, CAPACITY);
-        int32_t text[2][CAPACITY] = {{1, 2}, {1, 2}};
-        double loss[3], *gradient[3];
-        run_settings.method = (Method)(i % 3), run_settings.backward = 1;
-        Run *run = run_of(i, run_settings, &batch, 1);
-        const size_t elements = run->model.elements;
-        for (size_t round = 0; round < 3; round++) {
-            run->s.ops->zero(run->s.memory.gradients, elements * dtype_size(ops_device->stored));
-            loss[round] = forward_backward(&run->s, &batch, 13, 1, NULL);
-            gradient[round] = device_read(ops_device, run->s.memory.gradients, ops_device->stored, elements);
-            if (round < 2) generate(run, text[round], 2, CAPACITY, &settings);
-            if (loss[round] != loss[0]) test_fail("loss %.17g, then %.17g", loss[0], loss[round]);
-            assert_memory_equal(gradient[round], gradient[0], elements * sizeof(double));
-        }
-        assert_memory_equal(text[0], text[1], sizeof(text[0]));
-        for (size_t round = 0; round < 3; round++) free(gradient[round]);
-        run_close(run);
-        batch_free(&batch);
-    }
-}
-
 // ---- refusals ------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t capacity, fed;
     int32_t id;
     double factor; // of the first element of the final norm
-    int code;
+    int code;      // 0: nothing is refused
     const char *message;
 } Refused;
 
@@ -403,21 +384,18 @@ static void start_and_continue(const void *context) {
 }
 
 TEST(refusals) {
-    static const Refused fine = {16, 5, 18, 1, 0, ""},
-                         cases[] = {{17, 5, 0, 1, EXIT_USAGE,
-                                     "17 tokens, but the position table of this gpt2 model ends at 16"},
-                                    {11, 5, 0, 1, EXIT_RUNTIME,
-                                     "12 tokens does not fit into a key/value cache planned for 11"},
-                                    {8, 9, 0, 1, EXIT_RUNTIME, "9 tokens does not fit"},
-                                    {16, 5, 19, 1, EXIT_RUNTIME,
-                                     "token 4 of the text to continue is 19, but the vocabulary ends at 18"},
-                                    {16, 5, -1, 1, EXIT_RUNTIME, "is -1, but the vocabulary ends at 18"},
-                                    {16, 0, 0, 1, EXIT_RUNTIME, "a prompt has at least one token"},
-                                    {16, 5, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"}};
-    const Child *child = run_child(start_and_continue, &fine);
-    if (child->code != 0) test_fail("refused what is fine: %s", child->err);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        expect_refused(start_and_continue, &cases[i], cases[i].code, cases[i].message);
+    static const Refused cases[] = {
+        {16, 5, 18, 1, 0, ""},
+        {17, 5, 0, 1, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model ends at 16"},
+        {11, 5, 0, 1, EXIT_RUNTIME, "12 tokens does not fit into a key/value cache planned for 11"},
+        {8, 9, 0, 1, EXIT_RUNTIME, "9 tokens does not fit"},
+        {16, 5, 19, 1, EXIT_RUNTIME, "token 4 of the text to continue is 19, but the vocabulary ends at 18"},
+        {16, 5, -1, 1, EXIT_RUNTIME, "is -1, but the vocabulary ends at 18"},
+        {16, 0, 0, 1, EXIT_RUNTIME, "a prompt has at least one token"},
+        {16, 5, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        expect_end(start_and_continue, &cases[i], cases[i].code, cases[i].message);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

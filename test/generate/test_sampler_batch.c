@@ -1,11 +1,10 @@
 /*
 Texts side by side: each is what Sampler writes on its own, whatever the number of slots, the prompts beside it, the
-order in which slots become free; logits of a step are those of a text alone; golden models; a run keeps to its plan,
-allocates nothing, leaves the arena as it was and training untouched; refusals.
+order in which slots become free; logits of a step are those of a text alone; a run keeps to its plan, allocates
+nothing, leaves the arena as it was and training untouched; refusals.
 */
 #include "sampler_run.h"
 #include "test/base/child.h"
-#include "llmc/generate/sampler.h"
 
 enum { TEXTS = 9, ROOM = 11, LONGEST_PROMPT = 5, TOKENS = LONGEST_PROMPT + ROOM - 1 }; // 15 of GPT-2's 16 positions
 
@@ -110,11 +109,7 @@ TEST(texts_as_if_alone) {
     assert_true(ended > MODELS && ended < 3 * MODELS * TEXTS - MODELS); // some texts end early, some do not
 }
 
-// Logits of a step and of a text alone, absolute; bf16 too, where tokens may differ.
-static double logit_bound(void) {
-    return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.12;
-}
-
+// Logits of a step and of a text alone; bf16 too, where tokens may differ.
 static void compare_logits(size_t i, size_t slots) {
     Run *run = batch_run(i, 3, 2, slots, NULL);
     size_t V = vocabulary(i), row = V * dtype_size(ops_device->stored), t, b, active, listed[8];
@@ -147,13 +142,9 @@ static void compare_logits(size_t i, size_t slots) {
         cache_logits(&cache, &run->s, stored);
         for (b = 0; b < active; b++) {
             const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
-            for (size_t v = 0; v < V; v++) {
-                double difference = fabs(host_read(stored, ops_device->stored, b * V + v) - expected[v]);
-                if (!(difference <= logit_bound()))
-                    test_fail("slot %zu, token %zu: logit %zu is off by %g", listed[b], cache.used[listed[b]] - 1, v,
-                              difference);
-                testing.worst = fmax(testing.worst, difference / logit_bound());
-            }
+            for (size_t v = 0; v < V; v++)
+                expect_logit(host_read(stored, ops_device->stored, b * V + v), expected[v], v,
+                             cache.used[listed[b]] - 1);
         }
     }
     cache_end(&cache, &run->s);
@@ -167,38 +158,6 @@ TEST(logits_of_steps) {
         test_case("%.30s..., %zu slots", models[i], slots);
         compare_logits(i, slots);
     }
-}
-
-// Greedy text of the golden models is transformers', also side by side with a text of another length.
-static void golden_together(const char *name, size_t slots) {
-    static const SamplingSettings greedy = {0, 0, 1, 0};
-    int32_t ids[5][GREEDY];
-    Completion text[5];
-    SamplerBatch sampler;
-    RunSettings settings = sampling_run(4, PROMPTED + GREEDY);
-    test_case("%s, %zu slots", name, slots);
-    settings.rollout_slots = slots, settings.rollout_tokens = PROMPTED + GREEDY;
-    Golden golden = golden_open(name, settings);
-    sampler_batch_allocate(&sampler, &golden.run->model, slots, PROMPTED + GREEDY);
-    memset(text, 0, sizeof(text));
-    for (size_t i = 0; i < 5; i++) { // the odd ones are in the way: the prompt without its beginning
-        text[i].prompt = golden.prompt + (i % 2 ? i : 0), text[i].prompt_tokens = PROMPTED - (i % 2 ? i : 0);
-        text[i].ids = ids[i], text[i].room = i % 2 ? 3 * i : GREEDY;
-    }
-    sampler_batch(&sampler, &golden.run->s, text, 5, &greedy, NULL, 0);
-    for (size_t i = 0; i < 5; i += 2)
-        for (size_t t = 0; t < GREEDY; t++)
-            if (ids[i][t] != golden.greedy[t])
-                test_fail("text %zu: greedy token %zu is %d, transformers gives %d", i, t, ids[i][t], golden.greedy[t]);
-    sampler_batch_free(&sampler);
-    run_close(golden.run);
-}
-
-TEST(greedy_text_of_golden_models) {
-    static const char *const names[] = {"gpt2",          "llama",      "llama3",       "qwen2",
-                                        "qwen3",         "qwen3-yarn", "mistral",      "mistral-full",
-                                        "qwen2-sliding", "gemma3",     "gemma3-linear"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) golden_together(names[i], 1 + 2 * (i % 3));
 }
 
 // A rollout's cache has its place in the plan, and uses all of it. Loss and gradients of a step are the same bits
@@ -236,7 +195,7 @@ typedef struct {
     size_t prompt_tokens, room, capacity;
     int32_t id;    // at the end of the prompt
     double factor; // of the first element of the final norm
-    int code;
+    int code;      // 0: nothing is refused
     const char *message;
 } Refused;
 
@@ -258,20 +217,16 @@ static void complete_two(const void *context) {
 }
 
 TEST(refusals) {
-    static const Refused fine = {5, 11, 15, 18, 1, 0, ""},
-                         cases[] = {
-                             {5, 2, 17, 0, 1, EXIT_USAGE,
-                              "17 tokens, but the position table of this gpt2 model ends at 16"},
-                             {5, 12, 15, 0, 1, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit"},
-                             {0, 2, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue"},
-                             {5, 0, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue, or no room"},
-                             {5, 5, 15, 19, 1, EXIT_RUNTIME,
-                              "text 1: token 4 of the prompt is 19, but the vocabulary ends at 18"},
-                             {5, 5, 15, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"}};
-    const Child *child = run_child(complete_two, &fine);
-    if (child->code != 0) test_fail("refused what is fine: %s", child->err);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        expect_refused(complete_two, &cases[i], cases[i].code, cases[i].message);
+    static const Refused cases[] = {
+        {5, 11, 15, 18, 1, 0, ""},
+        {5, 2, 17, 0, 1, EXIT_USAGE, "17 tokens, but the position table of this gpt2 model ends at 16"},
+        {5, 12, 15, 0, 1, EXIT_RUNTIME, "text 1: a prompt of 5 tokens and 12 new ones do not fit"},
+        {0, 2, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue"},
+        {5, 0, 15, 0, 1, EXIT_RUNTIME, "text 1: there is nothing to continue, or no room"},
+        {5, 5, 15, 19, 1, EXIT_RUNTIME, "text 1: token 4 of the prompt is 19, but the vocabulary ends at 18"},
+        {5, 5, 15, 0, NAN, EXIT_RUNTIME, "the weights are damaged or training has diverged"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_end(complete_two, &cases[i], cases[i].code, cases[i].message);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -1,6 +1,7 @@
 // Generation by ranks that hold portions of the weights: they gather them for each other, so all must write the same
 // text.
 #include "sampler_run.h"
+#include "llmc/files/weights.h"
 
 enum { TOKENS = 24 };
 

@@ -27,7 +27,6 @@ static void close_to(const char *what, double found, double wanted, double toler
 TEST(a_ring_by_hand) {
     Machine m = round_machine(1, 1, 100, 10);
     m.value[HOP_WITHIN] = 1, m.value[HOP_BETWEEN] = 3;
-    (void)cmocka_state;
     assert_true(ring_seconds(&m, 4, 1, 200, 0) == 0);
     assert_true(ring_seconds(&m, 4, 4, 200, 3) == 2 + 3);                  // in a node
     assert_true(ring_seconds(&m, 3, 3, 200, 2) == 2 + 2);                  // also where it is not full
@@ -44,7 +43,6 @@ TEST(a_ring_by_hand) {
 TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
     Work work = {100, 10, 4, 100, 0, 50};
-    (void)cmocka_state;
     m.value[ATTENTION_FORWARD_FLOPS] = 5, m.value[ATTENTION_BACKWARD_FLOPS] = 2;
     m.value[MEMORY_SHARE] = 0.5;
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
@@ -107,8 +105,7 @@ TEST(bytes_of_a_forward_by_hand) {
     const double rows =
         L * (2 * C + 2 * (C + KV) + 2 * C + (C + 2 * FF) + (FF + C)) + C + V; // into and out of products
     const double matrices = L * (2 * C * C + 2 * C * KV + 3 * C * FF) + V * C;
-    Planned c;
-    (void)cmocka_state;
+    SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.backward = c.settings.optimizer = 0;
     Plan plan = plan_make(&c.settings, &c.batch);
@@ -116,15 +113,13 @@ TEST(bytes_of_a_forward_by_hand) {
     // embedding, two norms, rotation of queries and keys, the gate; the last norm, and logits once
     close_to("moved", plan.moved, 2 * N * (2 * C + L * (4 * C + 2 * (C + KV) + 3 * FF) + 2 * C + V), 1e-12);
     close_to("FLOPs", plan.flops, small_flops(0), 1e-12);
-    planned_end(&c);
 }
 
 TEST(a_step_by_hand) {
     const double rate = 1e6;
     Machine m = round_machine(rate, FREE, FREE, FREE);
     StepShape step = one_sequence();
-    Planned c;
-    (void)cmocka_state;
+    SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     Estimate e = estimate_step(&m, &c.settings, &c.batch, step);
     close_to("seconds", e.seconds, small_flops(1) / rate, 1e-12);
@@ -139,7 +134,6 @@ TEST(a_step_by_hand) {
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
     // the gradient twice, moments and master weights in and out, weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
-    planned_end(&c);
 }
 
 // Where bytes are slow, each product takes as long as its operands: smaller chunks read and write dW more often.
@@ -151,8 +145,7 @@ TEST(products_that_wait_for_operands) {
     // forward, computed again but for the last product and K, V twice, and twice backward: bf16, the gradient's fp32 in
     // and out
     Machine m = round_machine(FREE, bandwidth, FREE, FREE);
-    Planned c;
-    (void)cmocka_state;
+    SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.chunk = c.settings.logits_chunk = (size_t)(N / chunks);
     c.settings.ridge = machine_ridge(&m);
@@ -163,24 +156,17 @@ TEST(products_that_wait_for_operands) {
              1e-12);
     close_to("FLOPs that they could do", plan.stalled + plan.flops - plan.attention_forward - plan.attention_backward,
              plan.operands * FREE / bandwidth, 1e-9);
-    planned_end(&c);
 }
 
 // Seconds of a step of the small model on two ranks whose link is slow (a byte a second) and all else free.
-static double sending_with(int ring, size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
+static double sending(int ring, size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
     const Machine m = round_machine(rate, FREE, 1, 1);
     StepShape step = one_sequence();
-    Planned c;
+    SCOPED(planned_end) Planned c;
     step.sequences = sequences;
     planned(&c, SMALL, SMALL_N, 2, zero, sp);
     c.settings.gradient_type = gradients, c.settings.ring = ring;
-    double seconds = estimate_step(&m, &c.settings, &c.batch, step).seconds;
-    planned_end(&c);
-    return seconds;
-}
-
-static double sending(size_t zero, size_t sp, DType gradients, size_t sequences, double rate) {
-    return sending_with(0, zero, sp, gradients, sequences, rate);
+    return estimate_step(&m, &c.settings, &c.batch, step).seconds;
 }
 
 // With --keep attention its forward is run once; from host memory, what is kept goes out and comes back once.
@@ -189,8 +175,7 @@ TEST(kept_attention_by_hand) {
     const double kept = L * N * (C * 2 + NH * 4);
     Machine m = round_machine(rate, FREE, FREE, FREE);
     StepShape step = one_sequence();
-    Planned c;
-    (void)cmocka_state;
+    SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     c.settings.keep = KEEP_ON_DEVICE;
     close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
@@ -198,38 +183,35 @@ TEST(kept_attention_by_hand) {
     close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
     m.value[LINK_HOST] = 1e-3;
     close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
-    planned_end(&c);
     // round a ring: keys and values once in either pass
-    planned(&c, SMALL, SMALL_N, 2, 1, 2);
-    c.settings.gradient_type = DTYPE_FP32, c.settings.ring = 1, c.settings.keep = KEEP_ON_DEVICE;
+    SCOPED(planned_end) Planned r;
+    planned(&r, SMALL, SMALL_N, 2, 1, 2);
+    r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep = KEEP_ON_DEVICE;
     m = round_machine(FREE, FREE, 1, 1);
-    close_to("a ring", estimate_step(&m, &c.settings, &c.batch, step).seconds,
-             0.5 * ((double)c.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
-    planned_end(&c);
+    close_to("a ring", estimate_step(&m, &r.settings, &r.batch, step).seconds,
+             0.5 * ((double)r.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
 }
 
 TEST(two_ranks_by_hand) {
     const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
-    Planned c;
-    (void)cmocka_state;
+    SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
     double all = (double)c.model.elements, layers = L * (double)c.model.layer_elements;
-    planned_end(&c);
     double kv = L * SMALL_N * 2 * KV; // keys and values
-    close_to("stage 0", sending(0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
-    close_to("stage 1", sending(1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);
-    close_to("stage 1, once for three streams", sending(1, 1, DTYPE_FP32, 3, FREE), halves * all * (4 + 2), 1e-9);
-    close_to("stage 1, each of three streams", sending(1, 1, DTYPE_BF16, 3, FREE), halves * all * (12 + 2), 1e-9);
-    close_to("stage 2, each of three streams", sending(2, 1, DTYPE_FP32, 3, FREE), halves * all * (12 + 2), 1e-9);
-    close_to("stage 3", sending(3, 1, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + layers * 2), 1e-9);
-    close_to("sp 2", sending(1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (2 * 2 + 4)), 1e-9);
+    close_to("stage 0", sending(0, 0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
+    close_to("stage 1", sending(0, 1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);
+    close_to("stage 1, once for three streams", sending(0, 1, 1, DTYPE_FP32, 3, FREE), halves * all * (4 + 2), 1e-9);
+    close_to("stage 1, each of three streams", sending(0, 1, 1, DTYPE_BF16, 3, FREE), halves * all * (12 + 2), 1e-9);
+    close_to("stage 2, each of three streams", sending(0, 2, 1, DTYPE_FP32, 3, FREE), halves * all * (12 + 2), 1e-9);
+    close_to("stage 3", sending(0, 3, 1, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + layers * 2), 1e-9);
+    close_to("sp 2", sending(0, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (2 * 2 + 4)), 1e-9);
     // Round a ring: keys and values once forward, twice backward; their gradients once more, home
-    close_to("a ring", sending_with(1, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (3 * 2 + 2 * 4)),
-             1e-9);
-    close_to("a ring, hidden", sending_with(1, 3, 2, DTYPE_FP32, 1, 1e-6), small_flops(1) / 2 / 1e-6, 1e-6);
+    close_to("a ring", sending(1, 1, 2, DTYPE_FP32, 1, FREE), halves * (all * (4 + 2) + kv * (3 * 2 + 2 * 4)), 1e-9);
+    close_to("a ring, hidden", sending(1, 3, 2, DTYPE_FP32, 1, 1e-6), small_flops(1) / 2 / 1e-6, 1e-6);
     // Work that takes longer than what goes on beside it hides that, and nothing else: 1e-6 FLOP/s
-    close_to("hidden", sending(3, 1, DTYPE_FP32, 1, 1e-6), small_flops(1) / 1e-6, 1e-12);
-    close_to("not hidden: updated weights", sending(1, 1, DTYPE_FP32, 1, 1) - small_flops(1), halves * all * 2, 1e-6);
+    close_to("hidden", sending(0, 3, 1, DTYPE_FP32, 1, 1e-6), small_flops(1) / 1e-6, 1e-12);
+    close_to("not hidden: updated weights", sending(0, 1, 1, DTYPE_FP32, 1, 1) - small_flops(1), halves * all * 2,
+             1e-6);
 }
 
 // ---- real models ---------------------------------------------------------------------------------------------------
@@ -252,7 +234,7 @@ TEST(memory_of_the_stages) {
                 {"master weights", 4, 1}};
     for (size_t zero = 0; zero <= 3; zero++) {
         for (size_t p = 0; p < 4; p++) {
-            Planned c;
+            SCOPED(planned_end) Planned c;
             test_case("stage %zu, %zu ranks", zero, ranks[p]);
             planned(&c, "qwen3-8b", 32768, ranks[p], zero, 1);
             c.settings.gradient_type = DTYPE_FP32;
@@ -266,7 +248,6 @@ TEST(memory_of_the_stages) {
                 if (!(found >= exact && found <= exact + more + ARENA_ALIGNMENT))
                     test_fail("%s: %.12g bytes, from %.12g to %.12g more", held[i].region, found, exact, more);
             }
-            planned_end(&c);
         }
     }
 }
@@ -274,13 +255,12 @@ TEST(memory_of_the_stages) {
 static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zero, size_t sp, MachineName machine,
                             size_t *bytes) {
     StepShape step = {1, (double)(N * (ranks / sp)), 0};
-    Planned c;
+    SCOPED(planned_end) Planned c;
     planned(&c, init, N, ranks, zero, sp);
     c.settings.logits_chunk = 2048;
     step.model_flops = (double)(ranks / sp) * model_flops(&c.model, NULL, &c.batch, 1);
     Estimate e = estimate_step(&machines[machine], &c.settings, &c.batch, step);
     if (bytes) *bytes = plan_make(&c.settings, &c.batch).total_bytes;
-    planned_end(&c);
     return e;
 }
 
@@ -313,7 +293,6 @@ TEST(what_grows_and_what_shrinks) {
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
     static const double percent[] = {52, 46, 43};
-    (void)cmocka_state;
     for (size_t i = 0; i < 3; i++) {
         const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, MACHINE_H200, NULL).mfu;
         printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
@@ -327,17 +306,15 @@ TEST(thousands_of_ranks_at_once) {
         int ring;
         size_t expected; // tokens at least
     } cases[] = {{1, 0, 200000}, {8, 0, 1500000}, {4096, 0, 6000000}, {4096, 1, 500000000}};
-    (void)cmocka_state;
     for (size_t i = 0; i < 4; i++) {
         const clock_t begin = clock(); // of this process: others may be at work
         const StepShape step = {1, 1, 1};
-        Planned c;
+        SCOPED(planned_end) Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
         c.settings.ring = cases[i].ring;
         size_t longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
         c.batch.N = c.start[1] = longest;
         estimate_step(&machines[MACHINE_H100], &c.settings, &c.batch, step);
-        planned_end(&c);
         double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         printf("             4096 ranks, sp %zu%s: %zu tokens, planned in %.2f s\n", cases[i].sp,
                cases[i].ring ? ", a ring" : "", longest, seconds);
