@@ -34,13 +34,13 @@ nccl_flags() {
 }
 
 # The GPU's kernels have the same lines in every build, and what is run in double is run in fp32, too: UBSan, which takes minutes,
-# is for bf16 there and for fp32 here.
+# is for bf16 there and for fp32 here. AddressSanitizer finds what is used behind a null pointer or behind an object's end.
 flags_of() { # precision, op set
     printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I.' "$(define_precision "$1")"
     case $1-$2 in
     *-cudnn) ;;
     fp32-cuda | double-*) printf ' -fsanitize=address' ;;
-    *) printf ' -fsanitize=address,undefined' ;;
+    *) printf ' -fsanitize=address,undefined -fno-sanitize=null,object-size,pointer-overflow' ;;
     esac
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
     [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
@@ -69,10 +69,11 @@ build_ops() { # precision, op set
     esac
 }
 
-# Most programs spend their time in the op set, and would take longer to optimise than they run.
+# Most programs spend their time in the op set, and would take longer to optimise than they run. Alignment, a check of every pointer,
+# is looked at in the op sets and in the sanitized ./train.
 build_program() { # name, precision, op set
     folder=$(folder_of "$2" "$3")
-    target=$folder/test_$1 flags=$(flags_of "$2" "$3") libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
+    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
     case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac

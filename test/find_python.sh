@@ -20,6 +20,6 @@ find_or_make_python() {
     find_python "$DATA_MODULES"
     [ -n "$python" ] || [ "${DEPS:-}" = skip ] && return
     echo "making build/python with tokenizers, jinja2, numpy and pyarrow, for the tests of data/" >&2
-    { python3 -m venv build/python && build/python/bin/pip install -q tokenizers 'jinja2>=3.1.6' numpy pyarrow; } >&2 2>&1
+    { python3 -m venv build/python && build/python/bin/pip install -q --no-compile tokenizers 'jinja2>=3.1.6' numpy pyarrow; } >&2 2>&1
     find_python "$DATA_MODULES"
 }
