@@ -7,6 +7,28 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #include "llmc/plan/plan.h"
 #include "test/base/testing.h"
 
+// Models, as --init takes them. TINY_GEMMA and TINY_MISTRAL want their windows.
+#define TINY_GPT2                                                                                                      \
+    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64"
+#define TINY_LLAMA                                                                                                     \
+    "llama,hidden_size=24,intermediate_size=28,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"       \
+    "vocab_size=41"
+#define TINY_BIASED                                                                                                    \
+    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,"       \
+    "head_dim=6,vocab_size=29,tie_word_embeddings=true,attention_bias=true,mlp_bias=true"
+#define TINY_QWEN3                                                                                                     \
+    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
+    "head_dim=8,vocab_size=43"
+#define TINY_TIED                                                                                                      \
+    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
+    "head_dim=16,vocab_size=23,tie_word_embeddings=true"
+#define TINY_GEMMA                                                                                                     \
+    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"      \
+    "head_dim=8,vocab_size=33,query_pre_attn_scalar=5"
+#define TINY_MISTRAL                                                                                                   \
+    "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"     \
+    "vocab_size=31"
+
 typedef struct {
     double loss;
     double *gradient; // [elements]
@@ -73,6 +95,20 @@ static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int ma
         }
     }
     return batch;
+}
+
+// What objectives look at, of pairs or groups of two documents. Every document keeps a target at least.
+static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, uint64_t seed) {
+    batch_allocate_answers(batch, 1, old);
+    for (size_t d = 0; d < batch->documents; d++) {
+        batch->targets[batch->document_start[d + 1] - 1] = (int32_t)(d % V);
+        batch->group[d] = d / 2, batch->reward[d] = (float)d;
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+            batch->advantage[t] = (float)random_normal(seed, 4, kind == OBJECTIVE_PPO ? t : d);
+            batch->reference[t] = (float)(-4 + random_normal(seed, 5, t));
+            if (old) batch->old[t] = (float)(-4 + random_normal(seed, 6, t));
+        }
+    }
 }
 
 // Device memory full of NaN, and host memory of the kind that tensors go to.
@@ -237,6 +273,11 @@ static void tiny_expect_same(const Model *table, TinyResult found, TinyResult ex
             test_fail("gradient of %s differs by %.3g, allowed %.3g", p->name, sqrt(difference), bound);
         if (difference > 0) testing.worst = fmax(testing.worst, sqrt(difference) / bound);
     }
+}
+
+static void tiny_expect_bits(TinyResult found, TinyResult expected, const char *what) {
+    if (found.loss != expected.loss || memcmp(found.gradient, expected.gradient, found.elements * sizeof(double)) != 0)
+        test_fail("%s gave other bits", what);
 }
 
 // d loss along a random direction in values[begin .. begin + count), by central differences at -2h, -h, h, 2h, against

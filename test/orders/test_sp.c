@@ -1,13 +1,13 @@
 /*
 Sequence parallelism against one process. Every rank first makes the result of a process alone, then the ranks share
-each stream: loss, every gradient (added up over all ranks), and log-probabilities must be the same; over families,
-methods, chunks, lengths (also shorter than the ranks), documents with borders anywhere, windows, objectives, adapters
-with dropout. What was sent follows a formula that knows nothing of chunks, and memory is as planned. Run under mpirun
-with 2, 3 or 4 processes; 4 are also two replicas of two.
+each stream: loss, every gradient, and log-probabilities must be the same; over families, methods, chunks, lengths (also
+shorter than the ranks), documents with borders anywhere, windows, objectives, adapters with dropout. What was sent
+follows a formula that knows nothing of chunks, and memory is as planned. Run under mpirun with 2, 3 or 4 processes; 4
+are also two replicas of two.
 */
 #include "llmc/ranks/dist.h"
 #include "test/base/testing.h"
-#include "test/model/tiny.h"
+#include "test/streambp/rank_runs.h"
 
 static double bound(int adapters) {
     return ops_device->stored == DTYPE_FP64   ? 1e-12
@@ -15,67 +15,22 @@ static double bound(int adapters) {
                                               : 0.05;
 }
 
-enum { STREAMS_MOST = 2 };
-
-typedef struct {
-    TinyCase tiny;
-    Batch batch[STREAMS_MOST]; // of the step
-    size_t streams, parts;     // parts: the last sequences are parts of one micro-batch
-    double Z;
-} Case;
-
-typedef struct {
-    double loss;
-    double *gradient;          // [elements of what is trained]
-    float *logp[STREAMS_MOST]; // of the streams this rank was part of
-    Traffic sent;              // by its streams' forward and backward passes
-    size_t peak, planned;      // bytes of the arena
-} Result;
-
-static World world; // of the running test: all ranks, `sp` of them to a stream
-
-static void share_streams(size_t sp) {
-    world.ranks = dist_ranks(), world.rank = dist_rank(), world.zero = 0, world.sp = sp;
-    dist_split(sp);
-}
-
-static World one_process(void) {
-    World w = {0};
-    return w;
-}
-
 // ---- cases ----------------------------------------------------------------------------------------------------------
 static const char *const models[] = {
-    "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
-    "size=23",
-    "gpt2,hidden_size=12,num_hidden_layers=2,num_attention_heads=3,vocab_size=29,max_position_embeddings=64",
-    "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=1,head_"
-    "dim=6,"
-    "vocab_size=23,tie_word_embeddings=true",
+    TINY_LLAMA,
+    TINY_GPT2,
+    TINY_TIED,
     // windows: within a range, across several, beyond the stream; in some layers or in all
-    "gemma3,hidden_size=12,intermediate_size=16,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
-    "dim=6,"
-    "vocab_size=21,sliding_window=3,layer_types=ssf",
-    "gemma3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"
-    "dim=6,"
-    "vocab_size=21,sliding_window=22,layer_types=sf",
-    "gemma3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"
-    "dim=6,"
-    "vocab_size=21,sliding_window=90,layer_types=fs",
-    "mistral,hidden_size=8,intermediate_size=12,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,vocab_"
-    "size=19,"
-    "sliding_window=5",
-    "mistral,hidden_size=8,intermediate_size=12,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,vocab_"
-    "size=19,"
-    "sliding_window=1",
+    TINY_GEMMA ",sliding_window=3,layer_types=ssf",
+    TINY_GEMMA ",sliding_window=22,layer_types=sfs",
+    TINY_GEMMA ",sliding_window=90,layer_types=fsf",
+    TINY_MISTRAL ",sliding_window=5",
+    TINY_MISTRAL ",sliding_window=1",
 };
-#define MODELS (sizeof(models) / sizeof(models[0]))
 
-typedef struct {
+static const struct {
     size_t documents, length[8];
-} Lengths;
-
-static const Lengths lengths[] = {
+} lengths[] = {
     {1, {1}},
     {1, {2}},
     {1, {5}},
@@ -86,93 +41,56 @@ static const Lengths lengths[] = {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-#define LENGTHS (sizeof(lengths) / sizeof(lengths[0]))
+enum { MODELS = COUNT_OF(models), LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_make(const char *text, int lora) {
     Case c = {0};
     c.tiny = tiny_case(text, lora ? 3 : 0);
     c.tiny.lora.dropout = 0.3;
-    c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype);
+    c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }
 
-static void case_add(Case *c, Batch batch) { c->batch[c->streams++] = batch; }
-
-static void case_normalise(Case *c) {
-    TargetCounts counts = {0, 0, 0};
-    for (size_t i = 0; i < c->streams; i++) counts = target_counts_add(counts, batch_count(&c->batch[i]));
-    c->Z = objective_normaliser(&c->tiny.settings.objective, counts);
-}
-
-static void case_free(Case *c) {
-    while (c->streams) batch_free(&c->batch[--c->streams]);
-    tiny_case_free(&c->tiny);
-}
-
-// Whether this rank takes part in a stream: they are dealt over replicas in turn.
-static int takes(World w, size_t stream) { return stream % world_replicas(w) == world_replica(w); }
-
 // ---- a step ---------------------------------------------------------------------------------------------------------
-static void run_streams(const Case *c, StreamBP *s, World w, Result *r) {
-    size_t last = 0;
-    for (size_t i = 0; i < c->streams; i++)
-        if (takes(w, i)) last = i;
-    for (size_t i = 0; i < c->streams; i++) {
-        if (!takes(w, i)) continue;
-        s->dropout_seed = 5 + (c->parts ? 0 : i);
-        r->loss += forward_backward(s, &c->batch[i], c->Z, i == last, NULL);
-    }
-    r->sent = s->memory.sent;
-    for (size_t i = 0; i < c->streams; i++) {
-        if (!takes(w, i)) continue;
-        r->logp[i] = (float *)checked_calloc(c->batch[i].N, sizeof(float), "log-probabilities");
-        forward_policy(s, &c->batch[i], 0, r->logp[i]);
-    }
-}
+typedef struct {
+    TinyResult step;
+    float *logp[STREAMS_MOST]; // of the streams this rank was part of; memory of the case
+    RunSettings settings;
+    Traffic sent;         // by its streams' forward and backward passes
+    size_t peak, planned; // bytes of the arena
+} Result;
 
-static Result run(Case *c, World w, Method method, size_t chunk, size_t logits_chunk) {
-    const Model *trained = tiny_table(&c->tiny);
-    Batch largest = c->batch[c->streams > 1 && c->batch[1].N > c->batch[0].N];
-    const int fp64 = ops_device->stored == DTYPE_FP64;
-    TinyRun t;
+static Result run(const Case *c, World w, RunSettings settings) {
+    const Range own = case_own(c, w);
     Result r = {0};
-    RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
-    settings.world = w, settings.backward = 1;
-    c->tiny.settings = settings; // plans of what is sent are made from these
-    size_t start[16];            // of as many documents as either batch has, the last ones empty
-    for (size_t d = 0; d < 16; d++) start[d] = largest.document_start[min_size(d, largest.documents)];
-    for (size_t i = 0; i < c->streams; i++) largest.documents = max_size(largest.documents, c->batch[i].documents);
-    largest.document_start = start;
-    tiny_begin(&t, ops_device, settings, c->tiny.weights, c->tiny.adapters, &largest);
-    run_streams(c, &t.s, w, &r);
-    r.gradient = device_read(ops_device, t.s.memory.gradients, settings.gradient_type, trained->elements);
+    TinyRun t;
+    settings.world = w;
+    case_begin(&t, c, settings);
+    r.step = case_result(&t, c, case_gradient(&t, c));
+    r.settings = settings, r.sent = t.s.memory.sent;
+    for (size_t i = own.begin; i < own.begin + own.count; i++) {
+        r.logp[i] = (float *)case_memory(c->batch[i].N * sizeof(float));
+        forward_policy(&t.s, &c->batch[i], 0, r.logp[i]);
+    }
     r.peak = t.arena.peak, r.planned = t.plan.total_bytes;
     tiny_end(&t);
-    double loss = r.loss / (double)world_sp(w); // each rank of a sequence knows all of its loss
-    if (world_ranks(w) > 1) dist_sum(RANKS_ALL, &loss, 1);
-    r.loss = fp64 || world_ranks(w) > 1 ? loss : r.loss;
     return r;
 }
 
-static void result_free(Result *r) {
-    for (size_t i = 0; i < STREAMS_MOST; i++) free(r->logp[i]);
-    free(r->gradient);
+static Result run_alone(const Case *c, Method method, size_t chunk, size_t logits_chunk) {
+    return run(c, world_alone(), tiny_settings(&c->tiny, method, chunk, logits_chunk));
 }
 
 // Some gradients are zero but for rounding: biases of keys, queries that see one key.
 static void expect_same(const Case *c, const Result *found, const Result *expected) {
-    const double allowed = bound(c->tiny.lora.rank > 0);
-    const Model *table = tiny_table(&c->tiny);
-    const double precision = fmax(allowed, 1e-6); // log-probabilities are handed out as fp32
-    const TinyResult here = {found->loss, found->gradient, table->elements};
-    const TinyResult alone = {expected->loss, expected->gradient, table->elements};
-    tiny_expect_same(table, here, alone, allowed, 0.1, 0.03);
-    for (size_t i = 0; i < c->streams; i++)
-        for (size_t t = 0; found->logp[i] && t < c->batch[i].N; t++)
-            if (!(fabs((double)found->logp[i][t] - (double)expected->logp[i][t]) <=
-                  precision * (fabs((double)expected->logp[i][t]) + 1)))
-                test_fail("log-probability of target %zu is %g, alone %g", t, (double)found->logp[i][t],
-                          (double)expected->logp[i][t]);
+    const double allowed = bound(c->tiny.lora.rank > 0), precision = fmax(allowed, 1e-6); // logp is handed out as fp32
+    tiny_expect_same(tiny_table(&c->tiny), found->step, expected->step, allowed, 0.1, 0.03);
+    for (size_t i = 0; i < c->batches && i < STREAMS_MOST; i++)
+        for (size_t t = 0; found->logp[i] && expected->logp[i] && t < c->batch[i].N; t++) {
+            const double here = (double)found->logp[i][t], alone = (double)expected->logp[i][t];
+            if (!(fabs(here - alone) <= precision * (fabs(alone) + 1)))
+                test_fail("log-probability of target %zu is %g, alone %g", t, here, alone);
+        }
 }
 
 // ---- what is sent, from the owner of every token --------------------------------------------------------------------
@@ -206,17 +124,23 @@ static size_t seen_tokens(const Batch *batch, size_t S, size_t owner, size_t see
     return seen;
 }
 
-static void expect_sent(const Case *c, const Result *r, Method method) {
+static void expect_bytes(TrafficKind kind, double sent, double expected, double allowed) {
+    if (!(fabs(sent - expected) <= allowed * expected))
+        test_fail("%.1f bytes of %s were sent, not %.1f", sent, traffic_names[kind], expected);
+}
+
+static void expect_sent(const Case *c, const Result *r) {
+    const RunSettings *settings = &r->settings;
     const Shapes d = shapes_of(&c->tiny.model);
+    const Range own = case_own(c, world);
     const size_t S = world.sp, windows = layers_with_window(&c->tiny.model.config), rank = world.rank % S;
     const double row = 2 * (double)d.KV, layers = (double)(d.L - windows), others = (double)(S - 1) / (double)S;
-    const double passes = method == METHOD_FULL ? 1 : 2;
-    const double rounds = method == METHOD_FULL || c->tiny.settings.keep ? 2 : 3; // of the ring
+    const double passes = settings->method == METHOD_FULL ? 1 : 2;
+    const double rounds = settings->method == METHOD_FULL || settings->keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
-    for (size_t i = 0; i < c->streams; i++) {
-        const size_t N = c->batch[i].N, rows = (N + S - 1) / S * S; // gathered in equal portions
-        if (!takes(world, i)) continue;
-        if (c->tiny.settings.ring) { // every block but the next rank's goes on, once more with its gradient
+    for (const Batch *batch = c->batch + own.begin; batch < c->batch + own.begin + own.count; batch++) {
+        const size_t N = batch->N, rows = (N + S - 1) / S * S; // gathered in equal portions
+        if (settings->ring) { // every block but the next rank's goes on, once more with its gradient
             keys += rounds * layers * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
             gradients += layers * row * (double)(N * d.summed);
         } else {
@@ -226,74 +150,66 @@ static void expect_sent(const Case *c, const Result *r, Method method) {
         for (size_t peer = 0; windows && peer < S; peer++) {
             const size_t window = c->tiny.model.config.sliding_window;
             if (peer == rank) continue;
-            keys +=
-                passes * (double)windows * row * (double)(seen_tokens(&c->batch[i], S, rank, peer, window) * d.stored);
-            gradients += (double)windows * row * (double)(seen_tokens(&c->batch[i], S, peer, rank, window) * d.summed);
+            keys += passes * (double)windows * row * (double)(seen_tokens(batch, S, rank, peer, window) * d.stored);
+            gradients += (double)windows * row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
         }
     }
-    if (!(fabs(r->sent.bytes[TRAFFIC_KEYS_VALUES] - keys) <= 1e-9 * keys))
-        test_fail("%.1f bytes of keys and values were sent, not %.1f", r->sent.bytes[TRAFFIC_KEYS_VALUES], keys);
-    if (!(fabs(r->sent.bytes[TRAFFIC_KEY_VALUE_GRADIENTS] - gradients) <= 1e-9 * gradients))
-        test_fail("%.1f bytes of their gradients were sent, not %.1f", r->sent.bytes[TRAFFIC_KEY_VALUE_GRADIENTS],
-                  gradients);
+    expect_bytes(TRAFFIC_KEYS_VALUES, r->sent.bytes[TRAFFIC_KEYS_VALUES], keys, 1e-9);
+    expect_bytes(TRAFFIC_KEY_VALUE_GRADIENTS, r->sent.bytes[TRAFFIC_KEY_VALUE_GRADIENTS], gradients, 1e-9);
 }
 
-// A plan counts the mean over the ranks: together they send as much as they planned together.
-static void expect_sent_as_planned(const Case *c, const Result *r) {
-    double sent[TRAFFIC_KINDS], plans[TRAFFIC_KINDS] = {0};
-    for (size_t i = 0; i < c->streams; i++) {
-        const Traffic plan = plan_traffic(&c->tiny.settings, &c->batch[i], 1);
-        for (int kind = 0; kind < TRAFFIC_KINDS && takes(world, i); kind++) plans[kind] += plan.bytes[kind];
+// A plan counts the mean over the ranks: together they send as much as they planned together. The rank with the most
+// tokens needs the memory that was planned, no rank more.
+static void expect_planned(const Case *c, const Result *r) {
+    const Range own = case_own(c, world);
+    double sum[2 * TRAFFIC_KINDS] = {0}, most[4] = {0}, peak = 0; // sent, planned
+    memcpy(sum, r->sent.bytes, sizeof(r->sent.bytes));
+    for (size_t i = 0; i < own.count; i++) {
+        const Traffic plan = plan_traffic(&r->settings, &c->batch[own.begin + i], 1);
+        for (int kind = 0; kind < TRAFFIC_KINDS; kind++) sum[TRAFFIC_KINDS + kind] += plan.bytes[kind];
     }
-    memcpy(sent, r->sent.bytes, sizeof(sent));
-    dist_sum(RANKS_ALL, sent, TRAFFIC_KINDS), dist_sum(RANKS_ALL, plans, TRAFFIC_KINDS);
+    dist_sum(RANKS_ALL, sum, 2 * TRAFFIC_KINDS);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
-        if (!(fabs(sent[kind] - plans[kind]) <= 1e-12 * sent[kind]))
-            test_fail("%.1f bytes of %s were sent, not %.1f", sent[kind], traffic_names[kind], plans[kind]);
-}
-
-// The rank with the most tokens needs what was planned, no rank more.
-static void expect_planned(const Result *r) {
-    double most[8] = {0};
-    size_t peak = 0;
+        expect_bytes((TrafficKind)kind, sum[kind], sum[TRAFFIC_KINDS + kind], 1e-12);
     most[world.rank] = (double)r->peak;
     dist_sum(RANKS_ALL, most, world.ranks);
-    for (size_t i = 0; i < world.ranks; i++) peak = max_size(peak, (size_t)most[i]);
-    if (peak != r->planned) test_fail("%zu bytes of %zu planned were used", peak, r->planned);
+    for (size_t i = 0; i < world.ranks; i++) peak = fmax(peak, most[i]);
+    if (peak != (double)r->planned) test_fail("%.0f bytes of %zu planned were used", peak, r->planned);
 }
 
 // ring: keys and values are passed around, instead of being gathered.
-static void expect_shared(Case *c, const Result *expected, int ring, Method method, size_t chunk, size_t logits_chunk) {
+static void expect_shared(const Case *c, const Result *expected, int ring, Method method, size_t chunk,
+                          size_t logits_chunk) {
     static int call; // attention's outputs are computed again, kept on the device, in host memory
-    c->tiny.settings.ring = ring, c->tiny.settings.keep = (Keep)(call++ % 3);
-    Result found = run(c, world, method, chunk, logits_chunk);
+    RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
+    settings.ring = ring, settings.keep = (Keep)(call++ % 3);
+    Result found = run(c, world, settings);
     expect_same(c, &found, expected);
-    expect_sent(c, &found, method);
-    expect_sent_as_planned(c, &found);
-    expect_planned(&found);
-    result_free(&found);
+    expect_sent(c, &found);
+    expect_planned(c, &found);
+    free(found.step.gradient);
 }
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
-// Every family, half of the lengths, by some methods and chunks: the numbers of ranks together meet all.
+// Every family, a part of the lengths, by some methods and chunks: the numbers of ranks together meet all.
 static void families_agree(size_t sp) {
     static const size_t chunks[] = {1, 3, 7, 100};
-    share_streams(sp);
+    const size_t ranks = dist_ranks(), step = all_cases() ? 1 : ranks == 4 ? 4 : 2;
+    world_begin(sp);
     for (size_t i = 0; i < MODELS; i++) {
-        for (size_t j = (i + dist_ranks()) % 2; j < LENGTHS; j += 2) { // other ones with other ranks
+        for (size_t j = (i + ranks + sp / 2) % step; j < LENGTHS; j += step) {
             Case c = case_make(models[i], 0);
+            test_case("%zu ranks, sp %zu, %.30s..., lengths %zu", ranks, sp, models[i], j);
             for (size_t replica = 0; replica < world_replicas(world); replica++) {
-                const Lengths *l = &lengths[(j + replica * 4) % LENGTHS];
-                case_add(&c, tiny_batch(l->length, l->documents, c.tiny.model.config.vocab_size, l->documents > 3, 11));
+                const size_t k = (j + replica * 4) % LENGTHS, documents = lengths[k].documents;
+                case_add(&c,
+                         tiny_batch(lengths[k].length, documents, c.tiny.model.config.vocab_size, documents > 3, 11));
             }
-            case_normalise(&c);
-            test_case("%zu ranks, sp %zu, %.30s..., %zu tokens in %zu documents", world.ranks, sp, models[i],
-                      c.batch[0].N, c.batch[0].documents);
-            Result expected = run(&c, one_process(), METHOD_FULL, 0, 0);
+            Result expected = run_alone(&c, METHOD_FULL, 0, 0);
             expect_shared(&c, &expected, i / 2 % 2, j % 3 ? METHOD_CHECKPOINT : METHOD_FULL, 0, 0);
             for (size_t k = i % 2; k < 4; k += 2)
                 expect_shared(&c, &expected, (i + j + k / 2) % 2, METHOD_STREAM, chunks[k], chunks[(k + j) % 4]);
-            result_free(&expected);
+            free(expected.step.gradient);
             case_free(&c);
         }
     }
@@ -301,46 +217,78 @@ static void families_agree(size_t sp) {
 
 TEST(families_agree_with_one_process) { families_agree(dist_ranks()); }
 
+static void skip_without_replicas(void) {
+    if (dist_ranks() != 4) test_skip("two streams of two ranks each need four processes");
+}
+
 TEST(families_in_replicas) {
-    if (dist_ranks() != 4) {
-        test_skip("two streams of two ranks each need four processes");
-        return;
-    }
+    skip_without_replicas();
     families_agree(2);
 }
 
 // ---- objectives and adapters ----------------------------------------------------------------------------------------
-typedef struct {
+static const struct {
     ObjectiveKind kind;
     Normalisation normalisation;
     double beta, temperature;
-} Tried;
-
-static const Tried tried[] = {
+} tried[] = {
     {OBJECTIVE_SFT, NORMALISE_GRPO, 0, 1},      {OBJECTIVE_DPO, NORMALISE_GRPO, 0.3, 1},
     {OBJECTIVE_GRPO, NORMALISE_GRPO, 0.1, 1.3}, {OBJECTIVE_GRPO, NORMALISE_BNPO, 0, 1},
     {OBJECTIVE_GSPO, NORMALISE_GRPO, 0.1, 1},   {OBJECTIVE_PPO, NORMALISE_BNPO, 0, 1},
 };
-#define TRIED (sizeof(tried) / sizeof(tried[0]))
 
-// Documents of pairs or groups of two, with all that objectives look at; the first pair is number `pair`.
-static Batch answers_batch(const Tried *t, const size_t *length, size_t documents, size_t V, size_t pair) {
-    Batch batch = tiny_batch(length, documents, V, 1, 5 + pair);
-    batch_allocate_answers(&batch, 1, 1);
-    for (size_t d = 0; d < documents; d++) {
-        batch.targets[batch.document_start[d + 1] - 1] = (int32_t)(d % V); // one that counts in each
-        batch.group[d] = pair + d / 2, batch.reward[d] = (float)d;
-        for (size_t i = batch.document_start[d]; i < batch.document_start[d + 1]; i++) {
-            batch.advantage[i] =
-                (float)(t->kind == OBJECTIVE_PPO ? random_normal(3, pair, i) : random_normal(4, pair, d));
-            batch.reference[i] = (float)(-4 + random_normal(5, pair, i));
-            batch.old[i] = (float)(-4 + random_normal(6, pair, i));
-        }
-    }
+static void case_objective(Case *c, size_t i) {
+    Objective *o = &c->tiny.settings.objective;
+    o->kind = tried[i].kind, o->normalisation = tried[i].normalisation;
+    o->beta = tried[i].beta, o->temperature = tried[i].temperature;
+    o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
+    objective_resolve(o);
+}
+
+static const size_t answers[2][6] = {{6, 9, 1, 17, 11, 3}, {5, 2, 13, 8, 1, 1}};
+
+static Batch answers_batch(const Case *c, size_t replica) {
+    const size_t V = c->tiny.model.config.vocab_size;
+    Batch batch = tiny_batch(answers[replica], 6, V, 1, 5 + replica);
+    tiny_answers(&batch, c->tiny.settings.objective.kind, 1, V, 3 + replica);
     return batch;
 }
 
-// Documents [begin, end) of a batch, as a part of it.
+// Each with a full model and a third of the methods, and with adapters and others.
+static void objectives_agree(size_t sp) {
+    static const struct {
+        int ring;
+        Method method;
+        size_t chunk, logits_chunk;
+    } runs[] = {{0, METHOD_FULL, 0, 0}, {0, METHOD_STREAM, 7, 5}, {1, METHOD_STREAM, 3, 100}};
+    world_begin(sp);
+    for (size_t i = 0; i < COUNT_OF(tried); i++) {
+        for (int lora = 0; lora < 2; lora++) {
+            Case c = case_make(models[lora ? 2 : 3], lora);
+            test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
+            case_objective(&c, i);
+            for (size_t replica = 0; replica < world_replicas(world); replica++)
+                case_add(&c, answers_batch(&c, replica));
+            Result expected = run_alone(&c, METHOD_STREAM, 4, 9);
+            for (size_t k = 0; k < COUNT_OF(runs); k++) {
+                const int ring = k ? runs[k].ring : (int)i % 2;
+                if (!all_cases() && (i + k + (size_t)lora + world.ranks) % 3 == 0) continue;
+                expect_shared(&c, &expected, ring, runs[k].method, runs[k].chunk, runs[k].logits_chunk);
+            }
+            free(expected.step.gradient);
+            case_free(&c);
+        }
+    }
+}
+
+TEST(objectives_agree_with_one_process) { objectives_agree(dist_ranks()); }
+
+TEST(objectives_in_replicas) {
+    skip_without_replicas();
+    objectives_agree(2);
+}
+
+// Documents [begin, end) of a batch, as a part of it
 static Batch part_of(const Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin], N = whole->document_start[end] - first;
     Batch part = batch_allocate(N, end - begin);
@@ -358,61 +306,19 @@ static Batch part_of(const Batch *whole, size_t begin, size_t end) {
     return part;
 }
 
-static void case_objective(Case *c, const Tried *t) {
-    Objective *o = &c->tiny.settings.objective;
-    o->kind = t->kind, o->normalisation = t->normalisation, o->beta = t->beta, o->temperature = t->temperature;
-    o->gamma = 0.5, o->clip_low = 0.2, o->clip_high = NAN, o->completion_tokens = 12;
-    objective_resolve(o);
-}
-
-static void objectives_agree(size_t sp) {
-    static const size_t length[2][6] = {{6, 9, 1, 17, 11, 3}, {5, 2, 13, 8, 1, 1}};
-    share_streams(sp);
-    for (size_t i = 0; i < TRIED; i++) {
-        for (int lora = 0; lora < 2; lora++) {
-            Case c = case_make(models[lora ? 2 : 3], lora);
-            case_objective(&c, &tried[i]);
-            for (size_t replica = 0; replica < world_replicas(world); replica++)
-                case_add(&c, answers_batch(&tried[i], length[replica], 6, c.tiny.model.config.vocab_size, 3 * replica));
-            case_normalise(&c);
-            test_case("%zu ranks, sp %zu, %s%s", world.ranks, sp, objective_names[tried[i].kind], lora ? ", LoRA" : "");
-            Result expected = run(&c, one_process(), METHOD_STREAM, 4, 9);
-            expect_shared(&c, &expected, (int)i % 2, METHOD_FULL, 0, 0);
-            expect_shared(&c, &expected, 0, METHOD_STREAM, 7, 5);
-            expect_shared(&c, &expected, 1, METHOD_STREAM, 3, 100);
-            result_free(&expected);
-            case_free(&c);
-        }
-    }
-}
-
-TEST(objectives_agree_with_one_process) { objectives_agree(dist_ranks()); }
-
-TEST(objectives_in_replicas) {
-    if (dist_ranks() != 4) {
-        test_skip("two streams of two ranks each need four processes");
-        return;
-    }
-    objectives_agree(2);
-}
-
 // Two parts of one micro-batch drop what the whole drops.
 TEST(parts_drop_the_same) {
-    static const size_t length[] = {6, 9, 1, 17, 11, 3};
-    const size_t sp = dist_ranks() == 4 ? 2 : dist_ranks();
     Case whole = case_make(models[1], 1), parts = case_make(models[1], 1);
-    share_streams(sp);
-    case_objective(&whole, &tried[1]), case_objective(&parts, &tried[1]);
-    case_add(&whole, answers_batch(&tried[1], length, 6, 29, 0));
+    world_begin(dist_ranks() == 4 ? 2 : dist_ranks());
+    case_objective(&whole, 1), case_objective(&parts, 1);
+    case_add(&whole, answers_batch(&whole, 0));
     case_add(&parts, part_of(&whole.batch[0], 0, 2));
     case_add(&parts, part_of(&whole.batch[0], 2, 6));
-    parts.parts = 2;
-    case_normalise(&whole), case_normalise(&parts);
-    Result expected = run(&whole, one_process(), METHOD_STREAM, 5, 7);
-    Result found = run(&parts, world, METHOD_STREAM, 4, 9);
-    for (size_t i = 0; i < STREAMS_MOST; i++) free(found.logp[i]), found.logp[i] = NULL; // of other streams
+    Result expected = run_alone(&whole, METHOD_STREAM, 5, 7);
+    Result found = run(&parts, world, tiny_settings(&parts.tiny, METHOD_STREAM, 4, 9));
+    memset(found.logp, 0, sizeof(found.logp)); // of other streams
     expect_same(&whole, &found, &expected);
-    result_free(&expected), result_free(&found);
+    free(expected.step.gradient), free(found.step.gradient);
     case_free(&whole), case_free(&parts);
 }
 
@@ -420,21 +326,19 @@ TEST(parts_drop_the_same) {
 // The same step twice: the same bits, whichever rank.
 TEST(deterministic) {
     Case c = case_make(models[4], 0);
-    share_streams(dist_ranks());
-    case_add(&c, tiny_batch(lengths[8].length, lengths[8].documents, 21, 1, 3));
-    case_normalise(&c);
-    Result first = run(&c, world, METHOD_STREAM, 4, 5), second = run(&c, world, METHOD_STREAM, 4, 5);
-    assert_memory_equal(first.gradient, second.gradient, c.tiny.model.elements * sizeof(double));
-    assert_true(first.loss == second.loss);
-    result_free(&first), result_free(&second);
+    world_begin(dist_ranks());
+    case_add(&c, tiny_batch(lengths[8].length, lengths[8].documents, 33, 1, 3));
+    const RunSettings settings = tiny_settings(&c.tiny, METHOD_STREAM, 4, 5);
+    Result first = run(&c, world, settings), second = run(&c, world, settings);
+    tiny_expect_bits(second.step, first.step, "a second run");
+    free(first.step.gradient), free(second.step.gradient);
     case_free(&c);
 }
 
 static size_t planned(const Model *model, World w, size_t N) {
-    RunSettings settings;
-    Batch batch;
     size_t start[] = {0, N};
-    memset(&settings, 0, sizeof(settings)), memset(&batch, 0, sizeof(batch));
+    RunSettings settings = {0};
+    Batch batch = {0};
     settings.model = model, settings.backward = 1, settings.gradient_type = model->dtype, settings.world = w;
     batch.N = N, batch.documents = 1, batch.document_start = start;
     return plan_make(&settings, &batch).total_bytes;
@@ -445,14 +349,13 @@ TEST(two_ranks_need_little_more_than_half) {
     static const char *const deep[] = {
         "qwen3,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads=4,"
         "head_dim=64,vocab_size=1000",
-        "mistral,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads="
-        "4,"
-        "vocab_size=1000,sliding_window=4096"};
+        "mistral,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,"
+        "num_key_value_heads=4,vocab_size=1000,sliding_window=4096"};
     World two = {2, 0, 0, 2};
     for (size_t i = 0; i < 2; i++) {
         Config config = config_from_text(deep[i], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
-        const double one = (double)planned(&model, one_process(), (size_t)1 << 20);
+        const double one = (double)planned(&model, world_alone(), (size_t)1 << 20);
         const double half = (double)planned(&model, two, (size_t)1 << 20);
         test_case("%.20s...", deep[i]);
         if (!(half <= 0.6 * one)) test_fail("%.3f of one rank's memory", half / one);
@@ -462,16 +365,16 @@ TEST(two_ranks_need_little_more_than_half) {
 
 // A plan for the longest of many streams holds every one of them.
 TEST(plans_never_fall) {
-    static const size_t tried[] = {0, 3, 6};
+    static const size_t planned_models[] = {0, 3, 6};
     for (size_t m = 0; m < 3; m++) {
-        Config config = config_from_text(models[tried[m]], "test", EXIT_USAGE);
+        Config config = config_from_text(models[planned_models[m]], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
         for (size_t S = 2; S <= 9; S++) {
             World w = {S, 0, 0, S};
             size_t before = 0;
             for (size_t N = 1; N <= 64; N++) {
                 const size_t needs = planned(&model, w, N);
-                test_case("%.20s..., %zu ranks, %zu tokens", models[tried[m]], S, N);
+                test_case("%.20s..., %zu ranks, %zu tokens", models[planned_models[m]], S, N);
                 if (needs < before) test_fail("%zu bytes, but one token less takes %zu", needs, before);
                 before = needs;
             }

@@ -1,0 +1,120 @@
+/*
+A step of a tiny model that several ranks take together: its case (model, adapters, every replica's micro-batches) and
+this rank's run of it. Memory begins as NaN.
+*/
+#ifndef TEST_RANK_RUNS_H
+#define TEST_RANK_RUNS_H
+#include "llmc/train/optimizer.h"
+#include "test/model/tiny.h"
+
+static World world; // of this process among the others, stage 0
+
+static void world_begin(size_t sp) {
+    world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = sp;
+    dist_split(sp);
+}
+
+typedef struct {
+    TinyCase tiny;       // settings: of the process alone
+    Batch batch[12];     // of all replicas, one's micro-batches after the other's
+    size_t batches;      // of all replicas
+    Batch largest;       // what is planned for: the most tokens, and documents, of which the last may be empty
+    size_t start[16];    // of its documents
+    TargetCounts counts; // of the step
+} Case;
+
+static void case_add(Case *c, Batch batch) {
+    const size_t documents = max_size(batch.documents, c->largest.documents);
+    c->batch[c->batches++] = batch;
+    c->counts = target_counts_add(c->counts, batch_count(&c->batch[c->batches - 1]));
+    if (batch.N > c->largest.N) {
+        c->largest = batch;
+        for (size_t d = 0; d < 16; d++) c->start[d] = batch.document_start[min_size(d, batch.documents)];
+    }
+    c->largest.documents = documents;
+}
+
+static void case_free(Case *c) {
+    while (c->batches) batch_free(&c->batch[--c->batches]);
+    tiny_case_free(&c->tiny);
+}
+
+// ---- this rank's run ------------------------------------------------------------------------------------------------
+// The rank's micro-batches: [begin, begin + count). A process alone takes all.
+static Range case_own(const Case *c, World w) {
+    const size_t count = c->batches / world_replicas(w);
+    const Range own = {world_replica(w) * count, count};
+    return own;
+}
+
+// This rank's shard of a table, into memory that is sharded so
+static void write_shard(const Model *table, Sharding sharding, void *memory, const double *values) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const Parameter *p = &table->parameters[i];
+        const ParameterShard own = parameter_shard(table, sharding, p);
+        if (own.count)
+            device_write(ops_device, at(memory, own.offset, dtype_size(table->dtype)), table->dtype,
+                         values + p->offset + own.first, own.count);
+    }
+}
+
+// values[elements of the table] = this rank's shard of memory that is laid out by `layout`, `others` elsewhere
+static double *read_shard(const Model *table, World w, Sharding layout, const void *memory, DType type, double others) {
+    double *values = (double *)checked_malloc(table->elements * sizeof(double), "values");
+    for (size_t i = 0; i < table->elements; i++) values[i] = others;
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const Parameter *p = &table->parameters[i];
+        const ParameterShard own = parameter_shard(table, sharding_of(w, ZERO_NONE), p);
+        if (!own.count) continue;
+        const size_t offset = shard_offset(table, layout, p, own.first);
+        double *part = device_read(ops_device, (const char *)memory + offset * dtype_size(type), type, own.count);
+        memcpy(values + p->offset + own.first, part, own.count * sizeof(double));
+        free(part);
+    }
+    return values;
+}
+
+// The shards of all ranks, on every rank
+static double *read_shards(const Model *table, World w, Sharding layout, const void *memory, DType type) {
+    double *values = read_shard(table, w, layout, memory, type, 0);
+    if (world_ranks(w) > 1) dist_sum(RANKS_ALL, values, table->elements);
+    return values;
+}
+
+static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
+    Batch largest = c->largest;
+    largest.document_start = (size_t *)c->start;
+    tiny_begin(r, ops_device, settings, NULL, NULL, &largest);
+    r->s.dropout_seed = 5;
+    write_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
+    if (c->tiny.adapters)
+        write_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);
+}
+
+// Loss over all ranks; the gradient is left where it is stored.
+static double case_gradient(TinyRun *r, const Case *c) {
+    const World w = r->settings.world;
+    const Range own = case_own(c, w);
+    const double Z = objective_normaliser(&r->settings.objective, c->counts);
+    double loss = 0;
+    grads_zero(&r->s.memory);
+    for (size_t i = 0; i < own.count; i++)
+        loss += forward_backward(&r->s, &c->batch[own.begin + i], Z, i + 1 == own.count, NULL);
+    if (world_ranks(w) > 1) dist_sum(RANKS_ALL, &loss, 1);
+    return loss / (double)world_sp(w); // all ranks of a sequence know its loss
+}
+
+// The whole gradient, on every rank. In stage 0 each has all of it, else its shard.
+static TinyResult case_result(const TinyRun *r, const Case *c, double loss) {
+    const Model *table = tiny_table(&c->tiny);
+    const Residency *m = &r->s.memory;
+    const TinyResult result = {
+        loss,
+        r->settings.world.zero
+            ? read_shards(table, r->settings.world, gradients_sharding(m), m->gradients, r->settings.gradient_type)
+            : device_read(ops_device, m->gradients, r->settings.gradient_type, table->elements),
+        table->elements};
+    return result;
+}
+
+#endif
