@@ -114,7 +114,7 @@ static void bench_layers(size_t repeats, int seconds_only) {
         double rate = seconds_only ? 1 : 0.5 * product_rate();
         seconds[i] = pass_seconds(&pass, 1);
         if (!seconds_only) rate += 0.5 * product_rate(); // before and after the pass
-        executed[i] = pass.plan.flops / seconds[i] / rate, model[i] = pass.plan.model_flops / seconds[i] / rate;
+        executed[i] = pass.plan.counts.flops / seconds[i] / rate, model[i] = pass.plan.model_flops / seconds[i] / rate;
     }
     if (seconds_only)
         printf("%.6f\n", median(seconds, repeats));

@@ -9,17 +9,21 @@ any element type; scratch sizes are those of the op set that was linked.
 #include "arena.h"
 #include "ops.h"
 
+// What the ops of a pass do.
+typedef struct {
+    double flops;                                 // of products and attention
+    double attention_forward, attention_backward; // of flops
+    double operands;                              // bytes that the products of flops read and write
+    double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
+    double moved;   // bytes that the ops between products move
+} OpCounts;
+
 typedef struct {
     const Arena *arena;    // NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
     double factor;         // calls that a call stands for
-    // counts
-    double flops;                                 // of products and attention
-    double attention_forward, attention_backward; // of flops
-    double operands;                              // bytes that the products of flops read and write
-    double stalled;                               // FLOPs that products could do while they wait for operands (ridge)
-    double moved;                                 // bytes that the ops between products move
+    OpCounts counts;
     // the call counted last: its op, by kind where an op has kinds, and its weight [rows, cols], a norm's [cols]; else
     // 0
     const char *op;
@@ -34,7 +38,7 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
             size);
 }
 
-static void dry_move(size_t elements, size_t size) { dry.moved += dry.factor * (double)elements * (double)size; }
+static void dry_move(size_t elements, size_t size) { dry.counts.moved += dry.factor * (double)elements * (double)size; }
 
 // ---- what op_list.h counts and checks besides ranges ----------------------------------------------------------------
 static void dry_norm(Norm norm, const char *rms, const char *layer, size_t C) {
@@ -50,8 +54,8 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
     dry.rows = OC, dry.cols = C;
-    dry.flops += dry.factor * flops, dry.operands += dry.factor * bytes;
-    if (bytes * dry.ridge > flops) dry.stalled += dry.factor * (bytes * dry.ridge - flops);
+    dry.counts.flops += dry.factor * flops, dry.counts.operands += dry.factor * bytes;
+    if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
 }
 
 static void dry_columns(size_t column, size_t OC, size_t width) {
@@ -64,8 +68,8 @@ static size_t dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
-    *(backward ? &dry.attention_backward : &dry.attention_forward) += flops;
-    dry.flops += flops;
+    *(backward ? &dry.counts.attention_backward : &dry.counts.attention_forward) += flops;
+    dry.counts.flops += flops;
     return spans_rows(shape->spans) * shape->NH;
 }
 
@@ -102,8 +106,8 @@ static void dry_repeat(double factor) { dry.factor = factor; }
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter" // counts need no values
-#define STORED dry.stored
-#define SUMMED dry.summed
+#define STORED                         dry.stored
+#define SUMMED                         dry.summed
 #define TENSOR(tensor, elements, size) dry_range(#tensor, tensor, elements, size);
 #define KEYS(tensor, size)             dry_keys(#tensor, tensor, shape, size);
 #define COUNT(...)                     __VA_ARGS__;

@@ -38,14 +38,6 @@ typedef struct {
     Traffic sent; // by a rank
 } Estimate;
 
-static Work work_of(const Plan *plan) {
-    Work work;
-    work.attention_forward = plan->attention_forward, work.attention_backward = plan->attention_backward;
-    work.products = plan->flops - plan->attention_forward - plan->attention_backward;
-    work.operands = plan->operands, work.moved = plan->moved, work.stalled = plan->stalled;
-    return work;
-}
-
 // Bytes that a rank reads and writes to step what it holds: the gradient twice (its norm comes first), moments in and
 // out, and the master weights or else the weights in; the weights out.
 static double update_bytes(const RunSettings *settings) {
@@ -96,13 +88,13 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     here.ridge = machine_ridge(m);
     Plan plan = plan_make(&here, part);
     Estimate e;
-    const double host = (double)plan.host_bytes / (machine_value(m, LINK_HOST) * machine_value(m, LINK_SHARE));
-    double all = work_seconds(m, work_of(&plan));
-    Work update = {0, 0, 0, 0, 0, update_bytes(settings)};
-    e.work = work_time(m, work_of(&plan));
+    const double host = (double)plan.host_bytes / (m->value[LINK_HOST] * m->value[LINK_SHARE]);
+    double all = work_seconds(m, plan.counts);
+    OpCounts update = {0, 0, 0, 0, 0, update_bytes(settings)};
+    e.work = work_time(m, plan.counts);
     here.backward = here.optimizer = 0; // the forward pass alone
     plan = plan_make(&here, part);
-    double forward = work_seconds(m, work_of(&plan));
+    double forward = work_seconds(m, plan.counts);
     double optimizer = work_seconds(m, update);
     e.work.products *= (double)step.sequences, e.work.memory *= (double)step.sequences;
     e.work.attention_forward *= (double)step.sequences, e.work.attention_backward *= (double)step.sequences;
@@ -114,7 +106,7 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     double computing = (double)step.sequences * all + optimizer;
     e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
-    e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * machine_value(m, PEAK_FLOPS));
+    e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * m->value[PEAK_FLOPS]);
     return e;
 }
 

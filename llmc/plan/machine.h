@@ -12,8 +12,8 @@ said where it stands. Estimates are no better than these.
 #include "llmc/base/utils.h"
 #include "plan.h"
 
+// Where a constant is from, in the order of basis_names.
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
-
 static const char *const basis_names[BASES] = {"measured", "data sheet", "assumed"};
 
 typedef enum {
@@ -38,25 +38,28 @@ typedef enum {
 static const struct {
     const char *name, *suffix;
     double unit;
-} machine_constants[MACHINE_CONSTANTS] = {{"GPUs of a node", "", 1},
-                                          {"memory", " GiB", 1024.0 * 1024 * 1024},
-                                          {"peak", " TFLOP/s", 1e12},
-                                          {"products", " TFLOP/s", 1e12},
-                                          {"attention forward", " TFLOP/s", 1e12},
-                                          {"attention backward", " TFLOP/s", 1e12},
-                                          {"memory bandwidth", " GB/s", 1e9},
-                                          {"link within a node", " GB/s", 1e9},
-                                          {"link between nodes", " GB/s", 1e9},
-                                          {"link to the host", " GB/s", 1e9},
-                                          {"memory bandwidth reached", " %", 0.01},
-                                          {"link bandwidth reached", " %", 0.01},
-                                          {"hop within a node", " us", 1e-6},
-                                          {"hop between nodes", " us", 1e-6}};
+    Basis basis; // of rates on a GPU that was not measured: assumed
+} machine_constants[MACHINE_CONSTANTS] = {
+    {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
+    {"memory", " GiB", 1024.0 * 1024 * 1024, BASIS_DATA_SHEET},
+    {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
+    {"products", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"attention backward", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
+    {"link within a node", " GB/s", 1e9, BASIS_DATA_SHEET},
+    {"link between nodes", " GB/s", 1e9, BASIS_DATA_SHEET},
+    {"link to the host", " GB/s", 1e9, BASIS_DATA_SHEET},
+    {"memory bandwidth reached", " %", 0.01, BASIS_ASSUMED},
+    {"link bandwidth reached", " %", 0.01, BASIS_ASSUMED},
+    {"hop within a node", " us", 1e-6, BASIS_ASSUMED},
+    {"hop between nodes", " us", 1e-6, BASIS_ASSUMED},
+};
 
 typedef struct {
     const char *name, *gpu;
+    int measured;                    // its rates; else assumed
     double value[MACHINE_CONSTANTS]; // in the order above
-    Basis basis[MACHINE_CONSTANTS];
 } Machine;
 
 // Measured on H100 and H200, bf16: cuBLASLt's products 770 to 800 TFLOP/s; cuDNN 9.19, causal attention over 32k tokens
@@ -66,40 +69,32 @@ typedef struct {
 // (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
 // here.
-#define GIBIBYTE           (1024.0 * 1024 * 1024)
-#define SHEET              BASIS_DATA_SHEET
-#define SHARES_AND_HOPS    0.85, 0.8, 2e-6, 5e-6
-#define SHARES_ARE_ASSUMED BASIS_ASSUMED, BASIS_ASSUMED, BASIS_ASSUMED, BASIS_ASSUMED
+#define GIBIBYTE        (1024.0 * 1024 * 1024)
+#define SHARES_AND_HOPS 0.85, 0.8, 2e-6, 5e-6
+#define OF_H100(flops)  (312e12 * (flops) / 989)
 
 typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES } MachineName;
 
 static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
-     {8, 80 * GIBIBYTE, 312e12, 312e12 * 780 / 989, 312e12 * 688 / 989, 312e12 * 581 / 989, 2.0e12, 300e9, 25e9, 32e9,
-      SHARES_AND_HOPS},
-     {SHEET, SHEET, SHEET, BASIS_ASSUMED, BASIS_ASSUMED, BASIS_ASSUMED, SHEET, SHEET, SHEET, SHEET,
-      SHARES_ARE_ASSUMED}},
+     0,
+     {8, 80 * GIBIBYTE, 312e12, OF_H100(780), OF_H100(688), OF_H100(581), 2.0e12, 300e9, 25e9, 32e9, SHARES_AND_HOPS}},
     {"h100",
      "H100 SXM",
-     {8, 80 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS},
-     {SHEET, SHEET, SHEET, BASIS_MEASURED, BASIS_MEASURED, BASIS_MEASURED, SHEET, SHEET, SHEET, SHEET,
-      SHARES_ARE_ASSUMED}},
+     1,
+     {8, 80 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
     {"h200",
      "H200 SXM",
-     {8, 141 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 4.8e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS},
-     {SHEET, SHEET, SHEET, BASIS_MEASURED, BASIS_MEASURED, BASIS_MEASURED, SHEET, SHEET, SHEET, SHEET,
-      SHARES_ARE_ASSUMED}},
+     1,
+     {8, 141 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 4.8e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
 };
-#undef SHEET
 #undef SHARES_AND_HOPS
-#undef SHARES_ARE_ASSUMED
-
-static double machine_value(const Machine *m, MachineConstant constant) { return m->value[constant]; }
+#undef OF_H100
 
 // FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
 static double machine_ridge(const Machine *m) {
-    return machine_value(m, PRODUCT_FLOPS) / (machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE));
+    return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
 // A line for each basis that some constant has.
@@ -108,7 +103,8 @@ static void machine_print(FILE *out, const Machine *m) {
     for (int basis = 0; basis < BASES; basis++) {
         int printed = 0;
         for (int i = 0; i < MACHINE_CONSTANTS; i++) {
-            if (m->basis[i] != (Basis)basis) continue;
+            const Basis from = machine_constants[i].basis;
+            if ((from == BASIS_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
             if (printed++)
                 fputs(", ", out);
             else
@@ -121,53 +117,42 @@ static void machine_print(FILE *out, const Machine *m) {
 }
 
 // ---- how long things take ------------------------------------------------------------------------------------------
-typedef struct {
-    double products, attention_forward, attention_backward; // FLOPs
-    double operands;                                        // bytes that products read and write
-    double stalled;                                         // FLOPs of products that wait for them meanwhile
-    double moved;                                           // and what is bound by memory alone
-} Work;
-
-// The same in seconds; memory: of what is bound by it alone.
+// Seconds of counted work; memory: of what is bound by it alone.
 typedef struct {
     double products, attention_forward, attention_backward, memory;
 } WorkTime;
 
-static WorkTime work_time(const Machine *m, Work w) {
-    const double bandwidth = machine_value(m, MEMORY_BANDWIDTH) * machine_value(m, MEMORY_SHARE);
+static WorkTime work_time(const Machine *m, OpCounts w) {
+    const double bandwidth = m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE];
     WorkTime t;
-    t.products = fmax((w.products + w.stalled) / machine_value(m, PRODUCT_FLOPS), w.operands / bandwidth);
-    t.attention_forward = w.attention_forward / machine_value(m, ATTENTION_FORWARD_FLOPS);
-    t.attention_backward = w.attention_backward / machine_value(m, ATTENTION_BACKWARD_FLOPS);
+    const double products = w.flops - w.attention_forward - w.attention_backward;
+    t.products = fmax((products + w.stalled) / m->value[PRODUCT_FLOPS], w.operands / bandwidth);
+    t.attention_forward = w.attention_forward / m->value[ATTENTION_FORWARD_FLOPS];
+    t.attention_backward = w.attention_backward / m->value[ATTENTION_BACKWARD_FLOPS];
     t.memory = w.moved / bandwidth;
     return t;
 }
 
-static double work_seconds(const Machine *m, Work w) {
+static double work_seconds(const Machine *m, OpCounts w) {
     const WorkTime t = work_time(m, w);
     return t.products + t.attention_forward + t.attention_backward + t.memory;
 }
 
-// Ranks of a group of `size` that are sure to share a node: all ranks fill node after node, and groups follow each
-// other.
-static size_t ranks_per_node(const Machine *m, size_t ranks, size_t size) {
-    const size_t node = (size_t)machine_value(m, GPUS_PER_NODE);
-    return ranks <= node ? size : greatest_common_divisor(node, size);
-}
-
 // Seconds of collectives in which each rank of a group of `size` sends `bytes` in so many hops, in rings: round the
 // ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
-// adapters of all are in use.
+// adapters of all are in use. All ranks fill node after node, and groups follow each other.
 static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
-    const double together = (double)ranks_per_node(m, ranks, size), nodes = (double)size / together;
-    double bandwidth = machine_value(m, LINK_WITHIN), between = 0;
+    const size_t node = (size_t)m->value[GPUS_PER_NODE];
+    const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // surely in a node
+    const double nodes = (double)size / together;
+    double bandwidth = m->value[LINK_WITHIN], between = 0;
     if (size <= 1) return 0;
     if (nodes > 1) {
-        bandwidth = fmin(bandwidth, together * machine_value(m, LINK_BETWEEN));
+        bandwidth = fmin(bandwidth, together * m->value[LINK_BETWEEN]);
         between = (nodes - 1) / (double)(size - 1); // of the hops
     }
-    return bytes / (bandwidth * machine_value(m, LINK_SHARE)) +
-           hops * (between * machine_value(m, HOP_BETWEEN) + (1 - between) * machine_value(m, HOP_WITHIN));
+    return bytes / (bandwidth * m->value[LINK_SHARE]) +
+           hops * (between * m->value[HOP_BETWEEN] + (1 - between) * m->value[HOP_WITHIN]);
 }
 
 #endif

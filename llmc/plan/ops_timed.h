@@ -17,7 +17,7 @@ typedef struct {
     size_t rows, cols; // of its weight [rows, cols], of a norm's [cols]; else 0
     size_t calls;
     double seconds;
-    Work work; // as far as op set "dry" counts it
+    OpCounts counts;
 } TimedRow;
 
 #define TIMED_ROWS 192 // a model has about five shapes, with adapters of every kind a few dozen
@@ -47,9 +47,12 @@ static void timed_end(double begin) {
     const double end = seconds_now();
     TimedRow *row = timed_row(dry.op, dry.rows, dry.cols);
     row->calls++, row->seconds += end - begin;
-    row->work.products += dry.flops - dry.attention_forward - dry.attention_backward;
-    row->work.attention_forward += dry.attention_forward, row->work.attention_backward += dry.attention_backward;
-    row->work.operands += dry.operands, row->work.moved += dry.moved, row->work.stalled += dry.stalled;
+    row->counts.flops += dry.counts.flops;
+    row->counts.attention_forward += dry.counts.attention_forward;
+    row->counts.attention_backward += dry.counts.attention_backward;
+    row->counts.operands += dry.counts.operands;
+    row->counts.stalled += dry.counts.stalled;
+    row->counts.moved += dry.counts.moved;
 }
 
 // The bodies of ops that return nothing, and of those that return a ticket.

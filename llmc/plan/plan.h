@@ -102,11 +102,8 @@ static void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    size_t host_bytes; // beside these, in host memory that the device reaches
-    double flops;      // executed by one micro-batch's forward and backward: matrix products and attention
-    double attention_forward, attention_backward; // of flops
-    double operands, moved;                       // bytes that products, and the ops in between, read and write
-    double stalled;                               // DryCount.stalled
+    size_t host_bytes;  // beside these, in host memory that the device reaches
+    OpCounts counts;    // of one micro-batch's forward and backward
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -159,9 +156,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
-    plan.flops = dry.flops;
-    plan.attention_forward = dry.attention_forward, plan.attention_backward = dry.attention_backward;
-    plan.operands = dry.operands, plan.moved = dry.moved, plan.stalled = dry.stalled;
+    plan.counts = dry.counts;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
@@ -180,14 +175,13 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     arena_plan(&arena);
     Ops ops = ops_dry(settings->model->dtype, &arena, 0);
     run_begin(&s, &state, settings, &ops, &arena, batch);
-    for (int last = 0; last < 2; last++) {
-        plan_walk(&s, settings, batch, last);
-        for (int kind = 0; kind < TRAFFIC_KINDS && !last; kind++) {
-            s.memory.sent.bytes[kind] *= (double)(micro_batches - 1);
-            s.memory.sent.calls[kind] *= (double)(micro_batches - 1);
-            s.memory.sent.hops[kind] *= (double)(micro_batches - 1);
-        }
+    plan_walk(&s, settings, batch, 0);
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
+        s.memory.sent.bytes[kind] *= (double)(micro_batches - 1);
+        s.memory.sent.calls[kind] *= (double)(micro_batches - 1);
+        s.memory.sent.hops[kind] *= (double)(micro_batches - 1);
     }
+    plan_walk(&s, settings, batch, 1);
     if (settings->optimizer) weights_updated(&s.memory);
     run_end(&s);
     return s.memory.sent;

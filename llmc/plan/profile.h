@@ -17,10 +17,7 @@ static int timed_compare(const void *a, const void *b) {
 
 static void timing_sort(void) { qsort(timing.row, timing.count, sizeof(TimedRow), timed_compare); }
 
-static double row_flops(const TimedRow *row) {
-    return row->work.products + row->work.attention_forward + row->work.attention_backward;
-}
-static double row_bytes(const TimedRow *row) { return row->work.operands + row->work.moved; }
+static double row_bytes(const TimedRow *row) { return row->counts.operands + row->counts.moved; }
 
 // Parts of the model whose weights have this shape; where there are several, they share the row.
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
@@ -36,7 +33,7 @@ static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48
 
 // Seconds of this machine; NAN where nothing is counted or no machine is given
 static double row_floor(const TimedRow *row, const Machine *machine) {
-    return machine && row_flops(row) + row_bytes(row) > 0 ? work_seconds(machine, row->work) : NAN;
+    return machine && row->counts.flops + row_bytes(row) > 0 ? work_seconds(machine, row->counts) : NAN;
 }
 
 // The rest of a pass of so many seconds.
@@ -47,7 +44,7 @@ static double seconds_not_in_ops(double pass) {
 
 static double seconds_of_floors(const Machine *machine) {
     double sum = 0;
-    for (size_t i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].work);
+    for (size_t i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].counts);
     return sum;
 }
 
@@ -70,7 +67,7 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
     else if (row->cols)
         snprintf(name + used, sizeof(name) - (size_t)used, " [%zu]", row->cols);
     fprintf(out, "  %-48s %8zu %9.4g %7.2f %%", name, row->calls, row->seconds, 100 * row->seconds / pass);
-    print_cell(out, row_flops(row) / row->seconds, 1e12);
+    print_cell(out, row->counts.flops / row->seconds, 1e12);
     print_cell(out, row_bytes(row) / row->seconds, 1e9);
     if (machine) {
         print_cell(out, floor_seconds, 1);
@@ -107,7 +104,7 @@ static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, cons
     }
     json_size(json, "calls", row->calls);
     json_number(json, "seconds", row->seconds);
-    json_number(json, "flops", row_flops(row));
+    json_number(json, "flops", row->counts.flops);
     json_number(json, "bytes", row_bytes(row));
     if (machine) json_number(json, "floor_seconds", row_floor(row, machine));
     json_object_end(json);

@@ -46,9 +46,9 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
         out,
         "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
         e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
-    if ((double)run->plan.total_bytes > machine_value(machine, MEMORY_BYTES))
+    if ((double)run->plan.total_bytes > machine->value[MEMORY_BYTES])
         fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
-                human_bytes(machine_value(machine, MEMORY_BYTES)), machine->gpu);
+                human_bytes(machine->value[MEMORY_BYTES]), machine->gpu);
 }
 
 // Into an open object; null where there is no estimate.
@@ -110,7 +110,7 @@ static void plan_json(const Run *run, StepShape step, size_t longest, const Mach
     report_plan_json(&json, &run->plan.arena);
     json_size(&json, "host_bytes", run->plan.host_bytes);
     if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
-    report_work_json(&json, run, passes * run->plan.flops, step.model_flops);
+    report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, estimate);
     json_object_end(&json);
     json_finish(&json);

@@ -62,7 +62,7 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     s.dry = 0;
     s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
     forward_backward(&s, batch, 1, 1, NULL);
-    *flops = dry.flops, *peak = arena.peak;
+    *flops = dry.counts.flops, *peak = arena.peak;
     run_end(&s);
 }
 
@@ -84,8 +84,8 @@ TEST(abbreviation_counts_the_same) {
                     Plan plan = plan_make(&settings, &batch);
                     whole_walk(&settings, &batch, &flops, &peak);
                     if (plan.total_bytes != peak) test_fail("plan %zu bytes, whole walk %zu", plan.total_bytes, peak);
-                    if (!(fabs(plan.flops - flops) <= 1e-9 * flops))
-                        test_fail("plan %.17g FLOP, whole walk %.17g", plan.flops, flops);
+                    if (!(fabs(plan.counts.flops - flops) <= 1e-9 * flops))
+                        test_fail("plan %.17g FLOP, whole walk %.17g", plan.counts.flops, flops);
                 }
             }
             batch_free(&batch);
@@ -107,7 +107,7 @@ TEST(shares_add_up) {
         if (plan.share[SHARE_WEIGHTS] < 2 * model.elements || plan.share[SHARE_WEIGHTS] > 2 * model.elements + 256)
             test_fail("weights take %zu bytes for %zu elements", plan.share[SHARE_WEIGHTS], model.elements);
         if (plan.share[SHARE_OPTIMIZER] < 12 * model.elements) test_fail("the optimizer takes too little");
-        if (plan.model_flops > plan.flops) test_fail("model FLOPs above executed FLOPs");
+        if (plan.model_flops > plan.counts.flops) test_fail("model FLOPs above executed FLOPs");
     }
 }
 
@@ -260,12 +260,12 @@ TEST(formula_counts_what_the_walk_counts) {
             settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 == 0;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
             test_case("model %zu, case %zu", m, i);
-            const double walked = plan_make(&settings, &batch).flops;
+            const double walked = plan_make(&settings, &batch).counts.flops;
             const double found = flops_forward_backward(&settings, &batch) +
                                  (settings.reference ? flops_forward(&settings, &batch, 0) : 0);
             if (found != walked) test_fail("%.17g FLOP by the formula, the walk counts %.17g", found, walked);
             settings.backward = 0, settings.reference = 0;
-            if (flops_forward(&settings, &batch, 1) != plan_make(&settings, &batch).flops)
+            if (flops_forward(&settings, &batch, 1) != plan_make(&settings, &batch).counts.flops)
                 test_fail("%.17g FLOP forward by the formula", flops_forward(&settings, &batch, 1));
             walks++;
         }
@@ -286,7 +286,7 @@ static Growth growth(const char *text, size_t near, size_t far) {
     Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
     const double tokens = (double)(far - near);
     Growth g;
-    g.flops = (b.flops - a.flops) / tokens;
+    g.flops = (b.counts.flops - a.counts.flops) / tokens;
     settings.backward = 0;
     a = plan_make(&settings, &first), b = plan_make(&settings, &second);
     g.kv = ((double)b.share[SHARE_KV] - (double)a.share[SHARE_KV]) / tokens;

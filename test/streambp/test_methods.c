@@ -239,10 +239,10 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
             tiny_expect_same(&c->model, found, expected, bound(), 0, 0.01);
         else
             expect_same_bits(&c->model, found, expected, keep == KEEP_ON_DEVICE ? "the device" : "host memory");
-        if (plan.flops != without.flops - without.attention_forward / 2 ||
-            plan.attention_forward != without.attention_forward / 2)
-            test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.flops,
-                      without.flops, without.attention_forward);
+        if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 ||
+            plan.counts.attention_forward != without.counts.attention_forward / 2)
+            test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.counts.flops,
+                      without.counts.flops, without.counts.attention_forward);
         if ((keep == KEEP_ON_DEVICE ? plan.share[SHARE_KEPT] : plan.host_bytes) != bytes)
             test_fail("%zu and %zu bytes are planned, not %zu", plan.share[SHARE_KEPT], plan.host_bytes, bytes);
         free(found.gradient);
