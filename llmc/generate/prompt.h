@@ -23,54 +23,46 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// Beside the model; where that has none, training finds the one that data/prepare.py wrote beside the shards.
-static int tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
+// The file that --tokenizer names, or finds: beside the model, and where that has none beside the shards of a training
+// run, where data/prepare.py wrote it. NULL: none. path: room for its name
+static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
-    const char *model = run->source ? run->source->path : o->model;
-    if (model && tokenizer_beside(model, path)) return 1;
-    if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return 0;
-    return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path);
+    const char *model = run->source ? run->source->path : o->model, *word = o->tokenizer;
+    if (!strcmp(word, "none") || !strcmp(word, "bytes")) return NULL;
+    if (strcmp(word, "auto") != 0) return word;
+    if (model && tokenizer_beside(model, path)) return path;
+    if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
+    return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path) ? path : NULL;
 }
 
-// Sets prompt->tokenizer or prompt->bytes, as --tokenizer says.
+// Sets prompt->tokenizer or prompt->bytes.
 static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
     const char *word = run->options->tokenizer;
-    size_t V = run->model.config.vocab_size;
+    const size_t V = run->model.config.vocab_size;
     char path[PATH_MAX];
-    if (!strcmp(word, "none")) return;
-    if (!strcmp(word, "bytes")) {
-        if (V < 256) die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", V);
-        prompt->bytes = 1;
+    const char *file = tokenizer_of_run(run, path);
+    if (!file) {
+        const int bytes = !strcmp(word, "bytes");
+        if (bytes && V < 256) die_usage("--tokenizer bytes needs a vocabulary of at least 256, this model has %zu", V);
+        prompt->bytes = bytes || (!strcmp(word, "auto") && V == 256);
         return;
     }
-    if (!strcmp(word, "auto")) {
-        if (!tokenizer_of_run(run, path)) {
-            prompt->bytes = V == 256;
-            return;
-        }
-        word = path;
-    }
-    prompt->tokenizer = tokenizer_open(word);
+    prompt->tokenizer = tokenizer_open(file);
     if (prompt->tokenizer->vocabulary_ids > V)
         die("%s: this tokenizer has a vocabulary of %u, the model one of %zu: it is another model's; --tokenizer names "
             "one, or is none",
-            word, prompt->tokenizer->vocabulary_ids, V);
+            file, prompt->tokenizer->vocabulary_ids, V);
 }
 
 // A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
 static void tokenizer_keep(const Run *run, const char *folder) {
-    const char *word = run->options->tokenizer;
     char path[PATH_MAX], copy[PATH_MAX];
+    const char *from = tokenizer_of_run(run, path);
     OutputFile file;
     size_t bytes;
-    if (!strcmp(word, "none") || !strcmp(word, "bytes")) return;
-    if (!strcmp(word, "auto")) {
-        if (!tokenizer_of_run(run, path)) return;
-        word = path;
-    }
     path_join(copy, folder, TOKENIZER_NAME);
-    if (path_exists(copy)) return;
-    char *content = input_read_text(word, TOKENIZER_MAX, &bytes);
+    if (!from || path_exists(copy)) return;
+    char *content = input_read_text(from, TOKENIZER_MAX, &bytes);
     output_open(&file, copy, bytes);
     output_write(&file, 0, content, bytes);
     output_commit(&file);
@@ -127,9 +119,8 @@ static Prompt prompt_from_options(const Run *run) {
         die_usage("this model's tokens are not bytes (vocabulary %zu) and there is no " TOKENIZER_NAME " beside it "
                   "(data/tokenizer_file.py writes one), so a prompt is given with --prompt-ids ID,ID,...",
                   V);
-    const char *text = o->prompt                                                            ? o->prompt
-                       : prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat ? ""
-                                                                                            : "\n";
+    const int prefixed = prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat;
+    const char *text = o->prompt ? o->prompt : prefixed ? "" : "\n";
     size_t bytes = strlen(text);
     if (o->prompt_file)
         text = read = strcmp(o->prompt_file, "-") ? input_read_text(o->prompt_file, PROMPT_MAX, &bytes)
@@ -191,11 +182,8 @@ static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count
 }
 
 // ---- generating ----------------------------------------------------------------------------------------------------
-static SamplingSettings sampling_from_options(const Options *options) {
-    SamplingSettings settings;
-    settings.temperature = options->temperature;
-    settings.top_k = options->top_k, settings.top_p = options->top_p;
-    settings.seed = options->seed;
+static SamplingSettings sampling_from_options(const Options *o) {
+    const SamplingSettings settings = {o->temperature, o->top_k, o->top_p, o->seed};
     return settings;
 }
 

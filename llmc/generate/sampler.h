@@ -62,9 +62,12 @@ static void sampler_begin(Sampler *sampler, StreamBP *s) {
 
 static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->streambp); }
 
-static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
+// The text goes on with the token drawn last, where the model has not seen it yet, and ids[count] (host).
+static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
-    size_t n;
+    const int32_t drawn = sampler->drawn;
+    sampler->drawn = -1;
+    if (drawn >= 0) sampler_feed(sampler, &drawn, 1);
     if (count > cache->capacity - cache->used[0])
         die("a text of %zu tokens does not fit into a key/value cache planned for %zu; shorten the prompt or ask for "
             "fewer new tokens",
@@ -73,31 +76,12 @@ static void sampler_append(Sampler *sampler, const int32_t *ids, size_t count) {
         if (ids[i] < 0 || (size_t)ids[i] >= sampler->draw.V)
             die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used[0] + i, ids[i],
                 sampler->draw.V - 1);
-    for (size_t done = 0; done < count; done += n) {
-        n = min_size(count - done, cache->chunk);
-        cache_feed(cache, sampler->streambp, 0, ids + done, n);
-    }
-}
-
-// Shows the model the last token it drew, unless it has seen it.
-static void sampler_catch_up(Sampler *sampler) {
-    int32_t drawn = sampler->drawn;
-    sampler->drawn = -1;
-    if (drawn >= 0) sampler_append(sampler, &drawn, 1);
-}
-
-// The last token drawn is not to be a part of the text.
-static void sampler_forget(Sampler *sampler) { sampler->drawn = -1; }
-
-// The text goes on with ids[count] (host).
-static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
-    sampler_catch_up(sampler);
-    sampler_append(sampler, ids, count);
+    cache_feed(cache, sampler->streambp, 0, ids, count);
 }
 
 // Logits [V] of the token that comes next.
 static const double *sampler_logits(Sampler *sampler) {
-    sampler_catch_up(sampler);
+    sampler_feed(sampler, NULL, 0);
     if (sampler->cache.used[0] == 0) die("there is nothing to continue: a prompt has at least one token");
     cache_logits(&sampler->cache, sampler->streambp, sampler->draw.stored);
     draw_read(&sampler->draw, 0, sampler->cache.used[0]);
@@ -169,16 +153,13 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
 // All of a prompt but its last token, in a slot: from one that has it, or through the model.
 static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
     Cache *cache = &sampler->cache;
-    size_t count = text->prompt_tokens - 1, from = sampler->prompt[slot] == text->prompt ? slot : 0, n;
+    size_t count = text->prompt_tokens - 1, from = sampler->prompt[slot] == text->prompt ? slot : 0;
     while (from < cache->slots && sampler->prompt[from] != text->prompt) from++;
     if (from < cache->slots) {
         cache_copy(cache, s, from, slot, count);
     } else {
         cache_clear(cache, s, slot);
-        for (size_t done = 0; done < count; done += n) {
-            n = min_size(count - done, cache->chunk);
-            cache_feed(cache, s, slot, text->prompt + done, n);
-        }
+        cache_feed(cache, s, slot, text->prompt, count);
     }
     sampler->prompt[slot] = cache_keeps_all(s) ? text->prompt : NULL;
 }

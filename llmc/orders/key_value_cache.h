@@ -10,7 +10,7 @@ it; several hold all of theirs.
 
     cache_allocate   once, before training: host memory
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
-    cache_feed       further tokens of one slot, a chunk at most
+    cache_feed       further tokens of one slot
     cache_step       one further token of each of many slots
     cache_logits     of what was fed last
     cache_end        pops it: the arena is as it was
@@ -22,7 +22,7 @@ it; several hold all of theirs.
 typedef struct {
     size_t slots, capacity; // documents side by side, tokens that fit into each
     size_t tokens;          // of the stream
-    size_t chunk;           // the most that one cache_feed takes
+    size_t chunk;           // tokens that pass through the layers at once
     size_t mark;            // of the arena, before
     Chunk last;             // what was fed last: the tokens whose logits can be had
     Batch documents;
@@ -104,13 +104,15 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     layers_end(&s->memory);
 }
 
-// n <= chunk further tokens (host) of one slot.
-static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t n) {
-    Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], n);
-    cache_forward(s, tokens, c, NULL);
-    cache->used[slot] += n;
-    cache->last = c;
-    cache->last.row = cache->last.token = c.row + n - 1, cache->last.n = 1;
+// Further tokens (host; NULL in a plan) of one slot, a chunk at a time.
+static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
+    for (size_t done = 0; done < count;) {
+        const Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], min_size(count - done, cache->chunk));
+        cache_forward(s, tokens ? tokens + done : NULL, c, NULL);
+        cache->used[slot] += c.n, done += c.n;
+        cache->last = c;
+        cache->last.row = cache->last.token = c.row + c.n - 1, cache->last.n = 1;
+    }
 }
 
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own

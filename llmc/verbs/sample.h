@@ -22,29 +22,24 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
     free(text);
 }
 
-// A line of standard input without its end; NULL at the end of input.
-static char *chat_line(char **line, size_t *capacity, size_t *bytes) {
-    if (isatty(STDIN_FILENO)) fputs("> ", stderr);
-    ssize_t got = getline(line, capacity, stdin);
-    if (got < 0) return NULL;
-    while (got && ((*line)[got - 1] == '\n' || (*line)[got - 1] == '\r')) got--;
-    *bytes = (size_t)got;
-    return *line;
-}
-
 // Each line is a turn; the model answers until it ends its turn, or for --max-new-tokens. Ends where the cache is full.
 static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
     const Options *o = run->options;
     SamplingSettings settings = sampling_from_options(o);
     TokenIds turn = {NULL, 0, 0};
     char *line = NULL;
-    size_t capacity = 0, bytes, turns = 0;
+    size_t capacity = 0, turns = 0;
+    const int terminal = isatty(STDIN_FILENO);
     sampler_begin(sampler, &run->streambp);
-    while (chat_line(&line, &capacity, &bytes)) {
+    for (;;) {
         TextOut out = text_out_to(stdout, NULL);
+        if (terminal) fputs("> ", stderr);
+        ssize_t bytes = getline(&line, &capacity, stdin);
+        if (bytes < 0) break;
+        while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
         if (!bytes) continue;
         turn.count = 0;
-        chat_turn(prompt->tokenizer, o->system, line, bytes, turns++ == 0, &turn);
+        chat_turn(prompt->tokenizer, o->system, line, (size_t)bytes, turns++ == 0, &turn);
         prompt_check_ids(turn.id, turn.count, run->model.config.vocab_size);
         size_t room = sampler->capacity - sampler->cache.used[0];
         room -= room && sampler->drawn >= 0; // that one is still to be fed
@@ -55,7 +50,7 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
         sampler_feed(sampler, turn.id, turn.count);
         size_t drawn =
             generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - turn.count + 1), &out);
-        if (prompt_is_end(prompt, ids[drawn - 1])) sampler_forget(sampler); // the next turn's text begins with it
+        if (prompt_is_end(prompt, ids[drawn - 1])) sampler->drawn = -1; // the next turn's text begins with it
         text_out_end(&out);
         fputc('\n', stdout);
         fflush(stdout);
@@ -65,11 +60,6 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
     free(turn.id);
 }
 
-static size_t chat_capacity(const Run *run) {
-    size_t wanted = run->options->max_context, positions = run->model.config.max_position_embeddings;
-    return wanted ? wanted : min_size(CHAT_TOKENS, positions);
-}
-
 static int verb_sample(const Options *options) {
     Run run;
     Sampler sampler;
@@ -77,7 +67,10 @@ static int verb_sample(const Options *options) {
     int chat = prompt_is_interactive(options);
     run_open(&run, options, NULL);
     Prompt prompt = prompt_from_options(&run);
-    run.settings.cache_tokens = chat ? chat_capacity(&run) : prompt_cache_tokens(&prompt, options);
+    run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
+    if (chat) run.settings.cache_tokens = options->max_context;
+    if (chat && !options->max_context)
+        run.settings.cache_tokens = min_size(CHAT_TOKENS, run.model.config.max_position_embeddings);
     check_positions(&run, run.settings.cache_tokens,
                     chat ? "--max-context" : "the prompt and --max-new-tokens together,");
     run_allocate(&run, regular_bound(0, 0));
