@@ -337,11 +337,10 @@ static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD)
     return n * NH; // delta
 }
 
-template <bool SUMS>
-static void attend(Result<SUMS> *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                   const AttentionShape *call) {
+static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
+                                   const AttentionShape *call, Summed *) {
     const HeadShape shape = head_shape(call, q, k, v);
-    with_head_size(shape.HD, [&](auto PADDED) {
+    const auto run = [&](auto SUMS, auto PADDED) {
         constexpr Tiles T = FORWARD_TILES<PADDED>;
         static_assert(T.held);
         SpanBlocks blocks;
@@ -349,24 +348,25 @@ static void attend(Result<SUMS> *out, Summed *lse, const Stored *q, const Stored
             from = span_blocks(&blocks, call->spans, call->keys, from, T.held, false);
             LAUNCH((attention_forward_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)shape.NH),
                    block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
-            (out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
+            ((Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
              call->accumulate != 0);
         }
-    });
+    };
+    with_flag(call->partial, [&](auto SUMS) { with_head_size(shape.HD, [&](auto HD) { run(SUMS, HD); }); });
 }
 
-template <bool SUMS>
-static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                            const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                            const AttentionShape *call, float *delta) {
+static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
+                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
+                                    const AttentionShape *call, Summed *scratch) {
     const HeadShape shape = head_shape(call, q, k, v, dout);
     const Spans spans = call->spans;
     const size_t NH = shape.NH, HD = shape.HD;
     const size_t first = spans.count ? spans.span[0].row * NH : 0, rows = spans_rows(spans) * NH - first;
+    float *const delta = (float *)scratch;
     if (!rows) return;
     LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
     (delta + first, (const floatX *)dout + first * HD, (const floatX *)out + first * HD, rows, HD);
-    with_head_size(HD, [&](auto PADDED) {
+    const auto run = [&](auto SUMS, auto PADDED) {
         constexpr Tiles T = BACKWARD_TILES<PADDED>;
         static_assert(T.held);
         const size_t bytes = tiles_bytes<PADDED>(T, 2);
@@ -375,8 +375,8 @@ static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stor
             next = span_blocks(&blocks, spans, call->keys, from, T.held, false);
             LAUNCH((attention_dq_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)NH),
                    block_threads<T>, bytes)
-            (dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v, (const float *)lse,
-             delta, blocks, shape, call->accumulate != 0);
+            ((Result<SUMS> *)dq, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
+             (const float *)lse, delta, blocks, shape, call->accumulate != 0);
             span_blocks(&blocks, spans, call->keys, from, T.held, true);
             if (!blocks.first[blocks.count]) continue; // no query sees a key of the range
             LAUNCH((attention_dkv_kernel<PADDED>), dim3(blocks.first[blocks.count], (unsigned)shape.NKV),
@@ -384,25 +384,8 @@ static void attend_backward(Result<SUMS> *dq, Summed *dk, Summed *dv, const Stor
             ((float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k, (const floatX *)v,
              (const float *)lse, delta, blocks, shape);
         }
-    });
-}
-
-static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
-                                   const AttentionShape *shape, Summed *scratch) {
-    (void)scratch;
-    if (shape->partial)
-        attend<true>((float *)out, lse, q, k, v, shape);
-    else
-        attend<false>((floatX *)out, lse, q, k, v, shape);
-}
-
-static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
-                                    const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
-                                    const AttentionShape *shape, Summed *scratch) {
-    if (shape->partial)
-        attend_backward<true>((float *)dq, dk, dv, dout, out, q, k, v, lse, shape, (float *)scratch);
-    else
-        attend_backward<false>((floatX *)dq, dk, dv, dout, out, q, k, v, lse, shape, (float *)scratch);
+    };
+    with_flag(call->partial, [&](auto SUMS) { with_head_size(HD, [&](auto PADDED) { run(SUMS, PADDED); }); });
 }
 
 #endif

@@ -174,40 +174,35 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
     }
 }
 
-// Causality, in tiles that reach the diagonal: scores of keys after their query become -inf. `first` is the first row
-// of the lane less the tile's first column; rows are queries and columns keys, or the other way round.
-template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
-    first -= threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int column = j * 8 + e % 2 - e / 2 * 8; // against the lane's first row
-            if (ROWS_ARE_KEYS ? column < first : column > first) s[j][e] = -INFINITY;
-        }
-}
-
-// The window, in tiles at its far end: scores of keys that are `window` or more before their query become -inf.
-// `first` as above, less the window where rows are queries, with it where they are keys.
-template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
-    first -= threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int column = j * 8 + e % 2 - e / 2 * 8;
-            if (ROWS_ARE_KEYS ? column >= first : column <= first) s[j][e] = -INFINITY;
-        }
-}
-
-// Behind the last key, in the last tile: scores of columns from `keys` on become -inf.
-template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys) {
-    const unsigned lane_column = threadIdx.x % 4 * 2;
+// Scores become -inf where hidden(j, e) for c[j][e].
+template <int N, typename Hidden> __device__ inline void hide_where(float (*s)[4], Hidden hidden) {
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if (lane_column + j * 8 + e % 2 >= keys) s[j][e] = -INFINITY;
+            if (hidden(j, e)) s[j][e] = -INFINITY;
+}
+
+// Causality, in tiles that reach the diagonal: keys after their query. `first` is the first row of the lane less the
+// tile's first column; rows are queries and columns keys, or the other way round.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
+    first -= threadIdx.x % 4 * 2;
+    hide_where<N>(s, [&](int j, int e) {
+        const int column = j * 8 + e % 2 - e / 2 * 8; // against the lane's first row
+        return ROWS_ARE_KEYS ? column < first : column > first;
+    });
+}
+
+// The window, in tiles at its far end: keys that are `window` or more before their query. `first` as above, less the
+// window where rows are queries, with it where they are keys.
+template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
+    hide_unseen<N, !ROWS_ARE_KEYS>(s, ROWS_ARE_KEYS ? first - 1 : first + 1);
+}
+
+// Behind the last key, in the last tile: columns from `keys` on.
+template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys) {
+    const unsigned lane_column = threadIdx.x % 4 * 2;
+    hide_where<N>(s, [&](int j, int e) { return lane_column + j * 8 + e % 2 >= keys; });
 }
 
 // ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------

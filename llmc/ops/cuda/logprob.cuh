@@ -155,19 +155,12 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
     }
 }
 
-template <bool ENTROPY>
-static void launch_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                           size_t n, size_t V, double temperature) {
-    LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
-    ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
-}
-
 static void cuda_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                          size_t n, size_t V, double temperature) {
-    if (entropy)
-        launch_logprob<true>(logp, entropy, logits, targets, weight, n, V, temperature);
-    else
-        launch_logprob<false>(logp, entropy, logits, targets, weight, n, V, temperature);
+    with_flag(entropy != NULL, [&](auto ENTROPY) {
+        LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
+        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
+    });
 }
 
 #endif

@@ -104,9 +104,13 @@ __device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand ope
 
 // ---- operands from row-major tiles in shared memory, rows `stride` elements apart (a multiple of 8, for ldmatrix) ---
 #if defined(PRECISION_BF16) && !defined(CUDA_ON_CPU)
-#define LOAD_MATRIX
-// Eight rows of eight elements each, whose addresses eight lanes give: a register of every lane for each such matrix.
-__device__ inline unsigned shared_address(const floatX *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// Four matrices of eight rows of eight elements, each row's address from one lane: a register of every lane for each.
+#define LOAD_MATRIX(operand, form, row)                                                                                \
+    unsigned r[4];                                                                                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0,%1,%2,%3}, [%4];"                               \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                      \
+                 : "r"((unsigned)__cvta_generic_to_shared(row)));                                                      \
+    memcpy(&operand, r, sizeof(operand))
 #endif
 
 // A[16,16] = tile rows row.., columns column..
@@ -114,11 +118,7 @@ __device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned 
     const unsigned lane = threadIdx.x % LANES;
     OperandA a;
 #ifdef LOAD_MATRIX
-    unsigned r[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(tile + (row + lane % 16) * stride + column + lane / 16 * 8)));
-    memcpy(&a, r, sizeof(a));
+    LOAD_MATRIX(a, "", tile + (row + lane % 16) * stride + column + lane / 16 * 8);
 #else
     for (unsigned i = 0; i < 8; i++)
         a.x[i] = tile[(row + lane / 4 + i / 2 % 2 * 8) * stride + column + lane % 4 * 2 + i % 2 + i / 4 * 8];
@@ -131,11 +131,7 @@ __device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned 
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
 #ifdef LOAD_MATRIX
-    unsigned r[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(tile + (row + lane / 16 * 8 + lane % 8) * stride + column + lane / 8 % 2 * 8)));
-    memcpy(&b, r, sizeof(b));
+    LOAD_MATRIX(b, "", tile + (row + lane / 16 * 8 + lane % 8) * stride + column + lane / 8 % 2 * 8);
 #else
     for (unsigned i = 0; i < 8; i++)
         b.x[i] = tile[(row + lane / 4 + i / 4 * 8) * stride + column + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8];
@@ -148,11 +144,7 @@ __device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsi
     const unsigned lane = threadIdx.x % LANES;
     OperandB b;
 #ifdef LOAD_MATRIX
-    unsigned r[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(tile + (row + lane % 16) * stride + column + lane / 16 * 8)));
-    memcpy(&b, r, sizeof(b));
+    LOAD_MATRIX(b, ".trans", tile + (row + lane % 16) * stride + column + lane / 16 * 8);
 #else
     for (unsigned i = 0; i < 8; i++)
         b.x[i] = tile[(row + lane % 4 * 2 + i % 2 + i / 2 % 2 * 8) * stride + column + lane / 4 + i / 4 * 8];

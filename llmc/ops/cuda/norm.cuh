@@ -71,19 +71,11 @@ __global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *
     }
 }
 
-// Calls run(CENTRED) with the kind of norm as a constant.
-template <typename Run> static void with_norm_kind(NormKind kind, Run run) {
-    if (kind == NORM_LAYER)
-        run(std::true_type());
-    else
-        run(std::false_type());
-}
-
 static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                               size_t n, size_t C, Norm norm) {
     const Stored *const shift = b ? b : residual;
     const bool packed = C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift);
-    with_norm_kind(norm.kind, [&](auto CENTRED) {
+    with_flag(norm.kind == NORM_LAYER, [&](auto CENTRED) {
         with_width<floatX>(packed, [&](auto W) {
             const dim3 threads = norm_threads(blocks_for(C, W));
             LAUNCH((norm_forward_kernel<W, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
@@ -189,7 +181,7 @@ static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored 
         ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)norm.eps,
          (float)norm.offset, accumulate, takers);
     };
-    with_norm_kind(norm.kind, [&](auto CENTRED) {
+    with_flag(norm.kind == NORM_LAYER, [&](auto CENTRED) {
         with_width<floatX>(packed, [&](auto W) {
             constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
             if (NORM_MOST_THREADS * FEW * W >= C)

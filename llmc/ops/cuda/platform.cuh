@@ -128,13 +128,12 @@ template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
 template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
 
+template <size_t BYTES> using PackBits = std::conditional_t<BYTES == 16, uint4, uint2>; // one access
+
 template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *from) {
     Pack<T, W> pack;
-    if (sizeof(pack) == 16) {
-        uint4 bits = *(const uint4 *)ALIGNED(from, 16);
-        memcpy(&pack, &bits, sizeof(pack));
-    } else if (sizeof(pack) == 8) {
-        uint2 bits = *(const uint2 *)ALIGNED(from, 8);
+    if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
+        const PackBits<sizeof(pack)> bits = *(const PackBits<sizeof(pack)> *)ALIGNED(from, sizeof(pack));
         memcpy(&pack, &bits, sizeof(pack));
     } else {
         for (int i = 0; i < W; i++) pack.x[i] = from[i];
@@ -143,14 +142,10 @@ template <int W, typename T> __device__ inline Pack<T, W> pack_read(const T *fro
 }
 
 template <int W, typename T> __device__ inline void pack_write(T *to, const Pack<T, W> &pack) {
-    if (sizeof(pack) == 16) {
-        uint4 bits;
+    if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
+        PackBits<sizeof(pack)> bits;
         memcpy(&bits, &pack, sizeof(bits));
-        *(uint4 *)ALIGNED(to, 16) = bits;
-    } else if (sizeof(pack) == 8) {
-        uint2 bits;
-        memcpy(&bits, &pack, sizeof(bits));
-        *(uint2 *)ALIGNED(to, 8) = bits;
+        *(PackBits<sizeof(pack)> *)ALIGNED(to, sizeof(pack)) = bits;
     } else {
         for (int i = 0; i < W; i++) to[i] = pack.x[i];
     }
@@ -196,6 +191,14 @@ template <typename T, typename F> static void with_width(bool packed, F launch) 
         launch(Width<full_pack<T>>());
     else
         launch(Width<1>());
+}
+
+// Calls launch(flag) with the flag as a constant.
+template <typename F> static void with_flag(bool flag, F launch) {
+    if (flag)
+        launch(std::true_type());
+    else
+        launch(std::false_type());
 }
 
 // For loops over any count: a thread takes every (gridDim.x * blockDim.x)-th pack.
