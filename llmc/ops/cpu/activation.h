@@ -10,21 +10,9 @@ all its digits, where 1 + tanh would cancel.
 */
 #ifndef LLMC_CPU_ACTIVATION_H
 #define LLMC_CPU_ACTIVATION_H
-#include "llmc/ops/ops.h"
 #include "elements.h"
 #include "simd_math.h"
-
-#define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
-#define GELU_CUBIC 0.044715
-
-// A gate's z and its slope; `gelu` is a constant where these are inlined, silu otherwise.
-static inline floatS gate_z(floatS g, int gelu) {
-    return gelu ? g * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * g * g) : g;
-}
-
-static inline floatS gate_slope(floatS g, int gelu) {
-    return gelu ? (floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * g * g : 1;
-}
+#include "llmc/ops/formulas.h"
 
 static inline void gated_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF, const int gelu) {
 #pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)

@@ -14,32 +14,9 @@ for any number of threads. The caller gives every tensor another seed, and says 
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
 #include "llmc/ops/ops.h"
-#include "llmc/base/random.h"
 #include "elements.h"
 #include "simd_math.h"
-
-// What one step has in common for all elements, worked out in double.
-typedef struct {
-    floatS gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
-    floatS decay;           // learning_rate * weight_decay
-    floatS rate;            // learning_rate / (1 - beta1^step)
-    floatS root_correction; // 1 / sqrt(1 - beta2^step)
-    floatS epsilon;
-} AdamWFactors;
-
-static AdamWFactors adamw_factors(const AdamW *step) {
-    AdamWFactors f;
-    f.gradient_scale = (floatS)step->gradient_scale;
-    f.beta1 = (floatS)step->beta1;
-    f.beta2 = (floatS)step->beta2;
-    f.one_minus_beta1 = (floatS)(1 - step->beta1);
-    f.one_minus_beta2 = (floatS)(1 - step->beta2);
-    f.decay = (floatS)(step->learning_rate * step->weight_decay);
-    f.rate = (floatS)(step->learning_rate / (1 - pow(step->beta1, (double)step->step)));
-    f.root_correction = (floatS)(1 / sqrt(1 - pow(step->beta2, (double)step->step)));
-    f.epsilon = (floatS)step->epsilon;
-    return f;
-}
+#include "llmc/ops/formulas.h"
 
 static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v, size_t count,
                         const AdamWFactors *step) {
@@ -58,38 +35,25 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
 
 // ---- stochastic rounding to bf16 ------------------------------------------------------------------------------------
 
-// A good hash of 32 bits that vectorises (the finaliser of MurmurHash3; random_mix's 64-bit products do not
-// everywhere).
-static inline uint32_t mix32(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x85ebca6bu;
-    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-    return x ^ (x >> 16);
-}
-
 // Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
 // first: of the elements that share the key, the one at out[0].
 static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key, uint32_t first) {
-    const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
         float value = (float)in[i];
-        uint32_t bits, noise = mix32(mix32((first + (uint32_t)i) ^ low) ^ high) >> 16;
+        uint32_t bits, noise = adamw_noise(key, first + (uint32_t)i);
         memcpy(&bits, &value, sizeof(bits));
         out[i] = (bits & 0x7f800000u) == 0x7f800000u ? float_to_bf16(value) : (uint16_t)((bits + noise) >> 16);
     }
 }
 
-enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
-
-// block_close for what AdamW keeps: bf16 stochastically, everything else as usual. BLOCK_ELEMENTS is part of the
-// random stream.
-static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values, const AdamW *step,
-                        int role) {
-    const size_t place = step->first + begin;
-    const uint64_t key =
-        random_bits(step->seed, (uint64_t)step->step * ADAMW_ROLES + (uint64_t)role, place / BLOCK_ELEMENTS);
+// block_close for what AdamW keeps: bf16 stochastically, everything else as usual.
+static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values,
+                        const AdamWFactors *f, int role) {
+    const size_t place = f->first + begin;
     if (type == DTYPE_BF16)
-        round_stochastically((uint16_t *)memory + begin, values, count, key, (uint32_t)(place % BLOCK_ELEMENTS));
+        round_stochastically((uint16_t *)memory + begin, values, count, adamw_key(f, role, place),
+                             (uint32_t)(place % ADAMW_BLOCK));
     else
         block_close(memory, type, begin, count, values);
 }
@@ -111,9 +75,9 @@ static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gra
         floatS *bm = block_open(m, moment_type, begin, length, buffer[2]);
         floatS *bv = block_open(v, moment_type, begin, length, buffer[3]);
         adamw_block(w, g, bm, bv, length, &factors);
-        adamw_close(weights, weights_type, begin, length, w, step, ADAMW_W);
-        adamw_close(m, moment_type, begin, length, bm, step, ADAMW_M);
-        adamw_close(v, moment_type, begin, length, bv, step, ADAMW_V);
+        adamw_close(weights, weights_type, begin, length, w, &factors, ADAMW_W);
+        adamw_close(m, moment_type, begin, length, bm, &factors, ADAMW_M);
+        adamw_close(v, moment_type, begin, length, bv, &factors, ADAMW_V);
         if (master) {
             floatX *rounded = (floatX *)w_ + begin;
 #pragma omp simd

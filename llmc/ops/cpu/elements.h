@@ -9,7 +9,7 @@ otherwise by way of a small buffer that stays in the first-level cache.
 #include "precision.h"
 
 enum {
-    BLOCK_ELEMENTS = 1024,  // also the unit of adamw's random numbers, see there
+    BLOCK_ELEMENTS = 1024,  // also ADAMW_BLOCK
     PARALLEL_MIN = 1 << 14, // elements below which waking the other threads costs more than they save
 };
 

@@ -10,9 +10,9 @@ S, two terms that are never negative and so do not cancel.
 #ifndef LLMC_CPU_LOGPROB_H
 #define LLMC_CPU_LOGPROB_H
 #include <float.h>
-#include "llmc/ops/ops.h"
 #include "elements.h"
 #include "simd_math.h"
+#include "llmc/ops/formulas.h"
 
 // The larger of top and the maximum of x[0..count), NaN aside. In lanes, since clang takes no maximum for a reduction.
 static floatS maximum(const floatX *x, size_t count, floatS top) {
@@ -29,28 +29,6 @@ static floatS maximum(const floatX *x, size_t count, floatS top) {
     return top;
 }
 
-// Over words, with z = (x - top) / temperature.
-typedef struct {
-    floatS top;
-    double sum, weighted; // of exp z, and where entropy is wanted of z exp z
-} Exponentials;
-
-// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one
-// sign.
-static void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
-    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
-    if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
-    e->sum *= shrink;
-    e->top = top;
-}
-
-// z exp z is 0 in fp32 from here on; where z is -inf the product would be NaN.
-#define LEAST_Z ((floatS)-1e4)
-
-/*
-The maximum starts at the lowest finite number, not at -inf: logits of -inf (masked words) then count as probability 0
-even where a whole block consists of them, while +inf and NaN reach the sum as NaN.
-*/
 static inline Exponentials sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature,
                                                const int weighted) {
     Exponentials e = {-FLT_MAX, 0, 0};

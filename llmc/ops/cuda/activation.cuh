@@ -6,23 +6,13 @@ each tensor. Bytes moved per element of out: a gated one 3 s forward, 5 s backwa
 #ifndef LLMC_CUDA_ACTIVATION_CUH
 #define LLMC_CUDA_ACTIVATION_CUH
 #include "platform.cuh"
+#include "llmc/ops/formulas.h"
 
 // s(z) = 1 / (1 + exp(-z)), and 1 - s(z) without cancellation
 __device__ inline float sigmoid(float z, float *one_minus) {
     float e = expf(-fabsf(z)), large = 1.0f / (1.0f + e), small = e * large;
     *one_minus = z >= 0.0f ? small : large;
     return z >= 0.0f ? large : small;
-}
-
-// ---- GELU, tanh form: x s(z(x)) with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) -----------------------------------------
-constexpr float GELU_SCALE = 1.5957691216057308f, GELU_CUBIC = GELU_SCALE * 0.044715f;
-
-// A gate's z, whose logistic function it is multiplied by, and the slope of z
-template <int KIND> __device__ inline float gate_z(float g) {
-    return KIND == ACTIVATION_SWIGLU ? g : g * (GELU_SCALE + GELU_CUBIC * g * g);
-}
-template <int KIND> __device__ inline float gate_slope(float g) {
-    return KIND == ACTIVATION_SWIGLU ? 1.0f : GELU_SCALE + 3.0f * GELU_CUBIC * g * g;
 }
 
 // ---- out = silu(gate) * up, or gelu(gate) * up, or gelu(in) without `up` --------------------------------------------
@@ -36,7 +26,7 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
         Pack<floatX, W> up, result;
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
-            float g = load(gate.x[j]), one_minus_s, s = sigmoid(gate_z<KIND>(g), &one_minus_s);
+            float g = load(gate.x[j]), one_minus_s, s = sigmoid(gate_z(g, KIND != ACTIVATION_SWIGLU), &one_minus_s);
             result.x[j] = store(GATED ? g * s * load(up.x[j]) : g * s);
         }
         pack_write(out + t * FF + c, result);
@@ -53,8 +43,10 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
         Pack<floatX, W> up, dgate, dup;
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
-            float g = load(gate.x[j]), d = load(gradient.x[j]), one_minus_s, s = sigmoid(gate_z<KIND>(g), &one_minus_s);
-            dgate.x[j] = store((GATED ? d * load(up.x[j]) : d) * (s + g * s * one_minus_s * gate_slope<KIND>(g)));
+            float g = load(gate.x[j]), d = load(gradient.x[j]), one_minus_s,
+                  s = sigmoid(gate_z(g, KIND != ACTIVATION_SWIGLU), &one_minus_s);
+            dgate.x[j] = store((GATED ? d * load(up.x[j]) : d) *
+                               (s + g * s * one_minus_s * gate_slope(g, KIND != ACTIVATION_SWIGLU)));
             if (GATED) dup.x[j] = store(d * g * s);
         }
         pack_write(din + row, dgate);

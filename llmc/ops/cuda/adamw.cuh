@@ -5,44 +5,16 @@ is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 
 */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH
-#include "llmc/base/random.h"
 #include "elements.cuh"
+#include "llmc/ops/formulas.h"
 
-constexpr int ADAMW_PACK = 4;
-constexpr size_t ADAMW_BLOCK = 1024; // elements that share a key of the random numbers; op set "cpu" has the same
-
-enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
-
-struct AdamWFactors {
-    float gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, decay, rate, root_correction, epsilon;
-    uint64_t seed, stream; // of the random numbers
-    size_t first;          // place of element 0 in its parameter
-};
-
-static AdamWFactors adamw_factors(const AdamW *step) {
-    AdamWFactors f;
-    f.gradient_scale = (float)step->gradient_scale;
-    f.beta1 = (float)step->beta1, f.beta2 = (float)step->beta2;
-    f.one_minus_beta1 = (float)(1 - step->beta1), f.one_minus_beta2 = (float)(1 - step->beta2);
-    f.decay = (float)(step->learning_rate * step->weight_decay);
-    f.rate = (float)(step->learning_rate / (1 - pow(step->beta1, (double)step->step)));
-    f.root_correction = (float)(1 / sqrt(1 - pow(step->beta2, (double)step->step)));
-    f.epsilon = (float)step->epsilon;
-    f.seed = step->seed, f.stream = (uint64_t)step->step * ADAMW_ROLES, f.first = step->first;
-    return f;
-}
-
-__device__ inline uint32_t mix32(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x85ebca6bu;
-    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-    return x ^ (x >> 16);
-}
+constexpr int ADAMW_PACK = full_pack<float>;
 
 __device__ inline void set_rounded(float *x, float value, uint64_t, uint32_t) { *x = value; }
 
 // Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
 __device__ inline void set_rounded(Bf16 *x, float value, uint64_t key, uint32_t index) {
-    uint32_t bits, noise = mix32(mix32(index ^ (uint32_t)key) ^ (uint32_t)(key >> 32)) >> 16;
+    uint32_t bits, noise = adamw_noise(key, index);
     memcpy(&bits, &value, sizeof(bits));
     x->bits = (bits & 0x7f800000u) == 0x7f800000u ? bf16_nearest(value) : (uint16_t)((bits + noise) >> 16);
 }
@@ -51,10 +23,9 @@ __device__ inline void set_rounded(Bf16 *x, float value, uint64_t key, uint32_t 
 template <typename T, typename G, typename M, int W>
 __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *m, M *v, size_t packs, AdamWFactors f) {
     FOR_EACH_PACK(i, packs) {
-        const size_t first = i * W, place = f.first + first, block = place / ADAMW_BLOCK;
-        const uint64_t key_w = random_bits(f.seed, f.stream + ADAMW_W, block),
-                       key_m = random_bits(f.seed, f.stream + ADAMW_M, block),
-                       key_v = random_bits(f.seed, f.stream + ADAMW_V, block);
+        const size_t first = i * W, place = f.first + first;
+        const uint64_t key_w = adamw_key(&f, ADAMW_W, place), key_m = adamw_key(&f, ADAMW_M, place),
+                       key_v = adamw_key(&f, ADAMW_V, place);
         Pack<T, W> w = pack_read<W>(weights + first);
         Pack<M, W> pm = pack_read<W>(m + first), pv = pack_read<W>(v + first);
         const Pack<G, W> pg = pack_read<W>(gradient + first);
@@ -81,20 +52,14 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
 template <typename T>
 static void adamw_weights(T *weights, floatX *rounded, const void *gradient, DType gradient_type, void *m, void *v,
                           DType moment_type, size_t count, const AdamWFactors &f) {
-    with_type(gradient_type, "adamw", [&](auto gradient_element) {
-        with_type(moment_type, "adamw", [&](auto moment_element) {
-            typedef std::remove_pointer_t<decltype(gradient_element)> G;
-            typedef std::remove_pointer_t<decltype(moment_element)> M;
+    with_type(gradient_type, "adamw", [&]<typename G>(G *) {
+        with_type(moment_type, "adamw", [&]<typename M>(M *) {
             const bool packed =
                 count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
-            const auto launch_with = [&](auto W) {
+            with_width<float>(packed, [&](auto W) {
                 LAUNCH((adamw_kernel<T, G, M, W>), loop_grid(count / W), LOOP_THREADS, 0)
                 (weights, rounded, (const G *)gradient, (M *)m, (M *)v, count / W, f);
-            };
-            if (packed)
-                launch_with(Width<ADAMW_PACK>());
-            else
-                launch_with(Width<1>());
+            });
         });
     });
 }

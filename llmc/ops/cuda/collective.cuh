@@ -78,6 +78,7 @@ constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead
 typedef struct {
     cudaEvent_t ready, done; // on the default stream: its tensors are; on the stream of collectives: it has been done
     const char *what;
+    ncclComm_t communicator;
 } Collective;
 
 static struct {
@@ -181,19 +182,25 @@ static ncclComm_t communicator_of(RankGroup group) {
     return *communicator;
 }
 
-static Collective *ask(const char *what) {
+static const Collective *ask(const char *what, RankGroup group) {
+    ncclComm_t communicator = communicator_of(group);
     Collective *c = &collectives.ring[collectives.asked % IN_FLIGHT];
     if (collectives.asked >= IN_FLIGHT) event_wait(c->done);
     if (collectives.done < collectives.asked - IN_FLIGHT + 1) collectives.done = collectives.asked - IN_FLIGHT + 1;
-    c->what = what;
+    c->what = what, c->communicator = communicator;
     CUDA_CHECK(cudaEventRecord(c->ready), "marking the default stream");
     CUDA_CHECK(cudaStreamWaitEvent(collectives.stream, c->ready), "ordering collectives after kernels");
     nccl_check(nccl.GroupStart(), NULL, "beginning a group");
     return c;
 }
 
-static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
-    nccl_check(nccl.GroupEnd(), communicator, c->what);
+// One call of NCCL's within it
+template <typename Call, typename... Arguments> static void add_call(const Collective *c, Call call, Arguments... x) {
+    nccl_check(call(x..., c->communicator, collectives.stream), c->communicator, c->what);
+}
+
+static int64_t asked_for(const Collective *c) {
+    nccl_check(nccl.GroupEnd(), c->communicator, c->what);
     CUDA_CHECK(cudaEventRecord(c->done, collectives.stream), "marking the end of a collective");
     return ++collectives.asked;
 }
@@ -201,53 +208,33 @@ static int64_t asked_for(const Collective *c, ncclComm_t communicator) {
 // ---- the ops --------------------------------------------------------------------------------------------------------
 // Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
 static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
-    const World world = job_world();
-    const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
-    ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("a reduce-scatter");
-    float *sums = (float *)x;
-    if (each)
-        nccl_check(nccl.ReduceScatter(sums, sums + rank_in(world, group) * each, each, ncclFloat, ncclSum, communicator,
-                                      collectives.stream),
-                   communicator, c->what);
-    if (rest < count)
-        nccl_check(nccl.Reduce(sums + rest, sums + rest, count - rest, ncclFloat, ncclSum, (int)ranks - 1, communicator,
-                               collectives.stream),
-                   communicator, c->what);
-    return asked_for(c, communicator);
+    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    const size_t each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
+    const Collective *c = ask("a reduce-scatter", group);
+    float *const sums = (float *)x, *const last = sums + rest;
+    if (each) add_call(c, nccl.ReduceScatter, sums, sums + rank * each, each, ncclFloat, ncclSum);
+    if (rest < count) add_call(c, nccl.Reduce, last, last, count - rest, ncclFloat, ncclSum, (int)ranks - 1);
+    return asked_for(c);
 }
 
 static int64_t cuda_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
-    const World world = job_world();
-    const size_t ranks = ranks_in(world, group), each = shard_range(count, unit, ranks, 0).count * size;
-    const size_t rest = ranks * each, bytes = count * size;
-    ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("an all-gather");
-    char *all = (char *)x;
-    if (each)
-        nccl_check(
-            nccl.AllGather(all + rank_in(world, group) * each, all, each, ncclUint8, communicator, collectives.stream),
-            communicator, c->what);
-    if (rest < bytes)
-        nccl_check(nccl.Broadcast(all + rest, all + rest, bytes - rest, ncclUint8, (int)ranks - 1, communicator,
-                                  collectives.stream),
-                   communicator, c->what);
-    return asked_for(c, communicator);
+    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    const size_t each = shard_range(count, unit, ranks, 0).count * size, rest = ranks * each, bytes = count * size;
+    const Collective *c = ask("an all-gather", group);
+    char *const all = (char *)x, *const last = all + rest;
+    if (each) add_call(c, nccl.AllGather, all + rank * each, all, each, ncclUint8);
+    if (rest < bytes) add_call(c, nccl.Broadcast, last, last, bytes - rest, ncclUint8, (int)ranks - 1);
+    return asked_for(c);
 }
 
 static int64_t cuda_exchange(RankGroup group, const Message *messages, size_t n) {
-    ncclComm_t communicator = communicator_of(group);
-    const Collective *c = ask("an exchange");
+    const Collective *c = ask("an exchange", group);
     for (size_t i = 0; i < n; i++) {
         const Message *p = &messages[i];
-        if (p->out_bytes)
-            nccl_check(nccl.Send(p->out, p->out_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
-                       communicator, c->what);
-        if (p->in_bytes)
-            nccl_check(nccl.Recv(p->in, p->in_bytes, ncclUint8, (int)p->peer, communicator, collectives.stream),
-                       communicator, c->what);
+        if (p->out_bytes) add_call(c, nccl.Send, p->out, p->out_bytes, ncclUint8, (int)p->peer);
+        if (p->in_bytes) add_call(c, nccl.Recv, p->in, p->in_bytes, ncclUint8, (int)p->peer);
     }
-    return asked_for(c, communicator);
+    return asked_for(c);
 }
 
 // The default stream, where all other ops are, waits. What has left the ring has been waited for by the host.

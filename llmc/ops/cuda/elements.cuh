@@ -15,7 +15,7 @@ __device__ inline float value_of(Bf16 x) { return bf16_value(x.bits); }
 __device__ inline void set_value(float *x, float value) { *x = value; }
 __device__ inline void set_value(Bf16 *x, float value) { x->bits = bf16_nearest(value); }
 
-// Calls launch(element) with a null pointer to the element type.
+// Calls launch with a null pointer to the element type.
 template <typename F> static void with_type(DType type, const char *op, F launch) {
     if (type == DTYPE_FP32)
         launch((float *)NULL);

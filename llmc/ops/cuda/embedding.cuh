@@ -152,8 +152,7 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
 static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
                                     size_t rows, size_t C, double scale, Summed *scratch) {
     const int32_t *order = sort_by_row((int32_t *)scratch, index, N, rows);
-    with_type(dw_type, "embedding_backward", [&](auto element) {
-        typedef std::remove_pointer_t<decltype(element)> T;
+    with_type(dw_type, "embedding_backward", [&]<typename T>(T *) {
         with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx), [&](auto W) {
             const size_t packs = C / W, threads = packs < 128 ? (packs + LANES - 1) / LANES * LANES : 128;
             LAUNCH((embedding_backward_kernel<T, W>), dim3((unsigned)N, (unsigned)blocks_for(packs, threads)),

@@ -8,10 +8,11 @@ gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
 
 template <int W> __global__ void round_sums_kernel(floatX *out, const float *in, size_t packs) {
     FOR_EACH_PACK(i, packs) {
+        constexpr int STEP = W < 4 ? 1 : 4;
         Pack<floatX, W> result;
-        for (int j = 0; j < W; j += W < 4 ? 1 : 4) {
-            const Pack<float, W<4 ? 1 : 4> sums = pack_read < W < 4 ? 1 : 4>(in + i * W + j);
-            for (int k = 0; k < (W < 4 ? 1 : 4); k++) result.x[j + k] = store(sums.x[k]);
+        for (int j = 0; j < W; j += STEP) {
+            const Pack<float, STEP> sums = pack_read<STEP>(in + i * W + j);
+            for (int k = 0; k < STEP; k++) result.x[j + k] = store(sums.x[k]);
         }
         pack_write(out + i * W, result);
     }
@@ -34,8 +35,7 @@ template <typename T, int W> __global__ void gradient_add_kernel(T *gradient, co
 }
 
 static void cuda_gradient_add(void *gradient, DType type, const Summed *in, size_t count) {
-    with_type(type, "gradient_add", [&](auto element) {
-        typedef std::remove_pointer_t<decltype(element)> T;
+    with_type(type, "gradient_add", [&]<typename T>(T *) {
         with_width<float>(count % full_pack<float> == 0 && all_aligned(gradient, in), [&](auto W) {
             LAUNCH((gradient_add_kernel<T, W>), loop_grid(count / W), LOOP_THREADS, 0)
             ((T *)gradient, (const float *)in, count / W);
@@ -66,8 +66,7 @@ static double cuda_sum_of_squares(const void *x, DType type, size_t count) {
     double sums[SQUARES_BLOCKS], sum = 0;
     if (!device_sums && !(device_sums = (double *)memory_allocate(sizeof(sums))))
         die("no device memory for the %zu partial sums of a norm", sizeof(sums) / sizeof(sums[0]));
-    with_type(type, "sum_of_squares", [&](auto element) {
-        typedef std::remove_pointer_t<decltype(element)> T;
+    with_type(type, "sum_of_squares", [&]<typename T>(T *) {
         with_width<T>(count % full_pack<T> == 0 && all_aligned(x), [&](auto W) {
             LAUNCH((squares_kernel<T, W>), SQUARES_BLOCKS, LOOP_THREADS, 0)(device_sums, (const T *)x, count / W);
         });

@@ -16,13 +16,12 @@ static void cublas_check(cublasStatus_t status, const char *file, int line, cons
 }
 #define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
 
-constexpr size_t CUBLAS_WORKSPACE = (size_t)64
-                                    << 20; // bytes, beside the plan; 32 MiB is what cuBLAS asks for on Hopper
-constexpr size_t KEPT_MATMULS = 256;       // the oldest goes when there are more
-constexpr unsigned MOST_ALIGNMENT =
-    16; // bytes that any kernel asks for: where a chunk lies further must not choose another one
+constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS asks for 32 MiB on Hopper
+constexpr size_t KEPT_MATMULS = 256;                  // the oldest goes when there are more
+constexpr unsigned MOST_ALIGNMENT = 16; // bytes that any kernel asks for: more must not choose another one
 
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
+// Compared byte by byte: no padding.
 struct Matmul {
     size_t m, n, k;
     size_t stride_b, stride_out; // elements from row to row of B and out as stored; 0: as long as a row
@@ -67,26 +66,27 @@ template <typename T> static void matmul_set(KeptMatmul *kept, cublasLtMatmulDes
                  "describing a product");
 }
 
+template <typename T>
+static void preference_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                           T value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+                 "choosing a product");
+}
+
 // Fills found[most] with what cuBLASLt's heuristics return, in their order; returns how many there are
 static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResult_t *found, int most) {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const size_t workspace = CUBLAS_WORKSPACE;
-    const uint32_t alignment = kept->shape.alignment, scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t preference;
     int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "choosing a product");
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof(workspace)),
-                 "choosing a product");
+    preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLAS_WORKSPACE);
     // Parts of a sum over k meet in fp32, not in out's type.
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                                                      sizeof(scheme)),
-                 "choosing a product");
+    preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)),
-                     "choosing a product");
+        preference_set(preference, attribute, (uint32_t)kept->shape.alignment);
     // It returns an error where it has none: the caller says for which product.
     if (cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
                                        preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
@@ -118,9 +118,8 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
 
 static void matmul_drop(KeptMatmul *kept) {
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(kept->operation), "forgetting a product");
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->a), "forgetting a product");
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->b), "forgetting a product");
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(kept->out), "forgetting a product");
+    for (cublasLtMatrixLayout_t layout : {kept->a, kept->b, kept->out})
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layout), "forgetting a product");
 }
 
 static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
@@ -161,10 +160,7 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
 }
 
 static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int transposed_b, int summed_out) {
-    Matmul p = {0}; // compared byte by byte
-    p.m = m, p.n = n, p.k = k;
-    p.transposed_a = transposed_a, p.transposed_b = transposed_b, p.summed_out = summed_out;
-    return p;
+    return Matmul{m, n, k, 0, 0, transposed_a, transposed_b, summed_out, 0, 0};
 }
 
 static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,

@@ -9,25 +9,10 @@ how much of the second reading the L2 cache serves has not been measured (dev/cu
 #ifndef LLMC_CUDA_LOGPROB_CUH
 #define LLMC_CUDA_LOGPROB_CUH
 #include "platform.cuh"
+#include "llmc/ops/formulas.h"
 #include <float.h>
 
 constexpr unsigned LOGPROB_THREADS = 512;
-
-// sum of exp z, and with entropy of z exp z, where z = (x - top) / temperature. top starts at the lowest finite number,
-// so that logits of -inf count as probability 0, while +inf and NaN reach the sum as NaN.
-struct Exponentials {
-    float top;
-    double sum, weighted;
-};
-
-__device__ inline void raise_top(Exponentials *e, float top, double inverse_temperature) {
-    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
-    if (e->sum > 0.0) e->weighted = shrink * (e->weighted - fall * e->sum);
-    e->sum *= shrink;
-    e->top = top;
-}
-
-constexpr float LEAST_Z = -1e4f; // exp is 0 from here on; times -inf that would be NaN
 
 template <bool WEIGHTED = false>
 __device__ inline void see(Exponentials *e, const float *x, int count, float inverse_temperature) {

@@ -13,7 +13,7 @@ builds the same lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which run
                                                                     until all of this thread's groups but the last LEFT
                                                                     have come
 
-floatS is float everywhere here: there is no double build for GPUs.
+floatS is float: there is no double build for GPUs.
 */
 #ifndef LLMC_CUDA_PLATFORM_CUH
 #define LLMC_CUDA_PLATFORM_CUH
@@ -100,6 +100,7 @@ template <int LEFT> __device__ inline void fetch_wait() {
 #endif
 
 // ---- floatX: what tensors hold. Arithmetic is float. ----------------------------------------------------------------
+typedef float floatS;
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
 __device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }

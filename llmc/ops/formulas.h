@@ -1,0 +1,94 @@
+/*
+Formulas that both op sets compute with, in floatS, which the including file has defined.
+*/
+#ifndef LLMC_FORMULAS_H
+#define LLMC_FORMULAS_H
+#include <math.h>
+#include "llmc/base/random.h"
+#include "ops.h"
+
+// ---- activations: g s(z) (times up) with the logistic function s; silu: z = g, gelu: z = 2 sqrt(2/pi) (g + 0.044715 g^3)
+#define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
+#define GELU_CUBIC 0.044715
+
+// A gate's z and its slope; `gelu` is a constant where these are inlined, silu otherwise.
+DEVICE_TOO static inline floatS gate_z(floatS g, int gelu) {
+    return gelu ? g * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * g * g) : g;
+}
+
+DEVICE_TOO static inline floatS gate_slope(floatS g, int gelu) {
+    return gelu ? (floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * g * g : 1;
+}
+
+// ---- log-probabilities ----------------------------------------------------------------------------------------------
+// Over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of -inf
+// (masked words) then count as probability 0 even where a whole block consists of them, while +inf and NaN reach the
+// sum as NaN.
+typedef struct {
+    floatS top;
+    double sum, weighted; // of exp z, and where entropy is wanted of z exp z
+} Exponentials;
+
+// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one
+// sign.
+DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
+    const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
+    if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
+    e->sum *= shrink;
+    e->top = top;
+}
+
+// z exp z is 0 in fp32 from here on; where z is -inf the product would be NaN.
+#define LEAST_Z ((floatS)-1e4)
+
+// ---- AdamW ----------------------------------------------------------------------------------------------------------
+enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
+#define ADAMW_BLOCK 1024 // elements of a parameter that share a key of the random numbers
+
+// What one step has in common for all elements, worked out in double.
+typedef struct {
+    floatS gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
+    floatS decay;           // learning_rate * weight_decay
+    floatS rate;            // learning_rate / (1 - beta1^step)
+    floatS root_correction; // 1 / sqrt(1 - beta2^step)
+    floatS epsilon;
+    uint64_t seed, stream; // of the random numbers
+    size_t first;          // place of element 0 in its parameter
+} AdamWFactors;
+
+static AdamWFactors adamw_factors(const AdamW *step) {
+    AdamWFactors f;
+    f.gradient_scale = (floatS)step->gradient_scale;
+    f.beta1 = (floatS)step->beta1;
+    f.beta2 = (floatS)step->beta2;
+    f.one_minus_beta1 = (floatS)(1 - step->beta1);
+    f.one_minus_beta2 = (floatS)(1 - step->beta2);
+    f.decay = (floatS)(step->learning_rate * step->weight_decay);
+    f.rate = (floatS)(step->learning_rate / (1 - pow(step->beta1, (double)step->step)));
+    f.root_correction = (floatS)(1 / sqrt(1 - pow(step->beta2, (double)step->step)));
+    f.epsilon = (floatS)step->epsilon;
+    f.seed = step->seed;
+    f.stream = (uint64_t)step->step * ADAMW_ROLES;
+    f.first = step->first;
+    return f;
+}
+
+// Of element `place` of a parameter
+DEVICE_TOO static inline uint64_t adamw_key(const AdamWFactors *f, int role, size_t place) {
+    return random_bits(f->seed, f->stream + (uint64_t)role, place / ADAMW_BLOCK);
+}
+
+// A good hash of 32 bits that vectorises (the finaliser of MurmurHash3; random_mix's 64-bit products do not
+// everywhere).
+DEVICE_TOO static inline uint32_t mix32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+    return x ^ (x >> 16);
+}
+
+// 16 random bits; index: of the elements that share the key
+DEVICE_TOO static inline uint32_t adamw_noise(uint64_t key, uint32_t index) {
+    return mix32(mix32(index ^ (uint32_t)key) ^ (uint32_t)(key >> 32)) >> 16;
+}
+
+#endif
