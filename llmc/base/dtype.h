@@ -15,13 +15,8 @@ typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_COUNT } DTy
 static size_t dtype_size(DType type) { return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2; }
 
 static const char *dtype_name(DType type) {
-    switch (type) {
-    case DTYPE_FP32: return "fp32";
-    case DTYPE_BF16: return "bf16";
-    case DTYPE_FP64: return "double";
-    case DTYPE_FP16: return "fp16";
-    default: return "unknown";
-    }
+    static const char *const names[DTYPE_COUNT] = {"fp32", "bf16", "double", "fp16"};
+    return type < DTYPE_COUNT ? names[type] : "unknown";
 }
 
 // The type in which sums that cross tokens are kept beside tensors of `type`: fp32, or double in the double build.
@@ -72,20 +67,15 @@ static double element_to_double(const void *elements, DType type, size_t i) {
 
 /*
 Conversion between element types, on the host and for files: every pair of types but into fp16, which is read only. Each
-value is rounded to nearest, ties to even. What ops do to tensors in device memory is not here (ops.h).
+value is rounded to nearest, ties to even. Conversion in device memory is an op (ops.h).
 */
 static void elements_to_float(float *out, const void *in, DType type, size_t count) {
-    switch (type) {
-    case DTYPE_FP32: memcpy(out, in, count * sizeof(float)); break;
-    case DTYPE_BF16:
+    if (type == DTYPE_FP32)
+        memcpy(out, in, count * sizeof(float));
+    else if (type == DTYPE_BF16)
         for (size_t i = 0; i < count; i++) out[i] = bf16_to_float(((const uint16_t *)in)[i]);
-        break;
-    case DTYPE_FP16:
-        for (size_t i = 0; i < count; i++) out[i] = fp16_to_float(((const uint16_t *)in)[i]);
-        break;
-    default:
-        for (size_t i = 0; i < count; i++) out[i] = (float)((const double *)in)[i];
-    }
+    else
+        for (size_t i = 0; i < count; i++) out[i] = (float)element_to_double(in, type, i);
 }
 
 static void elements_from_float(void *out, DType type, const float *in, size_t count) {

@@ -31,14 +31,6 @@ static int path_is_directory(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-// Names that were created, renamed or removed in a folder survive a power failure after this.
-static void sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    fsync(fd); // some file systems refuse, and then there is no more to be done
-    close(fd);
-}
-
 // The folder that `path` is in.
 static void folder_above(char above[PATH_MAX], const char *path) {
     const char *slash = strrchr(path, '/');
@@ -46,10 +38,14 @@ static void folder_above(char above[PATH_MAX], const char *path) {
     if (!*above) snprintf(above, PATH_MAX, "/");
 }
 
+// A name that was created, renamed or removed survives a power failure after this.
 static void sync_folder_of(const char *path) {
     char above[PATH_MAX];
     folder_above(above, path);
-    sync_folder(above);
+    int fd = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd); // some file systems refuse
+    close(fd);
 }
 
 static void path_join(char path[PATH_MAX], const char *directory, const char *name) {

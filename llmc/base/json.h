@@ -24,23 +24,23 @@ static size_t json_valid_until(const unsigned char *text, size_t length) {
 
 // Text from a file that goes into a message must not move the cursor or break the line.
 static int json_printable(const char *text) {
-    for (; *text; text++) {
-        if ((unsigned char)*text < 0x20 || *text == 0x7f) return 0;
-    }
-    return 1;
+    while ((unsigned char)*text >= 0x20 && *text != 0x7f) text++;
+    return !*text;
 }
 
 static int json_compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static void json_check_keys(const cJSON *object, const char *where) {
-    size_t count = 0, i = 0;
+// The keys of every object of a tree, whose depth cJSON limits.
+static void json_check_keys(const cJSON *value, const char *where) {
+    const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
+    const char **names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
     const cJSON *child;
-    const char **names;
-    cJSON_ArrayForEach(child, object) count++;
-    names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
-    cJSON_ArrayForEach(child, object) {
+    size_t i = 0;
+    cJSON_ArrayForEach(child, value) {
+        if (child->child) json_check_keys(child, where);
+        if (!count) continue;
         if (!json_printable(child->string)) die("%s: a key holds control characters", where);
         names[i++] = child->string;
     }
@@ -51,21 +51,11 @@ static void json_check_keys(const cJSON *object, const char *where) {
     free(names);
 }
 
-// The same for every object of a tree, whose depth cJSON limits.
-static void json_check_all_keys(const cJSON *value, const char *where) {
-    const cJSON *child;
-    if (cJSON_IsObject(value)) json_check_keys(value, where);
-    cJSON_ArrayForEach(child, value) {
-        if (child->child) json_check_all_keys(child, where);
-    }
-}
-
 // The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or
 // length. cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
 static size_t json_escapes_valid_until(const char *text, size_t length) {
     for (size_t i = 0; i + 1 < length; i++) {
-        if (text[i] != '\\') continue;
-        if (text[++i] != 'u') continue;
+        if (text[i] != '\\' || text[++i] != 'u') continue;
         size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero is behind the text
         if (digits < 4 || !memcmp(text + i + 1, "0000", 4)) return i - 1;
     }
@@ -84,7 +74,7 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
     if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
-    json_check_all_keys(root, where);
+    json_check_keys(root, where);
     return root;
 }
 
@@ -138,14 +128,12 @@ typedef struct {
 } JsonOut;
 
 static JsonOut json_open(FILE *file) {
-    JsonOut json = {0};
-    json.file = file;
+    JsonOut json = {.file = file};
     return json;
 }
 
 static JsonOut json_open_text(char *text, size_t room, JsonStyle style) {
-    JsonOut json = {0};
-    json.text = text, json.room = room, json.style = style;
+    JsonOut json = {.text = text, .room = room, .style = style};
     return json;
 }
 
@@ -248,10 +236,10 @@ static void json_bytes(JsonOut *json, const char *key, const char *text, size_t 
 
 // NULL becomes null.
 static void json_text(JsonOut *json, const char *key, const char *text) {
-    if (!text)
-        json_null(json, key);
-    else
+    if (text)
         json_bytes(json, key, text, strlen(text));
+    else
+        json_null(json, key);
 }
 
 // Ends the outermost value's line in memory, with a zero behind it. Returns the length; 0 where it did not fit.

@@ -55,12 +55,11 @@ static void end_by_signal(int number) {
 static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     static int prepared;
-    struct sigaction before;
+    struct sigaction before, action = {0};
     if (prepared) return;
     prepared = 1;
     atexit(output_discard);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
-    struct sigaction action = {0};
     action.sa_handler = end_by_signal;
     action.sa_flags = (int)SA_RESETHAND | SA_NODEFER;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
@@ -70,27 +69,21 @@ static void signals_prepare(void) {
 }
 
 // ---- names of temporaries: NAME.PID-ATTEMPT.tmp ---------------------------------------------------------------------
+static int is_temporary_suffix(const char *text) {
+    int end = 0;
+    sscanf(text, ".%*[0-9]-%*[0-9].tmp%n", &end);
+    return end && !text[end];
+}
+
 // `name` is one that temporary_name gives to what will be `base`.
 static int is_temporary_of(const char *name, const char *base) {
-    size_t length = strlen(base);
-    if (strncmp(name, base, length) != 0 || name[length] != '.') return 0;
-    name += length + 1;
-    size_t digits = strspn(name, "0123456789");
-    if (!digits || name[digits] != '-') return 0;
-    name += digits + 1;
-    digits = strspn(name, "0123456789");
-    return digits && !strcmp(name + digits, ".tmp");
+    return !strncmp(name, base, strlen(base)) && is_temporary_suffix(name + strlen(base));
 }
 
 // Cuts off what temporary_name adds to a name.
-static void strip_temporary(char name[256]) {
-    char base[256];
-    for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
-        snprintf(base, sizeof(base), "%.*s", (int)(dot - name), name);
-        if (!is_temporary_of(name, base)) continue;
-        *dot = 0;
-        return;
-    }
+static void strip_temporary(char *name) {
+    for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
+        if (is_temporary_suffix(dot)) *dot = 0;
 }
 
 // With the process's number: two that write to one place do not mix, and what a user calls X.tmp stays.
@@ -100,9 +93,15 @@ static void temporary_name(char temporary[PATH_MAX], const char *path, int attem
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------
-__attribute__((noreturn)) static void output_fail(const OutputFile *file, const char *action, int error) {
-    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path,
-        action, strerror(error));
+__attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const OutputFile *file, int error,
+                                                                        const char *action, ...) {
+    char text[80];
+    va_list args;
+    va_start(args, action);
+    vsnprintf(text, sizeof(text), action, args);
+    va_end(args);
+    die("%s: %s failed: %s; free some space or choose another place (the unfinished file is removed)", file->path, text,
+        strerror(error));
 }
 
 // file->path = where a file that is to be written to `path` has to go.
@@ -138,12 +137,8 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     }
 #ifdef __linux__
     // Not every file system can reserve space; those that cannot say so otherwise than by being full.
-    if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-        char action[64];
-        int error = errno;
-        snprintf(action, sizeof(action), "reserving %s", human_bytes((double)bytes));
-        output_fail(file, action, error);
-    }
+    if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
+        output_fail(file, errno, "reserving %s", human_bytes((double)bytes));
 #else
     (void)bytes;
 #endif
@@ -154,12 +149,9 @@ static void output_write(const OutputFile *file, uint64_t offset, const void *da
     while (bytes) {
         ssize_t put = pwrite(file->fd, cursor, min_size(bytes, (size_t)1 << 30), (off_t)offset);
         if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) {
-            char action[80];
-            int error = put < 0 ? errno : ENOSPC;
-            snprintf(action, sizeof(action), "writing %zu bytes at byte %llu", bytes, (unsigned long long)offset);
-            output_fail(file, action, error);
-        }
+        if (put <= 0)
+            output_fail(file, put < 0 ? errno : ENOSPC, "writing %zu bytes at byte %llu", bytes,
+                        (unsigned long long)offset);
         cursor += put, offset += (uint64_t)put, bytes -= (size_t)put;
     }
 }
@@ -175,14 +167,14 @@ static void output_join(OutputFile *file, const char *path, const char *temporar
 }
 
 static void output_leave(const OutputFile *file) {
-    if (fsync(file->fd) != 0) output_fail(file, "syncing", errno);
-    if (close(file->fd) != 0) output_fail(file, "closing", errno);
+    if (fsync(file->fd) != 0) output_fail(file, errno, "syncing");
+    if (close(file->fd) != 0) output_fail(file, errno, "closing");
 }
 
 // After this the file is there under its name, whatever happens to the machine.
 static void output_commit(OutputFile *file) {
     output_leave(file);
-    if (rename(file->temporary, file->path) != 0) output_fail(file, "renaming the finished file", errno);
+    if (rename(file->temporary, file->path) != 0) output_fail(file, errno, "renaming the finished file");
     output_pending = NULL;
     sync_folder_of(file->path);
 }
@@ -190,8 +182,10 @@ static void output_commit(OutputFile *file) {
 // ---- folders --------------------------------------------------------------------------------------------------------
 // Makes folder->temporary, to hold so many files and to become folder->path. 0: it cannot be made, errno says why.
 static int folder_begin(OutputFolder *folder, size_t files) {
-    folder->names = folder->few, folder->capacity = FOLDER_FEW;
-    folder->count = 0, folder->fd = -1;
+    folder->names = folder->few;
+    folder->capacity = FOLDER_FEW;
+    folder->count = 0;
+    folder->fd = -1;
     signals_prepare();
     folder_pending = folder; // before it exists: a signal may come at once
     if (mkdir(folder->temporary, 0777) == 0) folder->fd = open(folder->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -211,7 +205,7 @@ static void folder_open_file(OutputFolder *folder, OutputFile *file, const char 
     char path[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
     snprintf(folder->names[folder->count], sizeof(folder->names[0]), "%s", name);
-    folder->count = folder->count + 1;
+    folder->count = folder->count + 1; // not before its name: a signal may come at once
     path_join(path, folder->temporary, name);
     output_open(file, path, bytes);
 }
@@ -249,25 +243,16 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     }
     if (directory)
         closedir(directory);
-    else if (fd >= 0)
+    else
         close(fd);
     return rmdir(path) == 0;
 }
 
 // ---- a folder at a place that a user chose: free, or an empty folder ------------------------------------------------
-static int folder_is_empty(const char *path) {
-    const struct dirent *entry;
-    DIR *directory = opendir(path);
-    int empty = 1;
-    if (!directory) die("%s: cannot be looked through: %s; choose another --out", path, strerror(errno));
-    while (empty && (entry = readdir(directory))) empty = !strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..");
-    closedir(directory);
-    return empty;
-}
-
 // folder->path = where a folder that is to be written to `path` has to go.
 static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
+    const struct dirent *entry;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 300)
         die("%.200s...: this path is too long to write to", path);
     for (size_t length = strlen(path); length > 1 && folder->path[length - 1] == '/';) folder->path[--length] = 0;
@@ -278,7 +263,12 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
         die("%s: is a file, a folder was to be written there; choose another --out (one that ends in .bin is a flat "
             "file)",
             path);
-    if (!folder_is_empty(folder->path)) die("%s: the folder is not empty; choose a new --out", path);
+    DIR *directory = opendir(folder->path);
+    if (!directory) die("%s: cannot be looked through: %s; choose another --out", path, strerror(errno));
+    while ((entry = readdir(directory)))
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            die("%s: the folder is not empty; choose a new --out", path);
+    closedir(directory);
     if (stat(".", &here) == 0 && here.st_dev == status.st_dev && here.st_ino == status.st_ino)
         die("%s: is the folder this program runs in, which cannot be replaced; give a new name", path);
     if (!realpath(path, folder->path) || strlen(folder->path) >= PATH_MAX - 300)
@@ -288,12 +278,10 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
 // Removes what a process that was killed left of the folder; one that is locked is being written.
 static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        close(fd);
-        return;
-    }
     if (fd < 0) return;
-    if (folder_remove(path, fd, ours))
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+        close(fd);
+    else if (folder_remove(path, fd, ours))
         note("%s, which a conversion that was cut off had left, is removed", path);
     else
         note("%s was left by a conversion that was cut off; look through it and remove it", path);
@@ -330,10 +318,8 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
             path, human_bytes((double)bytes), (unsigned long long)bytes, human_bytes((double)available));
     for (int attempt = 0; attempt < 1000; attempt++) {
         temporary_name(folder->temporary, folder->path, attempt);
-        if (!folder_begin(folder, files)) {
-            if (errno == EEXIST) continue;
-            break;
-        }
+        if (!folder_begin(folder, files) && errno == EEXIST) continue;
+        if (folder->fd < 0) break;
         flock(folder->fd, LOCK_EX | LOCK_NB); // where it is refused, nobody else gets it either
         if (path_is_file(folder->temporary, folder->fd)) return;
         folder_pending = NULL; // somebody took it for an old one
@@ -350,12 +336,10 @@ static void make_folder(const char *path) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
-        if (mkdir(part, 0777) == 0) {
+        const int error = mkdir(part, 0777) ? errno : 0; // stat has one of its own
+        if (!error)
             sync_folder_of(part);
-            continue;
-        }
-        int error = errno; // stat has one of its own
-        if (!path_is_directory(part))
+        else if (!path_is_directory(part))
             die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
     }
 }

@@ -25,14 +25,11 @@ typedef struct {
 // One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not
 // known yet.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
-    char head[64], tail[64];
+    char head[64], tail[64] = "";
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     width = min_size(width, PROGRESS_LINE - 1);
     snprintf(head, sizeof(head), "%.40s %3d %% ", label, (int)(100 * fraction));
-    if (seconds_left < 0)
-        tail[0] = 0;
-    else
-        snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left));
+    if (seconds_left >= 0) snprintf(tail, sizeof(tail), " %s left", human_seconds(seconds_left));
     int bar = (int)width - (int)strlen(head) - (int)strlen(tail) - 2;
     if (bar < 5) { // no room for a bar
         snprintf(line, PROGRESS_LINE, "%s%s", head, *tail ? tail + 1 : "");
@@ -55,43 +52,31 @@ static void progress_clear_shown(void) {
     progress_shown->shown = 0;
 }
 
-static void progress_clear(Progress *progress) {
+static void progress_clear(const Progress *progress) {
     if (progress->shown) progress_clear_shown();
-}
-
-static int can_show_progress(FILE *file) {
-    const char *terminal = getenv("TERM");
-    return file && !progress_off && is_main_rank() && isatty(fileno(file)) && !(terminal && !strcmp(terminal, "dumb"));
 }
 
 // A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
 static Progress progress_begin(FILE *file, const char *label, double done, double total) {
-    Progress progress = {0};
-    progress.file = can_show_progress(file) ? file : NULL;
-    progress.label = label;
-    progress.total = total;
-    progress.begun_done = done;
-    progress.begun_at = seconds_now();
-    progress.drawn_at = progress.begun_at + PROGRESS_DELAY - PROGRESS_INTERVAL;
+    const char *terminal = getenv("TERM");
+    const double now = seconds_now();
+    if (progress_off || !is_main_rank() || (terminal && !strcmp(terminal, "dumb"))) file = NULL;
+    if (file && !isatty(fileno(file))) file = NULL;
+    Progress progress = {file, label, total, done, now, now + PROGRESS_DELAY - PROGRESS_INTERVAL, 0};
     return progress;
-}
-
-static size_t terminal_width(FILE *file) {
-    struct winsize size;
-    if (ioctl(fileno(file), TIOCGWINSZ, &size) || size.ws_col == 0) return 80;
-    return size.ws_col;
 }
 
 // `progress` stays where it is until progress_end: the screen refers to it.
 static void progress_update(Progress *progress, double done) {
     char line[PROGRESS_LINE];
     double advanced = done - progress->begun_done, left = -1;
+    struct winsize size;
     if (!progress->file) return;
     double now = seconds_now();
     if (now - progress->drawn_at < PROGRESS_INTERVAL) return;
     if (advanced > 0) left = (now - progress->begun_at) / advanced * (progress->total - done);
-    progress_text(line, terminal_width(progress->file) - 1, progress->label,
-                  progress->total > 0 ? done / progress->total : 0, left);
+    if (ioctl(fileno(progress->file), TIOCGWINSZ, &size) || !size.ws_col) size.ws_col = 80;
+    progress_text(line, size.ws_col - 1u, progress->label, progress->total > 0 ? done / progress->total : 0, left);
     progress_clear_shown();
     fprintf(progress->file, "\r%s\033[K", line);
     fflush(progress->file);

@@ -34,34 +34,20 @@ static int parse_bool(const char *text, int *value) {
 
 // "80GiB", "78.5GB", "900MiB", "1024": bytes
 static int parse_bytes(const char *text, size_t *bytes) {
-    static const struct {
-        const char *unit;
-        double factor;
-    } units[] = {{"", 1},
-                 {"B", 1},
-                 {"KiB", 1024.0},
-                 {"MiB", 1048576.0},
-                 {"GiB", 1073741824.0},
-                 {"TiB", 1099511627776.0},
-                 {"kB", 1e3},
-                 {"KB", 1e3},
-                 {"MB", 1e6},
-                 {"GB", 1e9},
-                 {"TB", 1e12},
-                 {"G", 1073741824.0},
-                 {"M", 1048576.0},
-                 {"K", 1024.0}};
+    static const char *const units[] = {"",  "B", "KiB", "MiB", "GiB", "TiB", "K",
+                                        "M", "G", "kB",  "KB",  "MB",  "GB",  "TB"};
+    static const double factors[] = {1,      1,      0x1p10, 0x1p20, 0x1p30, 0x1p40, 0x1p10,
+                                     0x1p20, 0x1p30, 1e3,    1e3,    1e6,    1e9,    1e12};
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
     double number = strtod(text, &end);
     while (*end == ' ') end++;
     for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (!strcmp(end, units[i].unit)) {
-            number *= units[i].factor;
-            if (!(number >= 0 && number < 9e18)) return 0;
-            *bytes = (size_t)number;
-            return 1;
-        }
+        if (strcmp(end, units[i]) != 0) continue;
+        number *= factors[i];
+        if (!(number >= 0 && number < 9e18)) return 0;
+        *bytes = (size_t)number;
+        return 1;
     }
     return 0;
 }

@@ -119,7 +119,7 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     memset(h->zeros, 0, sizeof(h->zeros));
     logprobs_check_path(path);
     output_open(&w->output, path, h->file_bytes);
-    if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, "setting its size", errno);
+    if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
 
 // Of tokens [token, token + n), counted over all shards; in any order, each at most once.

@@ -180,7 +180,7 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, "default|linear|llama3|yarn"))
         die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
             json_scalar_text(type, value, sizeof(value)));
-    config_set_rope_type(config, type->valuestring, path, EXIT_RUNTIME);
+    config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *item = json_get(rope, key->name);
         if (!item || key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;

@@ -123,7 +123,7 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 
-// family NULL: every key there is.
+// The keys of a family, or of all where it is NULL.
 static const char *config_keys_text(const Family *family, char *text, size_t size) {
     size_t used = 0;
     *text = 0;
@@ -133,52 +133,42 @@ static const char *config_keys_text(const Family *family, char *text, size_t siz
     return text;
 }
 
-static void config_set_rope_type(Config *config, const char *value, const char *where, int code) {
-    for (int type = 0; type < ROPE_TYPES; type++) {
-        if (!strcmp(value, rope_type_names[type])) {
-            config->rope_type = type;
-            return;
-        }
-    }
-    die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
-}
-
-static void config_set_layer_types(Config *config, const char *value, const char *where, int code) {
-    if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
-        die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)", where,
-                 value, LAYER_TYPES_MAX);
-    snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
-}
-
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
-    int index = config_key_find(name), ok;
+    const int index = config_key_find(name);
+    const char *wanted = NULL; // and not given
     char known[1024];
-    double number = 0;
     if (index < 0)
         die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
-    char *field = (char *)config + config_keys[index].offset;
-    switch (config_keys[index].kind) {
+    const ConfigKey *key = &config_keys[index];
+    void *field = (char *)config + key->offset;
+    double number = key->least;
+    switch (key->kind) {
     case KEY_SIZE:
-        ok = parse_size(value, (size_t *)(void *)field);
-        number = ok ? (double)*(size_t *)(void *)field : 0;
+        if (!parse_size(value, (size_t *)field)) wanted = "a whole number";
+        number = (double)*(size_t *)field;
         break;
     case KEY_DOUBLE:
-        ok = parse_double(value, (double *)(void *)field);
-        number = ok ? *(double *)(void *)field : 0;
+        if (!parse_double(value, (double *)field)) wanted = "a number";
+        number = *(double *)field;
         break;
-    case KEY_ROPE_TYPE: config_set_rope_type(config, value, where, code); return;
-    case KEY_LAYER_TYPES: config_set_layer_types(config, value, where, code); return;
-    default: ok = parse_bool(value, (int *)(void *)field);
+    case KEY_BOOL:
+        if (!parse_bool(value, (int *)field)) wanted = "true or false";
+        break;
+    case KEY_ROPE_TYPE:
+        for (config->rope_type = 0; strcmp(value, rope_type_names[config->rope_type]) != 0;)
+            if (++config->rope_type == ROPE_TYPES)
+                die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
+        break;
+    case KEY_LAYER_TYPES:
+        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
+            die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)",
+                     where, value, LAYER_TYPES_MAX);
+        snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
-    if (!ok)
-        die_with(code, "%s: %s=%s is not %s", where, name, value,
-                 config_keys[index].kind == KEY_BOOL   ? "true or false"
-                 : config_keys[index].kind == KEY_SIZE ? "a whole number"
-                                                       : "a number");
-    if (config_keys[index].kind != KEY_BOOL && (number < config_keys[index].least || number > config_keys[index].most))
-        die_with(code, "%s: %s=%s is out of range, %g to %g are allowed", where, name, value, config_keys[index].least,
-                 config_keys[index].most);
+    if (wanted) die_with(code, "%s: %s=%s is not %s", where, name, value, wanted);
+    if (number < key->least || number > key->most)
+        die_with(code, "%s: %s=%s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
     config->given |= (uint64_t)1 << index;
 }
 
@@ -215,9 +205,7 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config = {0};
-    config.family = family;
-    config.beta_fast = 32, config.beta_slow = 1, config.truncate = 1;
+    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1};
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
@@ -308,12 +296,10 @@ static void config_finish(Config *config, const char *where, int code) {
 
 // "NAME" or "NAME,key=value,...": NAME is a preset or a family.
 static Config config_from_text(const char *text, const char *where, int code) {
-    char name[64];
-    size_t length = strcspn(text, ",");
+    char name[64], number[32];
+    const char *keys = text + strcspn(text, ",");
     const Preset *preset = NULL;
-    if (length >= sizeof(name)) length = sizeof(name) - 1;
-    memcpy(name, text, length);
-    name[length] = 0;
+    snprintf(name, sizeof(name), "%.*s", (int)(keys - text), text);
     for (size_t i = 0; i < PRESETS; i++) {
         if (!strcmp(presets[i].name, name)) preset = &presets[i];
     }
@@ -328,8 +314,12 @@ static Config config_from_text(const char *text, const char *where, int code) {
         die_with(code, "%s: unknown model '%s'; families and presets are %s", where, name, known);
     }
     Config config = config_defaults(family);
+    for (size_t i = 0; preset && i < PRESET_NUMBERS; i++) {
+        snprintf(number, sizeof(number), "%u", preset->numbers[i]);
+        if (preset->numbers[i]) config_set(&config, preset_numbers[i], number, preset->name, EXIT_RUNTIME);
+    }
     if (preset) config_set_all(&config, preset->keys, preset->name, EXIT_RUNTIME);
-    if (text[strcspn(text, ",")]) config_set_all(&config, text + strcspn(text, ",") + 1, where, code);
+    if (*keys) config_set_all(&config, keys + 1, where, code);
     config_finish(&config, where, code);
     return config;
 }

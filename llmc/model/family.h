@@ -105,9 +105,14 @@ static const Family families[] = {
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 
-// Shapes of published models, from their config.json.
+// Shapes of published models, from their config.json. A number that is 0 is that of the family.
+enum { PRESET_NUMBERS = 5 };
+static const char *const preset_numbers[PRESET_NUMBERS] = {"hidden_size", "intermediate_size", "num_hidden_layers",
+                                                           "num_attention_heads", "num_key_value_heads"};
 typedef struct {
-    const char *name, *family, *keys;
+    const char *name, *family;
+    unsigned numbers[PRESET_NUMBERS];
+    const char *keys; // the others
 } Preset;
 
 // clang-format off
@@ -121,81 +126,40 @@ typedef struct {
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
 static const Preset presets[] = {
-    {"gpt2", "gpt2", ""},
-    {"gpt2-medium", "gpt2", "hidden_size=1024,num_hidden_layers=24,num_attention_heads=16"},
-    {"gpt2-large", "gpt2", "hidden_size=1280,num_hidden_layers=36,num_attention_heads=20"},
-    {"gpt2-xl", "gpt2", "hidden_size=1600,num_hidden_layers=48,num_attention_heads=25"},
-    {"llama3-8b", "llama",
-     LLAMA3 "hidden_size=4096,intermediate_size=14336,num_key_value_heads=8,max_position_embeddings=8192"},
-    {"llama3.1-8b", "llama",
-     LLAMA31 "factor=8,hidden_size=4096,intermediate_size=14336,num_key_value_heads=8"},
-    {"llama3.1-70b", "llama",
-     LLAMA31 "factor=8,hidden_size=8192,intermediate_size=28672,num_hidden_layers=80,num_attention_heads=64,"
-             "num_key_value_heads=8"},
-    {"llama3.2-1b", "llama",
-     LLAMA31 "factor=32,hidden_size=2048,intermediate_size=8192,num_hidden_layers=16,num_key_value_heads=8,"
-             "tie_word_embeddings=true"},
-    {"llama3.2-3b", "llama",
-     LLAMA31 "factor=32,hidden_size=3072,intermediate_size=8192,num_hidden_layers=28,num_attention_heads=24,"
-             "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"mistral-7b-v0.1", "mistral", MISTRAL "max_position_embeddings=32768"},
-    {"mistral-7b-v0.3", "mistral",
+    {"gpt2", "gpt2", {0}, ""},
+    {"gpt2-medium", "gpt2", {1024, 0, 24, 16, 0}, ""},
+    {"gpt2-large", "gpt2", {1280, 0, 36, 20, 0}, ""},
+    {"gpt2-xl", "gpt2", {1600, 0, 48, 25, 0}, ""},
+    {"llama3-8b", "llama", {4096, 14336, 0, 0, 8}, LLAMA3 "max_position_embeddings=8192"},
+    {"llama3.1-8b", "llama", {4096, 14336, 0, 0, 8}, LLAMA31 "factor=8"},
+    {"llama3.1-70b", "llama", {8192, 28672, 80, 64, 8}, LLAMA31 "factor=8"},
+    {"llama3.2-1b", "llama", {2048, 8192, 16, 0, 8}, LLAMA31 "factor=32,tie_word_embeddings=true"},
+    {"llama3.2-3b", "llama", {3072, 8192, 28, 24, 8}, LLAMA31 "factor=32,tie_word_embeddings=true"},
+    {"mistral-7b-v0.1", "mistral", {0}, MISTRAL "max_position_embeddings=32768"},
+    {"mistral-7b-v0.3", "mistral", {0},
      MISTRAL "vocab_size=32768,rope_theta=1000000,max_position_embeddings=32768,sliding_window=0"},
-    {"mistral-nemo-12b", "mistral",
-     MISTRAL "vocab_size=131072,hidden_size=5120,num_hidden_layers=40,head_dim=128,rope_theta=1000000,"
-             "max_position_embeddings=131072,sliding_window=0"},
-    {"qwen2.5-0.5b", "qwen2",
-     QWEN25 "hidden_size=896,intermediate_size=4864,num_hidden_layers=24,num_attention_heads=14,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-1.5b", "qwen2",
-     QWEN25 "hidden_size=1536,intermediate_size=8960,num_hidden_layers=28,num_attention_heads=12,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-3b", "qwen2",
-     QWEN25 "hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
-            "num_key_value_heads=2,tie_word_embeddings=true"},
-    {"qwen2.5-7b", "qwen2",
-     QWEN25L "hidden_size=3584,intermediate_size=18944,num_hidden_layers=28,num_attention_heads=28,"
-            "num_key_value_heads=4"},
-    {"qwen2.5-14b", "qwen2",
-     QWEN25L "rms_norm_eps=1e-5,hidden_size=5120,intermediate_size=13824,num_hidden_layers=48,num_attention_heads=40,"
-            "num_key_value_heads=8"},
-    {"qwen2.5-32b", "qwen2",
-     QWEN25L "rms_norm_eps=1e-5,hidden_size=5120,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=40,"
-            "num_key_value_heads=8"},
-    {"qwen2.5-72b", "qwen2",
-     QWEN25L "rms_norm_eps=1e-5,hidden_size=8192,intermediate_size=29568,num_hidden_layers=80,num_attention_heads=64,"
-            "num_key_value_heads=8"},
-    {"qwen3-0.6b", "qwen3",
-     QWEN3 "hidden_size=1024,intermediate_size=3072,num_hidden_layers=28,num_attention_heads=16,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-1.7b", "qwen3",
-     QWEN3 "hidden_size=2048,intermediate_size=6144,num_hidden_layers=28,num_attention_heads=16,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-4b", "qwen3",
-     QWEN3 "hidden_size=2560,intermediate_size=9728,num_hidden_layers=36,num_attention_heads=32,"
-           "num_key_value_heads=8,tie_word_embeddings=true"},
-    {"qwen3-8b", "qwen3",
-     QWEN3 "hidden_size=4096,intermediate_size=12288,num_hidden_layers=36,num_attention_heads=32,"
-           "num_key_value_heads=8"},
-    {"qwen3-14b", "qwen3",
-     QWEN3 "hidden_size=5120,intermediate_size=17408,num_hidden_layers=40,num_attention_heads=40,"
-           "num_key_value_heads=8"},
-    {"qwen3-32b", "qwen3",
-     QWEN3 "hidden_size=5120,intermediate_size=25600,num_hidden_layers=64,num_attention_heads=64,"
-           "num_key_value_heads=8"},
-    {"gemma3-270m", "gemma3",
-     GEMMA3 "vocab_size=262144,hidden_size=640,intermediate_size=2048,num_hidden_layers=18,num_attention_heads=4,"
-            "num_key_value_heads=1,sliding_window=512,max_position_embeddings=32768"},
-    {"gemma3-1b", "gemma3",
-     GEMMA3 "vocab_size=262144,hidden_size=1152,intermediate_size=6912,num_attention_heads=4,num_key_value_heads=1,"
-            "sliding_window=512,max_position_embeddings=32768"},
-    {"gemma3-4b", "gemma3",
-     GEMMA3L "hidden_size=2560,intermediate_size=10240,num_hidden_layers=34"},
-    {"gemma3-12b", "gemma3",
-     GEMMA3L "hidden_size=3840,intermediate_size=15360,num_hidden_layers=48,num_attention_heads=16,"
-             "num_key_value_heads=8"},
-    {"gemma3-27b", "gemma3",
-     "hidden_size=5376,intermediate_size=21504,num_hidden_layers=62,num_attention_heads=32,num_key_value_heads=16,"
+    {"mistral-nemo-12b", "mistral", {5120, 0, 40, 0, 0},
+     MISTRAL "vocab_size=131072,head_dim=128,rope_theta=1000000,max_position_embeddings=131072,sliding_window=0"},
+    {"qwen2.5-0.5b", "qwen2", {896, 4864, 24, 14, 2}, QWEN25 "tie_word_embeddings=true"},
+    {"qwen2.5-1.5b", "qwen2", {1536, 8960, 28, 12, 2}, QWEN25 "tie_word_embeddings=true"},
+    {"qwen2.5-3b", "qwen2", {2048, 11008, 36, 16, 2}, QWEN25 "tie_word_embeddings=true"},
+    {"qwen2.5-7b", "qwen2", {3584, 18944, 28, 28, 4}, QWEN25L},
+    {"qwen2.5-14b", "qwen2", {5120, 13824, 48, 40, 8}, QWEN25L "rms_norm_eps=1e-5"},
+    {"qwen2.5-32b", "qwen2", {5120, 27648, 64, 40, 8}, QWEN25L "rms_norm_eps=1e-5"},
+    {"qwen2.5-72b", "qwen2", {8192, 29568, 80, 64, 8}, QWEN25L "rms_norm_eps=1e-5"},
+    {"qwen3-0.6b", "qwen3", {1024, 3072, 28, 16, 8}, QWEN3 "tie_word_embeddings=true"},
+    {"qwen3-1.7b", "qwen3", {2048, 6144, 28, 16, 8}, QWEN3 "tie_word_embeddings=true"},
+    {"qwen3-4b", "qwen3", {2560, 9728, 36, 32, 8}, QWEN3 "tie_word_embeddings=true"},
+    {"qwen3-8b", "qwen3", {4096, 12288, 36, 32, 8}, QWEN3},
+    {"qwen3-14b", "qwen3", {5120, 17408, 40, 40, 8}, QWEN3},
+    {"qwen3-32b", "qwen3", {5120, 25600, 64, 64, 8}, QWEN3},
+    {"gemma3-270m", "gemma3", {640, 2048, 18, 4, 1},
+     GEMMA3 "vocab_size=262144,sliding_window=512,max_position_embeddings=32768"},
+    {"gemma3-1b", "gemma3", {1152, 6912, 0, 4, 1},
+     GEMMA3 "vocab_size=262144,sliding_window=512,max_position_embeddings=32768"},
+    {"gemma3-4b", "gemma3", {2560, 10240, 34, 0, 0}, GEMMA3L},
+    {"gemma3-12b", "gemma3", {3840, 15360, 48, 16, 8}, GEMMA3L},
+    {"gemma3-27b", "gemma3", {5376, 21504, 62, 32, 16},
      "head_dim=128,query_pre_attn_scalar=168,sliding_window=1024,rope_type=linear,factor=8"},
 };
 // clang-format on

@@ -53,62 +53,41 @@ typedef struct {
     size_t rows, cols;
 } TensorShape;
 
-// rows == 0: the model has no such tensor
+// rows == 0: the model has no such tensor.
 static TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
     const Family *family = c->family;
-    size_t C = c->hidden_size, FF = c->intermediate_size;
-    size_t q = c->num_attention_heads * c->head_dim, kv = c->num_key_value_heads * c->head_dim;
-    size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
-    size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
-    size_t gated = family->activation != ACTIVATION_GELU, layer_norm = family->norm == NORM_LAYER;
-    TensorShape shape = {ROLE_LINEAR, 0, 0};
-    switch (tensor) {
-    case Q_WEIGHT: shape.rows = q, shape.cols = C; break;
-    case K_WEIGHT:
-    case V_WEIGHT: shape.rows = kv, shape.cols = C; break;
-    case O_WEIGHT: shape.rows = C, shape.cols = q; break;
-    case GATE_WEIGHT: shape.rows = FF, shape.cols = C; break;
-    case UP_WEIGHT: shape.rows = FF * gated, shape.cols = C; break;
-    case DOWN_WEIGHT: shape.rows = C, shape.cols = FF; break;
-    case Q_BIAS: shape.role = ROLE_BIAS, shape.rows = q * qkv_bias; break;
-    case K_BIAS:
-    case V_BIAS: shape.role = ROLE_BIAS, shape.rows = kv * qkv_bias; break;
-    case O_BIAS: shape.role = ROLE_BIAS, shape.rows = C * o_bias; break;
-    case GATE_BIAS: shape.role = ROLE_BIAS, shape.rows = FF * mlp_bias; break;
-    case UP_BIAS: shape.role = ROLE_BIAS, shape.rows = FF * gated * mlp_bias; break;
-    case DOWN_BIAS: shape.role = ROLE_BIAS, shape.rows = C * mlp_bias; break;
-    case NORM1_WEIGHT:
-    case NORM2_WEIGHT: shape.role = ROLE_NORM, shape.rows = C; break;
-    case POST_NORM1:
-    case POST_NORM2: shape.role = ROLE_NORM, shape.rows = C * (size_t)family->post_norms; break;
-    case NORM1_BIAS:
-    case NORM2_BIAS: shape.role = ROLE_BIAS, shape.rows = C * layer_norm; break;
-    case Q_NORM:
-    case K_NORM: shape.role = ROLE_NORM, shape.rows = family->qk_norm ? c->head_dim : 0; break;
-    default: break;
-    }
-    return shape;
+    const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
+    const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
+    const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
+    const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, head_norm = family->qk_norm ? c->head_dim : 0;
+    const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
+    const size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
+    // clang-format off
+    const TensorShape shapes[LAYER_TENSORS] = {
+        {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
+        {ROLE_LINEAR, q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
+        {ROLE_BIAS, q * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
+        {ROLE_NORM, head_norm, 0}, {ROLE_NORM, head_norm, 0},
+        {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0}, {ROLE_NORM, post_norm, 0},
+        {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
+        {ROLE_LINEAR, FF, C}, {ROLE_LINEAR, gated, C},
+        {ROLE_BIAS, FF * mlp_bias, 0}, {ROLE_BIAS, gated * mlp_bias, 0},
+        {ROLE_LINEAR, C, FF}, {ROLE_BIAS, C * mlp_bias, 0}, {ROLE_NORM, post_norm, 0},
+    };
+    // clang-format on
+    return shapes[tensor];
 }
 
 static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
-    TensorShape shape = {ROLE_EMBEDDING, 0, 0};
-    switch (tensor) {
-    case EMBEDDING: shape.rows = c->vocab_size, shape.cols = c->hidden_size; break;
-    case POSITION_EMBEDDING:
-        if (c->family->learned_positions) shape.rows = c->max_position_embeddings, shape.cols = c->hidden_size;
-        break;
-    case FINAL_NORM_WEIGHT: shape.role = ROLE_NORM, shape.rows = c->hidden_size; break;
-    case FINAL_NORM_BIAS:
-        shape.role = ROLE_BIAS;
-        if (c->family->norm == NORM_LAYER) shape.rows = c->hidden_size;
-        break;
-    case LM_HEAD:
-        shape.role = ROLE_LINEAR;
-        if (!c->tie_word_embeddings) shape.rows = c->vocab_size, shape.cols = c->hidden_size;
-        break;
-    default: break;
-    }
-    return shape;
+    const size_t C = c->hidden_size, V = c->vocab_size;
+    const TensorShape shapes[MODEL_TENSORS] = {
+        {ROLE_EMBEDDING, V, C},
+        {ROLE_EMBEDDING, c->family->learned_positions ? c->max_position_embeddings : 0, C},
+        {ROLE_NORM, C, 0},
+        {ROLE_BIAS, c->family->norm == NORM_LAYER ? C : 0, 0},
+        {ROLE_LINEAR, c->tie_word_embeddings ? 0 : V, C},
+    };
+    return shapes[tensor];
 }
 
 // ---- building the table ---------------------------------------------------------------------------------------------
