@@ -41,12 +41,6 @@ static void convert_flat(const char *from, const char *to) {
     weights_close(source);
 }
 
-static char *read_in(const char *folder, const char *name, size_t *bytes) {
-    char path[PATH_MAX];
-    path_join(path, folder, name);
-    return read_whole(path, bytes);
-}
-
 static void expect_same_bytes(const char *a, const char *b) {
     size_t a_bytes, b_bytes;
     const char *first = read_whole(a, &a_bytes), *second = read_whole(b, &b_bytes);
@@ -110,14 +104,6 @@ static long memory_peak(void) { // KiB
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     return usage.ru_maxrss;
-}
-
-// The body prints by how many KiB the peak of its process has grown.
-static void expect_bounded_memory(ChildBody body, const char *out, long mebibytes) {
-    const Child *child = run_child(body, out);
-    assert_int_equal(child->code, 0);
-    assert_string_equal(child->err, "");
-    if (atol(child->out) > mebibytes * 1024) test_fail("it took %s KiB of memory", child->out);
 }
 
 #endif

@@ -5,21 +5,9 @@ nearly like them is refused. Everything that is plainly wrong is in test_weights
 */
 #include "weight_files.h"
 
-#define CONFIG "config.json"
-#define MODEL  HF_SINGLE_FILE
-
 // ---- config.json ----------------------------------------------------------------------------------------------------
-// The windows of a model's layers, "5 0 5 ".
-static void expect_windows(const char *folder, const char *expected) {
-    char remark[256], found[256] = "";
-    Config config = hf_directory_config(folder, remark, sizeof(remark));
-    for (size_t l = 0; l < config.num_hidden_layers; l++)
-        snprintf(found + strlen(found), sizeof(found) - strlen(found), "%zu ", layer_window(&config, l));
-    if (strcmp(found, expected) != 0) test_fail("windows %s, expected %s", found, expected);
-}
-
-// Each row changes the config.json of the row before it, or of a fresh copy. Qwen's windows are in effect where
-// use_sliding_window is true, for layers from max_window_layers on.
+// Each row changes the config.json of the row before it, or of a fresh copy; then the windows of the model's layers.
+// Qwen's are in effect where use_sliding_window is true, for layers from max_window_layers on.
 TEST(windows) {
     static const struct {
         const char *golden, *find, *replace, *windows; // windows NULL: not looked at
@@ -41,102 +29,89 @@ TEST(windows) {
         {NULL, "\"sliding_window_pattern\": 1,", "", "5 5 5 "}, // every sixth would have none
         {"gemma3", NULL, NULL, "8 8 8 8 8 0 8 "},
     };
-    char path[PATH_MAX];
+    const char *copy = NULL;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char found[256] = "";
         test_case("row %zu", i);
-        if (cases[i].golden) copy_golden(cases[i].golden);
-        path_join(path, scratch_path("model"), CONFIG);
-        if (cases[i].find) edit_file(path, cases[i].find, cases[i].replace);
+        if (cases[i].golden) copy = copy_golden(cases[i].golden);
+        if (cases[i].find) edit_file(copy, "config.json", cases[i].find, cases[i].replace);
         if (!cases[i].windows) continue;
-        expect_good(scratch_path("model"));
-        expect_windows(scratch_path("model"), cases[i].windows);
+        WeightSource *source = weights_open(copy);
+        for (size_t l = 0; l < source->config.num_hidden_layers; l++)
+            snprintf(found + strlen(found), sizeof(found) - strlen(found), "%zu ", layer_window(&source->config, l));
+        assert_string_equal(found, cases[i].windows);
+        weights_close(source);
     }
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------
-// The copy must hold what the golden model does, to the bit.
-static void expect_same_values(const char *copy, const char *golden) {
-    expect_good(copy);
-    expect_same_weights(golden, copy, DTYPE_FP32);
-}
-
 // Puts a tensor of zeros into the copy, behind the others.
 static void add_tensor(const char *copy, const char *name, size_t rows, size_t cols) {
     char path[PATH_MAX];
     size_t bytes;
-    uint64_t prefix;
-    path_join(path, copy, MODEL);
-    char *file = read_whole(path, &bytes);
-    memcpy(&prefix, file, 8);
-    size_t length = (size_t)prefix, data = bytes - 8 - length;
-    char *header = (char *)case_memory(length + 500);
-    memcpy(header, file + 8, length);
-    while (header[length - 1] != '}') length--;
-    length += (size_t)sprintf(header + length - 1,
-                              ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%zu,%zu],\"data_offsets\":[%zu,%zu]}}", name, rows,
-                              cols, data, data + rows * cols * 4) -
-              1;
-    file = (char *)memcpy(case_memory(data + rows * cols * 4), file + 8 + prefix, data);
-    write_safetensors(path, header, length, file, data + rows * cols * 4);
+    uint64_t length;
+    path_join(path, copy, HF_SINGLE_FILE);
+    const char *file = read_whole(path, &bytes);
+    memcpy(&length, file, 8);
+    const size_t data = bytes - 8 - (size_t)length, more = rows * cols * sizeof(float);
+    char *header = (char *)case_memory((size_t)length + 500), *all = (char *)case_memory(data + more);
+    const char *brace = (const char *)memrchr(file + 8, '}', (size_t)length);
+    const int written = snprintf(header, (size_t)length + 500,
+                                 "%.*s,\"%s\":{\"dtype\":\"F32\",\"shape\":[%zu,%zu],\"data_offsets\":[%zu,%zu]}}",
+                                 (int)(brace - file - 8), file + 8, name, rows, cols, data, data + more);
+    memcpy(all, file + 8 + length, data);
+    write_safetensors(path, header, (size_t)written, all, data + more);
 }
 
-TEST(a_tied_matrix_has_two_names) {
-    const char *golden = GOLDEN "llama-tied", *copy = copy_golden("llama-tied"); // vocabulary 128, hidden size 32
-    char path[PATH_MAX];
-    path_join(path, copy, MODEL);
-    expect_same_values(copy, golden);
-    add_tensor(copy, "lm_head.weight", 128, 32); // both, but not the same
-    expect_bad(copy, "ties lm_head.weight to model.embed_tokens.weight, but the files hold two different matrices");
-    copy = copy_golden("llama-tied");
-    add_tensor(copy, "lm_head.weight", 128, 64);
-    expect_bad(copy, "tensor lm_head.weight has shape [128, 64], but config.json ties it to model.embed_tokens.weight, "
-                     "which has [128, 32]");
-    copy = copy_golden("llama-tied");
-    edit_file(path, "model.embed_tokens.weight", "lm_head.weight");
-    expect_same_values(copy, golden);
-    edit_file(path, "lm_head.weight", "lm_head.w");
-    expect_bad(copy, "tensor model.embed_tokens.weight is missing");
-    copy = copy_golden("llama-tied");
-    edit_file(path, "model.embed_tokens.weight", "lm_head.weight");
-    path_join(path, copy, CONFIG);
-    edit_file(path, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
-    expect_bad(copy, "tensor model.embed_tokens.weight is missing"); // not tied: two matrices
-    copy = copy_golden("llama-tied");
-    path_join(path, copy, CONFIG);
-    edit_file(path, "\"vocab_size\": 128", "\"vocab_size\": 100");
-    path_join(path, copy, MODEL);
-    edit_file(path, "model.embed_tokens.weight", "lm_head.weight");
-    expect_bad(copy, "tensor lm_head.weight has shape [128, 32], but config.json asks for [100, 32]");
-}
-
-// Frequencies of rotary positions, which older versions saved: in the layers, in the model, in a base model.
-TEST(frequencies_are_no_weights) {
-    static const char *const names[] = {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
-                                        "rotary_emb.inv_freq"};
-    const char *copy;
-    for (size_t i = 0; i < 3; i++) {
-        test_case("%s", names[i]);
-        copy = copy_golden("llama-tied");
-        add_tensor(copy, names[i], 1, 4);
-        expect_same_values(copy, GOLDEN "llama-tied");
+// The tied matrix under one of its names or under both; frequencies of rotary positions, which older versions saved in
+// the layers, in the model or in a base model.
+TEST(tensors_beside_the_usual_ones) {
+#define MISSING "tensor model.embed_tokens.weight is missing"
+    static const struct {
+        const char *golden, *find, *replace; // in config.json
+        const char *embedding;               // its new name
+        const char *added;                   // a tensor [rows, cols]
+        size_t rows, cols;
+        const char *words; // of the refusal; NULL: the model has the golden one's values
+    } cases[] = {
+        {"llama-tied", NULL, NULL, "lm_head.weight", NULL, 0, 0, NULL},
+        {"llama-tied", NULL, NULL, "lm_head.w", NULL, 0, 0, MISSING},
+        {"llama-tied", NULL, NULL, NULL, "lm_head.weight", 128, 32,
+         "ties lm_head.weight to model.embed_tokens.weight, but the files hold two different matrices"},
+        {"llama-tied", NULL, NULL, NULL, "lm_head.weight", 128, 64,
+         "lm_head.weight has shape [128, 64], but config.json ties it to model.embed_tokens.weight, which has [128, "
+         "32]"},
+        {"llama-tied", "embeddings\": true", "embeddings\": false", "lm_head.weight", NULL, 0, 0,
+         MISSING}, // two matrices
+        {"llama-tied", "\"vocab_size\": 128", "\"vocab_size\": 100", "lm_head.weight", NULL, 0, 0,
+         "tensor lm_head.weight has shape [128, 32], but config.json asks for [100, 32]"},
+        {"llama-tied", NULL, NULL, NULL, "model.layers.0.self_attn.rotary_emb.inv_freq", 1, 4, NULL},
+        {"llama-tied", NULL, NULL, NULL, "model.rotary_emb.inv_freq", 1, 4, NULL},
+        {"llama-tied", NULL, NULL, NULL, "rotary_emb.inv_freq", 1, 4, NULL},
+        {"llama-tied", NULL, NULL, NULL, "my_rotary_emb.inv_freq", 1, 4, "is not one of LlamaForCausalLM"},
+        {"gpt2", NULL, NULL, NULL, "rotary_emb.inv_freq", 1, 4, "is not one of GPT2LMHeadModel"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("row %zu", i);
+        const char *copy = copy_golden(cases[i].golden);
+        if (cases[i].find) edit_file(copy, "config.json", cases[i].find, cases[i].replace);
+        if (cases[i].embedding) edit_file(copy, HF_SINGLE_FILE, "model.embed_tokens.weight", cases[i].embedding);
+        if (cases[i].added) add_tensor(copy, cases[i].added, cases[i].rows, cases[i].cols);
+        if (cases[i].words)
+            expect_bad(copy, cases[i].words);
+        else
+            expect_same_weights(golden_path(cases[i].golden), copy, DTYPE_FP32);
     }
-    copy = copy_golden("llama-tied");
-    add_tensor(copy, "my_rotary_emb.inv_freq", 1, 4);
-    expect_bad(copy, "tensor my_rotary_emb.inv_freq is not one of LlamaForCausalLM");
-    copy = copy_golden("gpt2");
-    add_tensor(copy, "rotary_emb.inv_freq", 1, 4);
-    expect_bad(copy, "tensor rotary_emb.inv_freq is not one of GPT2LMHeadModel");
 }
 
 // Names without "model.", as a base model is saved.
 TEST(base_models) {
-    const char *copy = copy_golden("llama-tied");
-    char path[PATH_MAX], *file;
+    const char *copy = copy_golden("llama-tied"), *file;
     size_t bytes;
-    path_join(path, copy, MODEL);
-    while (file = read_whole(path, &bytes), memmem(file, bytes, "\"model.", 7)) edit_file(path, "\"model.", "\"");
+    while (file = read_in(copy, HF_SINGLE_FILE, &bytes), memmem(file, bytes, "\"model.", 7))
+        edit_file(copy, HF_SINGLE_FILE, "\"model.", "\"");
     add_tensor(copy, "rotary_emb.inv_freq", 1, 4);
-    expect_same_values(copy, GOLDEN "llama-tied");
+    expect_same_weights(GOLDEN "llama-tied", copy, DTYPE_FP32);
 }
 
 // Both a file and an index: the file is taken, as transformers does, and nobody looks at the other.
@@ -144,8 +119,7 @@ TEST(the_single_file_comes_first) {
     const char *copy = copy_golden("llama");
     run_command("printf nonsense > '%s/" HF_INDEX_FILE "'", copy, "");
     expect_good(copy);
-    run_command("cp " GOLDEN "llama-sharded/model-* '%s' && printf nonsense > '%s/model.safetensors'", copy, copy);
-    run_command("cp " GOLDEN "llama-sharded/" HF_INDEX_FILE " '%s'", copy, "");
+    run_command("cp " GOLDEN "llama-sharded/model* '%s' && printf nonsense > '%s/model.safetensors'", copy, copy);
     expect_bad(copy, "model.safetensors: claims a header of ");
     run_command("rm '%s/model.safetensors'", copy, "");
     expect_good(copy);

@@ -26,11 +26,9 @@ static void open_and_read(const void *path) {
     weights_close(source);
 }
 
-// Copies of golden folders, under scratch "golden", to be damaged. Returns the suite that opens the folder of a row.
+// Copies of golden folders to be damaged. Returns the suite that opens the folder of a row.
 static DamageSuite golden_copies(const char *names) {
-    DamageSuite suite = {scratch_path("golden"), open_and_read, NULL, mend_weights, 0};
-    run_command("rm -rf '%s' && mkdir '%s'", suite.folder, suite.folder);
-    run_command("cd " GOLDEN " && cp -r --no-preserve=mode %s '%s'", names, suite.folder);
+    const DamageSuite suite = {copy_goldens(names), open_and_read, NULL, mend_weights, 0};
     return suite;
 }
 
@@ -52,12 +50,9 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"MixtralForCausalLM\"",
            "architecture MixtralForCausalLM is not supported"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"LlamaForCausalLM\", \"B\"", "architectures names more than one"),
-    CONFIG("llama", "\"LlamaForCausalLM\"", "7", "architecture 7 is not supported"),
     CONFIG("llama", "\"LlamaForCausalLM\"", "\"\\n\"", "architecture ? is not supported"),
-    KEY("llama", "model_type", "\"llama\"", "\"gemma3\"", "model_type gemma3 is not supported"),
     KEY("llama", "model_type", "\"llama\"", "\"qwen2\"",
         "architectures says LlamaForCausalLM, but model_type says qwen2"),
-    KEY("llama", "architectures", "[\n    \"LlamaForCausalLM\"\n  ],", "[],\"x\":\"", "is not valid JSON"),
     // what it computes
     CONFIG("llama", "\"silu\"", "\"gelu\"", "hidden_act is gelu, which is not supported; supported is silu"),
     CONFIG("gpt2", "\"gelu_new\"", "\"relu\"", "activation_function is relu"),
@@ -104,15 +99,9 @@ static const Damage changed_texts[] = {
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
-    CONFIG("gemma3", "\"Gemma3ForCausalLM\"", "\"Gemma3ForConditionalGeneration\"",
-           "architecture Gemma3ForConditionalGeneration is not supported"),
-    CONFIG("gemma3", "{\n", "{\"text_config\":{},\"model_type\":\"gemma3\",\"was\":{},\n", "given twice"),
     KEY("gemma3-linear", "model_type", "\"gemma3_text\"", "\"gemma3\",\"text_config\":{}",
         "is a model with images or sound beside its text"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),
-    CONFIG("qwen2", "\"layer_types\"",
-           "\"max_window_layers\":1,\"sliding_window\":64,\"use_sliding_window\":true,\"was\"",
-           "the key \"max_window_layers\" is given twice"),
     // numbers
     CONFIG("llama", "\"hidden_size\": 40,", "", "hidden_size (or n_embd) is missing"),
     KEY("gpt2", "n_head", "3,", "null,", "num_attention_heads (or n_head) is missing"),
@@ -122,9 +111,7 @@ static const Damage changed_texts[] = {
     KEY("llama", "hidden_size", "40", "-40", "hidden_size=-40 is not a whole number"),
     KEY("llama", "hidden_size", "40", "40.5", "hidden_size=40.5 is not a whole number"),
     KEY("llama", "hidden_size", "40", "\"40\"", "hidden_size is the text \"40\", a number was expected"),
-    KEY("llama", "hidden_size", "40", "1e300", "hidden_size=1.0000000000000001e+300 is not a whole"),
     KEY("llama", "hidden_size", "40", "4000000000", "hidden_size=4000000000 is out of range"),
-    KEY("llama", "num_hidden_layers", "2", "0", "num_hidden_layers=0 is out of range"),
     KEY("llama", "num_hidden_layers", "2", "3", "model.layers.2.input_layernorm.weight is missing"),
     KEY("llama", "num_hidden_layers", "2", "1",
         "model.layers.1.input_layernorm.weight is not one of LlamaForCausalLM with this config.json (9 such tensors)"),
@@ -132,21 +119,17 @@ static const Damage changed_texts[] = {
     KEY("qwen2", "num_key_value_heads", "2", "null",
         "k_proj.weight has shape [16, 32], but config.json asks for [32, 32]"),
     KEY("llama", "head_dim", "10", "9", "head_dim 9 is odd"),
-    KEY("llama", "head_dim", "10", "12", "q_proj.weight has shape [40, 40], but config.json asks for [48, 40]"),
     KEY("llama", "vocab_size", "131", "132",
         "model.embed_tokens.weight has shape [131, 40], but config.json asks for [132, 40]"),
-    KEY("llama", "rms_norm_eps", "1e-05", "-1", "rms_norm_eps=-1 is out of range"),
     KEY("llama", "tie_word_embeddings", "false", "0", "tie_word_embeddings is 0, true or false"),
     KEY("llama", "attention_bias", "false", "true", "q_proj.bias is missing"),
     KEY("llama-tied", "tie_word_embeddings", "true", "false", "lm_head.weight is missing"),
     CONFIG("gpt2", "\"n_embd\": 24", "\"hidden_size\": 32, \"n_embd\": 24",
            "hidden_size and n_embd are the same thing"),
     KEY("gpt2", "n_head", "3", "5", "hidden_size 24 is not a multiple of num_attention_heads 5"),
-    KEY("gpt2", "n_inner", "null", "64", "mlp.c_fc.weight has shape [24, 96], but config.json asks for [24, 64]"),
     // the text of config.json
     CONFIG("llama", "}\n", "", "config.json: is not valid JSON, the error is near byte"),
     CONFIG("llama", "{", "[{", "config.json: is not valid JSON"),
-    CONFIG("llama", "\"silu\"", "\"si\xfflu\"", "is not UTF-8 text"),
     CONFIG("llama", "\"silu\"", "\"si\xed\xa0\x80lu\"", "is not UTF-8 text"),
     CONFIG("llama", "\"silu\"", "\"si\001lu\"", "is not UTF-8 text"),
     CONFIG("llama", "\"mlp_bias\": false", "\"hidden_size\": 40", "the key \"hidden_size\" is given twice"),
@@ -159,15 +142,11 @@ static const Damage changed_texts[] = {
            "lm_head.weight has dtype I32, which is not supported; supported are F32, F16, BF16, F64"),
     HEADER("\"dtype\":\"F32\",\"shape\":[131,40]", "\"dtype\":\"F8_E4M3\",\"shape\":[131,160]",
            "lm_head.weight has shape [131, 160]"),
-    HEADER("\"F32\"", "\"F99\"", "lm_head.weight has dtype F99"),
     HEADER("\"F32\"", "32", "lm_head.weight has no dtype"),
     SHAPE("[40,131]", "lm_head.weight has shape [40, 131], but config.json asks for [131, 40]"),
-    SHAPE("[5240]", "lm_head.weight has shape [5240]"),
     SHAPE("[131,41]", "lm_head.weight: data_offsets hold 20960 bytes, but shape [131, 41] of F32 is another size"),
     SHAPE("[131,-40]", "lm_head.weight: its shape has something that is not a whole"),
-    SHAPE("[131,4e1,1.5]", "lm_head.weight: its shape has something"),
     SHAPE("[4611686018427387904,4]", "lm_head.weight: its shape has something"),
-    SHAPE("[4503599627370496,4503599627370496]", "is another size"),
     SHAPE("[8,17031093,33847548851]", "is another size"),
     HEADER("\"shape\":[40],\"data_offsets\":[165440,165600]", "\"shape\":[40,1],\"data_offsets\":[165440,165600]",
            "model.norm.weight has shape [40, 1], but config.json asks for [40]"),
@@ -176,44 +155,31 @@ static const Damage changed_texts[] = {
     OFFSETS("[0,20960,0]", "data_offsets are not two numbers"),
     OFFSETS("[20960,0]", "[20960, 0] end before they begin"),
     OFFSETS("[-1,20959]", "data_offsets has something that is not a whole"),
-    OFFSETS("[\"0\",20960]", "data_offsets has something"),
     OFFSETS("[4,20964]", "bytes 0 to 4 of the data, before tensor lm_head.weight, belong to no tensor"),
     HEADER("\"data_offsets\":[20960,41920]", "\"data_offsets\":[20959,41919]",
            "model.embed_tokens.weight overlaps tensor lm_head.weight"),
-    HEADER("\"data_offsets\":[20960,41920]", "\"data_offsets\":[0,20960]", "overlaps tensor"),
     HEADER("\"data_offsets\":[165440,165600]", "\"data_offsets\":[165600,165760]",
            "model.norm.weight reaches to byte 165760 of the data, of which there are 165600"),
     OFFSETS("[165600,186560]",
             "bytes 0 to 20960 of the data, before tensor model.embed_tokens.weight, belong to no tensor"),
     HEADER("{\"dtype\":\"F32\",\"shape\":[131,40],\"data_offsets\":[0,20960]}", "[1,2]",
            "the entry of tensor lm_head.weight is not an object"),
-    HEADER("\"lm_head.weight\"", "\"model.norm.weight\"", "the key \"model.norm.weight\" is given twice"),
-    HEADER("{\"__metadata__\"", " \"__metadata__\"", "model.safetensors: is not valid JSON"),
     HEADER("lm_head.weight", "lm_head.\xc0\x80", "is not UTF-8 text"),
-    SHAPE("[131,40],\"shape\":[131,40]", "the key \"shape\" is given twice"),
     SHAPE("[131,40],\"dtype\":\"I32\"", "the key \"dtype\" is given twice"),
     SHAPE("[131,40],\"strides\":[1,131]",
           "lm_head.weight: its entry has the key \"strides\", which the format does not know"),
     SHAPE("[]", "but shape [] of F32 is another size"),
-    SHAPE("[0,131,40]", "but shape [0, 131, 40] of F32 is another size"),
     FIRST("scalar", "F32", "[]", "[165600,165604]",
           "scalar reaches to byte 165604 of the data, of which there are 165600"),
     FIRST("empty", "F32", "[0,7]", "[20964,20964]", "overlaps tensor"),
-    FIRST("empty", "F32", "[0,7]", "[165604,165604]", "empty reaches to byte 165604"),
     FIRST("a", "F4", "[3]", "[0,0]", "tensor a is not one of LlamaForCausalLM"),
     OFFSETS("[0,18446744073709551615]", "data_offsets has something"),
-    OFFSETS("[0,9007199254740992]", "data_offsets hold 9007199254740992"),
-    OFFSETS("[0,1e999]", "data_offsets has something"),
-    OFFSETS("[0,NaN]", "is not valid JSON"),
-    OFFSETS("[[0],{\"a\":20960}]", "data_offsets has something"),
     HEADER("{\"format\":\"pt\"}", "[\"pt\"]", "its __metadata__ is not an object"),
     HEADER("{\"format\":\"pt\"}", "{\"format\":[\"pt\"]}", "__metadata__ has something that is not text: format"),
-    HEADER("{\"format\":\"pt\"}", "{\"a\":\"1\",\"a\":\"1\"}", "the key \"a\" is given twice"),
     // escapes, which would end a name early
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\u0000x\"", "the escape at byte 47 is no character"),
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\uzzzz\"", "the escape at byte 47 is no character"),
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\ud800\"", "is not valid JSON"),
-    CONFIG("llama", "\"silu\"", "\"silu\\u0000\"", "the escape at byte "),
     KEY("llama", "rope_type", "\"default\"", "\"default\", \"rope_type\": \"yarn\"",
         "the key \"rope_type\" is given twice"),
     // shards
@@ -221,8 +187,6 @@ static const Damage changed_texts[] = {
     INDEX("\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"../model-00004",
           "weight_map puts tensor lm_head.weight into \"../model-00004-of-00004.safetensors\", which is not a file of "
           "this directory"),
-    INDEX("\"lm_head.weight\": \"model-00004-of-00004.safetensors\"", "\"lm_head.weight\": \"/etc/passwd\"",
-          "weight_map puts tensor lm_head.weight into \"/etc/passwd\""),
     INDEX("\"lm_head.weight\": \"model-00004-of-00004.safetensors\"", "\"lm_head.weight\": 4",
           "weight_map names no file for tensor lm_head.weight"),
     INDEX("\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00005",
@@ -232,7 +196,6 @@ static const Damage changed_texts[] = {
           "tensor lm_head.weight should be in model-00001-of-00004.safetensors, but is not there"),
     INDEX("\"lm_head.weight\": \"model-00004-of-00004.safetensors\",", "", "does not list tensor lm_head.weight of"),
     INDEX("\"lm_head.weight\":", "\"other.weight\":", "tensor other.weight should be in model-00004"),
-    INDEX("\"lm_head.weight\":", "\"model.norm.weight\":", "the key \"model.norm.weight\" is given twice"),
     CHANGED_TEXT("llama-sharded/"
                  "model-00004-of-00004.safetensors",
                  "\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tensor model.embed_tokens.weight is also in"),
@@ -320,29 +283,26 @@ TEST(wrong_folders) {
 TEST(json_bombs) {
     static const struct {
         const char *file, *unit;
-        size_t times;
-        const char *tail, *words;
+        size_t times, ends; // behind them a number and braces
+        const char *words;
     } cases[] = {
-        {CONFIG_JSON, ",", 12u << 20, "", "config.json: holds more than 2097152 JSON values"},
-        {CONFIG_JSON, "[", 1u << 20, "", "config.json: is not valid JSON"},
-        {MODEL, "{\"a\":", 500000, "", "is not valid JSON"},
-        {MODEL, "{\"a\":", 900, "1}", "its entry has the key \"a\""},
+        {CONFIG_JSON, ",", 12u << 20, 0, "config.json: holds more than 2097152 JSON values"},
+        {CONFIG_JSON, "[", 1u << 20, 0, "config.json: is not valid JSON"},
+        {MODEL, "{\"a\":", 500000, 0, "is not valid JSON"},
+        {MODEL, "{\"a\":", 900, 901, "its entry has the key \"a\""},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const DamageSuite suite = golden_copies("llama");
-        const size_t unit = strlen(cases[i].unit), ends = *cases[i].tail ? cases[i].times : 0;
-        char path[PATH_MAX];
         test_case("%s, %s", cases[i].file, cases[i].unit);
-        char *text = (char *)case_memory(cases[i].times * (unit + 1) + 8);
+        const char *folder = copy_goldens("llama");
+        const size_t unit = strlen(cases[i].unit), length = unit * cases[i].times + cases[i].ends;
+        char path[PATH_MAX], *text = (char *)memset(case_memory(length), '}', length);
+        if (cases[i].ends) text[unit * cases[i].times] = '1';
         for (size_t k = 0; k < cases[i].times; k++) memcpy(text + k * unit, cases[i].unit, unit);
-        size_t length = cases[i].times * unit;
-        if (ends) text[length++] = '1';
-        memset(text + length, '}', ends);
-        path_join(path, suite.folder, cases[i].file);
+        path_join(path, folder, cases[i].file);
         if (text_ends_with(path, ".json"))
             write_file(path, text, length);
         else
-            write_safetensors(path, text, length + ends, "", 0);
+            write_safetensors(path, text, length, "", 0);
         expect_bad(scratch_path("golden/llama"), cases[i].words);
     }
 }

@@ -119,9 +119,8 @@ static FoundTensor golden_tensor(const GoldenModel *golden, const char *const *f
 static void golden_files(const GoldenModel *golden, const char **files) {
     char path[300];
     for (size_t i = 0; i < golden->files; i++) {
-        if (golden->files == 1)
-            snprintf(path, sizeof(path), GOLDEN "%s/model.safetensors", golden->name);
-        else
+        snprintf(path, sizeof(path), GOLDEN "%s/model.safetensors", golden->name);
+        if (golden->files > 1)
             snprintf(path, sizeof(path), GOLDEN "%s/model-%05zu-of-%05zu.safetensors", golden->name, i + 1,
                      golden->files);
         files[i] = read_whole(path, NULL);
@@ -143,13 +142,27 @@ static void run_command(const char *format, const char *a, const char *b) {
     if (system(command) != 0) test_fail("this command failed: %s", command);
 }
 
-// A fresh copy of a golden folder (without its reference); the path is the scratch folder's "model".
+// Fresh copies of golden folders, "llama gpt2", without their references, in scratch "golden".
+static const char *copy_goldens(const char *names) {
+    const char *folder = scratch_path("golden");
+    run_command("rm -rf '%s' && mkdir '%s'", folder, folder);
+    run_command("cd " GOLDEN " && cp -r --no-preserve=mode %s '%s'", names, folder);
+    run_command("rm -f '%s'/*/reference.safetensors", folder, "");
+    return folder;
+}
+
+// One of them. Returns its path.
 static const char *copy_golden(const char *name) {
-    const char *copy = scratch_path("model");
-    run_command("rm -rf '%s'", copy, "");
-    run_command("cp -r '" GOLDEN "%s' '%s'", name, copy);
-    run_command("chmod -R u+w '%s' && rm -f '%s'/reference.safetensors", copy, copy);
-    return copy;
+    char path[300];
+    copy_goldens(name);
+    snprintf(path, sizeof(path), "golden/%s", name);
+    return scratch_path(path);
+}
+
+static char *read_in(const char *folder, const char *name, size_t *bytes) {
+    char path[PATH_MAX];
+    path_join(path, folder, name);
+    return read_whole(path, bytes);
 }
 
 static void write_safetensors(const char *path, const char *header, size_t length, const char *data, size_t bytes) {
@@ -170,10 +183,12 @@ static void mend_safetensors(const char *path, char *bytes, size_t count, size_t
     memcpy(bytes, &length, 8);
 }
 
-// Replaces text in a file, which stays a whole one.
-static void edit_file(const char *path, const char *find, const char *replace) {
-    const Damage change = CHANGED_TEXT(path, find, replace, NULL);
+// Replaces text in a file of a folder, which stays a whole one.
+static void edit_file(const char *folder, const char *name, const char *find, const char *replace) {
+    const Damage change = CHANGED_TEXT(name, find, replace, NULL);
+    char path[PATH_MAX];
     size_t before, count;
+    path_join(path, folder, name);
     char *bytes = read_whole(path, &before);
     count = before;
     char *changed = damaged_copy(&change, bytes, &count);
