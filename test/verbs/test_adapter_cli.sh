@@ -115,6 +115,11 @@ rm "$WORK/nan/DONE"
 size=$(wc -c <"$WORK/nan/adapter_model.safetensors")
 printf '\000\000\300\177' | dd of="$WORK/nan/adapter_model.safetensors" bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null
 refuses 1 'nan/adapter_model.safetensors: .*NaN.*lora_B.weight' eval --model "$base" --adapter "$WORK/nan" $data
-refuses 1 'lora_B.weight holds NaN' convert --model "$base" --adapter "$WORK/nan" --merge --out "$WORK/x.bin"
+refuses 1 'layers.1.mlp.down_proj.lora_B.weight holds NaN at .31, 3.' convert --model "$base" --adapter "$WORK/nan" --merge --out "$WORK/x.bin"
 check 'no merged model of it' [ ! -e "$WORK/x.bin" ]
+
+# ---- other paths ----------------------------------------------------------------------------------------------------------------
+refuses 1 'holds adapters, not a model' info --model "$WORK/nan"
+refuses 1 'DONE: is a file; give the folder' eval --model "$base" --adapter "$adapter/DONE" $data
+refuses 1 'nowhere: No such file' eval --model "$base" --adapter "$WORK/nowhere" $data
 finish
