@@ -284,7 +284,7 @@ TEST(like_must_be_the_same_model) {
         CONFIG("\"rope_theta\": 10000.0", "\"rope_theta\": 10000.5", "its rope_theta is 10000.5, that of "),
         CONFIG("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "its tie_word_embeddings is true"),
         CONFIG("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "its rms_norm_eps is "),
-        CONFIG("\"default\"", "\"linear\", \"factor\": 2", "its rope_type is linear, that of "),
+        CONFIG("\"default\"", "\"linear\", \"factor\": 2", "its rope_type is linear, "),
         CONFIG("\"initializer_range\": 0.02", "\"initializer_range\": 0.03", NULL), // no longer of interest
         REMOVED("llama/" HF_SINGLE_FILE, NULL),                                     // nor are weights
         REMOVED("llama/config.json", "llama: holds no config.json"),

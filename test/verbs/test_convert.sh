@@ -38,6 +38,8 @@ succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$
 rm "$WORK/run"/checkpoint-*/DONE
 refuses 1 'none of its checkpoints is complete' eval --model "$WORK/run" --data $SHARD --seq-len 64 --quiet
 refuses 1 'is no complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
+cp $GOLDEN/llama/config.json "$WORK/run2"
+refuses 1 'run2: holds neither model.safetensors' info --model "$WORK/run2" # a model, whatever else is there
 
 # ---- choices ------------------------------------------------------------------------------------------------------------------------
 succeeds convert --model $GOLDEN/llama --out "$WORK/shards" --max-shard-size 50KB --dtype bf16
