@@ -325,9 +325,11 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
         double *w = (double *)read_parameter(source, i, DTYPE_FP64);
         void *found = case_memory(count * sizeof(double));
         source->merge = &merge;
-        for (size_t k = 0; a && k < count * lora.rank; k++) {
-            const size_t e = k / lora.rank, r = k % lora.rank, row = e / p->cols, col = e % p->cols;
-            w[e] += lora.scale * (double)b[row * lora.rank + r] * (double)a[r * p->cols + col];
+        for (size_t e = 0; a && e < count; e++) {
+            double sum = 0;
+            for (size_t r = 0; r < lora.rank; r++)
+                sum += (double)b[e / p->cols * lora.rank + r] * (double)a[r * p->cols + e % p->cols];
+            w[e] += lora.scale * sum;
         }
         for (size_t type = 0; type < 3; type++) {
             const DType as = (DType)type;

@@ -320,7 +320,7 @@ TEST(small_files_come_along) {
         write_file(path, bytes, 10);
     }
     run_command("mkdir '%s/LICENSES' && ln -s ../elsewhere.json '%s/vocab.json'", copy, copy); // as in the Hub's cache
-    write_file(scratch_path("elsewhere.json"), "{}", 2);
+    write_file(scratch_path("golden/elsewhere.json"), "{}", 2);
     convert(copy, NULL, out, NULL, NO_LIMIT);
     for (size_t i = 0; i < COUNT_OF(kept); i++) expect_same_file(copy, out, kept[i]);
     expect_same_file(copy, out, "vocab.json");

@@ -162,6 +162,7 @@ TEST(leftovers_of_kills) {
         assert_int_equal(count_temporaries(c.to), theirs);
         expect_shards(c.to, GOLDEN "llama", 1, 21);
     }
+    run_command("rm -r '%s'.*", c.to, "");
 }
 
 // One that is being written by somebody is no leftover, and two that write to one place do not mix.
