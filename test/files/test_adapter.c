@@ -293,7 +293,7 @@ static const float *adapter_of(const Lora *lora, const float *values, const Para
     char name[200];
     snprintf(name, sizeof(name), "base_model.model.%.*s.lora_A.weight", (int)(strrchr(p->name, '.') - p->name),
              p->name);
-    for (size_t i = 0; i < lora->table.parameter_count; i++)
+    for (size_t i = 0; p->cols && i < lora->table.parameter_count; i++)
         if (!strcmp(lora->table.parameters[i].name, name)) return values + lora->table.parameters[i].offset;
     return NULL;
 }

@@ -341,8 +341,8 @@ TEST(links_that_lead_nowhere) {
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
-// 84 MiB of weights, most of them in one matrix, and turned matrices, to a folder, and 64 MiB to a flat file: within the
-// staging buffers and a little more. Prints by how many KiB the peak of its process has grown.
+// 84 MiB of weights, most of them in one matrix, and turned matrices, to a folder, and 64 MiB to a flat file: within
+// the staging buffers and a little more. Prints by how many KiB the peak of its process has grown.
 static void convert_large(const void *folder) {
     Model gpt2 =
         model_of("gpt2,vocab_size=32768,hidden_size=512,num_hidden_layers=8,num_attention_heads=8", DTYPE_BF16);

@@ -1,7 +1,7 @@
 /*
 Weights in files: golden models of every format and type element by element, ranges, flat files, gradients against
-transformers', output that is complete or absent. Files that are wrong are in test_weights_bad.c, tensors of many slabs in
-test_convert.c.
+transformers', output that is complete or absent. Files that are wrong are in test_weights_bad.c, tensors of many slabs
+in test_convert.c.
 */
 #include "llmc/files/gradients.h"
 #include "convert_files.h"
