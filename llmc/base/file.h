@@ -96,6 +96,14 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
     }
 }
 
+static int file_begins_with(const char *path, const char *magic) {
+    char begin[16] = "";
+    InputFile file = input_open(path);
+    input_read(&file, 0, begin, min_size(file.bytes, strlen(magic)));
+    input_close(&file);
+    return !strcmp(begin, magic);
+}
+
 // A whole text file of at most `limit` bytes, with a zero behind it; the caller frees it.
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);

@@ -127,13 +127,6 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
-// The end of the sample that begins with document d: of its pair or group.
-static size_t batch_sample_end(const Batch *batch, size_t d) {
-    size_t end = d + 1;
-    while (batch->group && end < batch->documents && batch->group[end] == batch->group[d]) end++;
-    return end;
-}
-
 // Documents [begin, end) of the batch, as a batch in the same memory: the whole cannot be used any more.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
@@ -165,10 +158,11 @@ static Batch batch_empty(Batch *whole) {
 // One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
 // is, so that none is longer than N / parts and the longest of them. The whole cannot be used any more.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
-    size_t begin = whole->documents, end = 0, next;
+    const size_t documents = whole->documents, *group = whole->group;
+    size_t begin = documents, end = 0, next;
     if (parts == 1) return *whole;
-    for (size_t d = 0; d < whole->documents; d = next) {
-        next = batch_sample_end(whole, d);
+    for (size_t d = 0; d < documents; d = next) {
+        for (next = d + 1; group && next < documents && group[next] == group[d];) next++;
         if ((whole->document_start[d] + whole->document_start[next]) * parts / (2 * whole->N) != part) continue;
         begin = min_size(begin, d), end = next;
     }

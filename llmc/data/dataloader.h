@@ -74,22 +74,13 @@ static uint64_t dataloader_content_key(const DataLoader *d) { return dataloader_
 static uint64_t dataloader_fingerprint(const DataLoader *d) {
     const DataSettings *s = &d->settings;
     uint64_t mixed = random_mix(random_mix(s->B) ^ s->T);
-    if (d->regular) {
-        if (d->packing.shuffle) mixed = random_mix(random_mix(mixed ^ RANDOM_STREAM_SEQUENCES) ^ s->seed);
-        return dataloader_mix_shards(d, mixed);
-    }
-    mixed = random_mix(mixed ^ (uint64_t)s->long_documents);
-    mixed = random_mix(mixed ^ (uint64_t)d->packing.shuffle);
+    if (d->regular && d->packing.shuffle) mixed = random_mix(mixed ^ RANDOM_STREAM_SEQUENCES);
+    if (!d->regular) mixed = random_mix(random_mix(mixed ^ s->long_documents) ^ (uint64_t)d->packing.shuffle);
     if (d->packing.shuffle) mixed = random_mix(mixed ^ s->seed);
     return dataloader_mix_shards(d, mixed);
 }
 
 // ---- positions ------------------------------------------------------------------------------------------------------
-// The state is the position of the next micro-batch; a resumed run seeks to it.
-static uint64_t dataloader_position(const DataLoader *d) { return d->next; }
-
-static void dataloader_seek(DataLoader *d, uint64_t position) { d->next = position; }
-
 // The sequences of the epoch of a position, packed again if they are not at hand.
 static const EpochSequences *dataloader_epoch(DataLoader *d, uint64_t position) {
     uint64_t epoch = d->packing.shuffle ? position / d->samples : 0;
@@ -142,8 +133,6 @@ static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t 
 // Micro-batches of the first epoch; of others where data is shuffled there may be more or fewer.
 static size_t dataloader_batches(const DataLoader *d) { return d->first_epoch_sequences; }
 
-static int dataloader_shuffled(const DataLoader *d) { return d->packing.shuffle; }
-
 // Bound of one of `parts` of a micro-batch (batch_part); B is a multiple of them where documents are regular.
 static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     SequenceBound bound = d->bound;
@@ -169,9 +158,9 @@ static Batch dataloader_batch(const DataLoader *d) {
     batch_allocate_answers(&batch, objective_needs_reference(s->objective), s->old != NULL);
     if (batch.reference)
         for (size_t t = 0; t < d->bound.N; t++) batch.reference[t] = NAN;
-    if (objective_data[objective].kind != KIND_GROUPS) free(batch.reward), batch.reward = NULL;
-    if (!kind_has_groups(objective_data[objective].kind)) free(batch.group), batch.group = NULL;
-    if (objective_data[objective].kind == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
+    if (objective_data[objective] != KIND_GROUPS) free(batch.reward), batch.reward = NULL;
+    if (!kind_has_groups(objective_data[objective])) free(batch.group), batch.group = NULL;
+    if (objective_data[objective] == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
     return batch;
 }
 

@@ -5,14 +5,13 @@ the index of what there is to train on. Reading documents is documents_read.h's,
 A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that are targets.
 One of more than T positions is split into segments of T, each a document of its own whose positions begin at 0 (the
 last token of one is the first of the next: target here, input there), or truncated, or refused. Segments without a
-target are left out. A preference pair or a group of completions is one sample: its documents are not split, lie in one
-sequence in their order, and are left out together. Else every segment is a sample. Samples are packed (packing.h) into
-sequences of at most B*T positions, of pairs and groups B times as many documents as the largest has. There is no
-padding: a sequence may be shorter.
+target are left out. The documents of a preference pair or a group of completions are one sample: they are not split,
+lie in one sequence in their order, and are left out together. Else every segment is a sample. Samples are packed
+(packing.h) into sequences of at most B*T positions, for pairs and groups times the documents of the largest.
 
-Opening reads headers and tables, and the masks of long documents. In memory are 16 bytes a segment, 8 a pair or group,
-and the order of two epochs: this one, and the next one for a step across its end. llm.c's shards have no index: their
-documents and samples follow from their number. Nothing is allocated after opening.
+Opening reads headers and tables, and the masks of long documents. Memory holds 16 bytes a segment, 8 a pair or group,
+and the order of two epochs. llm.c's shards have no index: their documents and samples follow from their number.
+Nothing is allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
@@ -77,18 +76,18 @@ typedef struct {
     size_t segments;
     // [samples + 1], the last one begins behind all segments; NULL: every segment is one. Regular: [1], as all are
     Sample *sample;
-    size_t samples, largest_sample; // largest: in documents
-    size_t long_documents;          // above T positions
-    size_t left_out;                // segments, or pairs and groups, without targets
-    uint64_t positions_cut;         // by truncation
-    uint32_t *prompt;               // [prompts] their documents; with DATA_PROMPTS
-    size_t prompts, longest_prompt; // longest: in tokens
+    size_t samples, largest_sample;               // largest: in documents
+    size_t long_documents;                        // above T positions
+    size_t left_out;                              // segments, or pairs and groups, without targets
+    size_t positions_cut;                         // by truncation
+    uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
+    size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
     unsigned char *checked; // a bit for each document that is not one segment: its checksum was right. NULL: none
     Packing packing;
     EpochSequences epoch[2]; // of even and odd epochs
     SequenceBound bound;
     size_t first_epoch_sequences;
-    uint64_t next; // position in the data: epoch * samples + sequence
+    uint64_t next; // position of the next micro-batch, epoch * samples + sequence; a resumed run sets it
     InputFile file[OPEN_SHARDS];
     size_t file_shard[OPEN_SHARDS]; // whose file it is
     unsigned char *buffer;          // [buffer_bytes] a segment's ids, masks and values as a shard has them
@@ -100,29 +99,24 @@ typedef struct {
 typedef struct {
     const DocumentShard *shard;
     const InputFile *file;
-    uint64_t number; // in its shard
+    size_t number; // in its shard
     ShardDocument entry;
 } DocumentRef;
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
+static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS, KIND_PAIRS,
+                                                     KIND_GROUPS,    KIND_GROUPS, KIND_VALUES}; // by ObjectiveKind
+
+// What a shard of a kind holds, and which objectives take it.
 static const struct {
-    ShardKind kind;
-    int values; // advantages
-} objective_data[OBJECTIVES] = {{KIND_DOCUMENTS, 0}, {KIND_PAIRS, 0},  {KIND_PAIRS, 0},    {KIND_PAIRS, 0},
-                                {KIND_GROUPS, 0},    {KIND_GROUPS, 0}, {KIND_DOCUMENTS, 1}}; // by ObjectiveKind
+    const char *name, *objectives;
+} data_kinds[] = {{"documents", "sft"},
+                  {"preference pairs", "dpo, simpo or orpo"},
+                  {"groups of completions with rewards", "grpo or gspo"},
+                  {"prompts alone", "grpo or gspo with --rollout"},
+                  {"documents with an advantage for each token", "ppo"}};
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
-
-static const char *kind_name(ShardKind kind, int values) {
-    static const char *const names[] = {"documents", "preference pairs", "groups of completions with rewards",
-                                        "prompts alone"};
-    return values ? "documents with an advantage for each token" : names[kind];
-}
-
-static const char *kind_objectives(ShardKind kind, int values) {
-    static const char *const names[] = {"sft", "dpo, simpo or orpo", "grpo or gspo", "grpo or gspo with --rollout"};
-    return values ? "ppo" : names[kind];
-}
 
 // llm.c's shards hold running text and nothing else.
 static void documents_check_llmc(const DataLoader *d) {
@@ -130,7 +124,7 @@ static void documents_check_llmc(const DataLoader *d) {
     const char *path = d->shard[0].header.path;
     if (d->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
         die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s; prepare these", path,
-            objective_names[objective], kind_name(objective_data[objective].kind, objective_data[objective].values));
+            objective_names[objective], data_kinds[objective_data[objective]].name);
     if (d->settings.use != DATA_TRAINS)
         die("%s: is one of llm.c's shards, which have no %s; give shards of data/prepare.py", path,
             d->settings.use == DATA_PROMPTS ? "prompts" : "documents");
@@ -139,18 +133,16 @@ static void documents_check_llmc(const DataLoader *d) {
 static void documents_check_kinds(const DataLoader *d) {
     const TokenShard *first = &d->shard[0].header;
     const ObjectiveKind objective = data_objective(&d->settings);
-    const ShardKind wanted = objective_data[objective].kind;
-    const int values = first->values != 0;
     for (size_t i = 1; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
-        if (s->kind != first->kind || (s->values != 0) != values)
-            die("%s holds %s, %s %s; a run reads one kind, name them apart", first->path,
-                kind_name(first->kind, values), s->path, kind_name(s->kind, s->values != 0));
+        if (s->kind != first->kind)
+            die("%s holds %s, %s %s; a run reads one kind, name them apart", first->path, data_kinds[first->kind].name,
+                s->path, data_kinds[s->kind].name);
     }
-    if (d->settings.use == DATA_TRAINS && (first->kind != wanted || values != objective_data[objective].values))
+    if (d->settings.use == DATA_TRAINS && first->kind != objective_data[objective])
         die("%s: holds %s, --objective %s trains on %s; give --objective %s, or other data", first->path,
-            kind_name(first->kind, values), objective_names[objective],
-            kind_name(wanted, objective_data[objective].values), kind_objectives(first->kind, values));
+            data_kinds[first->kind].name, objective_names[objective], data_kinds[objective_data[objective]].name,
+            data_kinds[first->kind].objectives);
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
         die("%s: holds prompts alone, none of whose tokens is a target; give data with answers", first->path);
     if (d->settings.use == DATA_PROMPTS && first->kind == KIND_PAIRS)
@@ -168,9 +160,9 @@ static void documents_check_tokenizers(const DataLoader *d) {
             die("%s was made with tokenizer %s, %s with %s, another one; prepare both with the model's own",
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
-            die("%s: its tokenizer %s has %llu ids, the model's vocabulary only %zu; prepare the data with the model's "
+            die("%s: its tokenizer %s has %zu ids, the model's vocabulary only %zu; prepare the data with the model's "
                 "own tokenizer",
-                s->path, s->tokenizer_name, (unsigned long long)s->vocabulary, settings->vocab_size);
+                s->path, s->tokenizer_name, s->vocabulary, settings->vocab_size);
     }
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
@@ -182,8 +174,8 @@ static void documents_check_tokenizers(const DataLoader *d) {
 }
 
 // ---- tables -------------------------------------------------------------------------------------------------------
-static uint64_t documents_total_groups(const DataLoader *d) {
-    uint64_t groups = 0;
+static size_t documents_total_groups(const DataLoader *d) {
+    size_t groups = 0;
     for (size_t i = 0; i < d->shards; i++) groups += d->shard[i].header.groups;
     return groups;
 }
@@ -193,20 +185,16 @@ static const char *others(const DataLoader *d) { return d->shards > 1 ? " and ot
 // begins: the first document of a pair or group, or one that is in none
 typedef void (*DocumentVisit)(DataLoader *d, const DocumentRef *document, int begins);
 
-// Every document of every table, in order. table: [TABLE_ENTRIES * TOKEN_SHARD_ENTRY]
-static void documents_walk(DataLoader *d, unsigned char *table, DocumentVisit visit) {
-    uint64_t group = 0;
-    size_t count;
+// Every document of every table, in order, through entry[TABLE_ENTRIES].
+static void documents_walk(DataLoader *d, ShardDocument *entry, DocumentVisit visit) {
+    size_t group = 0;
     for (size_t shard = 0; shard < d->shards; shard++) {
         const TokenShard *s = &d->shard[shard].header;
         InputFile file = input_open(s->path);
-        DocumentRef at;
-        at.shard = &d->shard[shard], at.file = &file;
-        for (uint64_t first = 0; first < s->documents; first += count) {
-            count = shard_read_entries(s, &file, first, table);
+        for (size_t first = 0, count; first < s->documents; first += count) {
+            count = shard_read_entries(s, &file, first, entry);
             for (size_t i = 0; i < count; i++) {
-                at.number = first + i;
-                at.entry = shard_document(table + i * TOKEN_SHARD_ENTRY);
+                const DocumentRef at = {&d->shard[shard], &file, first + i, entry[i]};
                 visit(d, &at, at.number == 0 || !kind_has_groups(s->kind) || at.entry.group != group);
                 group = at.entry.group;
             }
@@ -216,28 +204,10 @@ static void documents_walk(DataLoader *d, unsigned char *table, DocumentVisit vi
 }
 
 // ---- segments and samples -------------------------------------------------------------------------------------------
-static size_t segments_of_document(const DataSettings *s, uint64_t tokens) {
-    return s->long_documents == LONG_SPLIT ? (size_t)((tokens - 1 + s->T - 1) / s->T) : 1;
-}
-
-// Adds to d->segments how many there may be.
-static void documents_count_segments(DataLoader *d, const DocumentRef *at, int begins) {
-    const DataSettings *settings = &d->settings;
-    const TokenShard *s = &at->shard->header;
-    const int answers = kind_has_groups(s->kind);
-    (void)begins;
-    if (at->entry.tokens - 1 > settings->T &&
-        (settings->long_documents == LONG_REFUSE || (answers && settings->long_documents == LONG_SPLIT)))
-        die("%s: document %llu has %llu tokens, --seq-len %zu takes %zu%s; take a longer --seq-len or --long %s",
-            s->path, (unsigned long long)at->number, (unsigned long long)at->entry.tokens, settings->T, settings->T + 1,
-            answers ? ", and pairs and groups are not split" : "", answers ? "truncate" : "split or truncate");
-    d->segments += segments_of_document(settings, at->entry.tokens);
-}
-
 // Number of targets among tokens [first, first + n) of the shard.
-static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, uint64_t first, size_t n) {
-    size_t sum = 0, count;
-    for (size_t done = 0; done < n; done += count) {
+static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size_t first, size_t n) {
+    size_t sum = 0;
+    for (size_t done = 0, count; done < n; done += count) {
         count = min_size(n - done, d->buffer_bytes);
         input_read(at->file, at->shard->header.masks + first + done, d->buffer, count);
         for (size_t i = 0; i < count; i++) sum += d->buffer[i] != 0;
@@ -246,14 +216,11 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, uint
 }
 
 static void documents_add_segment(DataLoader *d, size_t document, size_t part, size_t positions, size_t targets) {
-    Segment *segment = &d->segment[d->segments];
-    if (!targets && !d->sample) { // of a pair or group, documents_end_sample decides
+    const Segment segment = {(uint32_t)document, (uint32_t)part, (uint32_t)positions, (uint32_t)targets};
+    if (targets || d->sample) // of a pair or group, documents_end_sample decides
+        d->segment[d->segments++] = segment;
+    else
         d->left_out++;
-        return;
-    }
-    segment->document = (uint32_t)document, segment->part = (uint32_t)part;
-    segment->positions = (uint32_t)positions, segment->targets = (uint32_t)targets;
-    d->segments++;
 }
 
 // The pair or group whose segments were added last is complete; it stays if all of them have targets.
@@ -274,19 +241,21 @@ static void documents_end_sample(DataLoader *d) {
 }
 
 static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
-    const size_t document = at->shard->documents_before + (size_t)at->number;
-    const uint64_t positions = at->entry.tokens - 1, T = d->settings.T;
-    size_t parts = segments_of_document(&d->settings, at->entry.tokens);
+    const DataSettings *settings = &d->settings;
+    const size_t document = at->shard->documents_before + at->number, T = settings->T;
+    const size_t positions = at->entry.tokens - 1, whole = settings->long_documents == LONG_SPLIT ? positions : T;
+    const int answers = kind_has_groups(at->shard->header.kind);
+    if (positions > T && (settings->long_documents == LONG_REFUSE || (answers && whole > T)))
+        die("%s: document %zu has %zu tokens, --seq-len %zu takes %zu%s; take a longer --seq-len or --long %s",
+            at->shard->header.path, at->number, at->entry.tokens, T, T + 1,
+            answers ? ", and pairs and groups are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
-    if (positions <= T) {
-        documents_add_segment(d, document, 0, (size_t)positions, (size_t)at->entry.targets);
-        return;
-    }
-    d->long_documents++;
-    if (d->settings.long_documents == LONG_TRUNCATE) d->positions_cut += positions - T;
-    for (size_t k = 0; k < parts; k++) { // position t's target is token t + 1
-        size_t n = (size_t)(positions - k * T < T ? positions - k * T : T), targets = n;
-        if (at->entry.targets != positions) targets = documents_count_targets(d, at, at->entry.first + k * T + 1, n);
+    d->long_documents += positions > T;
+    if (positions > whole) d->positions_cut += positions - T;
+    for (size_t k = 0; k * T < min_size(positions, whole); k++) { // position t's target is token t + 1
+        size_t n = min_size(positions - k * T, T), targets = min_size(n, at->entry.targets);
+        if (positions > T && at->entry.targets != positions)
+            targets = documents_count_targets(d, at, at->entry.first + k * T + 1, n);
         documents_add_segment(d, document, k, n, targets);
     }
 }
@@ -299,29 +268,27 @@ static void documents_note(const DataLoader *d) {
              "truncate or refuse)",
              path, others(d), d->long_documents, d->documents, T, d->segments);
     if (d->long_documents && d->settings.long_documents == LONG_TRUNCATE)
-        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %llu tokens in all", path,
-             others(d), d->long_documents, d->documents, T, (unsigned long long)d->positions_cut);
+        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %zu tokens in all", path,
+             others(d), d->long_documents, d->documents, T, d->positions_cut);
     if (d->left_out && d->sample)
-        note("%s%s: %zu of %llu %s are left out: one of their documents has no target within --seq-len %zu", path,
-             others(d), d->left_out, (unsigned long long)documents_total_groups(d),
+        note("%s%s: %zu of %zu %s are left out: one of their documents has no target within --seq-len %zu", path,
+             others(d), d->left_out, documents_total_groups(d),
              d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups", T);
     else if (d->left_out)
         note("%s%s: %zu segments of documents are left out: they have no target", path, others(d), d->left_out);
 }
 
-static void documents_index(DataLoader *d, unsigned char *table) {
-    const int answers = d->settings.use == DATA_TRAINS && kind_has_groups(d->shard[0].header.kind);
-    documents_walk(d, table, documents_count_segments);
-    size_t most = d->segments;
-    if (most >= UINT32_MAX)
+static void documents_index(DataLoader *d, ShardDocument *entry) {
+    const DocumentShard *last = &d->shard[d->shards - 1];
+    const size_t tokens = last->tokens_before + last->header.tokens;
+    const size_t split = d->settings.long_documents == LONG_SPLIT ? tokens / d->settings.T : 0; // at most
+    d->segment = (Segment *)checked_calloc(d->documents + split, sizeof(Segment), "the index of the documents");
+    if (d->settings.use == DATA_TRAINS && kind_has_groups(last->header.kind))
+        d->sample = (Sample *)checked_calloc(documents_total_groups(d) + 1, sizeof(Sample), "the pairs and groups");
+    documents_walk(d, entry, documents_add);
+    if (d->segments >= UINT32_MAX)
         die("%s and others: %zu documents in %zu segments are more than one run takes (%u); give fewer shards",
-            d->shard[0].header.path, d->documents, most, UINT32_MAX);
-    d->segment = (Segment *)checked_calloc(most, sizeof(Segment), "the index of the documents");
-    if (answers)
-        d->sample =
-            (Sample *)checked_calloc((size_t)documents_total_groups(d) + 1, sizeof(Sample), "the pairs and groups");
-    d->segments = 0;
-    documents_walk(d, table, documents_add);
+            last->header.path, d->documents, d->segments, UINT32_MAX);
     if (d->sample) documents_end_sample(d);
     if (!d->sample) d->samples = d->segments, d->largest_sample = 1;
     documents_note(d);
@@ -332,14 +299,20 @@ static void documents_index(DataLoader *d, unsigned char *table) {
         d->checked = (unsigned char *)checked_calloc(d->documents / 8 + 1, 1, "the checked documents");
 }
 
+// Tokens of a prompt and the reference answer behind it, which a group has none of.
+static size_t prompts_text_tokens(const DocumentRef *at) {
+    return at->shard->header.kind == KIND_GROUPS ? at->entry.prompt : at->entry.tokens;
+}
+
 // A document of which prompts are wanted: of a group, whose prompt is one, only the first counts.
 static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
-        die("%s: document %llu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
+        die("%s: document %zu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
             "prompt and completion, or of prompts alone",
-            at->shard->header.path, (unsigned long long)at->number);
-    d->longest_prompt = max_size(d->longest_prompt, (size_t)at->entry.prompt);
+            at->shard->header.path, at->number);
+    d->longest_prompt = max_size(d->longest_prompt, at->entry.prompt);
+    d->longest_text = max_size(d->longest_text, prompts_text_tokens(at));
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
 }
 
@@ -366,7 +339,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     SequenceBound bound = {0, 0, 0};
     size_t N = 0;
     PackingItem *item = (PackingItem *)checked_calloc(2 * d->segments, sizeof(PackingItem), "the lengths of documents");
-    bound.N = (size_t)(d->packing.positions < d->packing.capacity ? d->packing.positions : d->packing.capacity);
+    bound.N = min_size(d->packing.positions, d->packing.capacity);
     for (size_t i = 0; i < d->segments; i++) item[i].positions = d->segment[i].positions;
     packing_sort(item, item + d->segments, d->segments);
     bound.longest = item[0].positions;
@@ -394,27 +367,17 @@ static SequenceBound documents_bound_in_order(const DataLoader *d) {
     return bound;
 }
 
-// Positions of a sequence, at most: B x T, of pairs and groups for as many documents as the largest has.
-static size_t documents_capacity(const DataLoader *d, size_t sample_documents) {
-    const size_t B = d->settings.B, T = d->settings.T;
-    if (T > INT32_MAX / (B * sample_documents) && sample_documents > 1)
-        die_usage(
-            "--batch %zu x --seq-len %zu x %zu documents of a pair or group: at most %d tokens of one sequence can be "
-            "indexed; use --grad-accum",
-            B, T, sample_documents, INT32_MAX);
-    if (T > INT32_MAX / B)
-        die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum", B * T,
-                  INT32_MAX);
-    return B * T * sample_documents;
-}
-
 static void documents_pack(DataLoader *d) {
-    const SequenceBound regular = {d->settings.B * d->settings.T, d->settings.B, d->settings.T};
+    const size_t B = d->settings.B, T = d->settings.T, n = d->regular ? 1 : d->largest_sample;
+    const SequenceBound regular = {B * T, B, T};
     const uint32_t *length = d->sample ? &d->sample[0].positions : &d->segment[0].positions;
     const size_t stride = d->regular ? 0 : d->sample ? sizeof(Sample) : sizeof(Segment);
     const int shuffle = d->settings.shuffle == SHUFFLE_AUTO ? !d->regular : d->settings.shuffle == SHUFFLE_ON;
-    d->packing = packing_allocate(length, stride, d->samples, documents_capacity(d, d->regular ? 1 : d->largest_sample),
-                                  shuffle, d->settings.seed);
+    if (T > INT32_MAX / (B * n))
+        die_usage("--batch %zu x --seq-len %zu x %zu (documents of a sample): at most %d tokens of one sequence can be "
+                  "indexed; use --grad-accum",
+                  B, T, n, INT32_MAX);
+    d->packing = packing_allocate(length, stride, d->samples, B * T * n, shuffle, d->settings.seed);
     d->epoch[0] = epoch_sequences_allocate(&d->packing);
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);
@@ -429,7 +392,7 @@ static void documents_refuse_short(const DataLoader *d) {
     const char *longest = d->shards > 1 ? "the longest shard" : d->shard[0].header.path;
     size_t tokens = 0;
     char advice[96];
-    for (size_t i = 0; i < d->shards; i++) tokens = max_size(tokens, (size_t)d->shard[i].header.tokens);
+    for (size_t i = 0; i < d->shards; i++) tokens = max_size(tokens, d->shard[i].header.tokens);
     if (tokens > B)
         snprintf(advice, sizeof(advice), "--seq-len %zu would fit", (tokens - 1) / B);
     else if (tokens > 1)
@@ -447,7 +410,7 @@ static void documents_index_llmc(DataLoader *d) {
     documents_check_llmc(d);
     for (size_t i = 0; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
-        tokens += (size_t)s->tokens, skipped += (size_t)(s->tokens - s->documents * T - (s->documents > 0));
+        tokens += s->tokens, skipped += s->tokens - s->documents * T - (s->documents > 0);
     }
     d->segments = d->documents, d->samples = d->documents / B, d->largest_sample = B;
     if (!d->samples) documents_refuse_short(d);
@@ -459,24 +422,23 @@ static void documents_index_llmc(DataLoader *d) {
 }
 
 static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
+    const ShardPath *path = paths->at;
     size_t tokens = 0, longest = 0;
     d->shards = paths->count;
     d->shard = (DocumentShard *)checked_calloc(d->shards, sizeof(DocumentShard), "the list of shards");
-    d->regular = !is_token_shard(paths->path[0]);
-    for (size_t i = 1; i < paths->count; i++)
-        if (is_token_shard(paths->path[i]) == d->regular)
+    d->regular = !is_token_shard(path[0].path);
+    for (size_t i = 1; i < d->shards; i++)
+        if (is_token_shard(path[i].path) == d->regular)
             die("%s is a shard of documents, %s is not; a run reads one kind, name them apart",
-                paths->path[d->regular ? i : 0], paths->path[d->regular ? 0 : i]);
+                path[d->regular ? i : 0].path, path[d->regular ? 0 : i].path);
     for (size_t i = 0; i < d->shards; i++) {
         DocumentShard *shard = &d->shard[i];
-        InputFile file = input_open(paths->path[i]);
-        if (d->regular)
-            shard->header = llmc_shard_header(&file, d->settings.B, d->settings.T, d->settings.vocab_size);
-        else
-            shard->header = shard_read_header(&file);
+        InputFile file = input_open(path[i].path);
+        shard->header = d->regular ? llmc_shard_header(&file, d->settings.B, d->settings.T, d->settings.vocab_size)
+                                   : shard_read_header(&file);
         shard->documents_before = d->documents, shard->tokens_before = tokens;
-        d->documents += (size_t)shard->header.documents, tokens += (size_t)shard->header.tokens;
-        longest = max_size(longest, (size_t)shard->header.longest);
+        d->documents += shard->header.documents, tokens += shard->header.tokens;
+        longest = max_size(longest, shard->header.longest);
         input_close(&file);
     }
     d->buffer_bytes = max_size(min_size(d->settings.T + 1, longest) * SHARD_TOKEN_BYTES, DOCUMENTS_BUFFER);
@@ -488,24 +450,24 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
 
 // The index of shards of documents: what the tables say, or the prompts.
 static void documents_read_tables(DataLoader *d) {
-    unsigned char *table =
-        (unsigned char *)checked_malloc((size_t)TABLE_ENTRIES * TOKEN_SHARD_ENTRY, "a part of a document table");
+    ShardDocument *entry =
+        (ShardDocument *)checked_calloc(TABLE_ENTRIES, sizeof(ShardDocument), "a part of a document table");
     documents_check_kinds(d);
     documents_check_tokenizers(d);
     for (size_t i = 0; i < d->shards; i++) {
         InputFile file = input_open(d->shard[i].header.path);
-        shard_check_table(&d->shard[i].header, &file, table);
+        shard_check_table(&d->shard[i].header, &file, entry);
         input_close(&file);
-        d->largest_sample = max_size(d->largest_sample, (size_t)d->shard[i].header.largest_group);
+        d->largest_sample = max_size(d->largest_sample, d->shard[i].header.largest_group);
     }
     if (d->settings.use == DATA_PROMPTS) {
         d->prompt = (uint32_t *)checked_calloc(d->documents, sizeof(uint32_t), "the index of the prompts");
-        documents_walk(d, table, documents_add_prompt);
+        documents_walk(d, entry, documents_add_prompt);
         if (!d->prompts) die("%s%s: holds no prompts", d->shard[0].header.path, others(d));
     } else {
-        documents_index(d, table);
+        documents_index(d, entry);
     }
-    free(table);
+    free(entry);
 }
 
 #endif

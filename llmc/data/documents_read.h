@@ -14,7 +14,7 @@ static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     const TokenShard *s = &d->shard[shard].header;
     InputFile *file = &d->file[slot];
-    unsigned char crc[4];
+    uint32_t crc; // the header's, which covers the table's, which covers the documents'; llm.c: 0
     struct stat status;
     if (file->fd >= 0 && d->file_shard[slot] == shard) return file;
     if (file->fd >= 0) close(file->fd);
@@ -23,75 +23,61 @@ static const InputFile *documents_file(DataLoader *d, size_t shard) {
     if (file->fd < 0)
         die("%s: cannot be opened any more: %s%s", file->path, strerror(errno),
             errno == EMFILE ? "; raise the limit with ulimit -n" : "");
-    if (fstat(file->fd, &status) != 0 || (uint64_t)status.st_size != file->bytes)
+    if (fstat(file->fd, &status) != 0 || (size_t)status.st_size != s->bytes)
         die("%s: has changed its size since it was opened; leave the data alone while a run reads it", file->path);
-    input_read(file, 124, crc,
-               sizeof(crc)); // the header's, which covers the table's, which covers the documents'; llm.c: 0
-    if (shard_uint32(crc) != s->header_crc)
+    input_read(file, offsetof(TokenShard, header_crc), &crc, sizeof(crc));
+    if (crc != s->header_crc)
         die("%s: is another file than when it was opened; leave the data alone while a run reads it", file->path);
     d->file_shard[slot] = shard;
     return file;
 }
 
 static DocumentRef documents_find(DataLoader *d, size_t document) {
-    unsigned char entry[TOKEN_SHARD_ENTRY];
-    size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
+    const size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     const TokenShard *s = &d->shard[shard].header;
-    DocumentRef at;
-    at.shard = &d->shard[shard];
-    at.file = documents_file(d, shard);
-    at.number = document - d->shard[shard].documents_before;
-    if (d->regular) {
-        at.entry = llmc_shard_document(s, at.number);
+    DocumentRef at = {&d->shard[shard], documents_file(d, shard), document - d->shard[shard].documents_before, {0}};
+    if (d->regular) { // it follows from its number
+        at.entry.first = at.number * s->regular, at.entry.tokens = s->regular + 1, at.entry.targets = s->regular;
         return at;
     }
-    input_read(at.file, s->table + at.number * TOKEN_SHARD_ENTRY, entry, sizeof(entry));
-    at.entry = shard_document(entry);
+    input_read(at.file, s->table + at.number * TOKEN_SHARD_ENTRY, &at.entry, TOKEN_SHARD_ENTRY);
     if (at.entry.first > s->tokens || at.entry.tokens > s->tokens - at.entry.first)
-        die("%s: document %llu is not where it was when the file was opened; leave the data alone while a run reads it",
-            s->path, (unsigned long long)at.number);
+        die("%s: document %zu is not where it was when the file was opened; leave the data alone while a run reads it",
+            s->path, at.number);
     return at;
 }
 
-// The number of a document's first token, counted over all shards: as files of log-probabilities count.
-static size_t documents_token_offset(DataLoader *d, size_t document) {
-    DocumentRef at = documents_find(d, document);
-    return at.shard->tokens_before + (size_t)at.entry.first;
-}
-
-// The document of a token that is counted like this, for messages.
+// The document of a token that is counted over all shards, as files of log-probabilities count; for messages.
 static DocumentRef documents_find_token(DataLoader *d, size_t token) {
-    const DocumentShard *shard =
-        &d->shard[last_at_most(&d->shard[0].tokens_before, sizeof(d->shard[0]), d->shards, token)];
-    size_t low = 0, high = (size_t)shard->header.documents;
+    size_t low = 0, high = d->documents;
     while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (documents_token_offset(d, shard->documents_before + middle) <= token)
+        const size_t middle = low + (high - low) / 2;
+        const DocumentRef at = documents_find(d, middle);
+        if (at.shard->tokens_before + at.entry.first <= token)
             low = middle;
         else
             high = middle;
     }
-    return documents_find(d, shard->documents_before + low);
+    return documents_find(d, low);
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
 static void documents_check_crc(const DocumentRef *at, uint32_t crc) {
     if (crc != at->entry.crc)
-        die("%s: the checksum of document %llu is wrong, the file is damaged; copy or write it again",
-            at->shard->header.path, (unsigned long long)at->number);
+        die("%s: the checksum of document %zu is wrong, the file is damaged; copy or write it again",
+            at->shard->header.path, at->number);
 }
 
 // The checksum of a document of any length, over its ids, masks and values.
 static void documents_check_whole(DataLoader *d, const DocumentRef *at) {
     const TokenShard *s = &at->shard->header;
-    const uint64_t first = at->entry.first, tokens = at->entry.tokens;
-    const uint64_t begin[3] = {s->ids + first * s->id_bytes, s->masks + first, s->values + first * sizeof(float)};
-    const uint64_t bytes[3] = {tokens * s->id_bytes, tokens, s->values ? tokens * sizeof(float) : 0};
+    const size_t first = at->entry.first, tokens = at->entry.tokens;
+    const size_t begin[3] = {s->ids + first * s->id_bytes, s->masks + first, s->values + first * sizeof(float)};
+    const size_t bytes[3] = {tokens * s->id_bytes, tokens, s->values ? tokens * sizeof(float) : 0};
     uint32_t crc = 0;
-    size_t count;
     for (int i = 0; i < 3; i++) {
-        for (uint64_t done = 0; done < bytes[i]; done += count) {
-            count = (size_t)(bytes[i] - done < d->buffer_bytes ? bytes[i] - done : d->buffer_bytes);
+        for (size_t done = 0, count; done < bytes[i]; done += count) {
+            count = min_size(bytes[i] - done, d->buffer_bytes);
             input_read(at->file, begin[i] + done, d->buffer, count);
             crc = crc32_of(crc, d->buffer, count);
         }
@@ -100,45 +86,37 @@ static void documents_check_whole(DataLoader *d, const DocumentRef *at) {
 }
 
 // token: within the document
-static uint32_t documents_checked_id(const DocumentRef *at, uint64_t token, uint32_t id) {
+static int32_t documents_checked_id(const DocumentRef *at, size_t token, uint32_t id) {
     const TokenShard *s = &at->shard->header;
-    if (id < s->vocabulary) return id;
+    if (id < s->vocabulary) return (int32_t)id;
     if (s->regular)
-        die("%s: token %llu is %u, outside the model's vocabulary of %llu; the shard was made for another tokenizer",
-            s->path, (unsigned long long)(at->entry.first + token), id, (unsigned long long)s->vocabulary);
-    die("%s: document %llu, token %llu is %u, outside the vocabulary of %llu ids that the shard was made with; write "
-        "it again",
-        s->path, (unsigned long long)at->number, (unsigned long long)token, id, (unsigned long long)s->vocabulary);
+        die("%s: token %zu is %u, outside the model's vocabulary of %zu; the shard was made for another tokenizer",
+            s->path, at->entry.first + token, id, s->vocabulary);
+    die("%s: document %zu, token %zu is %u, outside the vocabulary of %zu ids that the shard was made with; write it "
+        "again",
+        s->path, at->number, token, id, s->vocabulary);
 }
 
 // ---- segments into a batch ------------------------------------------------------------------------------------------
-// Tokens [first, first + tokens) of a document: `ids`, `masks` and `values` of them in the loader's buffer; masks and
-// values may be NULL.
+// Tokens [first, first + tokens) of a document, in the loader's buffer; masks and values may be NULL.
 typedef struct {
-    uint64_t first;
-    size_t tokens;
+    size_t first;
     const unsigned char *ids, *masks, *values;
 } SegmentBytes;
 
-static SegmentBytes documents_read_bytes(DataLoader *d, const DocumentRef *at, uint64_t first, size_t tokens) {
+static SegmentBytes documents_read_bytes(DataLoader *d, const DocumentRef *at, size_t first, size_t tokens) {
     const TokenShard *s = &at->shard->header;
-    const uint64_t begin = at->entry.first + first;
+    const size_t section[3] = {s->ids, s->masks, s->values}, width[3] = {s->id_bytes, 1, sizeof(float)};
+    const unsigned char *found[3] = {NULL, NULL, NULL};
     unsigned char *end = d->buffer;
-    SegmentBytes bytes = {first, tokens, d->buffer, NULL, NULL};
-    input_read(at->file, s->ids + begin * s->id_bytes, end, tokens * s->id_bytes);
-    end += tokens * s->id_bytes;
-    if (s->masks) {
-        bytes.masks = end;
-        input_read(at->file, s->masks + begin, end, tokens);
-        end += tokens;
-    }
-    if (s->values) {
-        bytes.values = end;
-        input_read(at->file, s->values + begin * sizeof(float), end, tokens * sizeof(float));
-        end += tokens * sizeof(float);
+    for (int i = 0; i < 3; i++) {
+        if (!section[i]) continue;
+        input_read(at->file, section[i] + (at->entry.first + first) * width[i], end, tokens * width[i]);
+        found[i] = end, end += tokens * width[i];
     }
     if (!d->regular && tokens == at->entry.tokens)
         documents_check_crc(at, crc32_of(0, d->buffer, (size_t)(end - d->buffer)));
+    const SegmentBytes bytes = {first, found[0], found[1], found[2]};
     return bytes;
 }
 
@@ -149,49 +127,46 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
     const size_t n = segment->positions;
     size_t targets = 0;
     for (size_t i = 0; i <= n; i++) {
-        const uint64_t token = bytes->first + i;
-        const uint32_t id = documents_checked_id(at, token, shard_id(s, bytes->ids, i));
+        const size_t token = bytes->first + i;
+        const int32_t id = documents_checked_id(at, token, shard_id(s, bytes->ids, i));
         const unsigned mask = bytes->masks ? bytes->masks[i] : token > 0;
         if (mask > (token > 0))
-            die("%s: document %llu, token %llu has the mask %u, which is 0 or 1, and 0 for the first token; write it "
+            die("%s: document %zu, token %zu has the mask %u, which is 0 or 1, and 0 for the first token; write it "
                 "again",
-                s->path, (unsigned long long)at->number, (unsigned long long)token, mask);
-        if (i < n) batch->tokens[to + i] = (int32_t)id;
+                s->path, at->number, token, mask);
+        if (i < n) batch->tokens[to + i] = id;
         if (i == 0) continue; // no position of this segment predicts it
-        batch->targets[to + i - 1] = mask ? (int32_t)id : -1;
+        batch->targets[to + i - 1] = mask ? id : -1;
         batch->loss_weight[to + i - 1] = (float)mask;
         targets += mask;
     }
     if (targets != segment->targets)
-        die("%s: document %llu has %zu targets where its table says %u; write it again", s->path,
-            (unsigned long long)at->number, targets, segment->targets);
+        die("%s: document %zu has %zu targets where its table says %u; write it again", s->path, at->number, targets,
+            segment->targets);
 }
 
 // The advantages of the n targets of a segment.
 static void documents_fill_advantages(const DocumentRef *at, const SegmentBytes *bytes, size_t n, float *advantage) {
-    for (size_t i = 0; i < n; i++) {
-        advantage[i] = shard_float32(bytes->values + (i + 1) * sizeof(float));
+    memcpy(advantage, bytes->values + sizeof(float), n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
         if (!isfinite(advantage[i]))
-            die("%s: document %llu, token %llu has the advantage %f; prepare it with finite numbers",
-                at->shard->header.path, (unsigned long long)at->number, (unsigned long long)(bytes->first + i + 1),
-                (double)advantage[i]);
-    }
+            die("%s: document %zu, token %zu has the advantage %f; prepare it with finite numbers",
+                at->shard->header.path, at->number, bytes->first + i + 1, (double)advantage[i]);
 }
 
 // Appends a segment to the documents that the batch has, with what objectives want to know of it.
 static void documents_read_segment(DataLoader *d, const Segment *segment, Batch *batch) {
     const DataSettings *settings = &d->settings;
     DocumentRef at = documents_find(d, segment->document);
-    const uint64_t first = (uint64_t)segment->part * settings->T;
-    const size_t n = segment->positions, to = batch->N;
-    const size_t token = at.shard->tokens_before + (size_t)(at.entry.first + first);
-    const int whole = first == 0 && at.entry.tokens == (uint64_t)n + 1;
+    const size_t first = segment->part * settings->T, n = segment->positions, to = batch->N;
+    const size_t token = at.shard->tokens_before + at.entry.first + first;
+    const int whole = first == 0 && at.entry.tokens == n + 1;
     unsigned char *checked = d->checked ? &d->checked[segment->document / 8] : NULL;
     const unsigned char bit = (unsigned char)(1u << segment->document % 8);
     if (first + n + 1 > at.entry.tokens || (!whole && !checked))
-        die("%s: document %llu is not as long as it was when the file was opened; leave the data alone while a run "
+        die("%s: document %zu is not as long as it was when the file was opened; leave the data alone while a run "
             "reads it",
-            at.shard->header.path, (unsigned long long)at.number);
+            at.shard->header.path, at.number);
     if (!whole && !(*checked & bit)) {
         documents_check_whole(d, &at);
         *checked |= bit;
@@ -231,30 +206,21 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
 // Prompts for rollouts (rollout.h), of a loader opened with DATA_PROMPTS: of documents that know where their prompt
 // ends, of groups (one prompt each), or of shards of prompts alone. Behind a prompt lies its reference answer, which is
 // not trained on; a group has none.
-
-// Tokens of the longest prompt with its reference answer, at most.
-static size_t prompts_longest_document(const DataLoader *d) {
-    size_t longest = 0;
-    for (size_t i = 0; i < d->shards; i++) longest = max_size(longest, (size_t)d->shard[i].header.longest);
-    return d->shard[0].header.kind == KIND_GROUPS ? d->longest_prompt : longest;
-}
-
+//
 // ids: [room] of prompt number `prompt` and its reference answer, as many as there is room for. *prompt_tokens: tokens
 // of the prompt; *tokens: of both, which may be more than there is room for.
 static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                          size_t *tokens) {
     DocumentRef at = documents_find(d, d->prompt[prompt]);
     const TokenShard *s = &at.shard->header;
-    size_t count;
-    *prompt_tokens = (size_t)at.entry.prompt;
-    *tokens = s->kind == KIND_GROUPS ? *prompt_tokens : (size_t)at.entry.tokens;
+    *prompt_tokens = at.entry.prompt, *tokens = prompts_text_tokens(&at);
     documents_check_whole(d, &at);
-    size_t n = min_size(*tokens, room);
-    for (size_t done = 0; done < n; done += count) {
+    const size_t n = min_size(*tokens, room);
+    for (size_t done = 0, count; done < n; done += count) {
         count = min_size(n - done, d->buffer_bytes / s->id_bytes);
         input_read(at.file, s->ids + (at.entry.first + done) * s->id_bytes, d->buffer, count * s->id_bytes);
         for (size_t i = 0; i < count; i++)
-            ids[done + i] = (int32_t)documents_checked_id(&at, done + i, shard_id(s, d->buffer, i));
+            ids[done + i] = documents_checked_id(&at, done + i, shard_id(s, d->buffer, i));
     }
 }
 

@@ -20,21 +20,21 @@ from its number.
 
 static const struct {
     uint32_t magic, version;
-    size_t id_bytes;
+    uint32_t id_bytes;
 } llmc_shard_kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 #define LLMC_SHARD_KINDS (sizeof(llmc_shard_kinds) / sizeof(llmc_shard_kinds[0]))
 
 // Cut into micro-batches of B documents of T positions; ids are below `vocabulary`.
 static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, size_t vocabulary) {
-    unsigned char header[LLMC_SHARD_HEADER];
+    uint32_t header[LLMC_SHARD_HEADER / sizeof(uint32_t)];
     const char *path = file->path;
     TokenShard s = {0};
     size_t i;
     if (file->bytes < sizeof(header))
-        die("%s: its %llu bytes are less than the header of a token shard (%zu)", path, (unsigned long long)file->bytes,
+        die("%s: its %zu bytes are less than the header of a token shard (%zu)", path, (size_t)file->bytes,
             sizeof(header));
     input_read(file, 0, header, sizeof(header));
-    uint32_t magic = shard_uint32(header), version = shard_uint32(header + 4);
+    const uint32_t magic = header[0], version = header[1];
     for (i = 0; i < LLMC_SHARD_KINDS && llmc_shard_kinds[i].magic != magic; i++)
         if (__builtin_bswap32(llmc_shard_kinds[i].magic) == magic)
             die("%s: was written on a big-endian machine; swap its bytes or write it again", path);
@@ -46,29 +46,21 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
             llmc_shard_kinds[i].version);
     s.path = checked_strdup(path);
-    s.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = shard_uint32(header + 8);
-    s.ids = sizeof(header), s.header_crc = shard_uint32(header + 124);
+    s.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
+    s.ids = sizeof(header), s.header_crc = header[31];
     s.vocabulary = vocabulary, s.regular = T, s.longest = T + 1;
     s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // the last target is one token further on
-    uint64_t expected = s.ids + s.tokens * s.id_bytes;
+    const size_t expected = s.ids + s.tokens * s.id_bytes;
     if (expected != s.bytes)
-        die("%s: the header says %llu tokens, so %llu bytes, but the file has %llu; it is %s", path,
-            (unsigned long long)s.tokens, (unsigned long long)expected, (unsigned long long)s.bytes,
-            s.bytes < expected ? "truncated" : "not what its header says");
+        die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s", path, s.tokens, expected,
+            s.bytes, s.bytes < expected ? "truncated" : "not what its header says");
     return s;
-}
-
-// Document number `number`; the file is not read.
-static ShardDocument llmc_shard_document(const TokenShard *s, uint64_t number) {
-    ShardDocument d = {0};
-    d.first = number * s->regular, d.tokens = s->regular + 1, d.targets = s->regular;
-    return d;
 }
 
 // Mixes the file's length and its first and last bytes into a hash, for want of a checksum.
 static uint64_t llmc_shard_mix(uint64_t mixed, const char *path) {
     InputFile file = input_open(path);
-    const size_t sample = (size_t)(file.bytes < LLMC_SHARD_SAMPLE ? file.bytes : LLMC_SHARD_SAMPLE);
+    const size_t sample = min_size(file.bytes, LLMC_SHARD_SAMPLE);
     const uint64_t offset[2] = {0, file.bytes - sample};
     mixed = random_mix(mixed ^ file.bytes);
     for (size_t k = 0; k < 2; k++) {

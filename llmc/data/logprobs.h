@@ -1,13 +1,11 @@
 /*
 A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every
-token of all of them, in the order of their paths; 0 where a token is no target. The verb `logprobs`
-writes it, and so does a run whose objective has a reference, before its first step (reference.h); the data loader
-reads from it what it puts into a batch.
+token of all of them, in the order of their paths; 0 where a token is no target. The verb `logprobs` writes it, and so
+does a run whose objective has a reference, before its first step (reference.h); the data loader puts it into batches.
 
-A file is complete or absent (file.h), and it is checked when it is opened: every field of the header, the checksum of
-the body, and that every value can be a log-probability. Two keys say what it was made of (reference.h): a run that is
-of another model, other data, another temperature, or that cuts its documents elsewhere refuses it, in one line with
-both sides. Reading allocates nothing.
+A file is complete or absent (output.h). Opening checks every field of the header, the checksum of the body, and that
+every value can be a log-probability. Two keys say what it was made of (reference.h): a run of another model, other
+data, another temperature, or that cuts its documents elsewhere refuses it with both sides. Reading allocates nothing.
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
@@ -31,13 +29,13 @@ typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } Documents
 typedef struct {
     char magic[8];
     uint32_t version, byte_order;
-    uint64_t header_bytes, file_bytes;
-    uint64_t tokens, documents; // of the shards
-    uint64_t targets;           // log-probabilities that are there
+    size_t header_bytes, file_bytes;
+    size_t tokens, documents; // of the shards
+    size_t targets;           // log-probabilities that are there
     uint64_t model_key, data_key;
-    uint64_t seq_len; // T, where a document was longer; 0: all are whole
-    uint32_t cut;     // DocumentsCut
-    uint32_t dtype;   // of the computation (DType)
+    size_t seq_len; // T, where a document was longer; 0: all are whole
+    uint32_t cut;   // DocumentsCut
+    uint32_t dtype; // of the computation (DType)
     double temperature;
     uint32_t body_crc, header_crc; // header_crc: with itself 0
     char model[64];                // its name for people, UTF-8, ends with a zero
@@ -56,7 +54,7 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
     return crc32_of(0, &copy, sizeof(copy));
 }
 
-static uint64_t logprobs_offset(uint64_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
+static size_t logprobs_offset(size_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
 // name = the text, or as much of its end as there is room for.
 static void logprobs_name(char name[64], const char *text) {
@@ -68,17 +66,16 @@ static void logprobs_name(char name[64], const char *text) {
 // ---- the body -----------------------------------------------------------------------------------------------------
 typedef struct {
     uint32_t crc;
-    uint64_t set; // values other than 0
-    uint64_t bad; // the first token whose value is no log-probability; `tokens` where there is none
-    float value;  // of it
+    size_t set;  // values other than 0
+    size_t bad;  // the first token whose value is no log-probability; `tokens` where there is none
+    float value; // of it
 } LogprobScan;
 
-static LogprobScan logprobs_scan(const InputFile *file, uint64_t tokens) {
+static LogprobScan logprobs_scan(const InputFile *file, size_t tokens) {
     LogprobScan scan = {0, 0, tokens, 0};
     float value[LOGPROBS_AT_ONCE];
-    size_t n;
-    for (uint64_t first = 0; first < tokens; first += n) {
-        n = (size_t)(tokens - first < LOGPROBS_AT_ONCE ? tokens - first : LOGPROBS_AT_ONCE);
+    for (size_t first = 0, n; first < tokens; first += n) {
+        n = min_size(tokens - first, LOGPROBS_AT_ONCE);
         input_read(file, logprobs_offset(first), value, n * sizeof(float));
         scan.crc = crc32_of(scan.crc, value, n * sizeof(float));
         for (size_t i = 0; i < n; i++) {
@@ -98,13 +95,9 @@ typedef struct {
 
 // A file of another kind is not replaced: a shard or a model named by mistake.
 static void logprobs_check_path(const char *path) {
-    char magic[8] = "";
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return; // output_open's to judge
-    InputFile file = input_open(path);
-    if (file.bytes >= sizeof(magic)) input_read(&file, 0, magic, sizeof(magic));
-    input_close(&file);
-    if (memcmp(magic, LOGPROBS_MAGIC, sizeof(magic)) != 0)
+    if (!file_begins_with(path, LOGPROBS_MAGIC))
         die("%s: is there already and is no file of log-probabilities; choose another name, or remove it", path);
 }
 
@@ -123,14 +116,14 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
 }
 
 // Of tokens [token, token + n), counted over all shards; in any order, each at most once.
-static void logprobs_write(LogprobWriter *w, uint64_t token, size_t n, const float *value) {
+static void logprobs_write(LogprobWriter *w, size_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");
     output_write(&w->output, logprobs_offset(token), value, n * sizeof(float));
 }
 
 // Reads the values back for their checksum, whatever their order was; then the file is there.
-static void logprobs_commit(LogprobWriter *w, uint64_t targets) {
+static void logprobs_commit(LogprobWriter *w, size_t targets) {
     InputFile written = input_open(w->output.temporary);
     w->header.body_crc = logprobs_scan(&written, w->header.tokens).crc;
     input_close(&written);
@@ -157,9 +150,8 @@ static void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) 
     if (h->header_crc != logprobs_header_crc(h))
         die("%s: the checksum of its header is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
     if (h->file_bytes != file->bytes)
-        die("%s: its header says %llu bytes, but the file has %llu; it is %s; " LOGPROBS_AGAIN, path,
-            (unsigned long long)h->file_bytes, (unsigned long long)file->bytes,
-            file->bytes < h->file_bytes ? "truncated" : "not what its header says");
+        die("%s: its header says %zu bytes, but the file has %zu; it is %s; " LOGPROBS_AGAIN, path, h->file_bytes,
+            (size_t)file->bytes, file->bytes < h->file_bytes ? "truncated" : "not what its header says");
 }
 
 // With a right checksum, too: another program may have written it.
@@ -185,8 +177,8 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     crc32_prepare();
     f->file = input_open(path);
     if (f->file.bytes < sizeof(*h))
-        die("%s: its %llu bytes are less than the header of a file of log-probabilities (%zu)", path,
-            (unsigned long long)f->file.bytes, sizeof(*h));
+        die("%s: its %zu bytes are less than the header of a file of log-probabilities (%zu)", path,
+            (size_t)f->file.bytes, sizeof(*h));
     input_read(&f->file, 0, h, sizeof(*h));
     logprobs_check_begin(h, &f->file);
     logprobs_check_header(h, path);
@@ -195,11 +187,10 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobScan scan = logprobs_scan(&f->file, h->tokens);
     if (scan.crc != h->body_crc) die("%s: its checksum is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
     if (scan.bad < h->tokens)
-        die("%s: the log-probability of token %llu is %g; it must be finite and at most 0; " LOGPROBS_AGAIN, path,
-            (unsigned long long)scan.bad, (double)scan.value);
+        die("%s: the log-probability of token %zu is %g; it must be finite and at most 0; " LOGPROBS_AGAIN, path,
+            scan.bad, (double)scan.value);
     if (scan.set > h->targets)
-        die("%s: holds %llu log-probabilities, its header says %llu; " LOGPROBS_AGAIN, path,
-            (unsigned long long)scan.set, (unsigned long long)h->targets);
+        die("%s: holds %zu log-probabilities, its header says %zu; " LOGPROBS_AGAIN, path, scan.set, h->targets);
 }
 
 // Does nothing with a zeroed one, which was never opened.
@@ -210,8 +201,7 @@ static void logprobs_close(LogprobFile *f) {
 // ---- is it the right one? -----------------------------------------------------------------------------------------
 static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     if (h->cut == DOCUMENTS_WHOLE) return "whole";
-    snprintf(text, 64, "%s %llu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to",
-             (unsigned long long)h->seq_len);
+    snprintf(text, 64, "%s %zu positions", h->cut == DOCUMENTS_SPLIT ? "split into" : "truncated to", h->seq_len);
     return text;
 }
 
@@ -225,17 +215,16 @@ static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *w
     }
 }
 
-// Ends the program where the file is not of what this run is of: `wanted`, as reference.h makes it; `data` names its
-// shards. A model key of 0: any model's.
+// Ends the program where the file is not of what this run is of: `wanted`, of reference.h. data: names its shards. A
+// model key of 0: any model's.
 static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
     const LogprobHeader *h = &f->header;
     const char *path = f->file.path;
     char had[64], want[64];
     if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
-        die("%s: holds log-probabilities of other data or by another tokenizer: of %llu tokens in %llu documents "
-            "(%016llx), %s has %llu in %llu (%016llx); compute them again for this data (train logprobs)",
-            path, (unsigned long long)h->tokens, (unsigned long long)h->documents, (unsigned long long)h->data_key,
-            data, (unsigned long long)wanted->tokens, (unsigned long long)wanted->documents,
+        die("%s: holds log-probabilities of other data or by another tokenizer: of %zu tokens in %zu documents "
+            "(%016llx), %s has %zu in %zu (%016llx); compute them again for this data (train logprobs)",
+            path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);
     if (wanted->model_key && h->model_key != wanted->model_key)
         die("%s: holds log-probabilities under another model: %s (%s, %016llx), the run's reference is %s (%s, "
@@ -254,10 +243,9 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
 
 // ---- reading ------------------------------------------------------------------------------------------------------
 // out[n] = those of tokens [token, token + n), counted over all shards. Any thread's.
-static void logprobs_read(const LogprobFile *f, uint64_t token, size_t n, float *out) {
+static void logprobs_read(const LogprobFile *f, size_t token, size_t n, float *out) {
     if (token > f->header.tokens || n > f->header.tokens - token)
-        die("%s: has no log-probabilities of tokens %llu to %llu", f->file.path, (unsigned long long)token,
-            (unsigned long long)(token + n));
+        die("%s: has no log-probabilities of tokens %zu to %zu", f->file.path, token, token + n);
     input_read(&f->file, logprobs_offset(token), out, n * sizeof(float));
 }
 

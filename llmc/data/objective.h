@@ -108,9 +108,6 @@ static int objective_needs_reference(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
 }
 
-// True where the entropy of the distributions is wanted, for its metrics.
-static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o); }
-
 // Denominator of the losses of a step.
 static double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
@@ -160,6 +157,17 @@ static double target_weight(const Batch *batch, size_t t) {
     return batch->targets[t] >= 0 ? (double)batch->loss_weight[t] : 0.0;
 }
 
+// sum_t m value; *weight: sum_t m
+static double target_sum(const Batch *batch, const void *values, DType type, double *weight) {
+    double sum = 0;
+    *weight = 0;
+    for (size_t t = 0; t < batch->N; t++) {
+        const double m = target_weight(batch, t);
+        if (m != 0) sum += m * value_at(values, type, t), *weight += m;
+    }
+    return sum;
+}
+
 static double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
 
 static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
@@ -180,7 +188,7 @@ typedef struct {
 static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums sums = {0, 0, 0};
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-        double m = target_weight(batch, t);
+        const double m = target_weight(batch, t);
         if (m == 0) continue;
         sums.logp += m * logp_at(logp, type, t), sums.weight += m;
         if (objective_needs_reference(o)) sums.reference += m * finite_or_nan((double)batch->reference[t]);
@@ -402,15 +410,6 @@ static void metric_add(Metrics *m, const char *name, double sum, double count) {
     m->metric[i].sum += sum, m->metric[i].count += count;
 }
 
-static double sft_loss(const Batch *batch, double Z, const void *logp, DType type) {
-    double sum = 0;
-    for (size_t t = 0; t < batch->N; t++) {
-        double m = target_weight(batch, t);
-        if (m != 0) sum += m * value_at(logp, type, t);
-    }
-    return Z == 0 ? 0.0 : -sum / Z;
-}
-
 // Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
 // log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
 static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
@@ -475,25 +474,20 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     return loss;
 }
 
-static void entropy_metric(const Batch *batch, const void *entropy, DType type, Metrics *metrics) {
-    double sum = 0, tokens = 0;
-    for (size_t t = 0; t < batch->N; t++) {
-        double m = target_weight(batch, t);
-        if (m != 0) sum += m * value_at(entropy, type, t), tokens += m;
-    }
-    metric_add(metrics, "entropy", sum, tokens);
-}
-
 // This sequence's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
 // metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {
+    double weight, sum;
     objective_check_batch(o, batch);
     if (batch->empty) return 0;
-    if (entropy) entropy_metric(batch, entropy, type, metrics);
+    if (entropy) {
+        sum = target_sum(batch, entropy, type, &weight);
+        metric_add(metrics, "entropy", sum, weight);
+    }
     if (objective_is_of_pairs(o)) return pairs_loss(o, batch, Z, logp, type, metrics);
     if (objective_is_of_policy(o)) return policy_loss(o, batch, Z, logp, type, metrics);
-    return sft_loss(batch, Z, logp, type);
+    return Z == 0 ? 0.0 : -target_sum(batch, logp, type, &weight) / Z;
 }
 
 #endif

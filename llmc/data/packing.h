@@ -4,14 +4,14 @@ positions, without padding and without cutting a sample.
 
     in a new order every epoch   samples are permuted by (seed, epoch) and taken in windows; within a window first-fit
                                  decreasing: longest first (equal lengths as permuted), each into the first sequence
-                                 that has room. Then the sequences of all windows are permuted. A window is large enough
-                                 for what it leaves unfilled, about half a sequence, not to matter; there are many where
-                                 there are many samples, so that epochs differ in what meets in a sequence.
+                                 that has room. Then the sequences of all windows are permuted. The half sequence that a
+                                 window leaves unfilled does not matter in a large one; many windows let epochs differ
+                                 in what meets in a sequence.
     in the order of the file     next-fit: a sequence ends where the next sample does not fit.
 
-The first sequence with room is found in a tree over the sequences, so a window of n samples takes O(n log n). An
-epoch's sequences follow from lengths, seed and epoch alone. Samples that fill a sequence each are not packed, only
-permuted. Everything is allocated at the beginning, for any epoch.
+A tree over the sequences finds the first one with room, so a window of n samples takes O(n log n). An epoch's sequences
+follow from lengths, seed and epoch alone. Samples that fill a sequence each are only permuted. Everything is allocated
+at the beginning, for any epoch.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -38,10 +38,10 @@ typedef struct {
 } PackingItem;
 
 typedef struct {
-    const uint32_t *
-        length; // positions of the first sample, not owned; of the next, `stride` bytes further; 0: all fill a sequence
-    size_t stride, samples, capacity;
-    uint64_t positions; // of all samples
+    const uint32_t *length; // positions of the first sample, not owned
+    size_t stride;          // bytes to the next sample's; 0: each fills a sequence
+    size_t samples, capacity;
+    size_t positions; // of all samples
     size_t windows, largest_window, max_sequences;
     int shuffle;
     uint64_t seed;
@@ -56,7 +56,9 @@ static uint32_t packing_length(const Packing *p, size_t sample) {
 }
 
 // ---- order ----------------------------------------------------------------------------------------------------------
-static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t stream) {
+// purpose: RANDOM_STREAM_...
+static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t purpose, uint64_t epoch) {
+    const uint64_t stream = random_mix(purpose) + epoch;
     for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
     for (size_t i = count; i > 1; i--) {
         size_t j = (size_t)random_below(seed, stream, i, i);
@@ -64,8 +66,6 @@ static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint6
         out[i - 1] = out[j], out[j] = moved;
     }
 }
-
-static uint64_t packing_random_stream(uint64_t purpose, uint64_t epoch) { return random_mix(purpose) + epoch; }
 
 // Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count`
 // items.
@@ -94,8 +94,7 @@ static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     }
     size_t found = node - leaves;
     room[node] -= positions;
-    for (node /= 2; node > 0; node /= 2)
-        room[node] = room[2 * node] > room[2 * node + 1] ? room[2 * node] : room[2 * node + 1];
+    for (node /= 2; node > 0; node /= 2) room[node] = (uint32_t)max_size(room[2 * node], room[2 * node + 1]);
     return found;
 }
 
@@ -146,7 +145,7 @@ static void packing_next_fit(const Packing *p, EpochSequences *e) {
 static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
     e->epoch = epoch, e->sequences = 0;
     if (p->shuffle && p->stride) {
-        random_permutation(e->order, p->samples, p->seed, packing_random_stream(RANDOM_STREAM_SAMPLES, epoch));
+        random_permutation(e->order, p->samples, p->seed, RANDOM_STREAM_SAMPLES, epoch);
         for (size_t w = 0; w < p->windows; w++) {
             size_t first = p->samples / p->windows * w + min_size(w, p->samples % p->windows);
             packing_window(p, e, first, p->samples / p->windows + (w < p->samples % p->windows));
@@ -154,9 +153,7 @@ static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
     } else {
         packing_next_fit(p, e);
     }
-    if (p->shuffle)
-        random_permutation(e->permutation, e->sequences, p->seed,
-                           packing_random_stream(RANDOM_STREAM_SEQUENCES, epoch));
+    if (p->shuffle) random_permutation(e->permutation, e->sequences, p->seed, RANDOM_STREAM_SEQUENCES, epoch);
     e->begin[e->sequences] = (uint32_t)p->samples;
 }
 
@@ -168,13 +165,12 @@ static Packing packing_allocate(const uint32_t *length, size_t stride, size_t sa
     p.length = length, p.stride = stride, p.samples = samples;
     p.capacity = capacity, p.shuffle = shuffle, p.seed = seed;
     for (size_t i = 0; i < samples; i++) p.positions += packing_length(&p, i);
-    double window =
-        PACKING_SEQUENCES * ((double)capacity * (double)samples / (double)p.positions); // samples of so many sequences
-    if (window < PACKING_WINDOW) window = PACKING_WINDOW;
+    const double samples_a_sequence = (double)capacity * (double)samples / (double)p.positions;
+    const double window = fmax(PACKING_SEQUENCES * samples_a_sequence, PACKING_WINDOW);
     p.windows = max_size((size_t)((double)samples / window), 1);
     p.largest_window = (samples + p.windows - 1) / p.windows;
     // of a window's sequences at most one is half empty or more; of next-fit's, any two in a row hold more than one
-    p.max_sequences = min_size((size_t)(2 * p.positions / capacity) + p.windows + 1, samples);
+    p.max_sequences = min_size(2 * p.positions / capacity + p.windows + 1, samples);
     if (!shuffle || !stride) return p;
     for (p.leaves = 1; p.leaves < p.largest_window;) p.leaves *= 2;
     p.item = (PackingItem *)checked_calloc(p.largest_window, sizeof(PackingItem), "packing");

@@ -1,13 +1,12 @@
 /*
 The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
 epoch's packing) while the run has the other. Micro-batches come in the order of dataloader_next; the loader belongs to
-the thread between prefetch_start and prefetch_stop.
+the thread between prefetch_start and prefetch_stop. Only starting allocates.
 
 A rank gets those micro-batches of a step, or those parts, that are assigned to it (world.h). A step is normalised by
 the counts of all of them, on all ranks, so each comes with these, from the tables of the data. An error of the thread
-ends the program where its micro-batch would have been taken, with the line and the exit code it would have had there:
-steps before it are done and saved. A program that ends in any other way stops its threads first. Only starting
-allocates.
+ends the program where its micro-batch would have been taken, with the same line and exit code: steps before it are done
+and saved. A program that ends in any other way stops its threads first.
 */
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
@@ -53,42 +52,37 @@ static void prefetch_caught(int code, const char *message) {
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
-// Waits until a slot is free; 0: the thread shall end.
-static int prefetch_may_fill(Prefetch *p) {
-    pthread_mutex_lock(&p->lock);
-    while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
-    int stop = p->stop;
-    pthread_mutex_unlock(&p->lock);
-    return !stop;
-}
-
 // The rank's i-th of a step; the loader is at the position after the one before it.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment);
-    const size_t skipped = i ? assignment.stride - 1 : assignment.first,
-                 left = i + 1 == own ? assignment.stride - 1 - assignment.first : 0;
-    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_position(p->loader), skipped));
-    dataloader_next(p->loader, &micro->whole);
-    dataloader_seek(p->loader, dataloader_after(p->loader, dataloader_position(p->loader), left));
+    const size_t skipped = i ? assignment.stride - 1 : assignment.first;
+    const size_t left = i + 1 == own ? assignment.stride - 1 - assignment.first : 0;
+    DataLoader *loader = p->loader;
+    loader->next = dataloader_after(loader, loader->next, skipped);
+    dataloader_next(loader, &micro->whole);
+    loader->next = micro->after = dataloader_after(loader, loader->next, left);
     micro->batch = batch_part(&micro->whole, assignment.parts, assignment.part);
     micro->number = assigned_number(assignment, i);
-    micro->after = dataloader_position(p->loader);
 }
 
 static void prefetch_fill(Prefetch *p) {
     const size_t own = assigned_batches(p->assignment);
     TargetCounts counts = {0, 0, 0};
-    for (size_t i = 0; prefetch_may_fill(p); i++) {
+    pthread_mutex_lock(&p->lock);
+    for (size_t i = 0;; i++) {
         MicroBatch *micro = &p->slot[i % 2];
-        if (i % own == 0) counts = dataloader_targets(p->loader, dataloader_position(p->loader), p->assignment.batches);
+        while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
+        if (p->stop) break;
+        pthread_mutex_unlock(&p->lock);
+        if (i % own == 0) counts = dataloader_targets(p->loader, p->loader->next, p->assignment.batches);
         prefetch_read(p, i % own, micro);
         micro->step_counts = counts;
         pthread_mutex_lock(&p->lock);
         p->filled++;
         pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
     }
+    pthread_mutex_unlock(&p->lock);
 }
 
 static void *prefetch_run(void *context) {
@@ -122,7 +116,7 @@ static void prefetch_start(Prefetch *p, uint64_t position) {
     sigset_t all, before;
     if (!prepared) atexit(prefetch_stop_all);
     prepared = 1;
-    dataloader_seek(p->loader, position);
+    p->loader->next = position;
     p->filled = p->taken = p->freed = 0;
     p->stop = p->failed = 0;
     sigfillset(&all);

@@ -77,7 +77,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
                                      sizeof(Span), "spans");
     if (s->dry) return;
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
-    if (objective_has_entropy(&s->objective))
+    if (objective_is_of_policy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (world_sp(settings->world) > 1) {
         const size_t S = world_sp(settings->world), most = sequence_share_max(largest->N, S);

@@ -121,7 +121,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
     size_t streams = dataloader_batches(data);
     for (size_t done = 0; done < streams; done += assignment.stride) {
         const int any = done + assignment.first < streams;
-        dataloader_seek(data, any ? done + assignment.first : 0);
+        data->next = any ? done + assignment.first : 0;
         dataloader_next(data, batch);
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         forward_logprobs(stream, &part, 1, reference);

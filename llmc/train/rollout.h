@@ -143,7 +143,7 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     // 1. Prompts, completions and rewards of a step.
     r->order = (uint32_t *)checked_calloc(data->prompts, sizeof(uint32_t), "the order of the prompts");
     r->epoch = UINT64_MAX;
-    r->room = prompts_longest_document(data);
+    r->room = data->longest_text;
     r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), of_step);
     r->prompt_tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
     r->tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
@@ -192,8 +192,7 @@ static void rollout_prompts(Rollout *r, size_t step) {
         uint64_t k = (uint64_t)(step - 1) * s->step_prompts + s->first + p, epoch = k / count;
         int32_t *document = r->documents + p * r->room;
         if (epoch != r->epoch)
-            random_permutation(r->order, count, s->sampling.seed,
-                               packing_random_stream(RANDOM_STREAM_ROLLOUT, r->epoch = epoch));
+            random_permutation(r->order, count, s->sampling.seed, RANDOM_STREAM_ROLLOUT, r->epoch = epoch);
         r->number[p] = r->order[k % count];
         prompts_read(r->data, r->number[p], document, r->room, &r->prompt_tokens[p], &r->tokens[p]);
         for (size_t g = 0; g < s->group_size; g++) {

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     size_t step;       // optimizer steps made
-    size_t next_batch; // dataloader_position behind the last batch that any rank has taken
+    size_t next_batch; // the position in the data behind the last batch that any rank has taken
     size_t tokens;     // trained on
     double seconds;    // of training
     Schedule schedule;

@@ -190,8 +190,8 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "model", SETTING_KEPT, "%s", config);
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
     add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
-    if (!t->data.regular || dataloader_shuffled(&t->data)) { // llm.c's shards in order need neither
-        add_setting(t, "--shuffle", SETTING_KEPT, "%s", dataloader_shuffled(&t->data) ? "on" : "off");
+    if (!t->data.regular || t->data.packing.shuffle) { // llm.c's shards in order need neither
+        add_setting(t, "--shuffle", SETTING_KEPT, "%s", t->data.packing.shuffle ? "on" : "off");
         add_setting(t, "--long", SETTING_KEPT, "%s", option_chosen(o, "long"));
     }
     add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));

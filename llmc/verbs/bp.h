@@ -47,7 +47,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
     if (o->data.count)
-        dataloader_seek(loader, number), dataloader_next(loader, whole);
+        loader->next = number, dataloader_next(loader, whole);
     else
         batch_random(whole, documents, o->seq_len, number * documents, run->model.config.vocab_size, o->seed);
     if (!o->data.count && whole->group) bp_answers(run, whole);

@@ -20,7 +20,8 @@ static DataSettings answer_settings(size_t B, size_t T, const Objective *objecti
 
 static MadeShard made_kind(ShardKind kind) {
     MadeShard made = made_shard(4);
-    made.kind = kind;
+    made.values = kind == KIND_VALUES;
+    made.kind = made.values ? KIND_DOCUMENTS : kind;
     return made;
 }
 

@@ -49,10 +49,10 @@ static void check_answers(Answers *x, DataLoader *loader, Batch *batch) {
     const SequenceBound bound = loader->bound;
     size_t s, d, group;
     for (size_t epoch = 0; epoch < 3; epoch++) {
-        const uint64_t begin = dataloader_position(loader);
+        const uint64_t begin = loader->next;
         memset(x->seen, 0, x->documents);
-        for (s = 0; dataloader_position(loader) / x->units == begin / x->units; s++) {
-            TargetCounts told = dataloader_targets(loader, dataloader_position(loader), 1);
+        for (s = 0; loader->next / x->units == begin / x->units; s++) {
+            TargetCounts told = dataloader_targets(loader, loader->next, 1);
             dataloader_next(loader, batch);
             assert_true(batch->N <= bound.N && batch->documents <= bound.documents);
             for (d = 0, group = 0; d < batch->documents; group++) d = check_unit(x, batch, d, group);
@@ -193,7 +193,7 @@ TEST(long_answers_are_not_split) {
     assert_true(dataloader_targets(&loader, 0, dataloader_batches(&loader)).tokens == 5 * 19 + 1);
     dataloader_close(&loader);
     refusal_settings.B = 1u << 20, refusal_settings.T = 1u << 10;
-    expect_refused(read_all, path, EXIT_USAGE, "--batch 1048576 x --seq-len 1024 x 2 documents of a pair or group");
+    expect_refused(read_all, path, EXIT_USAGE, "--batch 1048576 x --seq-len 1024 x 2 (documents of a sample): at most");
 }
 
 TEST(faults_of_pairs_and_groups) {

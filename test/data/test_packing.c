@@ -238,7 +238,7 @@ TEST(permutations_are_uniform) {
     size_t seen[4][4] = {{0}};
     for (size_t round = 0; round < 4000; round++) {
         uint32_t order[4];
-        random_permutation(order, 4, round, 9);
+        random_permutation(order, 4, round, 9, 0);
         for (size_t i = 0; i < 4; i++) seen[i][order[i]]++;
     }
     for (size_t i = 0; i < 16; i++) assert_in_range(seen[i / 4][i % 4], 850, 1150); // 1000 expected, deviation 27

@@ -23,7 +23,7 @@ static void expect_steps(Prefetch *ahead, DataLoader *alone, Batch *batch, size_
             const MicroBatch *micro = prefetch_take(ahead);
             if (pause) wait_microseconds(pause); // it stays ours for that long
             expect_same_batch(&micro->batch, batch);
-            assert_int_equal(micro->after, dataloader_position(alone));
+            assert_int_equal(micro->after, alone->next);
             sum = target_counts_add(sum, batch_count(batch));
             told = micro->step_counts;
         }
@@ -41,7 +41,7 @@ static void expect_read_ahead(const char *path, DataSettings settings, size_t ac
     allocation_guard = 1;
     expect_steps(&ahead, &other, &batch, steps, pause);
     allocation_guard = 0;
-    assert_true(dataloader_position(&other) > dataloader_batches(&one)); // over the end of epochs
+    assert_true(other.next > dataloader_batches(&one)); // over the end of epochs
     assert_true(ahead.waited >= 0);
     prefetch_free(&ahead);
 }
@@ -68,7 +68,7 @@ TEST(stopped_and_started_anywhere) {
     prefetch_allocate(&ahead, &one, assign_alone(2));
     for (size_t round = 0; round < 60; round++) {
         uint64_t place = test_random_below(5) * one.segments + test_random_below(20);
-        dataloader_seek(&other, place);
+        other.next = place;
         prefetch_start(&ahead, place);
         expect_steps(&ahead, &other, &batch, test_random_below(4), 0);
         if (test_random_below(2)) wait_microseconds(50);
@@ -87,7 +87,7 @@ TEST(answers_are_read_ahead_too) {
     static const float value[64] = {0.5f, -1, 2, 0.25f};
     for (size_t c = 0; c < 3; c++) {
         const Objective objective = objective_of(kinds[c]);
-        MadeShard made = made_kind(objective_data[objective.kind].kind);
+        MadeShard made = made_kind(objective_data[objective.kind]);
         MadeDocument document[200];
         size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40);
         for (size_t i = 0; i < count; i++) document[i].value = value;

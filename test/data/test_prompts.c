@@ -42,7 +42,7 @@ TEST(log_probabilities_are_those_of_the_targets) {
     for (size_t c = 0; c < 4; c++) {
         Objective objective = objective_of(objectives[c]);
         DataSettings settings = answer_settings(2, c ? 30 : 10, &objective); // documents alone are split
-        MadeShard made = made_kind(objective_data[objectives[c]].kind);
+        MadeShard made = made_kind(objective_data[objectives[c]]);
         MadeDocument document[2 * 20 * 6];
         size_t before[2 * 20 * 6], count = 0, added, tokens = 0;
         const char *paths[2];
@@ -64,7 +64,7 @@ TEST(log_probabilities_are_those_of_the_targets) {
         for (size_t i = 0; i < count; i++) {
             size_t in = before[i] + test_random_below(document[i].tokens); // any token of document i
             DocumentRef at = documents_find_token(&loader, in);
-            assert_int_equal(documents_token_offset(&loader, i), before[i]);
+            assert_int_equal(at.shard->tokens_before + at.entry.first, before[i]);
             assert_int_equal(at.shard->documents_before + at.number, i);
         }
         SCOPED_BATCH batch = batch_for(&loader);
@@ -98,7 +98,8 @@ TEST(any_kind_is_read_document_by_document) {
         for (size_t i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
             dataloader_next(&loader, &batch);
             assert_int_equal(batch.tokens[0] / DOCUMENT_IDS, documents);
-            assert_true(batch.origin[0] == documents_token_offset(&loader, documents) && !batch.group);
+            assert_int_equal(documents_find_token(&loader, batch.origin[0]).number, documents);
+            assert_null(batch.group);
         }
         assert_int_equal(documents, 4);
         key[k] = dataloader_content_key(&loader);
@@ -152,7 +153,7 @@ TEST(prompts_of_any_kind_that_has_them) {
         SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
         assert_int_equal(loader.prompts, prompts);
         assert_int_equal(loader.longest_prompt, longest);
-        assert_int_equal(prompts_longest_document(&loader), longest_document);
+        assert_int_equal(loader.longest_text, longest_document);
         for (size_t i = 0; i < prompts; i++) {
             const MadeDocument *of = &document[first[i]];
             size_t tokens = c == 1 ? of->prompt : of->tokens;

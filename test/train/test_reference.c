@@ -426,7 +426,7 @@ TEST(a_batch_gets_its_reference) {
     o->run.streambp.objective = objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
     o->data.settings.reference = &f;
-    dataloader_seek(&o->data, 0);
+    o->data.next = 0;
     allocation_guard = 1;
     for (size_t i = 0; i < dataloader_batches(&o->data); i++) {
         dataloader_next(&o->data, &o->batch);
