@@ -59,22 +59,29 @@ static Stream random_stream(size_t groups, size_t members) {
     return s;
 }
 
+// Target `to` of p, or a document of it, becomes one of s.
+static void copy_target(Stream *p, size_t to, const Stream *s, size_t from) {
+    Batch *b = &p->batch;
+    const Batch *of = &s->batch;
+    b->targets[to] = of->targets[from], b->loss_weight[to] = of->loss_weight[from];
+    b->advantage[to] = of->advantage[from], b->reference[to] = of->reference[from], b->old[to] = of->old[from];
+    p->logp[to] = s->logp[from], p->entropy[to] = s->entropy[from];
+}
+
+static void copy_document(Stream *p, size_t to, const Stream *s, size_t from) {
+    p->batch.group[to] = s->batch.group[from], p->batch.reward[to] = s->batch.reward[from];
+}
+
 // These documents of s, in this order.
 static Stream stream_of(const Stream *s, const size_t *document, size_t documents) {
+    const size_t *start = s->batch.document_start;
     size_t *length = (size_t *)case_memory(documents * sizeof(*length));
-    for (size_t d = 0; d < documents; d++)
-        length[d] = s->batch.document_start[document[d] + 1] - s->batch.document_start[document[d]];
+    for (size_t d = 0; d < documents; d++) length[d] = start[document[d] + 1] - start[document[d]];
     Stream p = stream_allocate(length, documents);
     for (size_t d = 0; d < documents; d++) {
-        size_t from = s->batch.document_start[document[d]], to = p.batch.document_start[d], n = length[d];
-        memcpy(p.batch.targets + to, s->batch.targets + from, n * sizeof(int32_t));
-        memcpy(p.batch.loss_weight + to, s->batch.loss_weight + from, n * sizeof(float));
-        memcpy(p.batch.advantage + to, s->batch.advantage + from, n * sizeof(float));
-        memcpy(p.batch.reference + to, s->batch.reference + from, n * sizeof(float));
-        memcpy(p.batch.old + to, s->batch.old + from, n * sizeof(float));
-        memcpy(p.logp + to, s->logp + from, n * sizeof(double));
-        memcpy(p.entropy + to, s->entropy + from, n * sizeof(double));
-        p.batch.group[d] = s->batch.group[document[d]], p.batch.reward[d] = s->batch.reward[document[d]];
+        for (size_t i = 0; i < length[d]; i++)
+            copy_target(&p, p.batch.document_start[d] + i, s, start[document[d]] + i);
+        copy_document(&p, d, s, document[d]);
     }
     return p;
 }

@@ -1,84 +1,14 @@
 /*
-Objectives: losses, weights and metrics against TRL's (test/golden/objectives.json) and against formulas written down
-here once more, plainly; weights against finite differences; and that it does not matter how a step's documents are cut
-into streams and chunks. */
+Objectives: losses, weights and metrics are TRL's (test/golden/objectives.json), weights are the derivatives of losses by
+finite differences, and it does not matter how a step's documents are cut into streams and chunks.
+*/
 #include "objective_streams.h"
 #include "test/base/child.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/cli/options.h"
 
-// ---- the formulas once more: one step of some streams, nothing shared with objective.h ------------------------------
-typedef struct {
-    double tokens, logp, reference, old; // sums over counted tokens
-} PlainSums;
-
-static PlainSums plain_sums(const Stream *s, size_t d) {
-    PlainSums p = {0, 0, 0, 0};
-    for (size_t t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++) {
-        double m = plain_weight(&s->batch, t);
-        p.tokens += m, p.logp += m * s->logp[t], p.reference += m * (double)s->batch.reference[t];
-        p.old += m * (double)s->batch.old[t];
-    }
-    return p;
-}
-
-static double plain_pair(const Objective *o, const PlainSums *w, const PlainSums *l) {
-    double c = (w->logp - w->reference) - (l->logp - l->reference), beta = o->beta, e = o->label_smoothing;
-    double p = exp(w->logp / w->tokens), q = exp(l->logp / l->tokens);
-    if (o->kind == OBJECTIVE_SIMPO) return log(1 + exp(o->gamma - beta * log(p / q)));
-    if (o->kind == OBJECTIVE_ORPO) return -log(p) + beta * log(1 + q / (1 - q) / (p / (1 - p)));
-    if (o->dpo_loss == DPO_HINGE) return fmax(0, 1 - beta * c);
-    if (o->dpo_loss == DPO_IPO)
-        return pow((w->logp - w->reference) / w->tokens - (l->logp - l->reference) / l->tokens - 1 / (2 * beta), 2);
-    return (1 - e) * log(1 + exp(-beta * c)) + e * log(1 + exp(beta * c));
-}
-
-static double plain_token(const Objective *o, const Stream *s, size_t t, const PlainSums *document) {
-    double A = (double)s->batch.advantage[t], to_reference = (double)s->batch.reference[t] - s->logp[t];
-    double r = exp(o->kind == OBJECTIVE_GSPO ? (document->logp - document->old) / document->tokens
-                                             : s->logp[t] - (double)s->batch.old[t]);
-    double clipped = fmin(fmax(r, 1 - o->clip_low), 1 + o->clip_high);
-    return -fmin(r * A, clipped * A) + o->beta * (exp(to_reference) - to_reference - 1);
-}
-
-// Of a document in one of sft, grpo, gspo, ppo; divided by the document's tokens where its mean is wanted.
-static double plain_document(const Objective *o, const Stream *s, size_t d) {
-    PlainSums p = plain_sums(s, d);
-    double sum = 0;
-    if (o->kind == OBJECTIVE_SFT) return -p.logp;
-    for (size_t t = s->batch.document_start[d]; t < s->batch.document_start[d + 1]; t++)
-        sum += plain_weight(&s->batch, t) * plain_token(o, s, t, &p);
-    return o->normalisation == NORMALISE_GRPO ? sum / p.tokens : sum;
-}
-
-static double plain_loss(const Objective *o, const Stream *stream, size_t streams) {
-    int pairs = objective_is_of_pairs(o), policy = objective_is_of_policy(o);
-    double sum = 0, tokens = 0, documents = 0;
-    for (size_t i = 0; i < streams; i++) {
-        for (size_t d = 0; d < stream[i].batch.documents; d++) {
-            PlainSums p = plain_sums(&stream[i], d), next;
-            if (pairs && d % 2 == 0) next = plain_sums(&stream[i], d + 1), sum += plain_pair(o, &p, &next);
-            if (!pairs) sum += plain_document(o, &stream[i], d);
-            tokens += p.tokens, documents += 1;
-        }
-    }
-    if (pairs) return sum / (documents / 2);
-    if (policy && o->normalisation == NORMALISE_GRPO) return sum / documents;
-    return sum / (policy && o->normalisation == NORMALISE_DR_GRPO ? documents * o->completion_tokens : tokens);
-}
-
-TEST(losses_are_the_formulas) {
-    Objective o;
-    for (size_t round = 0; round < 10; round++) {
-        for (size_t i = 0; objective_at(i, &o); i++) {
-            Stream s = stream_for(&o);
-            double expected = plain_loss(&o, &s, 1), Z = normaliser(&o, &s, 1);
-            expect_close("loss", 0, evaluate(&o, &s, Z, NULL, NULL), expected, 1, type == DTYPE_FP64 ? 1e-13 : 1e-7);
-        }
-    }
-}
-
+// ---- any stream -----------------------------------------------------------------------------------------------------
 TEST(weights_are_the_derivatives) {
     const double h = 1e-5;
     Objective o;
@@ -140,20 +70,16 @@ static Stream golden_stream(const cJSON *object) {
     for (size_t t = 0; t < s.batch.N; t++) s.batch.targets[t] = counted[t] != 0 ? 1 : -1, s.batch.loss_weight[t] = 1;
     for (size_t d = 0; d < documents; d++) s.batch.group[d] = (size_t)group[d];
     s.logp = golden_list(object, "logp", s.batch.N), s.entropy = golden_list(object, "entropy", s.batch.N);
-    golden_floats(object, "reference", s.batch.N, s.batch.reference),
-        golden_floats(object, "old", s.batch.N, s.batch.old);
+    golden_floats(object, "reference", s.batch.N, s.batch.reference);
+    golden_floats(object, "old", s.batch.N, s.batch.old);
     return s;
-}
-
-static int word_index(const char *const *names, int count, const char *word) {
-    int i = 0;
-    while (i < count && strcmp(names[i], word) != 0) i++;
-    return i;
 }
 
 static int golden_word(const cJSON *object, const char *key, const char *const *names, int count) {
     const cJSON *item = json_get(object, key);
-    return item ? word_index(names, count, item->valuestring) : 0;
+    int i = 0;
+    while (item && i < count && strcmp(names[i], item->valuestring) != 0) i++;
+    return i;
 }
 
 static Objective golden_objective(const cJSON *object) {
@@ -170,13 +96,9 @@ static Objective golden_objective(const cJSON *object) {
 // TRL has some metrics in fp32.
 static void check_golden_metrics(const cJSON *expected, const Metrics *metrics) {
     const cJSON *item;
-    size_t i;
     assert_true(cJSON_GetArraySize(expected) > 0);
-    cJSON_ArrayForEach(item, expected) {
-        for (i = 0; i < metrics->count && strcmp(metrics->metric[i].name, item->string) != 0;) i++;
-        if (i == metrics->count) test_fail("no metric \"%s\"", item->string);
-        expect_close(item->string, 0, metrics->metric[i].sum / metrics->metric[i].count, item->valuedouble, 0, 1e-6);
-    }
+    cJSON_ArrayForEach(item, expected)
+        expect_close(item->string, 0, metric_of(metrics, item->string), item->valuedouble, 0, 1e-6);
 }
 
 static void check_golden_case(const cJSON *expected, Stream *s) {
@@ -290,41 +212,29 @@ TEST(streams_and_their_order_do_not_matter) {
     }
 }
 
-// ---- where they start -----------------------------------------------------------------------------------------------
-TEST(dpo_starts_at_ln_2) {
-    Objective o = make_dpo(DPO_SIGMOID, 0.25, 0);
-    Stream s = random_stream(8, 2); // powers of two: exact
-    double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
-    Metrics metrics = {0};
-    for (size_t t = 0; t < s.batch.N; t++) s.batch.reference[t] = (float)s.logp[t];
-    expect_close("loss", 0, evaluate(&o, &s, Z, weight, &metrics), log(2), 0, 1e-15);
-    for (size_t d = 0; d < s.batch.documents; d++)
-        for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
-            assert_true(weight[t] == (d % 2 ? 1 : -1) * plain_weight(&s.batch, t) * 0.25 / 2 / 8);
-    assert_true(metric_of(&metrics, "rewards/margins") == 0 && metric_of(&metrics, "rewards/accuracies") == 0);
+// Each target of s as two of half its weight.
+static Stream stream_in_halves(const Stream *s) {
+    size_t *length = (size_t *)case_memory(s->batch.documents * sizeof(*length));
+    for (size_t d = 0; d < s->batch.documents; d++)
+        length[d] = 2 * (s->batch.document_start[d + 1] - s->batch.document_start[d]);
+    Stream halves = stream_allocate(length, s->batch.documents);
+    for (size_t t = 0; t < halves.batch.N; t++) {
+        copy_target(&halves, t, s, t / 2);
+        halves.batch.loss_weight[t] /= 2;
+    }
+    for (size_t d = 0; d < s->batch.documents; d++) copy_document(&halves, d, s, d);
+    return halves;
 }
 
-// The policy is the one that wrote: ratio 1, no clip, and the plain policy gradient, whether its log-probabilities are
-// given or not.
-TEST(policies_start_at_ratio_1) {
+TEST(two_halves_are_one_target) {
     Objective o;
-    for (int given = 0; given < 2; given++) {
-        for (size_t i = 7; objective_at(i, &o); i++) {
-            Stream s = stream_for(&o);
-            double *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
-            if (o.beta != 0 || o.kind == OBJECTIVE_GSPO) continue;
-            Metrics metrics = {0};
-            for (size_t t = 0; t < s.batch.N; t++) s.batch.old[t] = (float)s.logp[t];
-            if (!given) s.batch.old = NULL;
-            evaluate(&o, &s, Z, weight, &metrics);
-            assert_true(metric_of(&metrics, "ratio") == 1 && metric_of(&metrics, "clip_fraction") == 0);
-            for (size_t d = 0; d < s.batch.documents; d++) {
-                double n = o.normalisation == NORMALISE_GRPO ? 1 / (s.batch.document_weight[d] * Z) : 1 / Z;
-                for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++)
-                    expect_close("weight", t, weight[t], -plain_weight(&s.batch, t) * (double)s.batch.advantage[t] * n,
-                                 0, type == DTYPE_FP64 ? 1e-15 : 1e-7);
-            }
-        }
+    for (size_t i = 0; objective_at(i, &o); i++) {
+        Stream s = stream_for(&o), halves = stream_in_halves(&s);
+        double *weight = case_doubles(s.batch.N), *half = case_doubles(halves.batch.N);
+        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
+        expect_close("loss", 0, evaluate(&o, &halves, normaliser(&o, &halves, 1), half, NULL), loss, 1, precision());
+        for (size_t t = 0; t < halves.batch.N; t++)
+            expect_close("weight", t, 2 * half[t], weight[t / 2], rms(weight, s.batch.N), precision());
     }
 }
 
@@ -376,11 +286,6 @@ TEST(documents_without_counted_targets) {
             for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++) s.batch.targets[t] = -1;
         double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
         assert_true(isfinite(loss));
-        if (!objective_is_of_pairs(&o) && o.normalisation != NORMALISE_GRPO) {
-            double Z = normaliser(&o, &s, 1), plain = plain_loss(&o, &s, 1); // whose documents are all
-            if (o.normalisation == NORMALISE_DR_GRPO) plain *= (double)s.batch.documents * o.completion_tokens / Z;
-            expect_close("loss", 0, loss, plain, 0.1, precision());
-        }
         for (size_t t = 0; t < s.batch.N; t++) assert_true(isfinite(weight[t]));
         for (size_t t = 0; t < s.batch.N; t++) s.batch.targets[t] = -1;
         loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
@@ -429,23 +334,32 @@ static double one_pair(const Objective *o, double chosen, double rejected, doubl
 }
 
 TEST(extremes_of_pairs) {
-    Objective dpo = make_dpo(DPO_SIGMOID, 0.5, 0), smooth = make_dpo(DPO_SIGMOID, 0.5, 0.25),
-              orpo = make(OBJECTIVE_ORPO, 0.5);
-    Objective ipo = make_dpo(DPO_IPO, 0.5, 0), hinge = make_dpo(DPO_HINGE, 0.5, 0), simpo = make(OBJECTIVE_SIMPO, 2);
+    static const struct {
+        ObjectiveKind kind;
+        DpoLoss dpo_loss;
+        double beta, smoothing, chosen, rejected, loss, weight[2];
+    } rows[] = {{OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0, -1e4, 0, 5000, {-0.5, 0.5}},
+                {OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0, 0, -1e4, 0, {0, 0}},
+                {OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0.25, 0, -1e4, 1250, {0.125, -0.125}},
+                {OBJECTIVE_DPO, DPO_IPO, 0.5, 0, -1e4, 0, 10001.0 * 10001.0, {-20002, 20002}},
+                {OBJECTIVE_DPO, DPO_HINGE, 0.5, 0, -1e4, 0, 5001, {-0.5, 0.5}},
+                {OBJECTIVE_DPO, DPO_HINGE, 0.5, 0, 0, -1e4, 0, {0, 0}},
+                {OBJECTIVE_DPO, DPO_HINGE, 0.5, 0, 2, 0, 0, {0, 0}}, // the corner, as in torch
+                {OBJECTIVE_SIMPO, DPO_SIGMOID, 2, 0, -1e4, 0, 20001, {-2, 2}},
+                {OBJECTIVE_ORPO, DPO_SIGMOID, 0.5, 0, 0, -1e4, 0, {-1, 0}}};
     double w[2];
-    assert_true(one_pair(&dpo, -1e4, 0, w) == 5000 && w[0] == -0.5 && w[1] == 0.5);
-    assert_true(one_pair(&dpo, 0, -1e4, w) == 0 && w[0] == 0 && w[1] == 0);
-    assert_true(one_pair(&smooth, 0, -1e4, w) == 1250 && w[0] == 0.125 && w[1] == -0.125);
-    assert_true(one_pair(&ipo, -1e4, 0, w) == 10001.0 * 10001.0 && w[0] == -20002 && w[1] == 20002);
-    assert_true(one_pair(&hinge, -1e4, 0, w) == 5001 && w[0] == -0.5 && w[1] == 0.5);
-    assert_true(one_pair(&hinge, 0, -1e4, w) == 0 && w[0] == 0 && w[1] == 0);
-    assert_true(one_pair(&hinge, 2, 0, w) == 0 && w[0] == 0 && w[1] == 0); // the corner, as in torch
-    assert_true(one_pair(&simpo, -1e4, 0, w) == 20001 && w[0] == -2 && w[1] == 2);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        Objective o = make(rows[i].kind, rows[i].beta);
+        o.dpo_loss = rows[i].dpo_loss, o.label_smoothing = rows[i].smoothing;
+        const double loss = one_pair(&o, rows[i].chosen, rows[i].rejected, w);
+        if (fabs(loss - rows[i].loss) > 1e-300 || w[0] != rows[i].weight[0] || w[1] != rows[i].weight[1])
+            test_fail("row %zu: loss %g, weights %g and %g", i, loss, w[0], w[1]);
+    }
     // odds of a probability of 1: finite, and still decreasing in the rejected one's
+    Objective orpo = make(OBJECTIVE_ORPO, 0.5);
     expect_close("orpo", 0, one_pair(&orpo, -1e4, 0, w), 1e4 + 0.5 * (1e4 + 24 * log(2)), 0, 1e-14);
+    expect_close("orpo's weight", 0, w[0], -1.5, 0, 0);
     expect_close("orpo's weight", 1, w[1], 0.5 * 0x1p24, 0, 1e-7);
-    assert_true(w[0] == -1.5);
-    assert_true(fabs(one_pair(&orpo, 0, -1e4, w)) < 1e-300 && w[0] == -1 && w[1] == 0);
     assert_true(isfinite(one_pair(&orpo, 1e-6, 1e-6, w)) && isfinite(w[0]) && isfinite(w[1])); // rounding errors
 }
 
@@ -510,18 +424,6 @@ TEST(defaults) {
     o.normalisation = NORMALISE_GRPO, o.clip_low = 0.1, o.clip_high = NAN;
     objective_resolve(&o);
     assert_true(o.clip_low == 0.1 && o.clip_high == 0.1);
-}
-
-TEST(what_each_waits_for_and_needs) {
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        int by_token = o.kind == OBJECTIVE_GRPO || o.kind == OBJECTIVE_PPO;
-        assert_int_equal(objective_weights_wait(&o), o.kind == OBJECTIVE_SFT ? WEIGHTS_AT_ONCE
-                                                     : by_token              ? WEIGHTS_BY_TOKEN
-                                                                             : WEIGHTS_BY_SEQUENCE);
-        assert_int_equal(objective_needs_reference(&o),
-                         o.kind == OBJECTIVE_DPO || (objective_is_of_policy(&o) && o.beta > 0));
-    }
 }
 
 static void pairs_loss_of(const void *stream) {
