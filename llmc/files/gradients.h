@@ -84,15 +84,11 @@ static void gradients_check_path(const char *path, const char *globs, World worl
 // Rank 0 makes the file with its header, the others find it.
 static void gradients_open(OutputFile *output, const char *path, const char *globs, World world, const Model *model,
                            uint64_t bytes) {
-    char temporary[PATH_MAX] = "";
     if (world.rank == 0) {
         output_open(output, path, bytes);
         gradients_write_header(output, globs, model);
-        memcpy(temporary, output->temporary, sizeof(temporary));
     }
-    if (world_ranks(world) == 1) return;
-    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
-    if (world.rank) output_join(output, path, temporary);
+    output_share(output, path);
 }
 
 static void gradients_close(OutputFile *output, World world) {

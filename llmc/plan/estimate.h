@@ -70,15 +70,6 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, do
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-static Traffic traffic_less(Traffic a, Traffic b) {
-    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
-        a.bytes[kind] -= b.bytes[kind];
-        a.calls[kind] -= b.calls[kind];
-        a.hops[kind] -= b.hops[kind];
-    }
-    return a;
-}
-
 // A training step. part: the shape of this rank's part of a micro-batch
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;

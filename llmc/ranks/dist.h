@@ -11,6 +11,7 @@ message that names them.
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
 #include "llmc/base/hash.h"
+#include "llmc/base/output.h"
 #include "world.h"
 
 #ifdef __cplusplus
@@ -54,6 +55,14 @@ static void checksum_join(Checksum *c) {
     dist_sum(RANKS_ALL, part, 8);
     memset(c, 0, sizeof(*c));
     for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
+}
+
+// Opens the unfinished file that rank 0 has made, to become `path`, on the other ranks: each writes its part. Collective.
+static void output_share(OutputFile *output, const char *path) {
+    char temporary[PATH_MAX] = "";
+    if (dist_rank() == 0) memcpy(temporary, output->temporary, sizeof(temporary));
+    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
+    if (dist_rank() != 0) output_join(output, path, temporary);
 }
 
 #endif

@@ -112,6 +112,15 @@ typedef struct {
     double hops[TRAFFIC_KINDS]; // of all calls: from rank to rank, one after the other; an exchange has one
 } Traffic;
 
+static Traffic traffic_less(Traffic a, Traffic b) {
+    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
+        a.bytes[kind] -= b.bytes[kind];
+        a.calls[kind] -= b.calls[kind];
+        a.hops[kind] -= b.hops[kind];
+    }
+    return a;
+}
+
 /*
 How the micro-batches of a step are dealt over the replicas of a run. --batch, --seq-len and --grad-accum describe the
 whole step, however many processes do it, so that loss and gradients are those of a process alone.

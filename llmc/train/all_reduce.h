@@ -79,11 +79,7 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
 // ---- traffic --------------------------------------------------------------------------------------------------
 // Traffic since `before`, on average over the ranks, over `divisor`.
 static Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
-    Traffic sent;
-    for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
-        sent.bytes[kind] = now->bytes[kind] - before->bytes[kind];
-        sent.calls[kind] = now->calls[kind] - before->calls[kind];
-    }
+    Traffic sent = traffic_less(*now, *before);
     dist_sum(RANKS_ALL, sent.bytes, TRAFFIC_KINDS);
     dist_sum(RANKS_ALL, sent.calls, TRAFFIC_KINDS);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {

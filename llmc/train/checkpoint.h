@@ -187,7 +187,7 @@ static void save_large(CheckpointPass *p, size_t file, size_t step) {
     const Sections sections = file_sections(p->t, file);
     const size_t header = file_header(p->t, file, step);
     const char *name = manifest_file(&p->manifest, file);
-    char path[PATH_MAX], temporary[PATH_MAX] = "";
+    char path[PATH_MAX];
     Checksum sum = {{0, 0}};
     OutputFile output = {0};
     p->manifest.bytes[file] = header + sections.bytes;
@@ -195,11 +195,9 @@ static void save_large(CheckpointPass *p, size_t file, size_t step) {
         folder_open_file(&p->folder, &output, name, p->manifest.bytes[file]);
         output_write(&output, 0, staged_reformed.bytes, header);
         checksum_add(&sum, 0, staged_reformed.bytes, header);
-        memcpy(temporary, output.temporary, sizeof(temporary));
     }
-    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
     path_join(path, p->folder.temporary, name);
-    if (dist_rank() != 0) output_join(&output, path, temporary);
+    output_share(&output, path);
     sections_transfer(p, &sections, header, &output, NULL, &sum);
     if (dist_rank() != 0) output_leave(&output);
     checksum_join(&sum); // waits until every other rank's part is synced

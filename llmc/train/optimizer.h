@@ -49,17 +49,13 @@ static double gradient_clip(double norm, double limit) { return limit > 0 && nor
 // ---- the optimizer: every rank steps its shard of the optimizer state -----------------------------------------------
 // master = weights, through the host a slab at a time.
 static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights, float *master) {
-    size_t n, size = dtype_size(model->dtype);
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
-        const size_t from = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        for (size_t done = 0; done < own.count; done += n) {
-            n = min_size(own.count - done, SLAB_ELEMENTS);
-            ops->copy_out(staged_raw.bytes, (const char *)weights + (from + done) * size, n * size);
-            elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, n);
-            ops->copy_in(master + own.offset + done, staged_reformed.bytes, n * sizeof(float));
-        }
+    const Sharding own = sharding_of(world, ZERO_OPTIMIZER), held = sharding_of(world, ZERO_WEIGHTS);
+    for (Slabs s = slabs_of(model, SLABS_OF_GROUPS, own, own, NULL); slabs_next(&s);) {
+        const size_t from = holds_whole(held) ? s.first : s.offset; // stage 3 shards weights alike
+        ops->copy_out(staged_raw.bytes, element_address_const(weights, model->dtype, from),
+                      s.count * dtype_size(model->dtype));
+        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, s.count);
+        ops->copy_in(master + s.offset, staged_reformed.bytes, s.count * sizeof(float));
     }
 }
 

@@ -29,25 +29,19 @@ static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, c
     return key ? key : 1;
 }
 
-// Key of a run's model without adapters.
-static uint64_t run_base_key(const Run *run) {
-    const Residency *memory = &run->streambp.memory;
-    return model_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights, 0);
-}
-
-// Key of a run's model with its adapters.
-static uint64_t run_model_key(const Run *run) {
+// Key of a run's model; with_adapters: and of the adapters on it, if there are any.
+static uint64_t run_model_key(const Run *run, int with_adapters) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
-    if (!run->lora.rank) return run_base_key(run);
-    uint64_t adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
-                                      ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+    uint64_t adapter = 0;
+    if (with_adapters && run->lora.rank)
+        adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
+                                 ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, held, ops_device, memory->weights, adapter);
 }
 
 // Header of a file of log-probabilities of this data under the model of that key.
-static LogprobHeader logprobs_header(const Run *run, const DataLoader *data, uint64_t key) {
-    const DataLoader *d = data;
+static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64_t key) {
     const Options *o = run->options;
     LogprobHeader h = {0};
     h.documents = d->documents;
@@ -92,15 +86,6 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     }
 }
 
-// Opens the file at `path`, which rank 0 has created, on the other ranks; each writes what it computes.
-static void logprobs_share(LogprobWriter *w, const char *path) {
-    char temporary[PATH_MAX] = "";
-    if (dist_rank() == 0) memcpy(temporary, w->output.temporary, sizeof(temporary));
-    dist_broadcast(RANKS_ALL, temporary, sizeof(temporary), 0);
-    dist_broadcast(RANKS_ALL, &w->header, sizeof(w->header), 0);
-    if (dist_rank() != 0) output_join(&w->output, path, temporary);
-}
-
 static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
     if (dist_rank() != 0) output_leave(&w->output);
     dist_barrier();
@@ -114,10 +99,9 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
                                    Assignment assignment, int reference) {
     const DType type = dtype_of_sums(stream->model->dtype);
     const World world = stream->memory.world;
-    DataLoader *d = data;
-    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)d->packing.positions);
+    Progress progress = progress_begin(stderr, "log-probabilities", 0, (double)data->packing.positions);
     LogprobSum sum = {0, 0};
-    double positions = 0, sums[2];
+    double positions = 0;
     size_t streams = dataloader_batches(data);
     for (size_t done = 0; done < streams; done += assignment.stride) {
         const int any = done + assignment.first < streams;
@@ -126,12 +110,11 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
         forward_logprobs(stream, &part, 1, reference);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
-            logprobs_write_document(writer, d, &part, i, stream->host_sums, type, &sum);
+            logprobs_write_document(writer, data, &part, i, stream->host_sums, type, &sum);
         progress_update(&progress, positions += (double)(assignment.stride * assignment.parts) * batch_tokens(&part));
     }
-    sums[0] = sum.sum, sums[1] = sum.counted;
-    sum_over_sequences(world, sums, 2);
-    sum.sum = sums[0], sum.counted = sums[1];
+    sum_over_sequences(world, &sum.sum, 1);
+    sum_over_sequences(world, &sum.counted, 1);
     logprobs_finish(writer, (uint64_t)sum.counted);
     progress_end(&progress);
     return sum;
@@ -168,19 +151,18 @@ static uint64_t reference_file_key(const LogprobHeader *h) {
 // The two candidate paths: beside the first shard, and in --out (or empty).
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
                              char path[2][PATH_MAX]) {
-    const char *shard = data->shard[0].header.path, *slash = strrchr(shard, '/'), *out = run->options->out;
     char name[64], folder[PATH_MAX];
     snprintf(name, sizeof(name), "reference-%016llx.logprobs", (unsigned long long)reference_file_key(header));
-    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - shard) : 1, slash ? shard : ".");
-    path_join(path[0], *folder ? folder : "/", name);
+    folder_above(folder, data->shard[0].header.path);
+    path_join(path[0], folder, name);
     *path[1] = 0;
-    if (out) path_join(path[1], out, name);
+    if (run->options->out) path_join(path[1], run->options->out, name);
 }
 
 static int folder_is_writable(const char *path) {
     char folder[PATH_MAX];
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
-    return access(*folder ? folder : "/", W_OK | X_OK) == 0;
+    folder_above(folder, path);
+    return access(folder, W_OK | X_OK) == 0;
 }
 
 // Index of the first path that `will_do` accepts, as rank 0 sees it, on all ranks; -1: none.
@@ -199,7 +181,8 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
     if (!run->options->quiet) fprintf(run->text, "reference  computing %s\n", path);
     fflush(run->text);
     if (dist_rank() == 0) logprobs_create(&writer, path, wanted);
-    logprobs_share(&writer, path);
+    output_share(&writer.output, path);
+    dist_broadcast(RANKS_ALL, &writer.header, sizeof(writer.header), 0);
     logprobs_compute(&writer, &run->streambp, data, batch,
                      assign_evaluation(run->settings.world, run->assignment.parts), 1);
 }

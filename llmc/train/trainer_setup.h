@@ -123,8 +123,9 @@ static void trainer_find_reference(Trainer *t, const char *last) {
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
     uint64_t base = 0;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = run_base_key(&t->run);
-    uint64_t policy = base && o->adapter && o->old_logprobs ? run_model_key(&t->run) : base; // new adapters are zero
+        base = run_model_key(&t->run, 0);
+    const int adapted = base && o->adapter && o->old_logprobs; // new adapters are zero
+    const uint64_t policy = adapted ? run_model_key(&t->run, 1) : base;
     reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
