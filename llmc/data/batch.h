@@ -127,21 +127,27 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
+// The memory of a batch behind so many of its positions and documents.
+static Batch batch_behind(Batch b, size_t positions, size_t documents) {
+    b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
+    b.document_start += documents;
+    if (b.origin) b.origin += documents;
+    if (b.group) b.group += documents;
+    if (b.document_weight) b.document_weight += documents;
+    if (b.reward) b.reward += documents;
+    if (b.advantage) b.advantage += positions;
+    if (b.reference) b.reference += positions;
+    if (b.old) b.old += positions;
+    return b;
+}
+
 // Documents [begin, end) of the batch, as a batch in the same memory: the whole cannot be used any more.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
-    Batch part = *whole;
+    Batch part = batch_behind(*whole, first, begin);
     part.N = whole->document_start[end] - first, part.first = first;
-    part.tokens += first, part.targets += first, part.loss_weight += first, part.position += first;
-    part.documents = end - begin, part.document_start += begin;
+    part.documents = end - begin;
     for (size_t d = begin; d <= end; d++) whole->document_start[d] -= first;
-    if (part.origin) part.origin += begin;
-    if (part.group) part.group += begin;
-    if (part.document_weight) part.document_weight += begin;
-    if (part.reward) part.reward += begin;
-    if (part.advantage) part.advantage += first;
-    if (part.reference) part.reference += first;
-    if (part.old) part.old += first;
     return part;
 }
 

@@ -227,15 +227,10 @@ static RewardStatus reward_late(Reward *r) {
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
-// text is zero-terminated. Not a number: 0. Python's NaN and Infinity are numbers here, and refused as such.
+// text is zero-terminated. Not a number: 0. NaN and infinities are numbers here, and refused as such.
 static int reward_number(const char *text, double *value) {
-    static const char *const names[] = {"NaN", "Infinity", "nan", "inf"};
-    const char *name = text + (*text == '-');
     char *end;
-    *value = NAN;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!strcmp(name, names[i])) return 1;
-    if (!*text || strspn(text, "+-.0123456789eE") != strlen(text) || *text == '+') return 0;
+    if (!*text || strchr("+ \t\f\v\r", *text) || strpbrk(text, "xX(")) return 0; // strtod takes more than JSON has
     *value = strtod(text, &end);
     return *end == 0;
 }
@@ -259,12 +254,12 @@ static int reward_of_object(const char *text, double *value) {
 static RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     char quote[80];
     double value;
+    reward_quote(text, bytes, quote);
     if (r->answered == r->sent) {
         r->answered = 0;
         return reward_verdict(r, REWARD_TOO_MANY, "gave more answers than it had lines: after %zu of them also '%s'",
-                              r->sent, reward_quote(text, bytes, quote));
+                              r->sent, quote);
     }
-    reward_quote(text, bytes, quote);
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;

@@ -287,22 +287,18 @@ static void rollout_note_failures(const Rollout *r, size_t step, int failed, siz
 // Asks for the rewards; returns how many completions, from the first on, have theirs: all, unless the command fails.
 static size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
-    size_t texts = s->prompts * s->group_size;
+    const size_t texts = s->prompts * s->group_size;
     memset(&r->line, 0, sizeof(r->line));
-    if (reward_ask(&r->command, rollout_lines, r, texts, r->reward) == REWARD_OK) {
-        r->failures = 0;
-        rollout_note_failures(r, step, 0, 0);
-        return texts;
-    }
-    size_t known = r->command.answered;
+    const int failed = reward_ask(&r->command, rollout_lines, r, texts, r->reward) != REWARD_OK;
+    const size_t known = failed ? r->command.answered : texts;
     r->failures = known < s->group_size ? r->failures + 1 : 0;
-    if (s->stop)
+    if (failed && s->stop)
         die("step %zu: %s (--reward-failure skip goes on without the groups whose rewards fail)", step,
             r->command.message);
     if (r->failures == ROLLOUT_FAILURES)
         die("step %zu: %s; there was no reward in %d steps", step, r->command.message, ROLLOUT_FAILURES);
-    rollout_note_failures(r, step, 1, s->prompts - known / s->group_size);
-    reward_restart(&r->command);
+    rollout_note_failures(r, step, failed, s->prompts - known / s->group_size);
+    if (failed) reward_restart(&r->command);
     return known;
 }
 
@@ -358,40 +354,28 @@ static void rollout_add_document(Batch *b, const Completion *text, size_t group,
     b->document_start[++b->documents] = b->N;
 }
 
-// An empty sequence after so many positions and documents of the sequences before it.
-static Batch rollout_sequence(const Rollout *r, size_t number, size_t positions, size_t documents) {
-    Batch b = r->all;
-    b.N = b.documents = 0;
-    b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
-    b.advantage += positions;
-    if (b.reference) b.reference += positions;
-    if (b.old) b.old += positions;
-    b.group += documents, b.document_weight += documents, b.reward += documents;
-    b.document_start += documents + number;
-    b.document_start[0] = 0;
-    return b;
-}
-
 static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t G = s->group_size, positions = 0, documents = 0;
+    const size_t G = s->group_size;
+    Batch rest = r->all;
     memset(&r->counts, 0, sizeof(r->counts));
     for (size_t i = 0; i < r->sequences; i++) {
         Batch *b = &r->sequence[i];
         size_t groups = 0;
-        *b = rollout_sequence(r, i, positions, documents);
+        *b = rest;
+        b->N = b->documents = b->document_start[0] = 0;
         for (size_t p = 0; p < s->prompts; p++) {
             if (r->group_sequence[p] != i) continue;
-            for (size_t g = 0; g < G; g++)
-                rollout_add_document(b, &r->completion[p * G + g], groups, r->reward[p * G + g],
-                                     r->advantage[p * G + g]);
+            for (size_t k = p * G; k < (p + 1) * G; k++)
+                rollout_add_document(b, &r->completion[k], groups, r->reward[k], r->advantage[k]);
             groups++;
         }
         if (!groups) {                      // other replicas have more sequences
             b->tokens[0] = r->documents[0]; // any token
             *b = batch_empty(b);
         }
-        positions += b->N, documents += b->documents;
+        rest = batch_behind(rest, b->N, b->documents);
+        rest.document_start++; // each sequence has an end of its own
         r->counts = target_counts_add(r->counts, batch_count(b));
     }
     r->counts = target_counts_over_sequences(s->world, r->counts);
@@ -418,15 +402,6 @@ static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
 // ---- from the command line ------------------------------------------------------------------------------------------
 #define ROLLOUT_SLOTS 64 // completions written side by side by default
 
-// The ids that end a completion: the tokenizer's end tokens and those of --stop-ids. Returns how many; end_ids may be
-// NULL.
-static size_t rollout_ends(const Options *o, const Prompt *text, uint32_t *end_ids) {
-    const size_t own = text->tokenizer && !text->ignore_end ? text->tokenizer->end_count : 0;
-    for (size_t i = 0; end_ids && i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
-    for (size_t i = 0; end_ids && i < o->stop_ids.count; i++) end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
-    return own + o->stop_ids.count;
-}
-
 // Divides the step's prompts over the replicas, one more or less for each.
 static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
@@ -437,26 +412,31 @@ static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
 }
 
-// text and end_ids (of rollout_ends) must outlive the rollouts.
-static RolloutSettings rollout_from_options(const Run *run, const Prompt *text, const uint32_t *end_ids) {
+// The settings keep `text`; their end_ids are to be freed: the tokenizer's end tokens and those of --stop-ids.
+static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) {
     const Options *o = run->options;
-    const size_t V = run->model.config.vocab_size;
-    for (size_t i = 0; i < o->stop_ids.count; i++)
+    const size_t V = run->model.config.vocab_size,
+                 own = text->tokenizer && !o->ignore_eos ? text->tokenizer->end_count : 0;
+    const size_t ends = own + o->stop_ids.count;
+    uint32_t *end_ids = (uint32_t *)checked_calloc(ends + 1, sizeof(uint32_t), "the ids that end a completion");
+    RolloutSettings s = {0};
+    for (size_t i = 0; i < own; i++) end_ids[i] = text->tokenizer->end_ids[i];
+    for (size_t i = 0; i < o->stop_ids.count; i++) {
         if ((size_t)o->stop_ids.id[i] >= V)
             die_usage("--stop-ids: %d is outside the vocabulary of %zu", o->stop_ids.id[i], V);
-    RolloutSettings s = {0};
+        end_ids[own + i] = (uint32_t)o->stop_ids.id[i];
+    }
     rollout_assignment(&s, run->settings.world, o->batch);
     s.group_size = o->group_size;
     s.max_new_tokens = o->max_new_tokens;
     s.slots = min_size(o->slots ? o->slots : ROLLOUT_SLOTS, s.most_prompts * s.group_size);
     s.sequence_tokens = s.group_size * o->seq_len;
-    s.sampling.temperature = o->temperature, s.sampling.top_k = o->top_k, s.sampling.top_p = o->top_p;
-    s.sampling.seed = o->seed;
+    s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
     s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;
-    s.text = text, s.end_ids = end_ids, s.end_count = rollout_ends(o, text, NULL);
+    s.text = text, s.end_ids = end_ids, s.end_count = ends;
     return s;
 }
 

@@ -30,7 +30,6 @@ typedef struct {
     TrainedTensors tensors; // of the checkpoints
     Rollout rollout;        // with --rollout: the source of batches
     Prompt rollout_text;
-    uint32_t *end_ids;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under adapters
     RunLog log;

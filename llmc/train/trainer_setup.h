@@ -43,25 +43,17 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
 }
 
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
-static RolloutSettings trainer_rollout_settings(const Trainer *t) {
-    return rollout_from_options(&t->run, &t->rollout_text, t->end_ids);
-}
-
-static SequenceBound trainer_plan_rollout(Trainer *t) {
-    prompt_choose_tokenizer(&t->rollout_text, &t->run);
-    t->rollout_text.ignore_end = t->run.options->ignore_eos;
-    t->end_ids = (uint32_t *)checked_calloc(rollout_ends(t->run.options, &t->rollout_text, NULL) + 1, sizeof(uint32_t),
-                                            "the ids that end a completion");
-    rollout_ends(t->run.options, &t->rollout_text, t->end_ids);
-    RolloutSettings settings = trainer_rollout_settings(t);
-    return rollout_plan(&settings, &t->data, &t->run.settings, t->run.options->seq_len);
-}
-
 // Opens the data, then plans and allocates; returns the largest sequence that is planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
     const Options *o = t->run.options;
     t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
-    SequenceBound bound = o->rollout ? trainer_plan_rollout(t) : run_bound(&t->run, &t->data);
+    RolloutSettings rollout = {0};
+    if (o->rollout) {
+        prompt_choose_tokenizer(&t->rollout_text, &t->run);
+        rollout = rollout_from_options(&t->run, &t->rollout_text);
+    }
+    SequenceBound bound =
+        o->rollout ? rollout_plan(&rollout, &t->data, &t->run.settings, o->seq_len) : run_bound(&t->run, &t->data);
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
@@ -72,12 +64,10 @@ static SequenceBound trainer_allocate(Trainer *t) {
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
-    if (o->rollout) {
-        RolloutSettings settings = trainer_rollout_settings(t);
-        rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
-    } else {
+    if (o->rollout)
+        rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
+    else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
-    }
     if (o->val_data.count)
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
@@ -282,9 +272,9 @@ static void trainer_end(Trainer *t) {
     const Options *o = t->run.options;
     if (t->has_folder) checkpoint_close(&t->folder);
     if (o->rollout) {
+        free((uint32_t *)t->rollout.settings.end_ids);
         rollout_free(&t->rollout);
         prompt_free(&t->rollout_text);
-        free(t->end_ids);
     }
     prefetch_free(&t->train_batches);
     prefetch_free(&t->validation_batches);

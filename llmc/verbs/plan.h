@@ -11,7 +11,8 @@ several processes, what a rank sends and how long a step is estimated to take on
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     Prompt text = {0};
-    RolloutSettings settings = rollout_from_options(run, &text, NULL);
+    RolloutSettings settings = rollout_from_options(run, &text);
+    free((uint32_t *)settings.end_ids);
     return rollout_plan(&settings, data, &run->settings, run->options->seq_len);
 }
 
