@@ -16,7 +16,7 @@ before is not seen.
 typedef struct {
     size_t width;         // positions of a bucket; 0: powers of two
     size_t buckets;       // for the longest document
-    double *sum, *tokens; // [buckets] of the losses, and of the targets that count
+    double *sum, *tokens; // [buckets] of the losses, and of the targets that count; one behind the other
 } Curve;
 
 static size_t curve_bucket(const Curve *curve, size_t position) {
@@ -35,14 +35,9 @@ static size_t curve_begin(const Curve *curve, size_t bucket) {
 static Curve curve_allocate(size_t width, size_t longest) {
     Curve curve = {width, 0, NULL, NULL};
     curve.buckets = curve_bucket(&curve, longest - 1) + 1;
-    curve.sum = (double *)checked_calloc(curve.buckets, sizeof(double), "the curve of the loss");
-    curve.tokens = (double *)checked_calloc(curve.buckets, sizeof(double), "the curve of the loss");
+    curve.sum = (double *)checked_calloc(2 * curve.buckets, sizeof(double), "the curve of the loss");
+    curve.tokens = curve.sum + curve.buckets;
     return curve;
-}
-
-static void curve_free(Curve *curve) {
-    free(curve->sum), free(curve->tokens);
-    memset(curve, 0, sizeof(*curve));
 }
 
 // logp[N] of the batch's targets, fp32 or double
@@ -114,8 +109,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
     sum_over_sequences(world, &found.loss, 1);
     found.counts = target_counts_over_sequences(world, found.counts);
     metrics_over_sequences(world, &found.metrics);
-    if (curve) sum_over_sequences(world, curve->sum, curve->buckets);
-    if (curve) sum_over_sequences(world, curve->tokens, curve->buckets);
+    if (curve) sum_over_sequences(world, curve->sum, 2 * curve->buckets);
     found.loss /= objective_normaliser(&stream->objective, found.counts);
     return found;
 }

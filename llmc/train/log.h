@@ -70,15 +70,6 @@ static void records_truncate(const char *path, size_t step) {
     fclose(file);
 }
 
-// In a new run the file is empty or absent: checkpoint_open has checked that.
-static void records_open(RunLog *log, const char *folder, int resume, size_t step) {
-    make_folder(folder);
-    path_join(log->path, folder, RECORDS_NAME);
-    if (resume) records_truncate(log->path, step);
-    log->records = fopen(log->path, "a");
-    if (!log->records) die("cannot write %s: %s; choose another --out", log->path, strerror(errno));
-}
-
 // ---- opening --------------------------------------------------------------------------------------------------------
 // text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done
 // before: 0, or the step that is resumed from.
@@ -86,7 +77,14 @@ static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t ste
     RunLog log = {0};
     log.text = text;
     log.steps = steps;
-    if (folder) records_open(&log, folder, resume, step);
+    if (folder) {
+        make_folder(folder);
+        path_join(log.path, folder, RECORDS_NAME);
+        if (resume)
+            records_truncate(log.path, step); // in a new run it is empty or absent, as checkpoint_open has checked
+        log.records = fopen(log.path, "a");
+        if (!log.records) die("cannot write %s: %s; choose another --out", log.path, strerror(errno));
+    }
     log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
     return log;
 }

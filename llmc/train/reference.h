@@ -86,13 +86,6 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     }
 }
 
-static void logprobs_finish(LogprobWriter *w, uint64_t counted) {
-    if (dist_rank() != 0) output_leave(&w->output);
-    dist_barrier();
-    if (dist_rank() == 0) logprobs_commit(w, counted);
-    dist_barrier();
-}
-
 // One forward pass over all documents, divided over the ranks of the run, into a file that has been created. batch: of
 // dataloader_batch, or as large. Moves the loader. reference: without adapters.
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
@@ -115,7 +108,10 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
     }
     sum_over_sequences(world, &sum.sum, 1);
     sum_over_sequences(world, &sum.counted, 1);
-    logprobs_finish(writer, (uint64_t)sum.counted);
+    if (dist_rank() != 0) output_leave(&writer->output);
+    dist_barrier();
+    if (dist_rank() == 0) logprobs_commit(writer, (uint64_t)sum.counted);
+    dist_barrier();
     progress_end(&progress);
     return sum;
 }

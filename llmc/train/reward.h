@@ -4,7 +4,7 @@ object each; on its standard output it answers each with a line, in order: a JSO
 "reward". Its standard error is ours.
 
     reward_open      starts it
-    reward_ask       a batch of lines, their answers; or what is wrong: RewardStatus, and a line for people in `message`
+    reward_ask       a batch of lines, their answers; 0: something is wrong, of which `message` tells people
     reward_restart   after a failure: whatever is left of the command ends, a new one begins
     reward_close
 
@@ -30,16 +30,6 @@ command of its own, which may start an MPI job: the launcher's variables are rem
 #define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
 #define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
 
-typedef enum {
-    REWARD_OK,
-    REWARD_DIED,       // the command ended, or closed its output
-    REWARD_CLOSED,     // it closed its input
-    REWARD_HUNG,       // it took longer than the timeout
-    REWARD_GARBAGE,    // an answer is no number
-    REWARD_NOT_FINITE, // or none to learn from
-    REWARD_TOO_MANY    // more answers than lines: which belongs to which is not known
-} RewardStatus;
-
 // Writes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: no more.
 typedef size_t (*RewardLines)(void *context, char *out, size_t room);
 
@@ -55,7 +45,7 @@ typedef struct {
     size_t answer_bytes;
     // of the batch that was asked last
     size_t lines, sent, answered; // how many; newlines written; the first `answered` rewards are known
-    int closed;                   // it has closed its input
+    int closed, ended;            // it has closed its input; it has ended, or closed its output
     double deadline;
     char message[512]; // what is wrong
 } Reward;
@@ -187,43 +177,44 @@ static void reward_close(Reward *r) {
 }
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
-__attribute__((format(printf, 3, 4))) static RewardStatus reward_verdict(Reward *r, RewardStatus status,
-                                                                         const char *format, ...) {
+// Returns 0.
+__attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
     va_list args;
     va_start(args, format);
     vsnprintf(r->message + used, sizeof(r->message) - used, format, args);
     va_end(args);
-    return status;
+    return 0;
 }
 
-// An answer for a message: shortened, on one line.
-static const char *reward_quote(const char *text, size_t bytes, char quote[80]) {
-    size_t most = min_size(bytes, 60);
+// An answer for a message: shortened, on one line; until the next one.
+static const char *reward_quote(const char *text, size_t bytes) {
+    static char quote[80];
+    const size_t most = min_size(bytes, 60);
     for (size_t i = 0; i < most; i++) {
-        unsigned char c = (unsigned char)text[i];
+        const unsigned char c = (unsigned char)text[i];
         quote[i] = c < 0x20 || c >= 0x7f ? '?' : (char)c;
     }
     strcpy(quote + most, bytes > most ? "..." : "");
     return quote;
 }
 
-static RewardStatus reward_died(Reward *r) {
+static int reward_died(Reward *r) {
     siginfo_t how;
+    r->ended = 1;
     if (!reward_ended(r, fmin(1, r->deadline - seconds_now()), &how))
-        return reward_verdict(r, REWARD_DIED, "closed its output after %zu of %zu answers", r->answered, r->lines);
+        return reward_fail(r, "closed its output after %zu of %zu answers", r->answered, r->lines);
     if (how.si_code == CLD_EXITED)
-        return reward_verdict(r, REWARD_DIED, "ended after %zu of %zu answers, with exit code %d%s", r->answered,
-                              r->lines, how.si_status, how.si_status == 127 ? " (there is no such command)" : "");
-    return reward_verdict(r, REWARD_DIED, "was ended by signal %d (%s) after %zu of %zu answers", how.si_status,
-                          strsignal(how.si_status), r->answered, r->lines);
+        return reward_fail(r, "ended after %zu of %zu answers, with exit code %d%s", r->answered, r->lines,
+                           how.si_status, how.si_status == 127 ? " (there is no such command)" : "");
+    return reward_fail(r, "was ended by signal %d (%s) after %zu of %zu answers", how.si_status,
+                       strsignal(how.si_status), r->answered, r->lines);
 }
 
-static RewardStatus reward_late(Reward *r) {
-    if (r->closed)
-        return reward_verdict(r, REWARD_CLOSED, "closed its input after %zu of %zu answers", r->answered, r->lines);
-    return reward_verdict(r, REWARD_HUNG, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
-                          r->answered, r->lines, r->timeout);
+static int reward_late(Reward *r) {
+    if (r->closed) return reward_fail(r, "closed its input after %zu of %zu answers", r->answered, r->lines);
+    return reward_fail(r, "gave %zu of %zu answers within %g seconds; --reward-timeout allows more", r->answered,
+                       r->lines, r->timeout);
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
@@ -250,50 +241,44 @@ static int reward_of_object(const char *text, double *value) {
     return good;
 }
 
-// One answer, text[bytes] without its newline; text[bytes] may be written.
-static RewardStatus reward_take(Reward *r, char *text, size_t bytes, float *reward) {
-    char quote[80];
+// One answer, text[bytes] without its newline; text[bytes] may be written. 0: it is none.
+static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
+    const char *quote = reward_quote(text, bytes);
     double value;
-    reward_quote(text, bytes, quote);
     if (r->answered == r->sent) {
-        r->answered = 0;
-        return reward_verdict(r, REWARD_TOO_MANY, "gave more answers than it had lines: after %zu of them also '%s'",
-                              r->sent, quote);
+        r->answered = 0; // which belongs to which is not known
+        return reward_fail(r, "gave more answers than it had lines: after %zu of them also '%s'", r->sent, quote);
     }
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;
     if (strlen(text) != bytes || !(*text == '{' ? reward_of_object(text, &value) : reward_number(text, &value)))
-        return reward_verdict(r, REWARD_GARBAGE,
-                              "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, "
-                              "is wanted",
-                              quote, r->answered + 1, r->lines);
+        return reward_fail(r, "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, is wanted", quote,
+                           r->answered + 1, r->lines);
     if (!isfinite(value) || fabs(value) > 3e38)
-        return reward_verdict(r, REWARD_NOT_FINITE, "answered '%s' to line %zu of %zu; a finite number is wanted",
-                              quote, r->answered + 1, r->lines);
+        return reward_fail(r, "answered '%s' to line %zu of %zu; a finite number is wanted", quote, r->answered + 1,
+                           r->lines);
     reward[r->answered++] = (float)value;
-    return REWARD_OK;
+    return 1;
 }
 
 // Reads the answers that have come, also those after the last that is wanted.
-static RewardStatus reward_read(Reward *r, float *reward) {
+static int reward_read(Reward *r, float *reward) {
     ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
     char *begin = r->answer, *newline;
-    char quote[80];
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return REWARD_OK;
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
     if (got <= 0) return reward_died(r);
     r->answer_bytes += (size_t)got;
-    char *end = r->answer + r->answer_bytes;
+    const char *end = r->answer + r->answer_bytes;
     while ((newline = (char *)memchr(begin, '\n', (size_t)(end - begin)))) {
-        RewardStatus status = reward_take(r, begin, (size_t)(newline - begin), reward);
-        if (status) return status;
+        if (!reward_take(r, begin, (size_t)(newline - begin), reward)) return 0;
         begin = newline + 1;
     }
     r->answer_bytes = (size_t)(end - begin);
     memmove(r->answer, begin, r->answer_bytes);
-    if (r->answer_bytes < sizeof(r->answer)) return REWARD_OK;
-    return reward_verdict(r, REWARD_GARBAGE, "answered line %zu of %zu with more than %d bytes: '%s'", r->answered + 1,
-                          r->lines, REWARD_ANSWER, reward_quote(r->answer, r->answer_bytes, quote));
+    if (r->answer_bytes < sizeof(r->answer)) return 1;
+    return reward_fail(r, "answered line %zu of %zu with more than %d bytes: '%s'", r->answered + 1, r->lines,
+                       REWARD_ANSWER, reward_quote(r->answer, r->answer_bytes));
 }
 
 // ---- asking ---------------------------------------------------------------------------------------------------------
@@ -329,27 +314,25 @@ static void reward_write(Reward *r) {
 }
 
 // Waits until there is something to read or there is room to write, and does it.
-static RewardStatus reward_exchange(Reward *r, double seconds, float *reward) {
+static int reward_exchange(Reward *r, double seconds, float *reward) {
     const int writing = r->out_begin < r->out_end && !r->closed;
     struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->closed ? -1 : r->to, (short)(writing ? POLLOUT : 0), 0}};
-    RewardStatus status = REWARD_OK;
-    if (poll(ends, 2, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return REWARD_OK;
-    if (ends[0].revents) status = reward_read(r, reward); // before more is sent: an answer cannot be to that
-    if (!status && writing && ends[1].revents)
+    if (poll(ends, 2, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return 1;
+    if (ends[0].revents && !reward_read(r, reward)) return 0; // before more is sent: an answer cannot be to that
+    if (writing && ends[1].revents)
         reward_write(r);
-    else if (!status && ends[1].revents & POLLERR)
+    else if (ends[1].revents & POLLERR)
         reward_input_closed(r);
-    return status;
+    return 1;
 }
 
-// The rewards of n lines. Anything but REWARD_OK: the command is in no state to be asked again; of the rewards the
-// first r->answered are good.
-static RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
-    RewardStatus status = REWARD_OK;
+// The rewards of n lines. 0: the command is in no state to be asked again; of the rewards the first r->answered are
+// good.
+static int reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
     int more = 1;
     double now = seconds_now();
     r->deadline = now + r->timeout;
-    r->lines = n, r->sent = r->answered = 0, r->closed = 0;
+    r->lines = n, r->sent = r->answered = 0, r->closed = r->ended = 0;
     r->out_begin = r->out_end = 0;
     while (r->answered < n || more || r->out_begin < r->out_end) {
         if (more && r->out_begin == r->out_end) {
@@ -358,15 +341,12 @@ static RewardStatus reward_ask(Reward *r, RewardLines lines, void *context, size
         }
         now = seconds_now();
         if (now >= r->deadline) return reward_late(r);
-        status = reward_exchange(r, r->deadline - now, reward);
-        if (status) return status;
+        if (!reward_exchange(r, r->deadline - now, reward)) return 0;
     }
     r->deadline = seconds_now() + REWARD_LINGER;
-    while (!status && (now = seconds_now()) < r->deadline) {
-        status = reward_exchange(r, r->deadline - now, reward);
-        if (status == REWARD_DIED) return REWARD_OK; // with all answered; the next time it matters
-    }
-    return status;
+    while ((now = seconds_now()) < r->deadline)
+        if (!reward_exchange(r, r->deadline - now, reward)) return r->ended; // with all answered; next time it matters
+    return 1;
 }
 
 #endif

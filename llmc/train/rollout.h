@@ -289,7 +289,7 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
     memset(&r->line, 0, sizeof(r->line));
-    const int failed = reward_ask(&r->command, rollout_lines, r, texts, r->reward) != REWARD_OK;
+    const int failed = !reward_ask(&r->command, rollout_lines, r, texts, r->reward);
     const size_t known = failed ? r->command.answered : texts;
     r->failures = known < s->group_size ? r->failures + 1 : 0;
     if (failed && s->stop)

@@ -60,7 +60,7 @@ static int verb_eval(const Options *options) {
     sent = sent_since(run.settings.world, &sent, &run.streambp.memory.sent, 1);
     if (!options->quiet || !options->json) eval_report(&run, &found, with_curve ? &curve : NULL);
     if (options->json) eval_json(&run, &found, with_curve ? &curve : NULL, seconds_now() - begin, &sent);
-    curve_free(&curve);
+    free(curve.sum);
     prefetch_free(&data);
     dataloader_close(&loader);
     run_close(&run);
