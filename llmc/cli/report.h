@@ -59,20 +59,20 @@ static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
 static void report_regions(FILE *out, const Arena *plan) {
-    size_t j;
+    size_t smaller = 0; // bytes of regions below 1 %
     for (size_t i = 0; i < plan->regions_at_peak; i++) {
         const Region *region = &plan->at_peak[i];
-        double part = plan->peak ? (double)region->bytes / (double)plan->peak : 0;
-        int width = (int)(part * 32 + 0.5);
-        if (part < 0.01) continue; // summed up below
-        fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width, width,
-                "################################", 32 - width, "", region->name);
+        const double part = (double)region->bytes / (double)max_size(plan->peak, 1);
+        const int width = (int)(part * 32 + 0.5);
+        if (part < 0.01)
+            smaller += region->bytes;
+        else
+            fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width,
+                    width, "################################", 32 - width, "", region->name);
     }
-    for (size_t i = j = 0; i < plan->regions_at_peak; i++)
-        if ((double)plan->at_peak[i].bytes < 0.01 * (double)plan->peak) j += plan->at_peak[i].bytes;
-    if (j)
-        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)j),
-                100 * (double)j / (double)plan->peak, "");
+    if (smaller)
+        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)smaller),
+                100 * (double)smaller / (double)plan->peak, "");
 }
 
 // "total_bytes", the share of each kind, and the regions, into an open object.
@@ -99,19 +99,16 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     json_size(json, "parameters", model->elements);
     json_text(json, "dtype", dtype_name(dtype));
     json_object(json, "config");
-    for (size_t i = 0; i < CONFIG_KEYS; i++) {
-        const char *field = (const char *)config + config_keys[i].offset;
-        if (!config_uses_key(config, &config_keys[i])) continue;
-        if (config_keys[i].kind == KEY_ROPE_TYPE)
-            json_text(json, config_keys[i].name, rope_type_names[config->rope_type]);
-        else if (config_keys[i].kind == KEY_LAYER_TYPES)
-            json_text(json, config_keys[i].name, config->layer_types);
-        else if (config_keys[i].kind == KEY_SIZE)
-            json_size(json, config_keys[i].name, *(const size_t *)(const void *)field);
-        else if (config_keys[i].kind == KEY_BOOL)
-            json_bool(json, config_keys[i].name, *(const int *)(const void *)field);
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
+        char value[LAYER_TYPES_MAX + 1];
+        if (!config_uses_key(config, key)) continue;
+        config_key_text(config, key, value);
+        if (key->kind == KEY_ROPE_TYPE || key->kind == KEY_LAYER_TYPES)
+            json_text(json, key->name, value);
+        else if (key->kind == KEY_DOUBLE)
+            json_number(json, key->name, *(const double *)(const void *)((const char *)config + key->offset));
         else
-            json_number(json, config_keys[i].name, *(const double *)(const void *)field);
+            json_word(json, key->name, value);
     }
     json_object_end(json);
     json_array(json, "tensors");
@@ -148,14 +145,15 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     report_regions(run->text, &run->plan.arena);
     if (run->plan.host_bytes)
         fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
-    if (data && data->shards && !data->regular && data->settings.use == DATA_PROMPTS)
-        fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts,
-                data->longest_prompt, data->shard[0].header.tokenizer_name);
-    else if (data && data->shards && !data->regular)
-        dataloader_report(run->text, data);
-    if (data && data->shards && !data->regular)
+    if (data && data->shards && !data->regular) {
+        if (data->settings.use == DATA_PROMPTS)
+            fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts,
+                    data->longest_prompt, data->shard[0].header.tokenizer_name);
+        else
+            dataloader_report(run->text, data);
         fprintf(run->text, "longest  the plan is for a sequence of %zu positions, of at most %zu documents\n", bound.N,
                 bound.documents);
+    }
     fflush(run->text);
 }
 

@@ -14,6 +14,7 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 
 // Sums over all ranks; seconds of the slowest, peak of the largest.
 typedef struct {
+    double Z; // the loss denominator
     double loss, grad_norm;
     double *seconds_each; // [repeats] in their order
     double seconds;       // their median
@@ -54,38 +55,44 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
 
-// Tokens and FLOPs of the pass; returns the loss denominator.
-static double bp_count(Run *run, DataLoader *loader, Batch *whole, PassResult *result) {
+// Loss denominator, tokens and FLOPs of a pass.
+static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};
+    PassResult result = {0};
     double once[2] = {0, 0};
     for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
-        result->flops += flops_forward_backward(&run->settings, &batch);
-        if (run->settings.reference) result->flops += flops_forward(&run->settings, &batch, 0);
+        result.flops += flops_forward_backward(&run->settings, &batch);
+        if (run->settings.reference) result.flops += flops_forward(&run->settings, &batch, 0);
         once[0] += batch_tokens(&batch);
         if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
     }
     sum_over_sequences(world, once, 2);
-    dist_sum(RANKS_ALL, &result->flops, 1);
-    result->tokens = once[0], result->model_flops = once[1];
-    return objective_normaliser(&run->settings.objective, target_counts_over_sequences(world, counts));
+    dist_sum(RANKS_ALL, &result.flops, 1);
+    result.tokens = once[0], result.model_flops = once[1];
+    result.Z = objective_normaliser(&run->settings.objective, target_counts_over_sequences(world, counts));
+    return result;
 }
 
-// Loss and gradient of one pass, on gradients that are zero; returns its seconds on this rank.
-static double bp_pass(Run *run, DataLoader *loader, Batch *whole, double Z, PassResult *result) {
+// Loss and gradient of one pass; returns its seconds on this rank. guarded: it must not allocate
+static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
+    grads_zero(&run->streambp.memory);
+    ops_device->finish();
+    allocation_guard = guarded && getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     result->loss = 0, result->metrics.count = 0;
     for (size_t i = 0; i < own; i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         double begin = seconds_now();
         run_reference(run, &batch);
-        result->loss += forward_backward(&run->streambp, &batch, Z, i + 1 == own, &result->metrics);
+        result->loss += forward_backward(&run->streambp, &batch, result->Z, i + 1 == own, &result->metrics);
         ops_device->finish();
         seconds += seconds_now() - begin;
     }
+    allocation_guard = 0;
     return seconds;
 }
 
@@ -95,16 +102,10 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings");
     const Traffic before = run->streambp.memory.sent;
     const Parameter *bad = NULL;
-    PassResult result = {0};
+    PassResult result = bp_count(run, loader, whole);
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
-    double Z = bp_count(run, loader, whole, &result);
-    for (size_t repeat = 0; repeat < repeats; repeat++) {
-        grads_zero(&run->streambp.memory);
-        ops_device->finish();
-        result.seconds_each[repeat] = bp_pass(run, loader, whole, Z, &result);
-        allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
-    }
-    allocation_guard = 0;
+    for (size_t repeat = 0; repeat < repeats; repeat++)
+        result.seconds_each[repeat] = bp_pass(run, loader, whole, &result, repeat > 0);
     result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
     for (size_t repeat = 0; repeat < repeats; repeat++)
         sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
@@ -125,14 +126,9 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = bp_machine(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
-    PassResult again = {0};
-    double Z = bp_count(run, loader, whole, &again);
-    grads_zero(&run->streambp.memory);
-    ops_device->finish();
+    PassResult again = bp_count(run, loader, whole);
     run->streambp.ops = run->streambp.memory.ops = &timed;
-    allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
-    double seconds = bp_pass(run, loader, whole, Z, &again);
-    allocation_guard = 0;
+    double seconds = bp_pass(run, loader, whole, &again, 1);
     run->streambp.ops = run->streambp.memory.ops = ops_device;
     timing_sort();
     return seconds;
