@@ -86,8 +86,8 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
     size_t longest = 0;
     for (int choice = 0; choice < CHOICES; choice++) {
         RunSettings settings = run->settings;
-        if (!settings_choose(&settings, run->options, choice)) continue;
-        longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
+        if (settings_choose(&settings, run->options, choice))
+            longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
     }
     return longest;
 }
@@ -97,16 +97,17 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     const size_t bytes = run->plan.total_bytes;
     if (limit && bytes > limit) {
+        const char *needed = human_bytes((double)bytes), *most = human_bytes((double)limit);
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
-                run->settings.cache_tokens, human_bytes((double)bytes), whose, human_bytes((double)limit));
+                run->settings.cache_tokens, needed, whose, most);
         const size_t longest = run_longest(run, B, limit);
         if (longest)
-            die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", human_bytes((double)bytes),
-                whose, human_bytes((double)limit), longest);
+            die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", needed, whose, most,
+                longest);
         die("the plan needs %s, %s is %s, and no length fits: the model with its gradients and optimizer alone is "
             "larger",
-            human_bytes((double)bytes), whose, human_bytes((double)limit));
+            needed, whose, most);
     }
     if (host_is_short(&run->plan, run_host(run)))
         die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "

@@ -30,14 +30,8 @@ static Objective objective_from_options(const Options *o) {
 
 // Documents of a sample, which --batch counts: the two of a pair, the completions of a group.
 static size_t sample_documents(const Options *o) {
-    switch (o->objective) {
-    case OBJECTIVE_DPO:
-    case OBJECTIVE_SIMPO:
-    case OBJECTIVE_ORPO: return 2;
-    case OBJECTIVE_GRPO:
-    case OBJECTIVE_GSPO: return o->group_size;
-    default: return 1;
-    }
+    const unsigned kind = OF(o->objective);
+    return kind & OF_PREFERENCES ? 2 : kind & OF_GROUPS ? o->group_size : 1;
 }
 
 // The processes of this run, or of the one that is planned: as its last rank, whose shares are the largest.
