@@ -83,7 +83,11 @@ build_program() { # name, precision, op set
     *.cc) make_with "$target" "$CXX $as_cxx $flags -MMD -MF $target.d $source $libraries -o $target" ;;
     *)
         [ "$folder/ops.o" -nt "$target" ] && rm -f "$target"
-        make_with "$target" "$CC -std=gnu11 $flags -MMD -MF $target.d $source $folder/ops.o $libraries -o $target"
+        compile="$CC -std=gnu11 $flags -MMD -MF $target.d $source"
+        if [ "$1" = ops ]; then # what it tests is the op set; most of its own time goes into references and comparisons
+            compile="$(echo "$compile" | sed 's/ -f[a-z-]*sanitize=[^ ]*//g') -O2 -c -o $target.o && $CC $flags $target.o"
+        fi
+        make_with "$target" "$compile $folder/ops.o $libraries -o $target"
         ;;
     esac
 }

@@ -10,6 +10,7 @@ What a wrong kernel does here:
     a missing barrier                  threads run strictly one after the other from barrier to barrier, first to last
                                        or last to first, and a block finds NaNs in shared memory: one of the two orders
                                        reads what is not there yet, and tests compare the bits of both
+    a race between blocks              the other order has the last block first: what two of them add to has other bits
     a barrier not all threads reach    a message names the kernel, the block, both threads and both source lines
     a misaligned packed load           packed loads check their address
     a missing wait for a fetch         what is fetched comes when its thread waits for it; NaNs until then
@@ -124,7 +125,7 @@ struct Block {
 inline Block block;
 inline Fiber pool[MOST_THREADS];
 inline unsigned pool_free[MOST_THREADS], pool_free_count, pool_made;
-inline int reverse; // thread order: last to first
+inline int reverse; // order of threads and of blocks: last to first
 
 // ---- switching ------------------------------------------------------------------------------------------------------
 #if defined(__x86_64__)
@@ -400,9 +401,12 @@ inline void run(const char *kernel, dim3 grid, dim3 threads, size_t dynamic_byte
     }
     block.threads = (unsigned)count;
     blockDim = threads, gridDim = grid;
-    for (blockIdx.z = 0; blockIdx.z < grid.z; blockIdx.z++)
-        for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++) run_block();
+    const size_t blocks = (size_t)grid.x * grid.y * grid.z;
+    for (size_t i = 0; i < blocks; i++) {
+        const size_t b = reverse ? blocks - 1 - i : i;
+        blockIdx = dim3((unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y));
+        run_block();
+    }
 }
 
 template <typename Kernel> struct Launch {

@@ -252,21 +252,4 @@ TEST(matrix_instruction) {
     }
 }
 
-int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        LISTED(a_right_kernel),
-        LISTED(a_missing_barrier),
-        LISTED(a_barrier_that_one_thread_skips),
-        LISTED(different_barriers),
-        LISTED(a_shuffle_that_one_lane_skips),
-        LISTED(a_misaligned_pack),
-        LISTED(out_of_bounds),
-        LISTED(fetches),
-        LISTED(a_missing_wait),
-        LISTED(a_fetch_without_a_barrier),
-        LISTED(a_misaligned_fetch),
-        LISTED(an_impossible_launch),
-        LISTED(matrix_instruction),
-    };
-    RUN_TESTS(argc, argv, tests, NULL, NULL);
-}
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -126,10 +126,10 @@ static double attention_row(double *p, const double *q, const double *k, size_t 
         p[j] = 0.0;
         for (size_t i = 0; i < HD; i++) p[j] += q[i] * key[i];
         p[j] *= scale;
-        largest = fmax(largest, p[j]);
+        if (p[j] > largest) largest = p[j];
     }
-    for (size_t j = 0; j < count; j++) sum += exp(p[j] - largest);
-    for (size_t j = 0; j < count; j++) p[j] = exp(p[j] - largest) / sum;
+    for (size_t j = 0; j < count; j++) sum += p[j] = exp(p[j] - largest);
+    for (size_t j = 0; j < count; j++) p[j] /= sum;
     return largest + log(sum);
 }
 

@@ -14,23 +14,14 @@ extern const Ops *const ops_cpu_device;
 
 static const Ops *gpu, *cpu;
 
-// Normal numbers, near enough: a sum of four uniform ones, of element i whoever draws it, so that all threads can.
-static double normal_at(uint64_t seed, size_t i) {
-    uint64_t z = seed + i * 0x9e3779b97f4a7c15u; // splitmix64
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    z = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-    return ((double)z - 2.0 * 0xffff) * (1.7320508075688772 / 0x10000);
-}
-
+// As guarded_normal; large ones by all threads: element i is of i, whoever draws it.
 static Guarded *normal(GuardedRole role, const char *name, DType type, size_t count, double mean, double deviation) {
     const uint64_t seed = test_random();
     if (count < 1000000) return guarded_normal(role, name, type, count, mean, deviation);
     Guarded *t = guarded_poison(role, name, type, count);
 #pragma omp parallel for
     for (size_t i = 0; i < count; i++)
-        element_write(t->before + t->offset, type, i, mean + deviation * normal_at(seed, i));
+        element_write(t->before + t->offset, type, i, mean + deviation * normal_of(test_mix(seed + i)));
     return t;
 }
 
@@ -423,25 +414,8 @@ TEST(beyond_2_to_the_31) {
     gpu->release(x, count * size);
 }
 
-static int both_op_sets(void **state) {
-    (void)state;
-    gpu = ops_device, cpu = ops_cpu_device;
-    printf("op sets %s and %s: stored %s\n", gpu->name, cpu->name, dtype_name(gpu->stored));
-    return strcmp(gpu->name, "cuda") != 0 || gpu->stored != cpu->stored;
-}
-
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        LISTED(linear),
-        LISTED(norms),
-        LISTED(rope),
-        LISTED(embedding),
-        LISTED(activations),
-        LISTED(optimizer),
-        LISTED(logprob),
-        LISTED(attention_large),
-        LISTED(attention_windows_large),
-        LISTED(beyond_2_to_the_31),
-    };
-    RUN_TESTS(argc, argv, tests, both_op_sets, NULL);
+    gpu = ops_device, cpu = ops_cpu_device;
+    if (strcmp(gpu->name, "cuda") != 0 || gpu->stored != cpu->stored) return 1;
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -431,77 +431,7 @@ TEST(sum_of_squares) {
     }
 }
 
-static int use_device(void **state) {
-    (void)state;
-    ops = ops_device;
-    printf("op set %s: stored %s, summed %s\n", ops->name, dtype_name(ops->stored), dtype_name(ops->summed));
-    return 0;
-}
-
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        LISTED(reference_embedding),
-        LISTED(reference_norms),
-        LISTED(reference_linear),
-        LISTED(reference_rope_turns),
-        LISTED(reference_attention),
-        LISTED(reference_activations),
-        LISTED(reference_logprob),
-        LISTED(memory),
-        LISTED(embedding),
-        LISTED(rmsnorm),
-        LISTED(layernorm),
-        LISTED(norms_of_constant_rows),
-        LISTED(linear),
-        LISTED(linear_adapter_forward),
-        LISTED(linear_adapter_backward),
-        LISTED(scale),
-        LISTED(dropout),
-        LISTED(dropout_is_of_places),
-        LISTED(scatter_rows),
-        LISTED(rope),
-        LISTED(attention_one_document),
-        LISTED(attention_documents),
-        LISTED(attention_chunk_of_a_stream),
-        LISTED(attention_tiles),
-        LISTED(attention_sharp_scores),
-        LISTED(attention_long_sums),
-        LISTED(attention_nan_shows),
-#ifndef CUDA_ON_CPU
-        LISTED(attention_with_any_threads),
-#endif
-        LISTED(attention_scratch_of_any_threads),
-        LISTED(attention_chunks_equal_whole),
-        LISTED(attention_windows),
-        LISTED(attention_batched_decoding),
-        LISTED(attention_gaps),
-#ifndef HAVE_CUDNN
-        LISTED(attention_parts_equal_whole),
-        LISTED(attention_parts_of_documents),
-        LISTED(attention_parts_sharp_scores),
-        LISTED(attention_pairs_of_a_range),
-#endif
-#ifndef CUDA_ON_CPU
-        LISTED(attention_parts_with_any_threads),
-#endif
-#ifdef HAVE_CUDNN
-        LISTED(attention_used_cudnn),
-#endif
-        LISTED(swiglu),
-        LISTED(geglu),
-        LISTED(gelu),
-        LISTED(activations_of_extremes),
-        LISTED(logprob),
-        LISTED(logprob_of_extreme_logits),
-        LISTED(logprob_entropy_of_few_words),
-        LISTED(round_sums),
-        LISTED(gradient_add),
-        LISTED(sum_of_squares),
-        LISTED(adamw_every_pairing),
-        LISTED(adamw_many_steps),
-        LISTED(adamw_parts),
-        LISTED(adamw_bf16_moments_follow),
-        LISTED(adamw_stochastic_rounding),
-    };
-    RUN_TESTS(argc, argv, tests, use_device, NULL);
+    ops = ops_device;
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -139,7 +139,7 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
     const size_t queries = c.q->count;
     double *out = case_doubles(queries), *lse = case_doubles(c.n * NH), *dq = case_doubles(queries),
            *p = case_doubles(N);
-    slack *= fmax(1.0, sqrt((double)HD / 128.0));
+    slack *= inner_slack(HD);
     CALL(part_forward(&c, &c.part[0], 0));
     reference_attention_forward_part(out, lse, c.q->values, c.k, c.v, spans, c.part[0].keys, NH, NKV, HD, c.scale, p);
     expect_keyless_rows(&c, out, lse);
@@ -177,18 +177,15 @@ static void chunk_in_parts(const size_t *lengths, size_t documents, size_t t0, s
     attention_parts_case(spans_of(lengths, documents, t0, t1, span), N, heads, parts, amplitude, slack);
 }
 
-// Results are of a range's few keys each, where roundings of operands hardly average out.
-static double few_keys(void) { return testing.operands > 0.0 ? 2.0 : 1.0; }
-
 TEST(attention_parts_equal_whole) {
     static const size_t lengths[] = {1, 2, 5, 16, 33, 64, 65, 129, 200, 300};
     size_t h = 0;
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
         for (size_t parts = 1 + i % (CASE_STEP > 1 ? MOST_PARTS : 3); parts <= MOST_PARTS;
              parts += 3 * CASE_STEP, h++) {
-            chunk_in_parts(&lengths[i], 1, 0, lengths[i], head_shapes[h % HEAD_SHAPES], parts, 1.0, few_keys());
+            chunk_in_parts(&lengths[i], 1, 0, lengths[i], head_shapes[h % HEAD_SHAPES], parts, 1.0, 1.0);
             chunk_in_parts(&lengths[i], 1, lengths[i] / 2, lengths[i], head_shapes[(h + 5) % HEAD_SHAPES], parts, 1.0,
-                           few_keys()); // ranges before all queries: nothing is masked
+                           1.0); // ranges before all queries: nothing is masked
         }
 }
 
@@ -202,9 +199,9 @@ TEST(attention_parts_of_documents) {
         for (size_t r = 0; r < 9; r += step, h++) {
             const size_t t0 = test_random_below(141), t1 = t0 + 1 + test_random_below(141 - t0);
             const size_t from = test_random_below(415), room = 415 - from < 90 ? 415 - from : 90;
-            chunk_in_parts(lengths, 5, t0, t1, head_shapes[h % HEAD_SHAPES], 1 + h % MOST_PARTS, 1.0, few_keys());
+            chunk_in_parts(lengths, 5, t0, t1, head_shapes[h % HEAD_SHAPES], 1 + h % MOST_PARTS, 1.0, 1.0);
             chunk_in_parts(longer, 4, from, from + 1 + test_random_below(room), head_shapes[(h + 3) % HEAD_SHAPES],
-                           1 + (h + 2) % MOST_PARTS, 1.0, few_keys());
+                           1 + (h + 2) % MOST_PARTS, 1.0, 1.0);
         }
     }
     case_window = 0;
