@@ -30,17 +30,16 @@ every file format and every build of one model. PEFT records none; then shapes h
 // c_proj.
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
-    size_t i;
-    int others;
+    int named = 2; // modules
     snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
-    size_t begin = strlen(whole);
-    do {
+    for (size_t begin = strlen(whole); named > 1 && begin > 0;) {
         const char *other;
         while (begin && whole[--begin] != '.') continue;
         snprintf(name, 64, "%s", whole + begin + (whole[begin] == '.'));
-        for (others = 0, i = 0; (other = lora_module(family, i)) != NULL; i++)
-            others += i != module && lora_names_module(other, name, strlen(name));
-    } while (others && begin);
+        named = 0;
+        for (size_t i = 0; (other = lora_module(family, i)) != NULL; i++)
+            named += lora_names_module(other, name, strlen(name));
+    }
 }
 
 static void adapter_write_targets(JsonOut *json, const Lora *lora) {
@@ -199,16 +198,16 @@ static int adapter_targets(const cJSON *targets, const char *name, const char *p
 static void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
     const cJSON *targets = json_get(root, "target_modules");
     const char *module;
-    char name[160];
+    char layer_name[64], name[160];
     if (!targets || adapter_in_force(json_get(root, "exclude_modules"))) return;
     if (cJSON_IsString(targets) && strcmp(targets->valuestring, "all-linear") != 0) return;
     if (!cJSON_IsString(targets) && !cJSON_IsArray(targets))
         die("%s: target_modules is neither a list of names nor text", path);
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        const int prefix = snprintf(name, sizeof(name), c->family->layer_prefix, layer);
+        snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
             int is_there = (int)(lora->modules >> i & 1);
-            snprintf(name + prefix, sizeof(name) - (size_t)prefix, "%s", module);
+            snprintf(name, sizeof(name), "%s%s", layer_name, module);
             if (adapter_targets(targets, name, path) == is_there) continue;
             if (is_there) die("%s: there are tensors of %s, which target_modules does not name", path, name);
             die("%s: target_modules names %s, of which there are no tensors", path, name);
@@ -294,17 +293,15 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
 // The modules that the file has any tensor of, in any layer.
 static unsigned adapter_modules(const SafeTensors *list, const Config *c, const char *path) {
     unsigned modules = 0;
-    char name[200];
+    char layer_name[64], name[200];
     const char *module;
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        int prefix = snprintf(name, sizeof(name), "base_model.model.");
-        prefix += snprintf(name + prefix, sizeof(name) - (size_t)prefix, c->family->layer_prefix, layer);
-        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
-            const int length = snprintf(name + prefix, sizeof(name) - (size_t)prefix, "%s.lora_A.weight", module);
-            if (safetensors_find(list, name)) modules |= 1u << i;
-            name[prefix + length - (int)strlen("A.weight")] = 'B';
-            if (safetensors_find(list, name)) modules |= 1u << i;
-        }
+        snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
+            for (char which = 'A'; which <= 'B'; which++) {
+                snprintf(name, sizeof(name), "base_model.model.%s%s.lora_%c.weight", layer_name, module, which);
+                if (safetensors_find(list, name)) modules |= 1u << i;
+            }
     }
     if (!modules)
         die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,

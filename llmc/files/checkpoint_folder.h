@@ -75,9 +75,9 @@ static const char manifest_is_older[] = "it is of version 1, this program reads 
 // Reads the manifest of a checkpoint and compares it with the sizes of the files. NULL, or what is wrong; ends nothing.
 static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
-    char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT], *cursor = text;
+    char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT];
     struct stat status;
-    size_t i;
+    const char *name;
     memset(manifest, 0, sizeof(*manifest));
     path_join(path, checkpoint, MANIFEST_NAME);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -85,34 +85,28 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     ssize_t length = read(fd, text, MANIFEST_TEXT);
     close(fd);
     text[length > 0 ? length : 0] = 0;
-    for (i = 0; i < 2; i++)
+    for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0]))) return manifest_is_older;
-    if (strncmp(text, MANIFEST_FIRST, sizeof(MANIFEST_FIRST) - 1) != 0) return "its " MANIFEST_NAME " is damaged";
-    cursor += sizeof(MANIFEST_FIRST) - 1;
-    manifest->adapters = !strncmp(cursor, manifest_names[1][0], strlen(manifest_names[1][0]));
-    for (i = 0; manifest_file(manifest, i) && cursor; i++) {
+    const char *cursor = text + strcspn(text, "\n"); // the end of the line before
+    manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
+    for (size_t i = 0; *cursor && manifest_file(manifest, i); i++) {
         unsigned long long bytes = 0, checksum = 0;
-        if (sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum) != 2) break;
+        sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum);
         manifest->bytes[i] = bytes, manifest->checksum[i] = checksum;
-        cursor = strchr(cursor, '\n');
-        if (cursor) cursor++;
+        cursor += 1 + strcspn(cursor + 1, "\n");
     }
-    if (manifest_file(manifest, i) || (size_t)length != manifest_text(manifest, same) ||
-        memcmp(text, same, (size_t)length) != 0)
-        return "its " MANIFEST_NAME " is damaged";
-    for (i = 0; manifest_file(manifest, i); i++) {
-        path_join(path, checkpoint, manifest_file(manifest, i));
-        if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
-            snprintf(fault, sizeof(fault), "%s is missing", manifest_file(manifest, i));
-            return fault;
-        }
-        if ((uint64_t)status.st_size != manifest->bytes[i]) {
-            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", manifest_file(manifest, i),
-                     (unsigned long long)status.st_size, (unsigned long long)manifest->bytes[i]);
-            return fault;
-        }
+    if (length < 0 || (size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0)
+        return "its " MANIFEST_NAME " is damaged"; // what was not understood is written otherwise
+    *fault = 0;
+    for (size_t i = 0; !*fault && (name = manifest_file(manifest, i)) != NULL; i++) {
+        path_join(path, checkpoint, name);
+        if (stat(path, &status) != 0 || !S_ISREG(status.st_mode))
+            snprintf(fault, sizeof(fault), "%s is missing", name);
+        else if ((uint64_t)status.st_size != manifest->bytes[i])
+            snprintf(fault, sizeof(fault), "%s has %llu bytes, not %llu", name, (unsigned long long)status.st_size,
+                     (unsigned long long)manifest->bytes[i]);
     }
-    return NULL;
+    return *fault ? fault : NULL;
 }
 
 // ---- what is there --------------------------------------------------------------------------------------------------
@@ -149,12 +143,11 @@ static size_t checkpoint_find_last(const char *folder) {
 // ---- removing -------------------------------------------------------------------------------------------------------
 // A file that checkpoints consist of: where a folder holds anything else, that stays, and so does the folder.
 static int checkpoint_is_written_name(const char *name) {
-    int ours = !strcmp(name, MANIFEST_NAME);
     for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
         const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
-        ours |= file && !strcmp(name, file);
+        if (file && !strcmp(name, file)) return 1;
     }
-    return ours;
+    return !strcmp(name, MANIFEST_NAME);
 }
 
 // 0: it holds other files and stays.

@@ -98,14 +98,12 @@ static void gradients_close(OutputFile *output, World world) {
     if (world_ranks(world) > 1) dist_barrier(); // and so is the file
 }
 
-// Gradients in fp32 as safetensors, under the names and in the shapes of transformers' named_parameters(): of the
-// parameters that match (globs_match). They lie in device memory, in `stored`, as the stage of ZeRO has it; every rank
-// writes its part.
+// Gradients of the parameters that match (globs_match), which lie in device memory in `stored`, as the stage of ZeRO has
+// them. Every rank writes its part.
 static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                             const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
-    const float *values = (const float *)(const void *)staged_reformed.bytes;
     OutputFile output;
     uint64_t at = sizes.data; // of the parameter's tensor in the file
     size_t written = 0;       // parameters whose tensors lie before it
@@ -116,9 +114,7 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
             if (globs_match(globs, model->parameters[written].name))
                 at += (uint64_t)parameter_elements(&model->parameters[written]) * sizeof(float);
         if (!globs_match(globs, p->name)) continue;
-        ops->copy_out(staged.bytes, element_address_const(device_gradients, stored, s.offset),
-                      s.count * dtype_size(stored));
-        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, stored, s.count);
+        const float *values = (const float *)slab_from_device(&s, ops, device_gradients, stored, DTYPE_FP32);
         if (p->transposed)
             gradients_write_transposed(&output, at, p, s.begin, s.count, values);
         else

@@ -28,9 +28,7 @@ static Slab staged_reformed; // converted, not yet in its final order
 static Slab staged;          // to or from the device, in its type
 
 // The address of element `index` of a run of elements of `type` that begins at `base`.
-static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
-
-static const char *element_address_const(const void *base, DType type, size_t index) {
+static const char *element_address(const void *base, DType type, size_t index) {
     return (const char *)base + index * dtype_size(type);
 }
 
@@ -114,17 +112,22 @@ static int slabs_next(Slabs *s) {
     return 1;
 }
 
+// The slab's elements, of `type` at `device`, converted to `as`; in staging memory.
+static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *device, DType type, DType as) {
+    ops->copy_out(staged.bytes, element_address(device, type, s->offset), s->count * dtype_size(type));
+    if (as == type) return staged.bytes;
+    elements_convert(staged_reformed.bytes, as, staged.bytes, type, s->count);
+    return staged_reformed.bytes;
+}
+
 // ---- a checksum of a table ------------------------------------------------------------------------------------------
 // The checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
 static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
                                DType as, const char *what) {
     Checksum sum = {{0, 0}};
     for (Slabs s = slabs_of(table, SLABS_OF_GROUPS, parts_of_ranks(), memory, what); slabs_next(&s);) {
-        ops->copy_out(staged.bytes, element_address_const(device, table->dtype, s.offset),
-                      s.count * dtype_size(table->dtype));
-        if (as != table->dtype) elements_convert(staged_reformed.bytes, as, staged.bytes, table->dtype, s.count);
-        checksum_add(&sum, (uint64_t)s.first * dtype_size(as),
-                     as != table->dtype ? staged_reformed.bytes : staged.bytes, s.count * dtype_size(as));
+        const void *elements = slab_from_device(&s, ops, device, table->dtype, as);
+        checksum_add(&sum, (uint64_t)s.first * dtype_size(as), elements, s.count * dtype_size(as));
     }
     checksum_join(&sum);
     return checksum_value(before, &sum, (uint64_t)table->elements * dtype_size(as));

@@ -97,11 +97,11 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
             p->cols != stored->cols)
             die("%s: holds another model than the one to be loaded", source->path);
     }
+    const size_t size = dtype_size(model->dtype);
     const char *label = source->random ? "initialising" : "loading";
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, label); slabs_next(&s);) {
         weights_read(source, s.parameter, s.begin, s.count, model->dtype, staged.bytes);
-        ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes,
-                     s.count * dtype_size(model->dtype));
+        ops->copy_in((char *)device_base + s.offset * size, staged.bytes, s.count * size);
     }
 }
 
@@ -120,12 +120,9 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
                                                                const char *when, const char *advice) {
     const Parameter *p = &model->parameters[bad];
     const size_t cols = p->cols ? p->cols : 1;
-    const float *values = (const float *)(const void *)staged_reformed.bytes;
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
         if (s.parameter != bad) continue;
-        ops->copy_out(staged.bytes, element_address_const(device_base, model->dtype, s.offset),
-                      s.count * dtype_size(model->dtype));
-        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged.bytes, model->dtype, s.count);
+        const float *values = (const float *)slab_from_device(&s, ops, device_base, model->dtype, DTYPE_FP32);
         for (size_t i = 0; i < s.count; i++) {
             if (!isfinite(values[i]))
                 die("%sthe weights hold %s: tensor %s at [%zu, %zu]; %s", when,
@@ -143,7 +140,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address_const(device_base, model->dtype, held.offset);
+        const char *values = element_address(device_base, model->dtype, held.offset);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
