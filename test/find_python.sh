@@ -15,6 +15,17 @@ find_python() { # modules
     done
     python=
 }
+# Runs a test in Python where there is one with the modules; PYTHON=... names it. Ends the script.
+run_python() { # modules, script, what it tests
+    find_python "$1"
+    if [ -n "$python" ]; then
+        PYTHONPATH=test/data "$python" "$2" "$TRAIN" "$WORK"
+        exit
+    fi
+    echo "[  SKIPPED ] $3: NOT TESTED, because no Python has $1 (PYTHON=... names one)"
+    skipped=1
+    finish
+}
 # As find_python of what data/ needs, but makes a virtual environment below build/ with pip where there is none (DEPS=skip refuses).
 find_or_make_python() {
     find_python "$DATA_MODULES"

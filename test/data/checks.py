@@ -1,4 +1,17 @@
-"""Checks that are counted: check(what, ok), and at the end close(), which prints `N passed, N failed, N skipped`."""
+"""Checks that are counted: check(what, ok), and at the end close(), which prints `N passed, N failed, N skipped`. And what tests
+against transformers begin with: their arguments TRAIN WORK, the program and an empty folder; to be imported before torch.
+"""
+import os
+import subprocess
+import sys
+import warnings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+warnings.filterwarnings("ignore")
+
+GOLDEN = "test/golden"
+TRAIN, WORK = (sys.argv + ["", ""])[1:3]
 passed = failed = 0
 
 
@@ -7,6 +20,14 @@ def check(what, ok, why=""):
     passed, failed = passed + bool(ok), failed + (not ok)
     if not ok:
         print(f"FAILED: {what}{': ' if why else ''}{why}")
+
+
+def train(*arguments):
+    """Runs the program, which must succeed. Returns what it prints."""
+    words = list(map(str, arguments))
+    run = subprocess.run([TRAIN, *words], capture_output=True, text=True)
+    check("train " + " ".join(words), run.returncode == 0, run.stderr.strip()[-400:])
+    return run.stdout
 
 
 def close():

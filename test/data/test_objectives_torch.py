@@ -8,12 +8,10 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from dataclasses import dataclass, replace
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-warnings.filterwarnings("ignore")
+from checks import TRAIN, WORK, check, close, train
+
 sys.path[1:1] = ["test/golden", "data"]
 
 import numpy as np  # noqa: E402
@@ -24,22 +22,14 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import shards  # noqa: E402
-from checks import check, close  # noqa: E402
 from make_golden import load_model, rmsnorm_in_the_models_dtype  # noqa: E402
 
-TRAIN, WORK = sys.argv[1:3]
 F64 = torch.float64
 T = 40  # --seq-len: of no document is more made
 LOSS, GRADIENT, METRIC = 1e-5, 2e-5, 1e-5  # relative errors allowed in fp32; of a gradient the L2 norm
 CHUNKS = ((1, 1), (7, 5), (10**6, 10**6))  # --chunk, --logits-chunk
 MODELS = ("llama", "qwen3", "gpt2", "gemma3")
 NEW_ADAPTER = ["--lora-rank", 2, "--seed", 11]
-
-
-def train(*arguments):
-    run = subprocess.run([TRAIN, *map(str, arguments)], capture_output=True, text=True)
-    check("train " + " ".join(map(str, arguments)), run.returncode == 0, run.stderr.strip()[-400:])
-    return run.stdout
 
 
 def near(what, ours, theirs, tolerance=METRIC, rounding=0.0):

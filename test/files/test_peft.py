@@ -2,37 +2,22 @@
 model is PEFT's merge_and_unload. test_peft.py TRAIN WORK: the program, an empty folder.
 """
 import json
-import os
-import subprocess
-import sys
 import warnings
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-warnings.filterwarnings("ignore")
+from checks import GOLDEN, WORK, check, close, train
 
-import torch  # noqa: E402
-from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-from transformers.utils import logging  # noqa: E402
-
-from checks import check, close  # noqa: E402
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 logging.disable_progress_bar()
 
-GOLDEN = "test/golden"
-TRAIN, WORK = sys.argv[1:3]
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
-
-
-def train(*arguments):
-    run = subprocess.run([TRAIN, *arguments], capture_output=True, text=True)
-    check("train " + " ".join(arguments), run.returncode == 0, run.stderr.strip())
-    return run.stdout
 
 
 def our_loss(*arguments):

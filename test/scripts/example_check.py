@@ -6,18 +6,15 @@ TUNED: the folder that convert wrote; SHARD: one conversation, as prepare.py has
 import json
 import os
 import sys
-import warnings
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-warnings.filterwarnings("ignore")
+from checks import check, close
+
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "data")]
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import shards
-from checks import check, close
 
 tuned, shard, sample, eval_loss = sys.argv[1:]
 QUESTION = "What is two and two?"

@@ -80,7 +80,7 @@ succeeds eval --model "$TUNED" --data "$HERE/other/train-00000.bin" --seq-len 10
 loss=$(json loss)
 find_python 'torch, transformers, numpy'
 if [ -n "$python" ]; then
-    "$python" test/scripts/example_check.py "$TUNED" "$HERE/other/train-00000.bin" "$WORK/sample" "$loss" >"$WORK/checks" 2>"$WORK/err" ||
+    PYTHONPATH=test/data "$python" test/scripts/example_check.py "$TUNED" "$HERE/other/train-00000.bin" "$WORK/sample" "$loss" >"$WORK/checks" 2>"$WORK/err" ||
         tail -n 5 "$WORK/err"
     grep -v ' skipped$' "$WORK/checks"
     set -- $(tail -n 1 "$WORK/checks" | sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, .*/\1 \2/p') none none

@@ -3,24 +3,15 @@ with the logits, to the bit, of the model that was converted. test_transformers.
 """
 import json
 import os
-import subprocess
-import sys
-import warnings
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-warnings.filterwarnings("ignore")
+from checks import GOLDEN, WORK, check, close, train
 
-import torch  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
-from transformers.utils import logging  # noqa: E402
-
-from checks import check, close  # noqa: E402
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 logging.disable_progress_bar()
 
-GOLDEN = "test/golden"
-TRAIN, WORK = sys.argv[1:3]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # What a config.json that is written anew may say otherwise: how the model was trained and saved, and special tokens, which
 # weights know nothing of.
@@ -31,8 +22,7 @@ YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # where nothing 
 
 
 def convert(*arguments):
-    run = subprocess.run([TRAIN, "convert", "--quiet", *arguments], capture_output=True, text=True)
-    check("convert " + " ".join(arguments), run.returncode == 0, run.stderr.strip())
+    train("convert", "--quiet", *arguments)
 
 
 def load(folder, dtype=None):
