@@ -106,7 +106,7 @@ TEST(mixed_types_are_kept) {
 
 // --dtype changes all tensors and what config.json says, and nothing else in it.
 TEST(types_that_are_chosen) {
-    static const DType bf16 = DTYPE_BF16, fp16 = DTYPE_FP16;
+    static const DType bf16 = DTYPE_BF16;
     static const struct {
         const char *golden, *find, *replace;
     } cases[] = {
@@ -115,7 +115,6 @@ TEST(types_that_are_chosen) {
         {"qwen2-fp16", "\"torch_dtype\": \"float16\"", "\"torch_dtype\": \"bfloat16\""},
         {"qwen3-bf16", "\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\""},
     };
-    Conversion to_fp16 = {GOLDEN "llama", NULL, NULL, &fp16, NO_LIMIT};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const char *out = fresh_place("folder"), *original = golden_path(cases[i].golden);
         test_case("%s", cases[i].golden);
@@ -130,13 +129,7 @@ TEST(types_that_are_chosen) {
         convert(scratch_path("flat.bin"), original, fresh_place("other"), &bf16, NO_LIMIT);
         expect_same_file(out, scratch_path("other"), "config.json");
         expect_same_file(out, scratch_path("other"), HF_SINGLE_FILE);
-        convert_flat(out, scratch_path("flat.bin")); // trained in bf16: config.json says so, though nobody chose it
-        convert(scratch_path("flat.bin"), original, fresh_place("other"), NULL, NO_LIMIT);
-        expect_same_file(out, scratch_path("other"), "config.json");
     }
-    to_fp16.to = fresh_place("fp16");
-    expect_refused(convert_body, &to_fp16, 1, "weights are not converted to fp16; choose fp32 or bf16");
-    expect_nothing_at(to_fp16.to);
 }
 
 // ---- shards ---------------------------------------------------------------------------------------------------------

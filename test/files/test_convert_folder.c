@@ -185,22 +185,6 @@ TEST(others_at_work_are_left_alone) {
     assert_int_equal(count_temporaries(c.to), 0);
 }
 
-TEST(names_of_temporaries) {
-    static const char *const names[][2] = {
-        {"config.json.12-3.tmp", "config.json"},
-        {"config.json", "config.json"},
-        {"model-00001-of-00021.safetensors.1-0.tmp", "model-00001-of-00021.safetensors"},
-        {"a.1-2.tmp.3-4.tmp", "a.1-2.tmp"},
-        {".1-2.tmp", ""},
-        {"x.tmp", "x.tmp"}};
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
-        char name[256];
-        snprintf(name, sizeof(name), "%s", names[i][0]);
-        strip_temporary(name);
-        assert_string_equal(name, names[i][1]);
-    }
-}
-
 int main(int argc, char **argv) {
     signal(SIGINT, SIG_DFL), signal(SIGTERM, SIG_DFL), signal(SIGHUP, SIG_DFL);
     RUN_LISTED(argc, argv, scratch_remove);

@@ -32,7 +32,7 @@ if [ -f "${LLMC:-}/train_gpt2.c" ]; then
     model=$WORK/model
     gpt2=gpt2,num_hidden_layers=2,hidden_size=64,num_attention_heads=4,vocab_size=97,max_position_embeddings=128
     succeeds convert --init $gpt2 --seed 3 --out "$model"
-    ${CC:-cc} -D_GNU_SOURCE -I. test/files/compare_tensors.c -lcjson -lm -o "$WORK/compare_tensors"
+    ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/files/compare_tensors.c -lcjson -lm -o "$WORK/compare_tensors"
     same="--model $model --seq-len 96 --batch 3"
     bp 0 '' --llmc "$LLMC" $same --tokens $SHARD --repeat 2 --threads 1 --chunk 7 --grads-out "$WORK/llmc.safetensors"
     check 'two times' grep -qE '"seconds": \[[0-9.e-]+, [0-9.e-]+\]' "$WORK/out"
