@@ -28,7 +28,9 @@ static Slab staged_reformed; // converted, not yet in its final order
 static Slab staged;          // to or from the device, in its type
 
 // The address of element `index` of a run of elements of `type` that begins at `base`.
-static const char *element_address(const void *base, DType type, size_t index) {
+static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
+
+static const char *element_address_const(const void *base, DType type, size_t index) {
     return (const char *)base + index * dtype_size(type);
 }
 
@@ -114,7 +116,7 @@ static int slabs_next(Slabs *s) {
 
 // The slab's elements, of `type` at `device`, converted to `as`; in staging memory.
 static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *device, DType type, DType as) {
-    ops->copy_out(staged.bytes, element_address(device, type, s->offset), s->count * dtype_size(type));
+    ops->copy_out(staged.bytes, element_address_const(device, type, s->offset), s->count * dtype_size(type));
     if (as == type) return staged.bytes;
     elements_convert(staged_reformed.bytes, as, staged.bytes, type, s->count);
     return staged_reformed.bytes;

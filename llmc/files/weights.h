@@ -101,7 +101,7 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
     const char *label = source->random ? "initialising" : "loading";
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, label); slabs_next(&s);) {
         weights_read(source, s.parameter, s.begin, s.count, model->dtype, staged.bytes);
-        ops->copy_in((char *)device_base + s.offset * size, staged.bytes, s.count * size);
+        ops->copy_in(element_address(device_base, model->dtype, s.offset), staged.bytes, s.count * size);
     }
 }
 
@@ -140,7 +140,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     size_t bad, whose = 0;
     for (bad = 0; bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address(device_base, model->dtype, held.offset);
+        const char *values = element_address_const(device_base, model->dtype, held.offset);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
