@@ -48,7 +48,6 @@ typedef struct {
     PackingItem *item, *spare; // [largest_window]
     uint32_t *bin;             // [largest_window] which sequence of the window an item is in
     uint32_t *room; // [2 * leaves], a tree: leaf `leaves + b` is sequence b's room, above them the most of two
-    size_t leaves;
 } Packing;
 
 static uint32_t packing_length(const Packing *p, size_t sample) {
@@ -158,6 +157,16 @@ static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
+// To pack windows of so many samples.
+static void packing_allocate_window(Packing *p, size_t samples) {
+    size_t leaves = 1;
+    while (leaves < samples) leaves *= 2;
+    p->item = (PackingItem *)checked_calloc(samples, sizeof(PackingItem), "packing");
+    p->spare = (PackingItem *)checked_calloc(samples, sizeof(PackingItem), "packing");
+    p->bin = (uint32_t *)checked_calloc(samples, sizeof(uint32_t), "packing");
+    p->room = (uint32_t *)checked_calloc(2 * leaves, sizeof(uint32_t), "packing");
+}
+
 // samples: at least one, none longer than the capacity, fewer than 2^32.
 static Packing packing_allocate(const uint32_t *length, size_t stride, size_t samples, size_t capacity, int shuffle,
                                 uint64_t seed) {
@@ -171,12 +180,7 @@ static Packing packing_allocate(const uint32_t *length, size_t stride, size_t sa
     p.largest_window = (samples + p.windows - 1) / p.windows;
     // of a window's sequences at most one is half empty or more; of next-fit's, any two in a row hold more than one
     p.max_sequences = min_size(2 * p.positions / capacity + p.windows + 1, samples);
-    if (!shuffle || !stride) return p;
-    for (p.leaves = 1; p.leaves < p.largest_window;) p.leaves *= 2;
-    p.item = (PackingItem *)checked_calloc(p.largest_window, sizeof(PackingItem), "packing");
-    p.spare = (PackingItem *)checked_calloc(p.largest_window, sizeof(PackingItem), "packing");
-    p.bin = (uint32_t *)checked_calloc(p.largest_window, sizeof(uint32_t), "packing");
-    p.room = (uint32_t *)checked_calloc(2 * p.leaves, sizeof(uint32_t), "packing");
+    if (shuffle && stride) packing_allocate_window(&p, p.largest_window);
     return p;
 }
 

@@ -57,7 +57,8 @@ static void checksum_join(Checksum *c) {
     for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
 }
 
-// Opens the unfinished file that rank 0 has made, to become `path`, on the other ranks: each writes its part. Collective.
+// Opens the unfinished file that rank 0 has made, to become `path`, on the other ranks, which write a part each.
+// Collective.
 static void output_share(OutputFile *output, const char *path) {
     char temporary[PATH_MAX] = "";
     if (dist_rank() == 0) memcpy(temporary, output->temporary, sizeof(temporary));

@@ -12,13 +12,12 @@ weights in use.
 
 A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
 the folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at
-whatever moment, the last complete one stays. Nothing is allocated, and one run at a time may write to an --out (a lock
-on OUT/lock).
+whatever moment, the last complete one stays. Nothing is allocated.
 
-A large file is a header and sections: a value for every element of what is trained, in the order of its table. All
-ranks write it together, each a part; each reads what its memory holds. So its bytes depend neither on the number of
-ranks nor on the stage of ZeRO. Rank 0 makes the folder and a large file at its full size; every rank writes and syncs
-its parts; once all have, which the sum of their checksums waits for, rank 0 gives the file its name.
+A large file is a header and sections: a value for every element of what is trained, in the order of its table. Rank 0
+makes it at its full size; all ranks write and sync a part each, and once all have, which the sum of their checksums
+waits for, rank 0 gives the file its name. Each rank reads what its memory holds. So the bytes depend neither on the
+number of ranks nor on the stage of ZeRO.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H

@@ -1,8 +1,7 @@
 /*
-The loss of a model on data: what the verb `eval` and a training run's validation compute, over all ranks. The curve
-says how far context still helps: the loss by the position in the document, in buckets of powers of two (0, 1, 2-3, 4-7,
-...) or of a fixed number of tokens. A document that was split for length begins at 0 again in each part: what came
-before is not seen.
+The loss of a model on data, over all ranks: the verb `eval`, and a training run's validation. The curve says how far
+context still helps: the loss by the position in the document, in buckets of powers of two (0, 1, 2-3, 4-7, ...) or of
+a fixed number of tokens. A document that was split for length begins at 0 again in each part.
 */
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H

@@ -1,11 +1,10 @@
 /*
 The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
-log.jsonl has one JSON object per line, and each begins with its step: {"step": 12, "loss": ...} of a step, "val_loss"
-of a validation, "sample", and "options" of each part of the run, with the first step of that part. Lines are appended
-and flushed one by one. A resumed run first drops what lies beyond the step it resumes from, and the half line that a
-crash may have left: the file reads as if there had been no interruption, and holds the options of those parts of which
-a step remains.
+log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} of a step, "val_loss" of a
+validation, "sample", and "options" of each part of the run, with the first step of that part. A resumed run first drops
+what lies beyond the step it resumes from, and the half line that a crash may have left: the file reads as if there had
+been no interruption.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -41,15 +40,14 @@ typedef struct {
 } RunLog;
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
-// The step of a complete record, or SIZE_MAX.
+// The step of a complete record, or SIZE_MAX. line[length] is zero-terminated.
 static size_t record_step(const char *line, size_t length) {
     static const char opening[] = "{\"step\": ";
-    size_t step = 0, at = sizeof(opening) - 1;
-    if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n')
+    const size_t at = sizeof(opening) - 1;
+    if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n' ||
+        line[at] < '0' || line[at] > '9')
         return SIZE_MAX;
-    if (line[at] < '0' || line[at] > '9') return SIZE_MAX;
-    for (; at < length && line[at] >= '0' && line[at] <= '9'; at++) step = 10 * step + (size_t)(line[at] - '0');
-    return step;
+    return (size_t)strtoull(line + at, NULL, 10);
 }
 
 // Truncates the file after its last record of a step up to `step`; 0 leaves nothing.
@@ -80,8 +78,7 @@ static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t ste
     if (folder) {
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
-        if (resume)
-            records_truncate(log.path, step); // in a new run it is empty or absent, as checkpoint_open has checked
+        if (resume) records_truncate(log.path, step); // of a new run it is empty or absent: checkpoint_open has checked
         log.records = fopen(log.path, "a");
         if (!log.records) die("cannot write %s: %s; choose another --out", log.path, strerror(errno));
     }
@@ -120,11 +117,7 @@ static void runlog_options(RunLog *log, size_t step, const Options *options) {
 }
 
 // ---- lines ----------------------------------------------------------------------------------------------------------
-static int digits_of(size_t number) {
-    int digits = 1;
-    while (number >= 10) number /= 10, digits++;
-    return digits;
-}
+static int digits_of(size_t number) { return snprintf(NULL, 0, "%zu", number); }
 
 // Seconds of a step without completions and their rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }

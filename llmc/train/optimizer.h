@@ -3,9 +3,8 @@ The optimizer over the parameter table: the norm of the whole gradient, clipping
 the learning rate of each step. The arithmetic is ops->adamw's; this file decides which parameters decay (matrices;
 norms and biases do not) and the random bits of each.
 
-What is stored in bf16 is rounded stochastically. Every element has random bits of its own at every step, a function of
-(seed, step, parameter, element) alone: so a resumed run repeats them, and a step does not depend on sharding.
-Parameters that are neighbours in memory are therefore not stepped together.
+What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
+alone: so a resumed run repeats them, and a step does not depend on sharding.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H

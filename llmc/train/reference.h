@@ -1,11 +1,8 @@
 /*
 Log-probabilities of data under the current model: the keys that identify them, the walk through the data that computes
 them (the verb `logprobs`), and the reference of a training run, which is the model before the first step: computed
-then, once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), where later runs of the same model
-and data find it; if that folder is not writable, in --out.
-
-A resumed run has another model. Its state holds the key of the reference ("reference" among the settings of
-state.json), by which the file is found.
+once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), or in --out if that folder is not
+writable. A resumed run has another model: its state holds the key of the reference, by which the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H

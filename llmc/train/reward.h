@@ -9,10 +9,8 @@ object each; on its standard output it answers each with a line, in order: a JSO
     reward_close
 
 Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
-other. Nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
-waits for the end of a pipe from us) kills however this program ends, also by kill -9. Each of several ranks has a
-command of its own, which may start an MPI job: the launcher's variables are removed from its environment
-(reward_environment). Nothing of ours is allocated after reward_open.
+other, and nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
+waits for the end of a pipe from us) kills however this program ends. Nothing is allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H

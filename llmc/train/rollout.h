@@ -1,28 +1,25 @@
 /*
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
-model as it is (sampler_batch.h), their rewards from the user's command (reward.h), advantages within each prompt's
-group, and packed sequences of whole groups to train on.
+model as it is (sampler.h), their rewards from the user's command (reward.h), advantages within each prompt's group, and
+packed sequences of whole groups to train on.
 
     rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
     rollout_allocate   all memory; the command starts
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
     rollout_free
 
-A step follows from the seed, its number and the weights alone: a resumed run repeats it. Prompts come in a new order
-every epoch. A completion does not depend on how many are written side by side, but for rounding.
+A step follows from the seed, its number and the weights alone. Every epoch has a new order of prompts. Each of several
+replicas takes its share of the step's prompts, asks a reward command of its own, and trains on as many sequences as any
+other has: where there are no more groups a sequence is empty (batch.h).
 
-Each of several replicas writes completions of its share of the step's prompts, which do not depend on the number of
-replicas; asks a reward command of its own; and trains on sequences of its own, as many as any other has: where there
-are no more groups a sequence is empty (batch.h).
-
-The command is given a line for each completion,
+The command is given a line for each completion, which is valid JSON whatever the texts are:
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
      "ended": true}
 
-texts as people see them (special tokens are not shown), and always valid JSON; `reference` is the answer that the data
-has after the prompt, `prompt_number` the prompt's number in the data, `ended` whether the model ended the completion.
-Where tokens have no text there are prompt_ids, completion_ids and reference_ids instead.
+Special tokens are not shown; `reference` is the answer that the data has after the prompt, `prompt_number` the prompt's
+number in the data, `ended` whether the model ended the completion. Where tokens have no text there are prompt_ids,
+completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -87,7 +84,7 @@ typedef struct {
     // packed sequences
     Packing packing;                         // of groups
     size_t *group_sequence;                  // [P] SIZE_MAX: left out
-    Batch all;                               // the memory of all sequences; document_start has one more entry for each
+    Batch all;                               // the memory of all sequences
     Batch *sequence;                         // [P]
     size_t sequences;                        // of every replica
     TargetCounts counts;                     // of the step, of all replicas
@@ -155,19 +152,12 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
 
     // 2. Packed sequences of groups.
-    Packing *packing = &r->packing;
-    for (packing->leaves = 1; packing->leaves < P;) packing->leaves *= 2;
-    packing->capacity = r->settings.sequence_tokens;
-    packing->item = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
-    packing->spare = (PackingItem *)checked_calloc(P, sizeof(PackingItem), "packing");
-    packing->bin = (uint32_t *)checked_calloc(P, sizeof(uint32_t), "packing");
-    packing->room = (uint32_t *)checked_calloc(2 * packing->leaves, sizeof(uint32_t), "packing");
+    r->packing.capacity = r->settings.sequence_tokens;
+    packing_allocate_window(&r->packing, P);
     r->group_sequence = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
-    r->all = batch_allocate(texts * capacity + sequences, texts + sequences);
+    r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
-    free(r->all.document_start);
-    r->all.document_start = (size_t *)checked_calloc(texts + 2 * sequences, sizeof(size_t), of_step);
     reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
 }
 

@@ -1,13 +1,10 @@
 /*
-Progress of a training run, and what must be the same for it to go on as if it had never been interrupted. Every
-checkpoint holds this as state.json; a resumed run reads it back and refuses, in one line that names the difference, a
-command line that would not have led to the same bits.
+Progress of a training run, and what must be the same for it to go on as if it had never been interrupted: state.json of
+every checkpoint. A resumed run reads it back and refuses, in one line that names the difference, a command line that
+would not have led to the same bits. Steps, batches and tokens count the work of all ranks, so any number may go on.
 
 Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So
 a constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
-
-Everything here is of the run, not of a process: steps, batches and tokens count the work of all ranks, so any number of
-them may go on.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H

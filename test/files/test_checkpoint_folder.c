@@ -52,7 +52,7 @@ TEST(last_ones_are_kept) {
 
 // Nothing goes that this program did not write, and nothing incomplete counts as kept.
 TEST(other_files_stay) {
-    Saving saving = {scratch_path("out"), 1, 8, 1, 0, 0};
+    Saving saving = {scratch_path("out"), 1, 8, 1};
     save_usual();
     write_file(scratch_path("out/checkpoint-00000007/notes.txt"), "mine", 4);
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000005"));
@@ -68,7 +68,7 @@ TEST(other_files_stay) {
 
 // An incomplete folder has the name: it makes way.
 TEST(incomplete_name_is_taken_over) {
-    Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
+    Saving saving = {scratch_path("out"), 2, 9, 1};
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
     assert_int_equal(unlink(scratch_path("out/checkpoint-00000009/DONE")), 0);
@@ -80,7 +80,7 @@ TEST(incomplete_name_is_taken_over) {
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 TEST(opening) {
-    Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0, 0, 0};
+    Saving saving = {scratch_path("out/a/b/../c//"), 2, 3, 0};
     fresh_folder("out");
     const Child *child = run_child(save_body, &saving);
     if (child->code) test_fail("exit code %d: %s", child->code, child->err);
@@ -95,7 +95,7 @@ TEST(opening) {
 
 // What a run that was cut off left is cleared away by the next.
 TEST(leftovers_are_cleared) {
-    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
+    Saving saving = {scratch_path("out"), 2, 8, 1};
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000008.partial"));
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000006.removed"));
@@ -107,7 +107,7 @@ TEST(leftovers_are_cleared) {
 }
 
 TEST(one_run_at_a_time) {
-    Saving saving = {scratch_path("out"), 2, 8, 1, 0, 0};
+    Saving saving = {scratch_path("out"), 2, 8, 1};
     CheckpointFolder folder;
     char expected[64];
     save_usual();
@@ -125,7 +125,7 @@ static void read_only_body(const void *context) {
 }
 
 TEST(read_only_folder) {
-    Saving saving = {fresh_folder("mount"), 2, 8, 0, 0, 0};
+    Saving saving = {fresh_folder("mount"), 2, 8, 0};
     if (run_child(read_only_body, &saving)->code == 77)
         test_skip("this machine does not let us mount a read-only file system");
     expect_refused(read_only_body, &saving, 1, "lock: cannot be written: Read-only file system; choose another --out");

@@ -11,7 +11,6 @@ test's own.
 #include "llmc/train/checkpoint.h"
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 
 // ---- where a run stands ---------------------------------------------------------------------------------------------
 enum { USUAL_SETTINGS = 5 };
@@ -106,15 +105,9 @@ static void trained_close(TrainedTensors *t) {
     free((Model *)t->model);
 }
 
-static void *test_bytes(size_t bytes) {
-    void *data = malloc(bytes + 8);
-    assert_non_null(data);
-    return data;
-}
-
 // Any bits, NaN among them: a checkpoint does not look at values.
 static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
-    unsigned char *data = (unsigned char *)test_bytes(bytes);
+    unsigned char *data = (unsigned char *)case_memory(bytes + 8);
     for (size_t i = 0; i < bytes; i += 8) {
         uint64_t bits = random_bits(step, section, i);
         memcpy(data + i, &bits, 8);
@@ -126,10 +119,8 @@ static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
 static unsigned char *table_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
     const size_t n = t->model->elements;
     if (i != WEIGHTS || !saves_master(t)) return step_bytes(step, i, n * dtype_size(s.type));
-    unsigned char *master = step_bytes(step, MASTER, n * sizeof(float));
-    unsigned char *rounded = (unsigned char *)test_bytes(n * dtype_size(s.type));
-    elements_convert(rounded, s.type, master, DTYPE_FP32, n);
-    free(master);
+    unsigned char *rounded = (unsigned char *)case_memory(n * dtype_size(s.type));
+    elements_convert(rounded, s.type, step_bytes(step, MASTER, n * sizeof(float)), DTYPE_FP32, n);
     return rounded;
 }
 
@@ -138,27 +129,23 @@ static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t
     unsigned char *whole = table_bytes(t, step, i, s);
     size_t size = dtype_size(s.type);
     if (holds_whole(s.sharding)) return whole;
-    unsigned char *shard = (unsigned char *)memset(test_bytes(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
+    unsigned char *shard = (unsigned char *)memset(case_memory(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
     for (Slabs b = slabs_of(t->model, SLABS_OF_GROUPS, s.sharding, s.sharding, NULL); slabs_next(&b);)
         memcpy(shard + b.offset * size, whole + b.first * size, b.count * size);
-    free(whole);
     return shard;
 }
 
 static void trained_fill(const TrainedTensors *t, size_t step) {
     Section sections[TRAINED_SECTIONS];
     trained_sections(t, sections);
-    for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
-        if (!sections[i].memory) continue;
-        unsigned char *data = section_bytes(t, step, i, sections[i]);
-        t->ops->copy_in(sections[i].memory, data, shard_bytes(t, sections[i]));
-        free(data);
-    }
+    for (size_t i = 0; i < TRAINED_SECTIONS; i++)
+        if (sections[i].memory)
+            t->ops->copy_in(sections[i].memory, section_bytes(t, step, i, sections[i]), shard_bytes(t, sections[i]));
 }
 
 static unsigned char *section_copy(const TrainedTensors *t, Section section) {
-    unsigned char *data = (unsigned char *)test_bytes(shard_bytes(t, section));
-    if (section.memory) t->ops->copy_out(data, section.memory, shard_bytes(t, section));
+    unsigned char *data = (unsigned char *)case_memory(shard_bytes(t, section));
+    t->ops->copy_out(data, section.memory, shard_bytes(t, section));
     return data;
 }
 
@@ -169,11 +156,9 @@ static void expect_tensors(const TrainedTensors *t, size_t step, const TrainedTe
     if (other) trained_sections(other, others);
     for (size_t i = 0; i < TRAINED_SECTIONS; i++) {
         if (!sections[i].memory) continue;
-        unsigned char *found = section_copy(t, sections[i]);
-        unsigned char *expected = other ? section_copy(other, others[i]) : section_bytes(t, step, i, sections[i]);
-        if (memcmp(found, expected, shard_bytes(t, sections[i])) != 0) test_fail("section %zu differs", i);
-        free(found);
-        free(expected);
+        const void *expected = other ? section_copy(other, others[i]) : section_bytes(t, step, i, sections[i]);
+        if (memcmp(section_copy(t, sections[i]), expected, shard_bytes(t, sections[i])) != 0)
+            test_fail("section %zu differs", i);
     }
 }
 
@@ -206,15 +191,20 @@ static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
 
 // Fills the tensors as at `step`, and saves them in a folder that is opened for that.
-static void save_step(TrainedTensors *t, const char *out, size_t step, int resume) {
+static void save_step_of(TrainedTensors *t, const char *out, size_t keep, size_t step, int resume) {
     RunState run = run_state(step);
     CheckpointFolder folder;
     trained_fill(t, step);
-    checkpoint_open(&folder, out, 2, resume);
+    checkpoint_open(&folder, out, keep, resume);
+    checkpoint_check_space(&folder, t, out);
     allocation_guard = 1;
     checkpoint_save(&folder, t, &run);
     allocation_guard = 0;
     checkpoint_close(&folder);
+}
+
+static void save_step(TrainedTensors *t, const char *out, size_t step, int resume) {
+    save_step_of(t, out, 2, step, resume);
 }
 
 // Opens the folder as a resumed run does, loads its last checkpoint over other values and holds it against its step.
@@ -248,22 +238,12 @@ typedef struct {
     const char *out;
     size_t keep, step;
     int resume;
-    rlim_t file_limit; // bytes of a file; 0: none
-    int adapters;
 } Saving;
 
 static void save_body(const void *context) {
     const Saving *saving = (const Saving *)context;
-    TrainedTensors t =
-        (saving->adapters ? trained_open_adapters : trained_open)(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
-    RunState run = run_state(saving->step);
-    CheckpointFolder folder;
-    struct rlimit limit = {saving->file_limit, saving->file_limit};
-    if (saving->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
-    trained_fill(&t, saving->step);
-    checkpoint_open(&folder, saving->out, saving->keep, saving->resume);
-    checkpoint_check_space(&folder, &t, saving->out);
-    checkpoint_save(&folder, &t, &run);
+    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    save_step_of(&t, saving->out, saving->keep, saving->step, saving->resume);
 }
 
 // Files of scratch "out"'s checkpoint with one bit flipped, a byte shorter, a byte longer, empty and missing: `resume`,

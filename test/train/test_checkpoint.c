@@ -1,7 +1,7 @@
 /*
 Checkpoints: every combination of types there and back to the bit; model.bin is what any writer of flat .bin writes;
 resuming gives the bits of a run that was never interrupted; what differs on resuming is refused by name; damage is
-found wherever it is; writing that fails leaves the last one as it was. The folder they are in is tested in
+found wherever it is; a disk that is full is noticed before anything is written. The folder they are in is tested in
 test_checkpoint_folder.c, that a run may end at any moment in test_checkpoint_kill.c.
 */
 #include "checkpoint_runs.h"
@@ -222,7 +222,7 @@ TEST(damage_is_found) {
 // Files that are each whole, but do not belong together, or not under this name.
 TEST(mixed_up_files_are_refused) {
     Resumption r = usual_resumption();
-    Saving saving = {scratch_path("out"), 2, 9, 1, 0, 0};
+    Saving saving = {scratch_path("out"), 2, 9, 1};
     size_t count;
     save_usual();
     assert_int_equal(run_child(save_body, &saving)->code, 0);
@@ -281,22 +281,7 @@ TEST(checkpoints_of_version_1_are_refused) {
     }
 }
 
-// ---- writing that fails: one line, the unfinished folder is gone, the last one is untouched -------------------------
-TEST(file_size_limit) {
-    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
-    const rlim_t limits[] = {4000, sizeof(FlatHeader) + file_sections(&t, MANIFEST_MODEL).bytes};
-    save_usual();
-    for (size_t i = 0; i < 2; i++) { // less than the header of model.bin; room for that, not for optimizer.bin
-        const Saving saving = {scratch_path("out"), 2, 8, 1, limits[i], 0};
-        expect_refused(save_body, &saving, 1,
-                       i ? "8.partial/optimizer.bin: reserving" : "checkpoint-00000008.partial/model.bin: reserving");
-        assert_false(is_there("checkpoint-00000008.partial") || is_there("checkpoint-00000008"));
-        expect_found("7\n", NULL);
-        assert_int_equal(load_last(&t, scratch_path("out")).step, 7);
-    }
-    trained_close(&t);
-}
-
+// ---- a full disk ----------------------------------------------------------------------------------------------------
 // A file system of one MiB, which only this child sees: step 7, then step 8 where it is full.
 static void full_disk_body(const void *context) {
     const char *out = (const char *)context;

@@ -1,7 +1,7 @@
 /*
 Log-probabilities computed with a model: keys that change with what they name and with nothing else, the walk through
 packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
-never half of one.
+never half of one. What a run does with it is in test_logprobs.sh.
 */
 #define PROGRAM_NAME "train"
 #include "test/data/document_files.h"
@@ -310,8 +310,6 @@ static void prepare(const Setup *s, int at_hand) {
     closed(o);
 }
 
-static void prepare_resumed(const void *setup) { prepare((const Setup *)setup, 0); }
-
 // As somebody who may not write into the folder of the data
 static void prepare_as_a_guest(const void *setup) {
     if (geteuid() == 0 && setuid(65534) != 0) exit(77);
@@ -356,17 +354,6 @@ TEST(a_reference_is_computed_once) {
     assert_int_equal(system(command), 0);
 }
 
-TEST(a_lost_reference_is_named) {
-    Setup s = some_setup(random_data("lost"));
-    char words[PATH_MAX + 80];
-    prepare(&s, 1);
-    assert_int_equal(unlink(reference_path), 0);
-    snprintf(words, sizeof(words), "%s: is gone, the reference's log-probabilities that this run began with",
-             reference_path);
-    expect_refused(prepare_resumed, &s, 1, words);
-    assert_false(path_exists(reference_path));
-}
-
 TEST(where_the_data_cannot_be_written_to) {
     Setup s = some_setup(random_data("closed"));
     chmod(scratch_folder(), 0755), chmod(scratch_path("closed"), 0555);
@@ -378,65 +365,6 @@ TEST(where_the_data_cannot_be_written_to) {
     assert_non_null(strstr(child->out, "/out/reference-"));
     prepare(&s, 0); // found there again
     assert_non_null(strstr(reference_path, "/out/reference-"));
-}
-
-// As --reference-logprobs names it
-static void check_named(Opened *o, uint64_t key) {
-    LogprobFile f;
-    logprobs_open(&f, reference_path);
-    o->data.settings.reference = &f;
-    reference_check(&o->run, &o->data, key, key);
-    o->data.settings.reference = NULL, o->data.settings.old = &f;
-    reference_check(&o->run, &o->data, key, key);
-    logprobs_close(&f);
-}
-
-static void open_other(const void *setup) {
-    Opened *o = opened((const Setup *)setup);
-    check_named(o, o->key);
-}
-
-TEST(a_named_reference_is_held_to_the_run) {
-    Setup s = some_setup(random_data("named"));
-    prepare(&s, 1);
-    Opened *o = opened(&s);
-    check_named(o, o->key);
-    closed(o);
-    s.seed = "6";
-    expect_refused(open_other, &s, 1, "holds log-probabilities under another model: llama,");
-    o = opened(&s);
-    check_named(o, 0); // any model's
-    closed(o);
-    s.seed = "5", s.T = "64";
-    prepare(&s, 1);
-    s.T = "200";
-    expect_refused(open_other, &s, 1, "of documents that are split into 64 positions, this run has them whole");
-    s = some_setup(random_data("renamed"));
-    expect_refused(open_other, &s, 1, "holds log-probabilities of other data or by another tokenizer");
-}
-
-// With its reference attached, a policy that still is the reference loses ln 2 on every pair.
-TEST(a_batch_gets_its_reference) {
-    Setup s = some_setup(shard_of_kind("attached.bin", KIND_PAIRS));
-    LogprobFile f;
-    Objective objective = {0};
-    objective.kind = OBJECTIVE_DPO, objective.beta = 2, objective.temperature = 1;
-    s.objective = &objective, s.shuffle = "on", s.B = "2";
-    Opened *o = opened(&s);
-    o->run.streambp.objective = objective;
-    reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, 1);
-    o->data.settings.reference = &f;
-    o->data.next = 0;
-    allocation_guard = 1;
-    for (size_t i = 0; i < dataloader_batches(&o->data); i++) {
-        dataloader_next(&o->data, &o->batch);
-        double loss = forward_only(&o->run.streambp, &o->batch, batch_count(&o->batch).groups, NULL);
-        if (!(fabs(loss - log(2)) < 1e-4)) test_fail("the loss of stream %zu is %.9g", i, loss);
-        for (size_t t = 0; t < o->batch.N; t++) assert_true((o->batch.reference[t] != 0) == (o->batch.targets[t] >= 0));
-    }
-    allocation_guard = 0;
-    logprobs_close(&f);
-    closed(o);
 }
 
 // The run's one allocation is that of its training; every method's has room.
