@@ -324,63 +324,47 @@ TEST(groups_without_spread) {
     Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
     size_t sequences = step(r, 1);
     assert_true(sequences > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
-    for (size_t i = 0; i < sequences; i++)
-        for (size_t t = 0; t < r->rollout.sequence[i].N; t++) assert_true(r->rollout.sequence[i].advantage[t] == 0);
+    for (size_t t = 0; t < r->rollout.sequence[0].N; t++) assert_true(r->rollout.sequence[0].advantage[t] == 0);
     rolling_close(r);
 }
 
 // ---- the text of a tokenizer ----------------------------------------------------------------------------------------
-static int32_t *encoded(Tokenizer *t, const char *text, int prompt, size_t *count) {
-    TokenIds ids = {NULL, 0, 0};
-    if (prompt)
-        tokenizer_prompt(t, text, strlen(text), &ids);
-    else
-        tokenizer_encode(t, text, strlen(text), 1, &ids);
-    int32_t *copy =
-        (int32_t *)memcpy(case_memory((ids.count + 1) * sizeof(int32_t)), ids.id, ids.count * sizeof(int32_t));
-    free(ids.id);
-    *count = ids.count;
-    return copy;
-}
-
 // The line of a prompt and a completion; texts together are what the ids of both decode to, and special tokens are not
 // shown.
 static void expect_tokenizer_line(const char *style, const char *prompt, const char *answer_text) {
     static char line[1 << 16], whole[1 << 16], texts[1 << 16];
     char path[128];
-    size_t number = 0, bytes = 0, made, counts[2];
-    int32_t *ids[2];
-    Completion completion;
-    Prompt text;
-    Rollout r;
+    size_t number = 0, bytes = 0, made;
+    TokenIds ids = {0};
+    Completion completion = {0};
+    Prompt text = {0};
+    Rollout r = {0};
     test_case("%s: %s|%s", style, prompt, answer_text);
     snprintf(path, sizeof(path), "test/golden/tokenizers/%s.tok", style);
-    memset(&text, 0, sizeof(text)), memset(&r, 0, sizeof(r)), memset(&completion, 0, sizeof(completion));
     text.tokenizer = tokenizer_open(path);
-    ids[0] = encoded(text.tokenizer, prompt, 1, &counts[0]);
-    ids[1] = encoded(text.tokenizer, answer_text, 0, &counts[1]);
-    ids[1][counts[1]++] = (int32_t)text.tokenizer->end_ids[0];
-    completion.prompt = ids[0], completion.prompt_tokens = counts[0];
-    completion.ids = ids[1], completion.tokens = counts[1], completion.ended = 1;
+    tokenizer_prompt(text.tokenizer, prompt, strlen(prompt), &ids);
+    completion.prompt_tokens = ids.count;
+    tokenizer_encode(text.tokenizer, answer_text, strlen(answer_text), 1, &ids);
+    token_ids_add(&ids, text.tokenizer->end_ids[0]);
+    completion.prompt = ids.id, completion.ids = ids.id + completion.prompt_tokens;
+    completion.tokens = ids.count - completion.prompt_tokens, completion.ended = 1;
     r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
-    r.completion = &completion, r.tokens = &counts[0], r.number = &number;
+    r.completion = &completion, r.tokens = &completion.prompt_tokens, r.number = &number;
     rollout_allocate_text(&r, &text);
     while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
     line[bytes] = 0;
     cJSON *object = cJSON_Parse(line);
     if (!object) test_fail("not JSON: %s", line);
-    int32_t *all = (int32_t *)case_memory((counts[0] + counts[1]) * sizeof(int32_t));
-    memcpy(all, ids[0], counts[0] * sizeof(int32_t)), memcpy(all + counts[0], ids[1], counts[1] * sizeof(int32_t));
-    whole[prompt_text(&text, all, counts[0] + counts[1], whole)] = 0;
+    whole[prompt_text(&text, ids.id, ids.count, whole)] = 0;
     snprintf(texts, sizeof(texts), "%s%s", cJSON_GetObjectItem(object, "prompt")->valuestring,
              cJSON_GetObjectItem(object, "completion")->valuestring);
     if (strcmp(texts, whole) != 0) test_fail("%s together are '%s', not '%s'", line, texts, whole);
     expect_text(object, "prompt", prompt);
     expect_text(object, "reference", NULL);
-    expect_ids(object, "completion_ids", ids[1], counts[1]);
+    expect_ids(object, "completion_ids", completion.ids, completion.tokens);
     cJSON_Delete(object);
     tokenizer_close(text.tokenizer);
-    free(r.scratch);
+    free(ids.id), free(r.scratch);
 }
 
 TEST(lines_of_a_tokenizer) {
@@ -404,35 +388,28 @@ static void skip_failures(const void *how) {
     rolling_close(r);
 }
 
+// One step of a run whose command fails; without one, sequences that are too small for a group.
 static void stop_at_failure(const void *how) {
-    Rolling *r = rolling_open(rollout_settings(), (const char *)how, "bytes");
+    RolloutSettings settings = rollout_settings();
+    settings.sequence_tokens = how ? 0 : 20;
+    Rolling *r = rolling_open(settings, how ? (const char *)how : "numbers", "bytes");
     step(r, 1);
     rolling_close(r);
 }
 
-static void too_small_sequences(const void *context) {
-    RolloutSettings settings = rollout_settings();
-    (void)context;
-    settings.sequence_tokens = 20;
-    rolling_close(rolling_open(settings, "numbers", "bytes"));
-}
-
 TEST(failures) {
     const Child *child = run_child(skip_failures, "dies");
-    if (child->code)
-        test_fail("exit code %d: %s", child->code,
-                  child->err + (strlen(child->err) > 300 ? strlen(child->err) - 300 : 0));
-    assert_int_equal(count_lines(child->err), 12);
-    if (!strstr(child->err, "note: step 12: the reward command ended after 10 of 12 answers, with exit code 9; it is "
+    if (child->code || count_lines(child->err) != 12 ||
+        !strstr(child->err, "note: step 12: the reward command ended after 10 of 12 answers, with exit code 9; it is "
                             "started again, and 1 of 3 groups are left out"))
-        test_fail("stderr is: %s", child->err);
+        test_fail("exit code %d: %.300s", child->code, child->err);
     child = run_child(skip_failures, "fails");
     if (child->code != EXIT_RUNTIME || !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
                                                            "with exit code 8; there was no reward in 10 steps"))
         test_fail("exit code %d: %s", child->code, child->err);
     expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
                    "step 1: the reward command ended after 10 of 12 answers, with exit code 9 (--reward-failure skip");
-    expect_refused(too_small_sequences, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
+    expect_refused(stop_at_failure, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
 }
 
 int main(int argc, char **argv) {
