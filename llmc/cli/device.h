@@ -42,9 +42,9 @@ static int cpu_threads(void) {
 #endif
 }
 
-// The machine's peak in FLOP/s as far as this op set reaches it: products of two n x n matrices, the best of a few, larger
-// ones until one takes a few milliseconds. In memory of the arena that is not in use (between two sequences: nearly all
-// of it), as far as that goes; 0 where it is too small.
+// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices, until
+// one takes a few milliseconds. In memory of the arena that is not in use (between two sequences: nearly all of it);
+// 0 where that is too small.
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;

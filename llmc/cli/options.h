@@ -314,6 +314,10 @@ static void options_check(const Options *o) {
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
         {(o->chat || o->system) && o->prompt_ids.count,
          "--chat and --prompt-ids exclude each other: ids are given as they are"},
+        {o->adapter && verb == VERB_CONVERT && !o->merge, "--adapter: give --merge to have the adapters added to the "
+                                                          "weights; to keep them apart, their folder is copied "
+                                                          "as it is"},
+        {o->merge && !o->adapter, "--merge: give --adapter with the adapters to add"},
         {rollout && train && !o->reward_command,
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,

@@ -144,7 +144,7 @@ static void options_help(FILE *out, Verb verb) {
 }
 
 // ---- command line and JSON -----------------------------------------------------------------------------------------
-// A scalar's value as it would be typed: a number in `buffer`, or the word where it is open; NULL: unset, a flag, a list.
+// A scalar's value as it would be typed: a number in `buffer`, a word where it is open. NULL: unset, a flag, a list
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
     const char *word = option_word(row);

@@ -108,15 +108,14 @@ static void run_open(Run *run, const Options *o, const char *model) {
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------
-// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a
-// run.
+// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a run.
 static void run_find_tokenizer(Run *run) {
-    const char *model = run->options->model, *path = run->source ? run->source->path : model;
+    const char *model = run->options->model;
     *run->tokenizer_path = 0;
     if (!model) return;
     if (path_is_directory(model)) path_join(run->tokenizer_path, model, "tokenizer.json");
     if (*run->tokenizer_path && path_exists(run->tokenizer_path)) return;
-    if (!tokenizer_beside(path, run->tokenizer_path)) *run->tokenizer_path = 0;
+    if (!tokenizer_beside(run->source ? run->source->path : model, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
 // --data or --val-data
@@ -146,38 +145,36 @@ static void run_close_source(Run *run) {
     run->source = run->adapter = NULL;
 }
 
+// From a file, or random (NULL).
+static void run_fill(const Run *run, WeightSource *source, const Model *table, char *weights) {
+    const Sharding held = weights_sharding(&run->streambp.memory);
+    if (source)
+        weights_load(source, table, held, ops_device, weights);
+    else
+        weights_init_random(table, held, ops_device, weights, run->options->seed);
+}
+
 // Weights of the model; adapters of --adapter must have been trained on them.
 static void run_load_base(Run *run) {
     const Options *o = run->options;
-    const Sharding held = weights_sharding(&run->streambp.memory);
-    if (run->source)
-        weights_load(run->source, &run->model, held, ops_device, run->streambp.memory.weights);
-    else
-        weights_init_random(&run->model, held, ops_device, run->streambp.memory.weights, run->options->seed);
-    weights_check_finite(&run->model, held, ops_device, run->streambp.memory.weights);
+    const Residency *memory = &run->streambp.memory;
+    run_fill(run, run->source, &run->model, memory->weights);
+    weights_check_finite(&run->model, weights_sharding(memory), ops_device, memory->weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
-        run->base = base_key(&run->model, sharding_of(run->streambp.memory.world, ZERO_WEIGHTS), ops_device,
-                             run->streambp.memory.weights);
+        run->base = base_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 
-static void run_load_adapters(Run *run) {
-    const Model *table = &run->lora.table;
-    const Sharding held = weights_sharding(&run->streambp.memory);
-    char when[PATH_MAX + 8];
-    if (!run->adapter) {
-        weights_init_random(table, held, ops_device, run->streambp.memory.adapters, run->options->seed);
-        return;
-    }
-    weights_load(run->adapter, table, held, ops_device, run->streambp.memory.adapters);
-    snprintf(when, sizeof(when), "%s: ", run->adapter->path);
-    weights_check_finite_at(table, held, ops_device, run->streambp.memory.adapters, when,
-                            "take another copy or an earlier checkpoint");
-}
-
 static void run_load_weights(Run *run) {
+    const Residency *memory = &run->streambp.memory;
+    char when[PATH_MAX + 8];
     run_load_base(run);
-    if (run->settings.lora) run_load_adapters(run);
+    if (run->settings.lora) run_fill(run, run->adapter, &run->lora.table, memory->adapters);
+    if (run->adapter) {
+        snprintf(when, sizeof(when), "%s: ", run->adapter->path);
+        weights_check_finite_at(&run->lora.table, weights_sharding(memory), ops_device, memory->adapters, when,
+                                "take another copy or an earlier checkpoint");
+    }
     run_close_source(run);
 }
 

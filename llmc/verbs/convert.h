@@ -3,12 +3,9 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 */
 #ifndef LLMC_CONVERT_VERB_H
 #define LLMC_CONVERT_VERB_H
-#include "llmc/files/hf_write.h"
-#include "llmc/base/json.h"
-#include "llmc/files/weights.h"
-#include "llmc/files/merge.h"
 #include "llmc/cli/report.h"
-#include "llmc/files/weights.h"
+#include "llmc/files/hf_write.h"
+#include "llmc/files/merge.h"
 
 // 1: a Hugging Face folder is written, 0: one file. Refuses options that have no meaning for it.
 static int convert_to_folder(const Options *options) {
@@ -25,30 +22,19 @@ static int convert_to_folder(const Options *options) {
 }
 
 // dtype: NULL: keep what the source has. Returns the number of files of weights.
-static size_t convert_write(const Run *run, const WeightSource *source, const DType *dtype) {
-    const Options *options = run->options;
+static size_t convert_write(const Options *options, const WeightSource *source, const DType *dtype) {
+    const DType type = dtype ? *dtype : source->dtype;
     if (options->to == CONVERT_LLMC) {
-        llmc_gpt2_write(source, options->out, dtype ? *dtype : source->dtype);
-        return 1;
+        llmc_gpt2_write(source, options->out, type);
+    } else if (!convert_to_folder(options)) {
+        weights_convert(source, options->out, type);
+    } else {
+        HfWrite write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
+        hf_write(&write, options->out);
+        hf_write_free(&write);
+        return write.shards;
     }
-    if (!convert_to_folder(options)) {
-        weights_convert(source, options->out, dtype ? *dtype : source->dtype);
-        return 1;
-    }
-    HfWrite write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
-    hf_write(&write, options->out);
-    hf_write_free(&write);
-    return write.shards;
-}
-
-// --merge and --adapter belong together.
-static void convert_check_merge(const Options *options) {
-    if (options->adapter && !options->merge)
-        die_usage(
-            "--adapter %s: give --merge to have the adapters added to the weights; to keep them apart, their folder is "
-            "copied as it is",
-            options->adapter);
-    if (options->merge && !options->adapter) die_usage("--merge: give --adapter with the adapters to add");
+    return 1;
 }
 
 static void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
@@ -64,13 +50,12 @@ static void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
 static int verb_convert(const Options *options) {
     Run run;
     Merge merge;
-    int folder = convert_to_folder(options);
-    convert_check_merge(options);
+    const int folder = convert_to_folder(options), typed = option_given(options, "dtype");
     run_open_model(&run, options, NULL);
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
-    DType dtype = option_given(options, "dtype") ? run.model.dtype : run.source->dtype;
+    const DType dtype = typed ? run.model.dtype : run.source->dtype;
     if (options->merge) convert_begin_merge(&run, &merge, dtype);
-    size_t files = convert_write(&run, run.source, option_given(options, "dtype") ? &dtype : NULL);
+    size_t files = convert_write(options, run.source, typed ? &dtype : NULL);
     if (!options->quiet) {
         fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
                 dtype_name(dtype));

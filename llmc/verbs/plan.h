@@ -122,10 +122,9 @@ static int verb_plan(const Options *options) {
     const Machine *machine =
         options->ranks > 1 || option_given(options, "machine") ? &machines[options->machine] : NULL;
     Run run;
-    Estimate estimate;
-    DataLoader data;
+    Estimate estimate = {0};
+    DataLoader data = {0};
     size_t longest = 0;
-    memset(&data, 0, sizeof(data)), memset(&estimate, 0, sizeof(estimate));
     run_open(&run, options, NULL);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);

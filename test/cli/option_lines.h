@@ -118,6 +118,7 @@ static void add_company(CommandLine *line, const char *tested) {
         add(line, text);
     }
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
+    if (!strcmp(tested, "merge")) add(line, "--adapter=a");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }
 
@@ -151,6 +152,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
     }
     add_company(&line, tested);
     if (!strcmp(tested, "machine") && verb == VERB_BP) add(&line, "--profile");
+    if (!strcmp(tested, "adapter") && verb == VERB_CONVERT) add(&line, "--merge");
     if (group && train) add(&line, "--rollout");
     if ((group || rollout) && train && strcmp(tested, "reward-command") != 0) add(&line, "--reward-command=r");
     return line;
