@@ -16,6 +16,11 @@ check() { # what, command...: the command succeeds
     shift
     if "$@"; then pass; else fail "$what"; fi
 }
+says() { # out or err, pattern...: each matches a line of it
+    file=$1
+    shift
+    for line; do check "$file says '$line'" grep -q -- "$line" "$WORK/$file"; done
+}
 run() { "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
 succeeds() { # arguments: exit 0
     if run "$@"; then pass; else fail "exit $? of: train $*"; sed 's/^/    /' "$WORK/err" | tail -n 5; fi

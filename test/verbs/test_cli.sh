@@ -61,18 +61,10 @@ else
     echo '[  SKIPPED ] a full disk behind stdout: NOT TESTED, because there is no /dev/full'
     skipped=$((skipped + 1))
 fi
-mkdir "$WORK/logged"
-echo '{"step": 1, "loss": 4.5}' >"$WORK/logged/log.jsonl"
-refuses 1 'log.jsonl: holds an earlier run' train --model "$WORK/nothing_here" --data $SHARD --out "$WORK/logged"
 
 # ---- what works -----------------------------------------------------------------------------------------------------------------
 succeeds info --init gpt2-xl,n_layer=2 --json
 check 'a key of a preset is overridden' [ "$(json num_hidden_layers)" = 2 ]
-succeeds convert --model $GOLDEN/qwen3 --dtype bf16 --out "$WORK/q16.bin"
-succeeds info --model "$WORK/q16.bin" --json
-check 'convert takes any dtype' [ "$(json dtype)" = bf16 ]
-succeeds info --model $GOLDEN/gpt2 --json
-check 'info knows the family' [ "$(json model_type)" = gpt2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
 check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
 # Several processes on paper: of the run that mpirun would start.
@@ -81,11 +73,9 @@ ranks
 alone=$(json total_bytes)
 check 'a process alone has no ranks and no machine' [ "$(grep -cE 'ranks|machine|sent' "$WORK/out")" = 0 ]
 ranks --ranks 4 --grad-accum 4 --zero 3 --machine a100
-for field in '"ranks": 4' '"zero": 3' '"sp": 1' '"machine": "a100"' '"sent": {"gradients": [1-9]' '"weights": [1-9]' \
-    '"keys_values": 0, "key_value_gradients": 0}' '"estimated_seconds": [0-9.]' '"estimated_tokens_per_second": [1-9]' \
-    '"estimated_mfu": 0.[0-9]' '"communication_share": [0-9.]'; do
-    check "plan --ranks says $field" grep -q -- "$field" "$WORK/out"
-done
+says out '"ranks": 4, "zero": 3, "sp": 1, "sent": {"gradients": [1-9][0-9]*, "weights": [1-9]' \
+    '"keys_values": 0, "key_value_gradients": 0}, "machine": "a100", "estimated_seconds": [0-9.]*, "estimated_tokens_per_second": [1-9]' \
+    '"estimated_mfu": 0.[0-9]*, "communication_share": [0-9.]'
 check 'a rank of four has less' [ "$(json total_bytes)" -lt "$alone" ]
 check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_second)" -v s="$(json estimated_seconds)" \
     'BEGIN { exit !(t * s > 16383.99 && t * s < 16384.01) }'
@@ -95,15 +85,12 @@ check 'the longest is one of four ranks' [ "$(json max_seq_len)" -gt 400000 ]
 # Attention's outputs: again to the bit, with fewer operations; on the device, or in host memory where they do not fit.
 kept() { succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 20000 --json "$@"; }
 kept
-without=$(json total_bytes) flops=$(json flops)
+without=$(json total_bytes)
 check 'nothing is kept unasked' [ "$(json kept_attention) $(json host_bytes)" = '0 0' ]
 bytes=$((36 * 20000 * 32 * (128 * 2 + 4)))
 kept --keep attention
 check 'kept on the device' [ "$(json kept_attention) $(json host_bytes)" = "$bytes 0" ]
 check 'which holds them beside the rest' [ "$(json total_bytes)" = $((without + bytes)) ]
-check 'backward does not run attention forward again' \
-    close "$(awk -v a="$flops" -v b="$(json flops)" 'BEGIN { print a - b }')" \
-    "$(awk 'BEGIN { print 36 * 4 * 20000 * 20001 / 2 * 4096 }')" 1e-9
 kept --keep attention --memory-limit $((without + bytes))
 check 'they stay on the device where they fit' [ "$(json host_bytes)" = 0 ]
 kept --keep attention --memory-limit $((without + bytes - 1))
@@ -118,11 +105,9 @@ check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
 succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host
 check 'a plan tells people' grep -q '5.58 GiB  in host memory: attention.s outputs' "$WORK/out"
 for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
-    succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --grads-out "$WORK/kept" --keep $keep
+    succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep
     check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
         "$(run plan --for bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep && echo "$(json total_bytes) $(json host_bytes)")" ]
-    [ "$keep" = none ] && cp "$WORK/kept" "$WORK/again"
-    case $keep in *checkpoint) ;; *) check "--keep $keep: the same bits" cmp -s "$WORK/kept" "$WORK/again" ;; esac
 done
 # A length that is said to fit leaves room for what the host holds: here it is most of all, and on the CPU of one memory.
 wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
@@ -153,10 +138,8 @@ check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
-for line in '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' '^machine  measured: products' \
-    '^ *data sheet: .* link between nodes' '^ *assumed: ' '^step     estimated on 16 H100 '; do
-    check "a plan of ranks tells people '$line'" grep -q "$line" "$WORK/out"
-done
+says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' '^machine  measured: products' \
+    '^ *data sheet: .* link between nodes' '^ *assumed: ' '^step     estimated on 16 H100 '
 refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
 # Random pairs and groups: the policy is its own reference and its own past.
@@ -191,10 +174,8 @@ tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
 check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]
 counted=$(sed -n 's/.*"flops": \([0-9]*\), "bytes".*/\1/p' "$WORK/rows" | awk '{ sum += $1 } END { printf "%.0f", sum }')
 check 'which have all FLOPs' [ "$counted" = "$(sed -n 's/.*"flops": \([0-9]*\), "model_flops".*/\1/p' "$WORK/rows")" ]
-for line in '^profile  of one more pass' '^floor    at the rates of an H200 SXM in bf16' 'floor %$' \
-    '^  attention_backward  *8 ' '^  linear_forward \[96,32\] MLP+head  *17 ' '^  not in ops (host)'; do
-    check "a profile tells people '$line'" grep -q "$line" "$WORK/err"
-done
+says err '^profile  of one more pass' '^floor    at the rates of an H200 SXM in bf16' 'floor %$' \
+    '^  attention_backward  *8 ' '^  linear_forward \[96,32\] MLP+head  *17 ' '^  not in ops (host)'
 succeeds bp --init $TINY --seq-len 64 --profile --quiet
 check 'no floor without a machine' [ "$(grep -c floor "$WORK/out")" = 0 -a "$(grep -c '^  linear_backward_weight' "$WORK/out")" = 4 ]
 succeeds bp --init $TINY --seq-len 100 --method full --chunk 10 --json
