@@ -112,32 +112,17 @@ static SamplingSettings sampling(double temperature, size_t top_k, double top_p)
 
 // Exactly the `count` likeliest are drawn, each for its share of [0, 1): tried just inside each end of the share.
 static void expect_shares(SamplingSettings settings, size_t count, const double *p) {
-    double low, high, total = 0, begin = 0, inside = 1e-12;
+    const double inside = 1e-9;
+    double total = 0, end = 0;
     int32_t order[5];
-    size_t i, j, seen = 0;
-    double share[5] = {0};
     test_case("temperature %g, top-k %zu, top-p %g", settings.temperature, settings.top_k, settings.top_p);
-    for (i = 0; i < count; i++) total += p[i];
-    // find where each token's interval begins and ends by bisection on the uniform number
-    for (begin = 0; begin < 1 && seen < 5; begin = high, seen++) {
-        int32_t id = sampling_draw(&settings, five_logits, 5, order, begin + inside);
-        for (low = begin, high = 1, j = 0; j < 60; j++) {
-            double middle = 0.5 * (low + high);
-            if (sampling_draw(&settings, five_logits, 5, order, middle) == id)
-                low = middle;
-            else
-                high = middle;
-        }
-        for (i = 0; i < 5 && five_order[i] != id; i++) {
-        }
-        if (i == 5 || share[i] != 0) test_fail("token %d is drawn out of order", id);
-        share[i] = high - begin;
-    }
-    if (seen != count) test_fail("%zu tokens are drawn from, expected %zu", seen, count);
-    for (i = 0; i < 5; i++) {
-        double expected = i < count ? p[i] / total : 0;
-        if (fabs(share[i] - expected) > 1e-9)
-            test_fail("token %d has probability %.12g, expected %.12g", five_order[i], share[i], expected);
+    for (size_t i = 0; i < count; i++) total += p[i];
+    for (size_t i = 0; i < count; i++) {
+        const double begin = end;
+        end += p[i] / total;
+        if (sampling_draw(&settings, five_logits, 5, order, begin + inside) != five_order[i] ||
+            sampling_draw(&settings, five_logits, 5, order, end - inside) != five_order[i])
+            test_fail("token %d is not drawn from %.12g to %.12g", five_order[i], begin, end);
     }
 }
 
@@ -204,32 +189,24 @@ TEST(candidates_are_a_sorted_prefix) {
     enum { V = 5000 };
     static double logits[V];
     static int32_t order[V], sorted[V];
-    static const size_t top_k[] = {0, 1, 2, 17, 4096, V - 1, V, V + 1};
-    static const double top_p[] = {0.01, 0.5, 0.9, 0.999, 1};
-    size_t expected;
-    for (size_t i = 0; i < V; i++) {
-        logits[i] = floor(40 * test_normal()) / 8; // many ties
-        sorted[i] = (int32_t)i;
-    }
+    static const size_t top_k[] = {0, 1, 17, 4096, V - 1, V + 1};
+    static const double top_p[] = {0.01, 0.5, 0.999, 1};
+    for (size_t i = 0; i < V; i++) logits[i] = floor(40 * test_normal()) / 8, sorted[i] = (int32_t)i; // many ties
     sorted_logits = logits;
     qsort(sorted, V, sizeof(sorted[0]), by_likelihood);
-    for (size_t i = 0; i < COUNT_OF(top_k); i++) {
-        for (size_t j = 0; j < COUNT_OF(top_p); j++) {
-            SamplingSettings settings = sampling(0.7, top_k[i], top_p[j]);
-            double largest = logits[sorted[0]], mass = 0, held = 0;
-            size_t most = top_k[i] && top_k[i] < V ? top_k[i] : V;
-            test_case("top-k %zu, top-p %g", top_k[i], top_p[j]);
-            for (size_t k = 0; k < most; k++) mass += exp((logits[sorted[k]] - largest) / 0.7);
-            for (expected = 0; expected < most && held < top_p[j] * mass * (1 - 1e-13); expected++)
-                held += exp((logits[sorted[expected]] - largest) / 0.7);
-            if (top_p[j] == 1) expected = most;
-            size_t count = sampling_candidates(&settings, logits, largest, V, order);
-            if (count != expected) test_fail("%zu candidates, expected %zu", count, expected);
-            if (most == V && top_p[j] == 1) continue; // all of them, in no order
-            for (size_t k = 0; k < count; k++)
-                if (order[V - 1 - k] != sorted[k])
-                    test_fail("candidate %zu is %d, expected %d", k, order[V - 1 - k], sorted[k]);
-        }
+    for (size_t i = 0; i < COUNT_OF(top_k) * COUNT_OF(top_p); i++) {
+        const SamplingSettings settings = sampling(0.7, top_k[i / COUNT_OF(top_p)], top_p[i % COUNT_OF(top_p)]);
+        const size_t most = settings.top_k && settings.top_k < V ? settings.top_k : V;
+        double mass = 0, held = 0;
+        size_t expected = settings.top_p == 1 ? most : 0;
+        test_case("top-k %zu, top-p %g", settings.top_k, settings.top_p);
+        for (size_t k = 0; k < most; k++) mass += exp((logits[sorted[k]] - logits[sorted[0]]) / 0.7);
+        for (; expected < most && held < settings.top_p * mass * (1 - 1e-13); expected++)
+            held += exp((logits[sorted[expected]] - logits[sorted[0]]) / 0.7);
+        const size_t count = sampling_candidates(&settings, logits, logits[sorted[0]], V, order);
+        if (count != expected) test_fail("%zu candidates, expected %zu", count, expected);
+        for (size_t k = 0; k < count && count < V; k++) // all of them are in no order
+            if (order[V - 1 - k] != sorted[k]) test_fail("candidate %zu is %d, not %d", k, order[V - 1 - k], sorted[k]);
     }
 }
 
