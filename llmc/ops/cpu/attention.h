@@ -17,9 +17,11 @@ keys. The sum of its weights is double.
 #define LLMC_CPU_ATTENTION_H
 #if defined(_OPENMP)
 #include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
 #endif
 #include "llmc/ops/ops.h"
-#include "llmc/base/utils.h"
 #include "attention_block.h"
 
 // Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with
@@ -47,13 +49,6 @@ typedef struct {
     double scale;
 } Attention;
 
-// Where the rows of out or dq go: rounded, or as sums.
-typedef struct {
-    floatX *stored;
-    floatS *sums;   // where `stored` is NULL
-    int accumulate; // to the sums
-} RowResult;
-
 // Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
 // stands among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
 typedef struct {
@@ -73,22 +68,6 @@ typedef struct {
     double *sum;              // [rows]  forward: the sum of weights
     floatS *lse, *delta;      // [rows]  backward: log2 sum 2^scores, dout . out
 } AttentionScratch;
-
-static size_t attention_threads(void) {
-#if defined(_OPENMP)
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-static size_t attention_thread(void) {
-#if defined(_OPENMP)
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
@@ -131,7 +110,7 @@ static size_t key_segments(double share, size_t NKV, size_t threads) {
 }
 
 static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    const size_t threads = attention_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
+    const size_t threads = (size_t)omp_get_max_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
     const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
     AttentionScratch s;
     return CACHE_LINE + threads * attention_cut(&s, NULL, rows, HD) +
@@ -213,15 +192,6 @@ static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, Q
     return s->dout;
 }
 
-// Row `place` of a result = scale * the sum of packed rows
-static void close_row(RowResult to, size_t place, const floatS *row, size_t stride, size_t count, size_t HD,
-                      double scale) {
-    if (to.stored)
-        block_unpack(to.stored + place * HD, row, stride, count, HD, (floatS)scale);
-    else
-        block_unpack_sums(to.sums + place * HD, row, stride, count, HD, (floatS)scale, to.accumulate);
-}
-
 // What is folded and the rest, or the rest alone. A row without a key has sum 0.
 static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
                        const AttentionScratch *s) {
@@ -229,8 +199,8 @@ static void close_rows(RowResult out, floatS *lse, const floatS *folded, const A
     out.accumulate = 0; // what was there is in the rows
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
         const size_t place = row_place(a, b, r);
-        close_row(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
-                  s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
+        block_unpack(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
+                     s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
         lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
     }
 }
@@ -346,7 +316,7 @@ static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t 
 static void close_queries(RowResult dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
                           QueryBlock b) {
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
-        close_row(dq, row_place(a, b, r), part + r * packed_width(a->HD), stride, segments, a->HD, a->scale);
+        block_unpack(dq, row_place(a, b, r), part + r * packed_width(a->HD), stride, segments, a->HD, a->scale);
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
@@ -372,7 +342,7 @@ static Attention attention_of(const Stored *q, const Stored *k, const Stored *v,
     Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = shape->scale};
     a.window = shape->spans.window, a.keys = shape->keys;
     a.NH = shape->NH, a.NKV = shape->NKV, a.HD = shape->HD, a.group = a.NH / a.NKV;
-    a.threads = attention_threads();
+    a.threads = (size_t)omp_get_max_threads();
     a.tokens = query_block_tokens(spans_rows(shape->spans), a.group, a.HD, a.threads);
     a.rows = query_block_rows(a.tokens, a.group);
     return a;
@@ -396,7 +366,7 @@ static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, HD);
         size_t i = spans.count - 1, before = 0; // the span that the last task was of, and the blocks before its own
-        attention_cut(&s, memory + attention_thread() * share, a.rows, HD);
+        attention_cut(&s, memory + (size_t)omp_get_thread_num() * share, a.rows, HD);
         // From the last block to the first: a document's last queries see the most keys, and long tasks come first.
 #pragma omp for schedule(monotonic : dynamic)
         for (size_t task = 0; task < blocks * NKV; task++) {
@@ -474,7 +444,7 @@ static void cpu_attention_backward(void *dq, Summed *dk, Summed *dv, const Store
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, a.HD);
         floatS *parts = memory + a.threads * share;
-        attention_cut(&s, memory + attention_thread() * share, a.rows, a.HD);
+        attention_cut(&s, memory + (size_t)omp_get_thread_num() * share, a.rows, a.HD);
         for (size_t i = spans.count; i-- > 0;) {
             const size_t cuts = document_segments(&a, spans.span[i], pairs);
             if (cuts > 1) backward_cut_document(rows, &a, spans.span[i], cuts, parts, &s);

@@ -248,33 +248,31 @@ static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t to
         for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(block + r * width + d, (Vector){0});
 }
 
-// A vector of scale * the sum of `count` packed rows, which are `stride` elements apart, in order
-VECTOR_INLINE Vector rows_sum(const floatS *row, size_t stride, size_t count, floatS scale) {
-    Vector sum = vector_load(row);
-    for (size_t i = 1; i < count; i++) sum += vector_load(row + i * stride);
-    return sum * scale;
-}
+// Where the rows of out or dq go: rounded, or as sums.
+typedef struct {
+    floatX *stored;
+    floatS *sums;   // where `stored` is NULL
+    int accumulate; // to the sums
+} RowResult;
 
-// out[HD] = scale * the sum of rows
-static VECTOR_FUNCTION void block_unpack(floatX *out, const floatS *row, size_t stride, size_t count, size_t HD,
-                                         floatS scale) {
+// Row `place` of a result = scale * the sum of `count` packed rows, which are `stride` elements apart, in order
+static VECTOR_FUNCTION void block_unpack(RowResult to, size_t place, const floatS *row, size_t stride, size_t count,
+                                         size_t HD, double scale) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) {
-        const Vector sum = rows_sum(row + d, stride, count, scale);
-        if (d + VECTOR_LANES <= HD) {
-            vector_store_stored(out + d, sum);
-        } else {
-            for (size_t lane = 0; lane < HD - d; lane++) out[d + lane] = store(sum[lane]);
+        Vector sum = vector_load(row + d);
+        for (size_t i = 1; i < count; i++) sum += vector_load(row + d + i * stride);
+        sum *= (floatS)scale;
+        if (to.stored && d + VECTOR_LANES <= HD) {
+            vector_store_stored(to.stored + place * HD + d, sum);
+            continue;
         }
-    }
-}
-
-// The same without rounding, or added
-static VECTOR_FUNCTION void block_unpack_sums(floatS *out, const floatS *row, size_t stride, size_t count, size_t HD,
-                                              floatS scale, int accumulate) {
-    for (size_t d = 0; d < HD; d += VECTOR_LANES) {
-        const Vector sum = rows_sum(row + d, stride, count, scale);
-        for (size_t lane = 0; lane < VECTOR_LANES && lane < HD - d; lane++)
-            out[d + lane] = accumulate ? out[d + lane] + sum[lane] : sum[lane];
+        for (size_t lane = 0; lane < VECTOR_LANES && d + lane < HD; lane++) {
+            const size_t at = place * HD + d + lane;
+            if (to.stored)
+                to.stored[at] = store(sum[lane]);
+            else
+                to.sums[at] = to.accumulate ? to.sums[at] + sum[lane] : sum[lane];
+        }
     }
 }
 

@@ -15,7 +15,7 @@ typedef struct {
     CollectiveKind kind;
     RankGroup group;
     char *x;
-    size_t count, unit, size, messages;
+    size_t count, unit, size; // elements, or messages; a part's multiple; bytes of an element
     Message message[MESSAGES];
 } Collective;
 
@@ -60,49 +60,35 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
     }
 }
 
-static void run_reduce_scatter(const Collective *c) {
-    const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group);
-    const size_t most = STAGING_BYTES / ranks / sizeof(floatS), longest = shard_range_max(c->count, c->unit, ranks);
-    const Range own = shard_range(c->count, c->unit, ranks, rank);
-    floatS *x = (floatS *)(void *)c->x, *staging = (floatS *)(void *)job.staging;
-    for (size_t begin = 0; begin < longest; begin += most) {
-        const Range mine = piece_of(own, begin, most);
-        int n = 0;
-        for (size_t i = 1; i < ranks; i++) {
-            const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
-            const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, to), begin, most);
-            n = receive_piece(n, c, staging + from * most, mine.count * sizeof(floatS), from);
-            n = send_piece(n, c, x + theirs.begin, theirs.count * sizeof(floatS), to);
-        }
-        wait_all(job.request, n, "a reduce-scatter");
-        add_terms(x + mine.begin, mine.count, most, ranks, rank);
-    }
-}
-
-static void run_all_gather(const Collective *c) {
+// A reduce-scatter sends pieces of the other ranks' parts to be added up there; an all-gather sends those of its own.
+static void run_parts(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
-    const size_t most = max_size(STAGING_BYTES / size, 1), longest = shard_range_max(c->count, c->unit, ranks);
+    const int reduces = c->kind == REDUCE_SCATTER;
+    const size_t most = max_size(STAGING_BYTES / size / (reduces ? ranks : 1), 1);
     const Range own = shard_range(c->count, c->unit, ranks, rank);
-    for (size_t begin = 0; begin < longest; begin += most) {
+    for (size_t begin = 0; begin < shard_range_max(c->count, c->unit, ranks); begin += most) {
         const Range mine = piece_of(own, begin, most);
         int n = 0;
         for (size_t i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
-            const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, from), begin, most);
-            n = receive_piece(n, c, c->x + theirs.begin * size, theirs.count * size, from);
-            n = send_piece(n, c, c->x + mine.begin * size, mine.count * size, to);
+            const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, reduces ? to : from), begin, most);
+            const Range out = reduces ? theirs : mine, in = reduces ? mine : theirs;
+            char *place = reduces ? job.staging + from * most * size : c->x + in.begin * size;
+            n = receive_piece(n, c, place, in.count * size, from);
+            n = send_piece(n, c, c->x + out.begin * size, out.count * size, to);
         }
-        wait_all(job.request, n, "an all-gather");
+        wait_all(job.request, n, reduces ? "a reduce-scatter" : "an all-gather");
+        if (reduces) add_terms((floatS *)(void *)c->x + mine.begin, mine.count, most, ranks, rank);
     }
 }
 
 static void run_exchange(const Collective *c) {
     size_t longest = 0;
-    for (size_t i = 0; i < c->messages; i++)
+    for (size_t i = 0; i < c->count; i++)
         longest = max_size(longest, max_size(c->message[i].in_bytes, c->message[i].out_bytes));
     for (size_t begin = 0; begin < longest; begin += STAGING_BYTES) {
         int n = 0;
-        for (size_t i = 0; i < c->messages; i++) {
+        for (size_t i = 0; i < c->count; i++) {
             const Message *p = &c->message[i];
             const Range in = {0, p->in_bytes}, out = {0, p->out_bytes};
             n = receive_piece(n, c, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
@@ -113,7 +99,7 @@ static void run_exchange(const Collective *c) {
 }
 
 static void cpu_await(int64_t ticket) {
-    static void (*const run[])(const Collective *) = {run_reduce_scatter, run_all_gather, run_exchange};
+    static void (*const run[])(const Collective *) = {run_parts, run_parts, run_exchange};
     for (; done < ticket; done++) run[queue[done % COLLECTIVES].kind](&queue[done % COLLECTIVES]);
 }
 
@@ -121,31 +107,27 @@ static void cpu_await(int64_t ticket) {
 static void cpu_await(int64_t ticket) { done = ticket; } // nobody is there
 #endif
 
-static Collective *enqueue(CollectiveKind kind, RankGroup group) {
+static int64_t enqueue(CollectiveKind kind, RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     if (asked - done == COLLECTIVES) cpu_await(done + 1);
-    Collective *c = &queue[asked++ % COLLECTIVES];
+    Collective *c = &queue[asked % COLLECTIVES];
     c->kind = kind, c->group = group;
-    return c;
+    c->x = (char *)x, c->count = count, c->unit = unit, c->size = size;
+    return ++asked;
 }
 
 static int64_t cpu_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
-    Collective *c = enqueue(REDUCE_SCATTER, group);
-    c->x = (char *)x, c->count = count, c->unit = unit, c->size = sizeof(floatS);
-    return asked;
+    return enqueue(REDUCE_SCATTER, group, x, count, unit, sizeof(floatS));
 }
 
 static int64_t cpu_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
-    Collective *c = enqueue(ALL_GATHER, group);
-    c->x = (char *)x, c->count = count, c->unit = unit, c->size = size;
-    return asked;
+    return enqueue(ALL_GATHER, group, x, count, unit, size);
 }
 
 static int64_t cpu_exchange(RankGroup group, const Message *messages, size_t n) {
-    Collective *c = enqueue(EXCHANGE, group);
+    const int64_t ticket = enqueue(EXCHANGE, group, NULL, n, 1, 1);
     if (n > MESSAGES) die("internal: an exchange of %zu messages, at most %d", n, MESSAGES);
-    memcpy(c->message, messages, n * sizeof(*messages));
-    c->messages = n;
-    return asked;
+    memcpy(queue[(ticket - 1) % COLLECTIVES].message, messages, n * sizeof(*messages));
+    return ticket;
 }
 
 #endif

@@ -24,10 +24,12 @@ typedef struct {
     int a_transposed, b_transposed, out_summed, accumulate, bias, residual;
 } ProductShape;
 
+enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, MATRIX_RESIDUAL, SCRATCHPAD, ARGUMENTS };
+
 typedef struct {
     ProductShape shape;
     dnnl_primitive_t primitive; // NULL: oneDNN has none, or only its slow reference code
-    dnnl_memory_t a, b, bias, residual, out, scratchpad;
+    dnnl_memory_t memory[ARGUMENTS];
     size_t scratch_bytes;
 } KeptPrimitive;
 
@@ -126,56 +128,46 @@ static int onednn_is_fast(const char *implementation) {
 
 // The primitive for p, made ready for execution; its .primitive stays NULL where oneDNN has none worth calling.
 static void make_primitive(KeptPrimitive *kept, const Product *p) {
-    MemoryDescription a = describe_matrix(p, p->m, p->k, a_stride(p), p->a_transposed, 0);
-    MemoryDescription b = describe_matrix(p, p->k, p->n, p->b_transposed ? p->k : p->n, p->b_transposed, 0);
-    MemoryDescription out = describe_matrix(p, p->m, p->n, out_stride(p), 0, p->out_summed);
-    MemoryDescription bias = describe_matrix(p, 1, p->n, p->n, 0, 0);
-    dnnl_primitive_attr_t attributes = matmul_attributes(p, &out);
+    MemoryDescription matrix[] = {
+        describe_matrix(p, p->m, p->k, a_stride(p), p->a_transposed, 0),
+        describe_matrix(p, p->k, p->n, p->b_transposed ? p->k : p->n, p->b_transposed, 0),
+        describe_matrix(p, p->m, p->n, out_stride(p), 0, p->out_summed),
+        describe_matrix(p, 1, p->n, p->n, 0, 0),
+    };
+    const MemoryDescription *bias = p->bias ? &matrix[MATRIX_BIAS] : NULL, *out = &matrix[MATRIX_OUT];
+    dnnl_primitive_attr_t attributes = matmul_attributes(p, out);
     dnnl_primitive_desc_t matmul;
     const char *implementation;
-    if (describe_matmul(&matmul, &a, &b, p->bias ? &bias : NULL, &out, attributes) == dnnl_success) {
+    if (describe_matmul(&matmul, &matrix[MATRIX_A], &matrix[MATRIX_B], bias, out, attributes) == dnnl_success) {
         ONEDNN_CALL(dnnl_primitive_desc_query, (matmul, dnnl_query_impl_info_str, 0, (void *)&implementation));
         if (onednn_is_fast(implementation)) {
             kept->scratch_bytes =
                 dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0));
             ONEDNN_CALL(dnnl_primitive_create, (&kept->primitive, matmul));
+            for (size_t i = 0; i <= MATRIX_BIAS; i++) kept->memory[i] = memory_of(p, &matrix[i]);
+            kept->memory[MATRIX_RESIDUAL] = memory_of(p, out);
             ONEDNN_CALL(dnnl_memory_create,
-                        (&kept->scratchpad, dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0),
+                        (&kept->memory[SCRATCHPAD], dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0),
                          onednn.engine, DNNL_MEMORY_NONE));
-            kept->a = memory_of(p, &a);
-            kept->b = memory_of(p, &b);
-            kept->out = memory_of(p, &out);
-            kept->residual = memory_of(p, &out);
-            kept->bias = memory_of(p, &bias);
         }
         ONEDNN_CALL(dnnl_primitive_desc_destroy, (matmul));
     }
     ONEDNN_CALL(dnnl_primitive_attr_destroy, (attributes));
-    ONEDNN_CALL(DESTROY_DESCRIPTION, (a));
-    ONEDNN_CALL(DESTROY_DESCRIPTION, (b));
-    ONEDNN_CALL(DESTROY_DESCRIPTION, (out));
-    ONEDNN_CALL(DESTROY_DESCRIPTION, (bias));
+    for (size_t i = 0; i <= MATRIX_BIAS; i++) ONEDNN_CALL(DESTROY_DESCRIPTION, (matrix[i]));
 }
 
 static void forget_primitive(KeptPrimitive *kept, const Product *p) {
-    dnnl_memory_t memory[6] = {kept->a, kept->b, kept->out, kept->residual, kept->bias, kept->scratchpad};
     if (!kept->primitive) return;
-    for (size_t i = 0; i < 6; i++) ONEDNN_CALL(dnnl_memory_destroy, (memory[i]));
+    for (size_t i = 0; i < ARGUMENTS; i++) ONEDNN_CALL(dnnl_memory_destroy, (kept->memory[i]));
     ONEDNN_CALL(dnnl_primitive_destroy, (kept->primitive));
 }
 
 static KeptPrimitive *find_primitive(const Product *p) {
-    ProductShape shape = {p->m,
-                          p->n,
-                          p->k,
-                          a_stride(p),
-                          out_stride(p),
-                          p->a_transposed,
-                          p->b_transposed,
-                          p->out_summed,
-                          p->accumulate,
-                          p->bias != NULL,
-                          p->residual != NULL};
+    const size_t stride_a = a_stride(p), stride_out = out_stride(p);
+    const int bias = p->bias != NULL, residual = p->residual != NULL;
+    const ProductShape shape = {
+        p->m,          p->n,          p->k, stride_a, stride_out, p->a_transposed, p->b_transposed,
+        p->out_summed, p->accumulate, bias, residual};
     KeptPrimitive *kept;
     for (size_t i = 0; i < onednn.used; i++)
         if (!memcmp(&onednn.kept[i].shape, &shape, sizeof(shape))) return &onednn.kept[i];
@@ -202,25 +194,18 @@ static void *onednn_scratch(size_t bytes) {
 }
 
 static int onednn_matmul(const Product *p) {
+    enum { RESIDUAL = DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1 }; // the first: it does not accumulate, too
+    static const int names[ARGUMENTS] = {DNNL_ARG_SRC,  DNNL_ARG_WEIGHTS, DNNL_ARG_DST,
+                                         DNNL_ARG_BIAS, RESIDUAL,         DNNL_ARG_SCRATCHPAD};
     KeptPrimitive *kept = find_primitive(p);
-    dnnl_exec_arg_t arguments[6] = {{DNNL_ARG_SRC, kept->a},
-                                    {DNNL_ARG_WEIGHTS, kept->b},
-                                    {DNNL_ARG_DST, kept->out},
-                                    {DNNL_ARG_SCRATCHPAD, kept->scratchpad}};
-    int count = 4;
+    const void *data[ARGUMENTS] = {p->a, p->b, p->out, p->bias, p->residual, NULL};
+    dnnl_exec_arg_t arguments[ARGUMENTS];
+    int count = 0;
     if (!kept->primitive) return 0;
-    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->a, (void *)p->a));
-    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->b, (void *)p->b));
-    ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->out, p->out));
-    if (kept->scratch_bytes)
-        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->scratchpad, onednn_scratch(kept->scratch_bytes)));
-    if (p->bias) {
-        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->bias, (void *)p->bias));
-        arguments[count++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, kept->bias};
-    }
-    if (p->residual) { // the first post-op: an accumulating product has no residual
-        ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->residual, (void *)p->residual));
-        arguments[count++] = (dnnl_exec_arg_t){DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, kept->residual};
+    if (kept->scratch_bytes) data[SCRATCHPAD] = onednn_scratch(kept->scratch_bytes);
+    for (size_t i = 0; i < ARGUMENTS; i++) {
+        if (data[i]) ONEDNN_CALL(dnnl_memory_set_data_handle, (kept->memory[i], (void *)data[i]));
+        if (data[i] || i == SCRATCHPAD) arguments[count++] = (dnnl_exec_arg_t){names[i], kept->memory[i]};
     }
     ONEDNN_CALL(dnnl_primitive_execute, (kept->primitive, onednn.stream, count, arguments));
     ONEDNN_CALL(dnnl_stream_wait, (onednn.stream));

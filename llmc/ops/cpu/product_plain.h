@@ -101,18 +101,6 @@ VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, int accumulate, c
     }
 }
 
-// a's panel holds rows of PANEL_STRIDE
-static VECTOR_FUNCTION void panel_product_rows(size_t rows, floatS *tile, int accumulate, const floatS *a,
-                                               const floatS *b, size_t depth) {
-    panel_product_of(rows, tile, accumulate, a, PANEL_STRIDE, 1, b, depth);
-}
-
-// a's panel holds columns of PANEL_HEIGHT
-static VECTOR_FUNCTION void panel_product_columns(size_t rows, floatS *tile, int accumulate, const floatS *a,
-                                                  const floatS *b, size_t depth) {
-    panel_product_of(rows, tile, accumulate, a, 1, PANEL_HEIGHT, b, depth);
-}
-
 // ---- packing -----------------------------------------------------------------------------------------------------
 
 // out[rows][width] = in, with zeros beyond `used` columns.
@@ -227,9 +215,9 @@ static VECTOR_FUNCTION void product_tiles(const Product *p, const ProductBlock *
                            : block->tiles + (column_panel * BLOCK_PANELS + panel) * PANEL_ROWS * PANEL_COLUMNS;
         if (block->last) prefetch_tile(p, block->row + row, rows, block->column + column, columns);
         if (p->a_transposed)
-            panel_product_columns(rows, tile, !block->first, a, b, block->depth);
+            panel_product_of(rows, tile, !block->first, a, 1, PANEL_HEIGHT, b, block->depth);
         else
-            panel_product_rows(rows, tile, !block->first, a, b, block->depth);
+            panel_product_of(rows, tile, !block->first, a, PANEL_STRIDE, 1, b, block->depth);
         if (block->last) finish_tile(p, tile, block->row + row, rows, block->column + column, columns);
     }
 }
