@@ -179,7 +179,7 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const St
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, c.n * heads, d.HD, norm_of(s));
-    if (d.rotary) s->ops->rope_forward(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD);
+    if (d.rotary) s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, 0);
 }
 
 // The gradient back through both, in place; dnorm[HD] +=
@@ -188,7 +188,7 @@ static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *
     Shapes d = shapes_of(s->model);
     size_t mark = arena_mark(s->arena), rows = c.n * heads;
     const int local = layer_window(&s->model->config, l) != 0;
-    if (d.rotary) s->ops->rope_backward(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD);
+    if (d.rotary) s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, 1);
     if (d.qk_norm) {
         Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, d.HD));
         s->ops->norm_backward(dx, dnorm, NULL, dx, linear, norm, rows, d.HD, norm_of(s), 0, scratch);

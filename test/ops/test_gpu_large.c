@@ -129,10 +129,10 @@ static void rope_case(size_t n, size_t heads, size_t HD) {
     Guarded *x = normal(CHANGED, "x", gpu->stored, n * heads * HD, 0.0, 1.0);
     Guarded *dx = normal(CHANGED, "dx", gpu->stored, n * heads * HD, 0.0, 1.0);
     void *x2 = twin(x), *dx2 = twin(dx);
-    CALL((gpu->rope_forward(x->data, position->data, frequency->data, n, heads, HD),
-          gpu->rope_backward(dx->data, position->data, frequency->data, n, heads, HD)));
-    cpu->rope_forward(x2, positions, frequencies, n, heads, HD);
-    cpu->rope_backward(dx2, positions, frequencies, n, heads, HD);
+    CALL((gpu->rope(x->data, position->data, frequency->data, n, heads, HD, 0),
+          gpu->rope(dx->data, position->data, frequency->data, n, heads, HD, 1)));
+    cpu->rope(x2, positions, frequencies, n, heads, HD, 0);
+    cpu->rope(dx2, positions, frequencies, n, heads, HD, 1);
     expect_twin(x, x2, 0.0);
     expect_twin(dx, dx2, 0.0);
 }

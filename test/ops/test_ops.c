@@ -269,8 +269,7 @@ static void rope_case(size_t n, size_t heads, size_t HD, double theta, size_t po
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(theta, -2.0 * (double)i / (double)HD);
     Guarded *x = in_place("x", count), *g_position = guarded_bytes(INPUT, "position", position, 4, n);
     Guarded *g_frequency = guarded_bytes(INPUT, "inverse_frequency", frequency, 4, HD / 2);
-    CALL((backward ? ops->rope_backward : ops->rope_forward)(x->data, g_position->data, g_frequency->data, n, heads,
-                                                             HD));
+    CALL(ops->rope(x->data, g_position->data, g_frequency->data, n, heads, HD, backward));
     double *expected = case_copy(x->values, count);
     reference_rope(expected, position, frequency, n, heads, HD, backward);
     expect_near(x, expected);

@@ -12,11 +12,8 @@ alone, so it is the same for every cut into chunks, forward and backward, and on
 
 static void cpu_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
                                 size_t r, size_t OC) {
-    Product p = {.op = "adapter_forward", .m = n, .n = OC, .k = r};
-    p.a = (const floatX *)h;
-    p.b = (const floatX *)b;
+    Product p = product_of("adapter_forward", n, OC, r, h, b, (floatX *)out + column);
     p.b_transposed = 1;
-    p.out = (floatX *)out + column;
     p.out_stride = width;
     p.accumulate = 1;
     matrix_product(&p);
@@ -24,16 +21,12 @@ static void cpu_adapter_forward(Stored *out, size_t width, size_t column, const 
 
 static void cpu_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
                                  const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
-    Product input = {.op = "adapter_backward, dh", .m = n, .n = r, .k = OC};
-    Product weight = {.op = "adapter_backward, db", .m = OC, .n = r, .k = n};
-    input.a = weight.a = (const floatX *)dout + column;
+    const Stored *columns = (const Stored *)((const floatX *)dout + column);
+    Product input = product_of("adapter_backward, dh", n, r, OC, columns, b, dh);
+    Product weight = product_of("adapter_backward, db", OC, r, n, columns, h, db);
     input.a_stride = weight.a_stride = width;
-    input.b = (const floatX *)b;
-    input.out = dh;
     matrix_product(&input);
     weight.a_transposed = 1;
-    weight.b = (const floatX *)h;
-    weight.out = db;
     weight.out_summed = 1;
     weight.accumulate = 1;
     if (db) matrix_product(&weight);

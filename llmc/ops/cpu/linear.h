@@ -11,11 +11,8 @@ fp32.
 
 static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
                                const Stored *residual, size_t n, size_t C, size_t OC) {
-    Product p = {.op = "linear_forward", .m = n, .n = OC, .k = C};
-    p.a = (const floatX *)x;
-    p.b = (const floatX *)weight;
+    Product p = product_of("linear_forward", n, OC, C, x, weight, out);
     p.b_transposed = 1;
-    p.out = out;
     p.bias = (const floatX *)bias;
     if (residual == out)
         p.accumulate = 1;
@@ -26,10 +23,7 @@ static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weigh
 
 static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                       size_t OC, int accumulate) {
-    Product p = {.op = "linear_backward_input", .m = n, .n = C, .k = OC};
-    p.a = (const floatX *)dout;
-    p.b = (const floatX *)weight;
-    p.out = dx;
+    Product p = product_of("linear_backward_input", n, C, OC, dout, weight, dx);
     p.accumulate = accumulate;
     matrix_product(&p);
 }
@@ -53,11 +47,8 @@ static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC
 
 static void cpu_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
                                        size_t C, size_t OC) {
-    Product p = {.op = "linear_backward_weight", .m = OC, .n = C, .k = n};
-    p.a = (const floatX *)dout;
+    Product p = product_of("linear_backward_weight", OC, C, n, dout, x, dweight);
     p.a_transposed = 1;
-    p.b = (const floatX *)x;
-    p.out = dweight;
     p.out_summed = 1;
     p.accumulate = 1;
     matrix_product(&p);

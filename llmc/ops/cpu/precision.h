@@ -15,16 +15,15 @@ typedef float floatS;
 #define FLOATX_DTYPE DTYPE_BF16
 static inline floatS load(floatX x) { return bf16_to_float(x.bits); }
 static inline floatX store(floatS s) { return (floatX){float_to_bf16(s)}; }
-#elif defined(PRECISION_DOUBLE)
+#else
+#if defined(PRECISION_DOUBLE)
 typedef double floatX;
-typedef double floatS;
 #define FLOATX_DTYPE DTYPE_FP64
-static inline floatS load(floatX x) { return x; }
-static inline floatX store(floatS s) { return s; }
 #else
 typedef float floatX;
-typedef float floatS;
 #define FLOATX_DTYPE DTYPE_FP32
+#endif
+typedef floatX floatS;
 static inline floatS load(floatX x) { return x; }
 static inline floatX store(floatS s) { return s; }
 #endif

@@ -12,6 +12,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 */
 #ifndef LLMC_CPU_PRODUCT_PLAIN_H
 #define LLMC_CPU_PRODUCT_PLAIN_H
+#include "llmc/ops/ops.h"
 #include "memory.h"
 #include "vector.h"
 
@@ -46,6 +47,12 @@ typedef struct {
     int accumulate;                // out +=; residual is then NULL
     const floatX *bias, *residual; // may be NULL
 } Product;
+
+static inline Product product_of(const char *op, size_t m, size_t n, size_t k, const Stored *a, const Stored *b,
+                                 void *out) {
+    const Product p = {.op = op, .m = m, .n = n, .k = k, .a = (const floatX *)a, .b = (const floatX *)b, .out = out};
+    return p;
+}
 
 static inline size_t a_stride(const Product *p) { return p->a_stride ? p->a_stride : p->a_transposed ? p->m : p->k; }
 static inline size_t out_stride(const Product *p) { return p->out_stride ? p->out_stride : p->n; }

@@ -25,17 +25,17 @@ static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const fl
     }
 }
 
-static void rope_turn(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                      size_t HD, floatS direction) {
+static void cpu_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                     size_t HD, int back) {
     size_t half = HD / 2;
 #pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
         floatS cosine[ROPE_PAIRS], sine[ROPE_PAIRS];
         for (size_t first = 0; first < half; first += ROPE_PAIRS) {
             size_t pairs = min_size(ROPE_PAIRS, half - first);
-            rope_angles(cosine, sine, position[t], inverse_frequency + first, pairs, direction);
+            rope_angles(cosine, sine, position[t], inverse_frequency + first, pairs, back ? -1 : 1);
             for (size_t head = 0; head < heads; head++) {
-                floatX *a = x + (t * heads + head) * HD + first, *b = a + half;
+                floatX *a = (floatX *)x + (t * heads + head) * HD + first, *b = a + half;
 #pragma omp simd
                 for (size_t i = 0; i < pairs; i++) {
                     floatS xa = load(a[i]), xb = load(b[i]);
@@ -45,17 +45,6 @@ static void rope_turn(floatX *x, const int32_t *position, const float *inverse_f
             }
         }
     }
-}
-
-static void cpu_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                             size_t HD) {
-    rope_turn((floatX *)x, position, inverse_frequency, n, heads, HD, 1);
-}
-
-// A turn's transpose is the turn back.
-static void cpu_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
-                              size_t heads, size_t HD) {
-    rope_turn((floatX *)dx, position, inverse_frequency, n, heads, HD, -1);
 }
 
 #endif

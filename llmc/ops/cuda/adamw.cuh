@@ -49,30 +49,23 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
     }
 }
 
-template <typename T>
-static void adamw_weights(T *weights, floatX *rounded, const void *gradient, DType gradient_type, void *m, void *v,
-                          DType moment_type, size_t count, const AdamWFactors &f) {
-    with_type(gradient_type, "adamw", [&]<typename G>(G *) {
-        with_type(moment_type, "adamw", [&]<typename M>(M *) {
-            const bool packed =
-                count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
-            with_width<float>(packed, [&](auto W) {
-                LAUNCH((adamw_kernel<T, G, M, W>), loop_grid(count / W), LOOP_THREADS, 0)
-                (weights, rounded, (const G *)gradient, (M *)m, (M *)v, count / W, f);
-            });
-        });
-    });
-}
-
 static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                        DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors f = adamw_factors(step);
-    if (master)
-        adamw_weights(master, (floatX *)w, gradient, gradient_type, m, v, moment_type, count, f);
-    else if (FLOATX_DTYPE == DTYPE_BF16)
-        adamw_weights((Bf16 *)w, NULL, gradient, gradient_type, m, v, moment_type, count, f);
-    else
-        adamw_weights((float *)w, NULL, gradient, gradient_type, m, v, moment_type, count, f);
+    void *const weights = master ? (void *)master : (void *)w; // what the step is applied to
+    floatX *const rounded = master ? (floatX *)w : NULL;
+    const bool packed =
+        count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
+    with_type(master ? DTYPE_FP32 : FLOATX_DTYPE, "adamw", [&]<typename T>(T *) {
+        with_type(gradient_type, "adamw", [&]<typename G>(G *) {
+            with_type(moment_type, "adamw", [&]<typename M>(M *) {
+                with_width<float>(packed, [&](auto W) {
+                    LAUNCH((adamw_kernel<T, G, M, W>), loop_grid(count / W), LOOP_THREADS, 0)
+                    ((T *)weights, rounded, (const G *)gradient, (M *)m, (M *)v, count / W, f);
+                });
+            });
+        });
+    });
 }
 
 #endif

@@ -91,12 +91,6 @@ static struct {
     size_t launches;
 } collectives;
 
-static cudaEvent_t event_make(void) {
-    cudaEvent_t event;
-    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
-    return event;
-}
-
 static bool event_happened(cudaEvent_t event) {
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) {

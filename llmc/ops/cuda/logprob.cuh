@@ -53,48 +53,44 @@ __device__ inline RowCut row_cut(const floatX *row, size_t V) {
 
 __device__ inline size_t single_of(RowCut cut, size_t i) { return i < cut.head ? i : cut.tail + i - cut.head; }
 
+// Calls f(W, first element) for the packs and the single elements that are this thread's.
+template <bool BACKWARDS, typename F> __device__ inline void for_row(RowCut cut, F f) {
+    constexpr int W = full_pack<floatX>;
+    for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x)
+        f(Width<W>(), cut.head + (BACKWARDS ? cut.packs - 1 - i : i) * W);
+    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) f(Width<1>(), single_of(cut, i));
+}
+
 template <bool WEIGHTED>
 __device__ inline Exponentials row_exponentials(const floatX *x, RowCut cut, size_t target, float inverse_temperature) {
-    constexpr int W = full_pack<floatX>;
     Exponentials e = {-FLT_MAX, 0.0, 0.0};
-    float value[W];
-    for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) {
-        const size_t first = cut.head + i * W;
+    for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
         const Pack<floatX, W> pack = pack_read<W>(x + first);
+        float value[W];
         for (int j = 0; j < W; j++) value[j] = first + j == target ? -INFINITY : load(pack.x[j]);
         see<WEIGHTED>(&e, value, W, inverse_temperature);
-    }
-    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) {
-        value[0] = single_of(cut, i) == target ? -INFINITY : load(x[single_of(cut, i)]);
-        see<WEIGHTED>(&e, value, 1, inverse_temperature);
-    }
+    });
     return e;
 }
 
-// x = scale * exp((x - top) / temperature), but `gradient` at the target
+// x = scale * exp((x - top) / temperature), but `gradient` at the target. Backwards: the row's end was read last.
 __device__ inline void row_gradient(floatX *x, RowCut cut, size_t target, float top, float scale, float gradient,
                                     float inverse_temperature) {
-    constexpr int W = full_pack<floatX>;
-    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) {
-        const size_t c = single_of(cut, i);
-        x[c] = store(c == target ? gradient : scale * expf((load(x[c]) - top) * inverse_temperature));
-    }
-    for (size_t left = threadIdx.x; left < cut.packs; left += blockDim.x) { // backwards: the row's end was read last
-        const size_t first = cut.head + (cut.packs - 1 - left) * W;
+    for_row<true>(cut, [&]<int W>(Width<W>, size_t first) {
         Pack<floatX, W> pack = pack_read<W>(x + first);
         for (int j = 0; j < W; j++)
             pack.x[j] =
                 store(first + j == target ? gradient : scale * expf((load(pack.x[j]) - top) * inverse_temperature));
         pack_write(x + first, pack);
-    }
+    });
 }
 
 __device__ inline void row_zero(floatX *x, RowCut cut) {
-    constexpr int W = full_pack<floatX>;
-    Pack<floatX, W> zeros;
-    for (int j = 0; j < W; j++) zeros.x[j] = store(0.0f);
-    for (size_t i = threadIdx.x; i < cut.singles; i += blockDim.x) x[single_of(cut, i)] = zeros.x[0];
-    for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x) pack_write(x + cut.head + i * W, zeros);
+    for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
+        Pack<floatX, W> zeros;
+        for (int j = 0; j < W; j++) zeros.x[j] = store(0.0f);
+        pack_write(x + first, zeros);
+    });
 }
 
 template <bool ENTROPY>

@@ -100,6 +100,12 @@ static size_t memory_available(void) {
     return left > BESIDE_PLANS ? left - BESIDE_PLANS : 1;
 }
 
+static cudaEvent_t event_make(void) {
+    cudaEvent_t event;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    return event;
+}
+
 // Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
 static void cuda_copy_in(void *to, const void *host, size_t bytes) {
     if (before_waiting && bytes > 64 << 10) before_waiting(false);

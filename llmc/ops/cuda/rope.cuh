@@ -28,20 +28,10 @@ __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inv
     }
 }
 
-static void rope_turn(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                      size_t HD, float direction) {
+static void cuda_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
+                      size_t HD, int back) {
     LAUNCH((rope_kernel), loop_grid(n * blocks_for(heads, ROPE_HEADS) * (HD / 2)), LOOP_THREADS, 0)
-    ((floatX *)x, position, inverse_frequency, n, heads, HD, direction);
-}
-
-static void cuda_rope_forward(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n,
-                              size_t heads, size_t HD) {
-    rope_turn(x, position, inverse_frequency, n, heads, HD, 1.0f);
-}
-
-static void cuda_rope_backward(Stored *dx, const int32_t *position, const float *inverse_frequency, size_t n,
-                               size_t heads, size_t HD) {
-    rope_turn(dx, position, inverse_frequency, n, heads, HD, -1.0f);
+    ((floatX *)x, position, inverse_frequency, n, heads, HD, back ? -1.0f : 1.0f);
 }
 
 #endif

@@ -21,9 +21,8 @@ static struct {
 static void transfers_require(void) {
     if (transfers.stream) return;
     CUDA_CHECK(cudaStreamCreateWithFlags(&transfers.stream, cudaStreamNonBlocking), "making a stream");
-    CUDA_CHECK(cudaEventCreateWithFlags(&transfers.ready, cudaEventDisableTiming), "making an event");
-    for (cudaEvent_t &event : transfers.done)
-        CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    transfers.ready = event_make();
+    for (cudaEvent_t &event : transfers.done) event = event_make();
 }
 
 static void *cuda_host_allocate(size_t bytes) {
