@@ -94,16 +94,18 @@ static void elements_from_float(void *out, DType type, const float *in, size_t c
 // Every conversion passes through fp32, which holds all of fp16 and bf16.
 static void elements_convert(void *out, DType as, const void *in, DType type, size_t count) {
     float block[1024];
-    size_t n;
-    if (as == type) {
+    if (as == type)
         memcpy(out, in, count * dtype_size(type));
-        return;
-    }
-    for (size_t done = 0; done < count; done += n) {
-        n = min_size(count - done, sizeof(block) / sizeof(block[0]));
-        elements_to_float(block, (const char *)in + done * dtype_size(type), type, n);
-        elements_from_float((char *)out + done * dtype_size(as), as, block, n);
-    }
+    else if (as == DTYPE_FP32)
+        elements_to_float((float *)out, in, type, count);
+    else if (type == DTYPE_FP32)
+        elements_from_float(out, as, (const float *)in, count);
+    else
+        for (size_t done = 0, n; done < count; done += n) {
+            n = min_size(count - done, sizeof(block) / sizeof(block[0]));
+            elements_to_float(block, (const char *)in + done * dtype_size(type), type, n);
+            elements_from_float((char *)out + done * dtype_size(as), as, block, n);
+        }
 }
 
 #endif

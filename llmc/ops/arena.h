@@ -3,9 +3,8 @@ One planned allocation for everything a run keeps in a place: device memory, or 
 are pushed and popped like a stack, so what never lives together shares bytes, and the same pushes give the same
 addresses every time.
 
-A plan is a walk of the very same code over an arena that has no memory: its addresses are outside of any address
-space, so that touching one faults. The walk leaves the peak, its shares, and the regions alive at the peak, by name;
-the run then allocates exactly that peak, once.
+A plan is a walk of the same code over an arena without memory, whose addresses are outside of any address space. The
+walk leaves the peak, its shares, and the regions alive at the peak, by name; the run then allocates that peak, once.
 */
 #ifndef LLMC_ARENA_H
 #define LLMC_ARENA_H
@@ -113,8 +112,8 @@ static size_t arena_share(const Arena *arena, Share share) {
 /*
 The host's memory, as the system tells: what this process has had in use, and what is left for it.
 */
-// The number behind `key` in a file of lines "Key:  number kB" or "key number", in bytes; of one number alone the key is
-// "". 0 where there is none, or "max".
+// The number behind `key` in a file of lines "Key:  number kB" or "key number", in bytes; key "": the file is a number.
+// 0 where there is none, or "max".
 static size_t system_bytes(const char *path, const char *key) {
     char line[256];
     size_t length = strlen(key), bytes = 0;

@@ -7,7 +7,7 @@ Formulas that both op sets compute with, in floatS, which the including file has
 #include "llmc/base/random.h"
 #include "ops.h"
 
-// ---- activations: g s(z) (times up) with the logistic function s; silu: z = g, gelu: z = 2 sqrt(2/pi) (g + 0.044715 g^3)
+// ---- activations: g s(z), s the logistic function; silu: z = g, gelu: z = 2 sqrt(2/pi) (g + 0.044715 g^3) -----------
 #define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715
 

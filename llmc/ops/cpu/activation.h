@@ -1,12 +1,11 @@
 /*
-SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward. All rest on the logistic function s(z) = 1 / (1 +
-exp(-z)):
+SwiGLU, GELU and GeGLU (a GELU that gates), forward and backward, by the logistic function s(z) = 1 / (1 + exp(-z)):
 
     silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
     gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)
 
-with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh(z/2)) / 2 = s(z). Written so, the far negative side keeps
-all its digits, where 1 + tanh would cancel.
+with z(x) = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh(z/2)) / 2 = s(z). The far negative side keeps all its
+digits, where 1 + tanh would cancel.
 */
 #ifndef LLMC_CPU_ACTIVATION_H
 #define LLMC_CPU_ACTIVATION_H

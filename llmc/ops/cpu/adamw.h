@@ -4,12 +4,10 @@ AdamW (Loshchilov & Hutter), with the steps and the place of epsilon as in PyTor
     m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
     w -= rate * weight_decay * w  +  rate * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
 
-Rounding to nearest would stall what is held in bf16 (8 bits): an update below half a step of the grid vanishes, every
-time. For w without a master copy that is most updates at usual learning rates; for v it is nearly all of them, since
-beta2 = 0.999 moves it by at most a thousandth of g^2 - v, and v would then never decay; m is hit only by small changes.
-So w (without master), m and v in bf16 are rounded stochastically: up or down with the probabilities that make the
-expected value right. The random bits are a hash of (seed, step, tensor role, element index): reproducible, and the same
-for any number of threads. The caller gives every tensor another seed, and says where in it a part of one begins.
+Rounding to nearest would stall what is held in bf16 (8 bits): most updates of w without a master copy, and nearly all
+of v, are below half a step of the grid. So w (without master), m and v in bf16 are rounded stochastically: up or down
+with the probabilities that make the expected value right. The random bits are a hash of (seed, step, tensor role,
+element index): reproducible, and the same for any number of threads. The caller gives every tensor another seed.
 */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
@@ -78,11 +76,7 @@ static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gra
         adamw_close(weights, weights_type, begin, length, w, &factors, ADAMW_W);
         adamw_close(m, moment_type, begin, length, bm, &factors, ADAMW_M);
         adamw_close(v, moment_type, begin, length, bv, &factors, ADAMW_V);
-        if (master) {
-            floatX *rounded = (floatX *)w_ + begin;
-#pragma omp simd
-            for (size_t i = 0; i < length; i++) rounded[i] = store((floatS)master[begin + i]);
-        }
+        if (master) elements_convert((floatX *)w_ + begin, FLOATX_DTYPE, master + begin, DTYPE_FP32, length);
     }
 }
 

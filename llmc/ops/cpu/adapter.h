@@ -1,7 +1,7 @@
 /*
 Adapters (LoRA, Hu et al. 2021): a product of low rank that joins some columns of a wider matrix, and back; scaling, and
-dropout of what goes into it. Which elements dropout keeps is a function of the seed and of their place in the stream
-alone, so it is the same for every cut into chunks, forward and backward, and on every op set.
+dropout. Dropout keeps elements by the seed and their place in the stream alone: the same for every cut into chunks,
+forward and backward, and on every op set.
 */
 #ifndef LLMC_CPU_ADAPTER_H
 #define LLMC_CPU_ADAPTER_H

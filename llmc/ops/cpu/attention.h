@@ -1,16 +1,16 @@
 /*
-Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in ops.h).
-Keys are taken in blocks with a running softmax, so nothing of size T x T exists; a key/value head's block is packed
-once for all query heads that read it; keys that no query of a block sees are never touched. The arithmetic is in
-attention_block.h; here is what is left: which block meets which, on which thread, and in which order sums are made.
+Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in
+op_list.h). Keys are taken in blocks with a running softmax, so nothing of size T x T exists. A key/value head's block
+is packed once for all query heads that read it. The arithmetic is in attention_block.h; this file says which block
+meets which, on which thread, and in which order sums are made.
 
 A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
 shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
 threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
 So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
 
-A row's output is a sum over keys, and backward lives on its digits (delta = dout . out is taken from every dout . v).
-So it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
+A row's output is a sum over keys, on whose digits backward lives (delta = dout . out is taken from every dout . v). So
+it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
 keys. The sum of its weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
@@ -24,10 +24,9 @@ static int omp_get_thread_num(void) { return 0; }
 #include "llmc/ops/ops.h"
 #include "attention_block.h"
 
-// Scratch memory is three query blocks per thread and one per task of a cut document. So that it does not grow with
-// the threads as it likes, blocks are smaller above 16 threads. Keys are then packed more often: 2^16 elements cost 1
-// - 3 % of the time of 2^17, 2^15 cost 4 - 11 %, 2^14 20 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with
-// 2 threads, 70 with 16, 77 with 32, 91 with 64, 274 with 192.)
+// Scratch memory is three query blocks per thread and one per task of a cut document. Blocks are smaller above 16
+// threads, which bounds it. Keys are then packed more often: 2^16 elements cost 1 - 3 % of the time of 2^17, 2^15 cost
+// 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
 #define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
 #define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
 #define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits

@@ -1,19 +1,18 @@
 /*
-Attention on blocks that lie packed in a thread's scratch memory: at most BLOCK_ROWS query rows against BLOCK_KEYS keys.
-Everything that costs time is one of three small matrix products, all of them one register tile, and an exponential
-between them. Query rows are tokens x the query heads of one key/value head, so a key block serves the whole group.
+Attention on blocks packed in a thread's scratch memory: at most BLOCK_ROWS query rows against BLOCK_KEYS keys. The work
+is three small matrix products, all of them one register tile, and an exponential between them. Query rows are tokens x
+the query heads of one key/value head, so a key block serves the whole group.
 
-What a row sees of a block's keys is two arrays: seen[r], keys up to its own (causality), and hidden[r], the first of
-them that lie before its window; neither ever falls with r. A tile of TILE_ROWS rows does the work of its last row up
-to seen, so tiles on the diagonal, and those at a window's far end, compute something that is masked afterwards. What
-is masked is a weight of 0, and 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1
-rows before it. Harmless, since a run with such values is stopped.
+seen[r] is the number of a block's keys up to row r's own (causality), hidden[r] the number before its window; neither
+falls with r. A tile of TILE_ROWS rows does the work of its last row up to seen; what no row should see is masked
+afterwards, by a weight of 0. 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1 rows
+before it. Harmless, since a run with such values is stopped.
 
 Sizes. With 64-byte vectors and 32 registers a tile is 8 rows x 3 vectors of sums, with 3 loaded vectors and a
-broadcast: 24 multiply-adds for 11 loads. The right operand of a product is walked in panels of 3 vectors; 128 keys or
-dimensions x 192 bytes are 24 KiB, half of a 48 KiB L1 cache, and all rows reuse them. 128 keys make sums long enough
-to pay for reading and writing the result; a block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and
-the scores (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
+broadcast: 24 multiply-adds for 11 loads. The right operand is walked in panels of 3 vectors; 128 keys or dimensions x
+192 bytes are 24 KiB, half of a 48 KiB L1 cache, and all rows reuse them. A block's keys, their transposes, dk and dv
+(72 KiB each for HD = 128) and the scores (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were
+slower.
 */
 #ifndef LLMC_CPU_ATTENTION_BLOCK_H
 #define LLMC_CPU_ATTENTION_BLOCK_H

@@ -1,7 +1,6 @@
 /*
-The collectives of op set "cpu", over MPI. A call only joins a queue; the queue is worked off, in its order, when a
-ticket is awaited. That is as late as the contract allows, so what reads or overwrites a tensor too early is wrong
-here, too, and not on a GPU alone.
+The collectives of op set "cpu", over MPI. A call only joins a queue, which is worked off, in its order, when a ticket
+is awaited. That is as late as the contract allows, so reading or overwriting a tensor too early shows here, too.
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H

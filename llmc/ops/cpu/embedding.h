@@ -1,9 +1,7 @@
 /*
-Token and learned position embeddings: rows of a table gathered forward, scattered back.
-
-Backward sorts the stream by row first (counting sort), so that every row of the table belongs to one thread, which adds
-up its tokens in stream order: no atomics, the same bits for any number of threads, and a bf16 gradient is rounded once
-per row and call instead of once per token.
+Token and learned position embeddings: rows of a table gathered forward, scattered back. Backward sorts the stream by
+row first (counting sort): every row of the table belongs to one thread, which adds up its tokens in stream order. No
+atomics, the same bits for any number of threads, and a bf16 gradient is rounded once per row and call.
 */
 #ifndef LLMC_CPU_EMBEDDING_H
 #define LLMC_CPU_EMBEDDING_H

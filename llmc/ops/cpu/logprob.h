@@ -1,8 +1,7 @@
 /*
-The loss head's log-probabilities and their gradient: the only op over [n,V]. A row of logits is read twice: once for
-its maximum and its sum of exponentials together, block by block while the block is in cache (when a block raises the
-maximum, the sum so far is scaled to it), and once to be overwritten by its gradient. Exponentials are fp32, their sum
-over the vocabulary is double.
+Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice: for its maximum
+and its sum of exponentials together, block by block while the block is in cache (a block that raises the maximum
+rescales the sum), and to be overwritten by its gradient. Exponentials are fp32, their sum is double.
 
 Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
 S, two terms that are never negative and so do not cancel.

@@ -1,7 +1,6 @@
 /*
-Memory of op set "cpu": "device" memory is anonymous memory of this process. Pages become resident when they are first
-touched, so an allocation may be planned generously. Huge pages are asked for: the matrix products then miss the TLB
-less often, and first touches cost far less time.
+Memory of op set "cpu": anonymous memory of this process. Pages become resident when they are first touched, so an
+allocation may be planned generously. Huge pages are asked for: fewer TLB misses and far cheaper first touches.
 */
 #ifndef LLMC_CPU_MEMORY_H
 #define LLMC_CPU_MEMORY_H

@@ -3,12 +3,12 @@ RMSNorm and LayerNorm over the last dimension of x[n,C]. Both are
 
     out = xhat * (w + offset) (+ shift)    with    xhat = (x - mean) * rstd,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 
-where RMSNorm takes 0 for the mean and shifts by a residual, if by anything; LayerNorm shifts by b and has no offset.
-So one row function serves both. The statistics are taken in two passes (mean, then squares of deviations), which loses
-no digits where the mean is large, and are recomputed in backward rather than kept.
+where RMSNorm takes 0 for the mean and is shifted by a residual, if by anything; LayerNorm is shifted by b and has no
+offset. The statistics are taken in two passes (mean, then squares of deviations), which loses no digits where the mean
+is large, and are recomputed in backward.
 
-dw and db are sums over tokens: the rows are cut into parts, a function of n alone, each of which sums into a row of
-scratch of its own; the parts are then added in order. So the result does not depend on the number of threads.
+dw and db are sums over tokens: the rows are cut into parts, a function of n alone, each with a row of scratch; the
+parts are added in order. So the result does not depend on the number of threads.
 */
 #ifndef LLMC_CPU_NORM_H
 #define LLMC_CPU_NORM_H

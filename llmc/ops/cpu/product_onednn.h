@@ -1,9 +1,6 @@
 /*
-The matrix product by oneDNN, 2.6 (Debian 12, Ubuntu 22.04) and 3.x. Outside of parallel regions only: oneDNN has its
-own.
-
-Two of its routines are used, by what was measured (product.h): the matmul primitive, and for two layouts of fp32
-dnnl_sgemm (on x86-64: elsewhere dnnl_sgemm may be reference code, and does not say so). A primitive is made once per
+The matrix product by oneDNN, 2.6 (Debian 12, Ubuntu 22.04) and 3.x: the matmul primitive, and for two layouts of fp32
+dnnl_sgemm (on x86-64: elsewhere it may be reference code). Which was measured (product.h). A primitive is made once per
 shape and kept; its scratchpad is ours and shared, so what oneDNN holds is bounded: below 3 MiB for the primitives,
 below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide products are cut.
 */

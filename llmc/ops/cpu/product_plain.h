@@ -1,11 +1,11 @@
 /*
-The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), in the registers' own width (vector.h) and without a
-library. It serves the double build, builds without oneDNN and processors on which oneDNN's bf16 product is slow; one
-or a few rows (decoding) always come here, to product_streamed.
+The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). It serves the double build, builds
+without oneDNN and processors on which oneDNN's bf16 product is slow; one or a few rows (decoding) always come here, to
+product_streamed.
 
-Blocks of op(a) and op(b) are copied ("packed") into contiguous floatS panels that a register tile then reads in order;
-that is also where bf16 becomes fp32 and where b is transposed. All threads pack together, then share the tiles. Every
-element of out is one thread's work and its terms are added in a fixed order: the result does not depend on the threads.
+Blocks of op(a) and op(b) are packed into contiguous floatS panels that a register tile reads in order; packing converts
+bf16 and transposes b. All threads pack together, then share the tiles. Every element of out is one thread's work and
+its terms are added in a fixed order: the result does not depend on the threads.
 
 Sizes. With 32 registers a tile is 14 rows x 2 vectors: 28 sums, 2 loaded vectors, a broadcast; 28 multiply-adds for 16
 loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row panels of the block (1 MiB, L2) pass.

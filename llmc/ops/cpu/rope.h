@@ -1,8 +1,7 @@
 /*
 Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + HD/2]) is turned by the angle position
-* inverse_frequency[i]. The angle is rounded to fp32, and so are its sine and cosine, in every build: models are
-trained with these very angles (transformers computes them so), and at position 1e6 an exact angle would be another
-one.
+* inverse_frequency[i]. The angle, its sine and its cosine are rounded to fp32 in every build, as transformers does:
+models are trained with these very angles.
 */
 #ifndef LLMC_CPU_ROPE_H
 #define LLMC_CPU_ROPE_H

@@ -1,8 +1,7 @@
 /*
-Elementary functions that compilers can vectorise: straight-line code without calls, tables or branches, so that a loop
-over them under `#pragma omp simd` becomes vector instructions on any machine. libm's are as accurate but cost a call
-per element. simd_exp has floatS's precision: relative error below 1.5e-7 in fp32; the double build, which exists for
-tests, calls libm. NaN in gives NaN out.
+Elementary functions that compilers can vectorise: straight-line code without calls, tables or branches, for loops under
+`#pragma omp simd`. simd_exp has floatS's precision: relative error below 1.5e-7 in fp32; the double build, which exists
+for tests, calls libm. NaN in gives NaN out.
 */
 #ifndef LLMC_CPU_SIMD_MATH_H
 #define LLMC_CPU_SIMD_MATH_H
@@ -19,11 +18,10 @@ static inline double fused_double(double a, double b, double c) { return a * b +
 #endif
 
 /*
-exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 q(r); q is the minimax
-polynomial of degree 4 (error 3.1e-9), found by Remez' algorithm. Adding 1.5 * 2^23 rounds to an integer and leaves it
-in the low bits. All coefficients are doubled and the scale is 2^(n-1): thereby n = 128 is still in range, and n =
--126, where the clamp below ends, has the bit pattern of zero, so results below 2^-125.5 become exactly 0 without a
-slow denormal.
+exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 q(r) with the minimax polynomial
+q of degree 4 (error 3.1e-9). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. All coefficients are
+doubled and the scale is 2^(n-1): n = 128 is still in range, and n = -126, where the clamp below ends, has the bit
+pattern of zero, so results below 2^-125.5 become exactly 0 without a slow denormal.
 */
 static inline float simd_exp_float(float x) {
     const float magic = 12582912.0f;

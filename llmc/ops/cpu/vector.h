@@ -1,9 +1,7 @@
 /*
-A vector of floatS as wide as the machine's registers, in the vector extensions that gcc and clang share, and what
-attention and the plain-C matrix product need of it: loads, comparisons, reductions across the lanes, the transpose of
-a square tile and exp2. For these two kernels, whose speed depends on the registers; all else is plain loops
-(simd_math.h). The compiler must be allowed to contract a * b + c into one instruction: gcc is in its gnu11 mode, or
-with -ffp-contract=fast; clang always is.
+A vector of floatS as wide as the machine's registers, in the vector extensions of gcc and clang, and what attention and
+the plain-C matrix product need of it; all else is plain loops (simd_math.h). The compiler must be allowed to contract
+a * b + c into one instruction: gcc is in its gnu11 mode, or with -ffp-contract=fast; clang always is.
 */
 #ifndef LLMC_CPU_VECTOR_H
 #define LLMC_CPU_VECTOR_H
@@ -136,11 +134,8 @@ VECTOR_INLINE floatS vector_sum_across(Vector v) {
     return v[0];
 }
 
-/*
-out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half. Seen
-as bits of an element's address (row bits, then lane bits) that turns the address left by one bit; after as many rounds
-as a lane number has bits, row and lane have changed places.
-*/
+// out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: it
+// turns an element's address (row bits, then lane bits) left by one bit, until row and lane have changed places.
 VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
 #define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)
 #define LANE_INTERLEAVE_HIGH(i) (i / 2 + i % 2 * VECTOR_LANES + VECTOR_LANES / 2)
@@ -158,11 +153,10 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 
 /*
 2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. fp32: 2^x = 2^n 2^r with n the nearest
-integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r, |r|
-<= 1/2. 2^r is 1 + r q(r) with the minimax polynomial q, relative error 1.6e-8; with rounding the result is within 1e-7.
-(That addition can make a number of a NaN; 0 * x brings the NaN back.) Below -100 the result stays at 2^-100, far below
-what counts beside a row's largest weight, 1, and far enough from the denormals that products with it do not become
-slow.
+integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r.
+2^r is 1 + r q(r) with the minimax polynomial q; the result is within 1e-7. (That addition can make a number of a NaN;
+0 * x brings the NaN back.) Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far
+from the denormals, which would make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)

@@ -1,14 +1,12 @@
 /*
-Attention of op set "cuda" without cuDNN, and the check of the path with it: queries of one chunk against the keys of
-their documents, causal, any ratio of query to key/value heads, in the manner of FlashAttention-2 (arXiv 2307.08691):
-tiles of keys pass by, softmax is kept up to date with the largest score so far, and no matrix of scores is ever
-stored.
+Attention of op set "cuda" without cuDNN, and the check of the path with it: causal, any ratio of query to key/value
+heads, in the manner of FlashAttention-2 (arXiv 2307.08691): tiles of keys pass by, softmax is kept up to date with the
+largest score so far, and no matrix of scores is ever stored.
 
 Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys
 of one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that
 shares them, then adds to dk and dv once. A sum has one owner, so there are no atomics; scores are computed once more
-than an implementation with atomics would. Head sizes are padded to the next of with_head_size; what is padded is zero
-and is not stored.
+than with atomics. Head sizes are padded with zeros to the next of with_head_size.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -310,19 +308,13 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
 // ---- launches -------------------------------------------------------------------------------------------------------
 constexpr size_t MOST_HEAD_SIZE = 256;
 
-// Calls launch(HD) with the padded head size as a constant.
-template <typename F> static void with_head_size(size_t HD, F launch) {
-    if (HD <= 32)
-        launch(Width<32>());
-    else if (HD <= 64)
-        launch(Width<64>());
-    else if (HD <= 96)
-        launch(Width<96>());
-    else if (HD <= 128)
-        launch(Width<128>());
-    else
-        launch(Width<MOST_HEAD_SIZE>());
+// Calls launch(HD) with the padded head size as a constant, the first of SIZE, LARGER... that is large enough.
+template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(size_t HD, F launch) {
+    if constexpr (sizeof...(LARGER))
+        if (HD > SIZE) return with_head_size<LARGER...>(HD, launch);
+    launch(Width<SIZE>());
 }
+#define HEAD_SIZES 32, 64, 96, 128, MOST_HEAD_SIZE
 
 template <typename... Pointers> static HeadShape head_shape(const AttentionShape *shape, Pointers... pointers) {
     const size_t HD = shape->HD;
@@ -331,8 +323,7 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
 }
 
 // Plans ask for this, so a head size that has no kernel is refused before anything is allocated.
-static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    (void)NKV;
+static size_t cuda_attention_scratch(size_t n, size_t NH, size_t, size_t HD) {
     if (HD > MOST_HEAD_SIZE) die("head_dim is %zu; op set cuda has attention up to %zu", HD, MOST_HEAD_SIZE);
     return n * NH; // delta
 }
@@ -352,7 +343,7 @@ static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, cons
              call->accumulate != 0);
         }
     };
-    with_flag(call->partial, [&](auto SUMS) { with_head_size(shape.HD, [&](auto HD) { run(SUMS, HD); }); });
+    with_flag(call->partial, [&](auto SUMS) { with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) { run(SUMS, HD); }); });
 }
 
 static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
@@ -385,7 +376,8 @@ static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stor
              (const float *)lse, delta, blocks, shape);
         }
     };
-    with_flag(call->partial, [&](auto SUMS) { with_head_size(HD, [&](auto PADDED) { run(SUMS, PADDED); }); });
+    with_flag(call->partial,
+              [&](auto SUMS) { with_head_size<HEAD_SIZES>(HD, [&](auto PADDED) { run(SUMS, PADDED); }); });
 }
 
 #endif

@@ -81,22 +81,23 @@ struct CudnnStage {
     size_t bytes; // of all of these
 };
 
+static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 static CudnnStage cudnn_stage(char *memory, size_t block, size_t heads, size_t key_heads, size_t NH, size_t HD) {
-    const size_t sizes[] = {block * NH * 4,
-                            block * NH * HD * 4,
-                            block * heads * HD * 2,
-                            block * key_heads * HD * 2,
-                            block * key_heads * HD * 2,
-                            cudnn_attention_workspace(block, block, heads, HD)};
-    size_t place[7] = {(256 - (uintptr_t)memory % 256) % 256};
-    for (int i = 0; i < 6; i++) place[i + 1] = place[i] + (sizes[i] + 255) / 256 * 256;
-    return CudnnStage{(float *)(memory + place[0]),
-                      (float *)(memory + place[1]),
-                      (floatX *)(memory + place[2]),
-                      (floatX *)(memory + place[3]),
-                      (floatX *)(memory + place[4]),
-                      memory + place[5],
-                      place[6] + 256};
+    uintptr_t end = aligned_256((uintptr_t)memory);
+    const auto take = [&](size_t bytes) {
+        end += aligned_256(bytes);
+        return (void *)(end - aligned_256(bytes));
+    };
+    CudnnStage stage;
+    stage.lse = (float *)take(block * NH * 4);
+    stage.dq_sums = (float *)take(block * NH * HD * 4);
+    stage.dq = (floatX *)take(block * heads * HD * 2);
+    stage.dk = (floatX *)take(block * key_heads * HD * 2);
+    stage.dv = (floatX *)take(block * key_heads * HD * 2);
+    stage.workspace = take(cudnn_attention_workspace(block, block, heads, HD));
+    stage.bytes = end - (uintptr_t)memory + 256;
+    return stage;
 }
 
 // Stage of the largest call of a chunk of n queries; smaller ones fit, whose heads may be more.
@@ -177,7 +178,7 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
         char *const workspace = (char *)(staged + call.queries * NH);
         cudnn_attention_forward(&call, (floatX *)out + row * HD, staged, (const floatX *)q + row * HD,
                                 (const floatX *)k + key, (const floatX *)v + key,
-                                workspace + (256 - (uintptr_t)workspace % 256) % 256);
+                                (void *)aligned_256((uintptr_t)workspace));
         transpose((float *)lse + row, staged, NH, call.queries);
     }
     own.flush();

@@ -1,17 +1,14 @@
 /*
-The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: an event
-of the default stream is waited for before a collective begins, and `await` makes the default stream wait for the event
-behind it; the host never does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks; alone,
-nobody needs it.
+The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: a
+collective begins behind an event of the default stream, and `await` makes the default stream wait for the event behind
+it; the host never does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks.
 
-Which device is a rank's: that of its place on the host, or the one that its launcher lets it see
-(CUDA_VISIBLE_DEVICES).
+A rank's device is that of its place on the host, or the one that its launcher lets it see (CUDA_VISIBLE_DEVICES).
 
-Same bits. A collective's sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring,
-unless it is set. The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the
-element count and the NCCL_* variables; NCCL does not tune by measuring. So the same devices give the same bits.
-Another set of devices, another NCCL or another NCCL_ALGO may add in another order; NVLS and CollNet add in the
-network's switches.
+Same bits. A sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is
+set. The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the element count and
+the NCCL_* variables; NCCL does not tune by measuring. Another set of devices, another NCCL or another NCCL_ALGO may add
+in another order; NVLS and CollNet add in the network's switches.
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH

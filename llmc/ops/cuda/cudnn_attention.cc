@@ -1,7 +1,7 @@
 /*
 cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C
-interface: it knows which graph which version of cuDNN takes. Loaded at run time, like cuDNN itself (libcudnn.so.9),
-never linked. With STREAMBP_CUDNN=0 in the environment it is left alone.
+interface. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. STREAMBP_CUDNN=0 in the environment
+leaves it alone.
 
 Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2
 bytes on most GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel
@@ -85,15 +85,22 @@ int cudnn_attention_start(void) {
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 typedef std::shared_ptr<graph::Tensor_attributes> TensorPointer;
 
-static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t rows, size_t HD, size_t row_stride) {
-    const int64_t h = (int64_t)heads, r = (int64_t)rows, d = (int64_t)HD, stride = (int64_t)row_stride;
-    tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * stride, d, stride, 1});
+// [heads][rows][HD], rows `stride` elements apart
+static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t rows, size_t HD, size_t stride) {
+    const int64_t h = (int64_t)heads, r = (int64_t)rows, d = (int64_t)HD, s = (int64_t)stride;
+    tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * s, d, s, 1});
 }
 
-static TensorPointer rows_tensor(graph::Graph &g, const char *name, int64_t uid, size_t heads, size_t rows, size_t HD,
-                                 size_t row_stride) {
+// Slices of larger tensors: of queries or of keys
+static void set_queries(TensorPointer tensor, int64_t uid, const CudnnAttention &s) {
+    set_rows(tensor, uid, s.heads, s.queries, s.HD, s.NH * s.HD);
+}
+static TensorPointer tensor_of(graph::Graph &g, const char *name, int64_t uid, const CudnnAttention &s, bool keys) {
     TensorPointer tensor = g.tensor(graph::Tensor_attributes().set_name(name));
-    set_rows(tensor, uid, heads, rows, HD, row_stride);
+    if (keys)
+        set_rows(tensor, uid, s.key_heads, s.keys, s.HD, s.NKV * s.HD);
+    else
+        set_queries(tensor, uid, s);
     return tensor;
 }
 
@@ -119,7 +126,7 @@ static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPoi
     set_mask(options, s);
     auto [out, lse] = g.sdpa(q, k, v, options);
     out->set_output(true);
-    set_rows(out, OUT, s.heads, s.queries, s.HD, s.NH * s.HD);
+    set_queries(out, OUT, s);
     lse->set_output(true);
     set_lse(lse, s);
     any.queries = s.queries == s.keys, any.keys = 0;
@@ -131,8 +138,7 @@ static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPoi
 static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
                               TensorPointer v) {
     auto options = graph::SDPA_backward_attributes().set_name("attention").set_deterministic_algorithm(true);
-    TensorPointer out = rows_tensor(g, "out", OUT, s.heads, s.queries, s.HD, s.NH * s.HD),
-                  dout = rows_tensor(g, "dout", DOUT, s.heads, s.queries, s.HD, s.NH * s.HD),
+    TensorPointer out = tensor_of(g, "out", OUT, s, false), dout = tensor_of(g, "dout", DOUT, s, false),
                   lse = g.tensor(graph::Tensor_attributes().set_name("lse"));
     set_lse(lse, s);
     set_mask(options, s);
@@ -152,9 +158,8 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
         if (cudnn.imaginary) g.set_device_properties(cudnn.imaginary).set_sm_version(cudnn.imaginary_version);
-        TensorPointer q = rows_tensor(g, "q", Q, s.heads, s.queries, s.HD, s.NH * s.HD),
-                      k = rows_tensor(g, "k", K, s.key_heads, s.keys, s.HD, s.NKV * s.HD),
-                      v = rows_tensor(g, "v", V, s.key_heads, s.keys, s.HD, s.NKV * s.HD);
+        TensorPointer q = tensor_of(g, "q", Q, s, false), k = tensor_of(g, "k", K, s, true),
+                      v = tensor_of(g, "v", V, s, true);
         if (backward)
             describe_backward(g, s, q, k, v);
         else

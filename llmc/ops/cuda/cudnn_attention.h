@@ -1,8 +1,7 @@
 /*
-cuDNN's fused attention, behind two calls that op set "cuda" may or may not have (attention_cudnn.cuh asks). The only
-file that sees cuDNN's graphs is cudnn_attention.cc, compiled by the host's compiler where cuDNN's headers and those of
-its front end are found; the library itself is loaded when it is first asked for, so a program built with it runs
-without it too.
+cuDNN's fused attention, behind calls that op set "cuda" may or may not have (attention_cudnn.cuh asks). Only
+cudnn_attention.cc sees cuDNN's graphs; the host's compiler builds it where cuDNN's headers and those of its front end
+are found. The library is loaded when it is first asked for: a program built with it runs without it.
 
 A call is one document's queries against one range of its keys. Tensors are slices of larger ones: rows lie NH * HD (q,
 out, dout) or NKV * HD (k, v) elements apart. log-sum-exp lies as lse[heads][queries]; gradients are packed:

@@ -3,8 +3,7 @@ Token and learned position embeddings of op set "cuda": rows of a table gathered
 
 Backward sorts the stream by table row first, so that one block owns a row's sum and adds it up in stream order: no
 atomics. The sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts
-into places, tiles move their tokens there. Its cost is that of a few integers per token, nothing beside the rows of
-dx.
+into places, tiles move their tokens there. It costs a few integers per token, nothing beside the rows of dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
@@ -101,10 +100,7 @@ __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // As int32: two orders [N], counts [DIGITS, tiles]
-static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
-    (void)rows, (void)C;
-    return 2 * N + DIGITS * blocks_for(N, TILE);
-}
+static size_t cuda_embedding_backward_scratch(size_t N, size_t, size_t) { return 2 * N + DIGITS * blocks_for(N, TILE); }
 
 static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t N, size_t rows) {
     int32_t *orders[2] = {scratch, scratch + N}, *counts = scratch + 2 * N;

@@ -1,10 +1,10 @@
 /*
-The loss head of op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of
-logits[n,V]. A row is read once for its maximum and its sum of exponentials together (a thread rescales its sum where
-its maximum grows), and once more, in the opposite direction so that its end may still be in a cache, to be overwritten
-by its gradient. As in llmc/ops/cpu/logprob.h the target stands aside while the others are summed, so that 1 - p does
-not cancel, sums over the vocabulary are double, and entropy comes from the first reading. Bytes moved per logit: 3 s;
-how much of the second reading the L2 cache serves has not been measured (dev/cuda/logprob.cu).
+Op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of logits[n,V]. A
+row is read once for its maximum and its sum of exponentials together (a thread rescales its sum where its maximum
+grows), and once more, in the opposite direction so that its end may still be in a cache, to be overwritten by its
+gradient. As in llmc/ops/cpu/logprob.h the target stands aside while the others are summed, so that 1 - p does not
+cancel, and sums over the vocabulary are double. Bytes moved per logit: 3 s; how much of the second reading the L2 cache
+serves has not been measured (dev/cuda/logprob.cu).
 */
 #ifndef LLMC_CUDA_LOGPROB_CUH
 #define LLMC_CUDA_LOGPROB_CUH

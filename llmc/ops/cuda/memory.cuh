@@ -40,16 +40,14 @@ static void device_require(void) {
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaErrorInsufficientDriver) {
         cudaDriverGetVersion(&driver);
-        if (!driver)
-            die("no GPU was found (no NVIDIA driver); `make BACKEND=cpu` builds for the CPU, `plan` works without a "
-                "GPU");
-        die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build with "
-            "an older toolkit",
-            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        if (driver)
+            die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build "
+                "with an older toolkit",
+                driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     }
     if (error != cudaSuccess || !count)
         die("no GPU was found (%s); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU",
-            cudaGetErrorString(error));
+            error == cudaErrorInsufficientDriver ? "no NVIDIA driver" : cudaGetErrorString(error));
     CUDA_CHECK(cudaSetDevice(device.number), "taking a device");
     CUDA_CHECK(cudaFree(NULL), "making a context on the device");
     architecture_require();
@@ -76,10 +74,7 @@ static void *memory_allocate(size_t bytes) {
     return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
 }
 
-static void cuda_release(void *memory, size_t bytes) {
-    (void)bytes;
-    CUDA_CHECK(cudaFree(memory), "freeing device memory");
-}
+static void cuda_release(void *memory, size_t) { CUDA_CHECK(cudaFree(memory), "freeing device memory"); }
 
 // Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
 static size_t cuda_memory_peak(void) {

@@ -3,10 +3,9 @@ RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward
 llmc/ops/cpu/norm.h.
 
 blockDim.x threads (a warp, or several where rows are long) share a row and blockDim.y rows are done at a time; thread
-x takes packs x, x + blockDim.x, ... of it, so that forward and backward read a row from the cache the second time.
-Backward gives each of a fixed number of row takers a line of scratch for its part of dw (and db), kept in registers
-while it walks its rows; a second kernel adds the lines in order. Bytes moved per element: forward 2 s; backward 3 s, 4
-s where dx accumulates.
+x takes packs x, x + blockDim.x, ..., so that a row comes from the cache the second time. Backward gives each of a fixed
+number of row takers a line of scratch for its part of dw (and db), kept in registers while it walks its rows; a second
+kernel adds the lines in order. Bytes moved per element: forward 2 s; backward 3 s, 4 s where dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH

@@ -1,17 +1,15 @@
 /*
 What every kernel of op set "cuda" stands on: floatX and its conversions, packed loads and stores, sums over a warp or
-a block, and launches. The kernels are written once: nvcc builds them for GPUs, and in the tests the host's compiler
-builds the same lines over test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
+a block, and launches. nvcc builds the kernels for GPUs; in the tests the host's compiler builds the same lines over
+test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
 
     LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
     SHARED(type, name, count)                                       shared memory of a size known at compile time
     DYNAMIC_SHARED(type, name)                                      what LAUNCH gave the block
-    fetch<BYTES>(to, from, valid)                                   from global to shared memory while the thread goes
-                                                                    on; zeros where not valid. 4 or 16 bytes, aligned to
-                                                                    as many
+    fetch<BYTES>(to, from, valid)                                   from global to shared memory, in the background;
+                                                                    zeros where not valid. 4 or 16 bytes, so aligned
     fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits
-                                                                    until all of this thread's groups but the last LEFT
-                                                                    have come
+                                                                    for all of this thread's groups but the last LEFT
 
 floatS is float: there is no double build for GPUs.
 */

@@ -1,8 +1,7 @@
 /*
-Transfers of op set "cuda" to and from pinned host memory, on a stream of their own, beside the kernels of the default
-stream: a transfer begins behind an event of the default stream, and `await_transfer` makes the default stream wait for
-the event behind it; the host never waits. One stream for both ways: forward only stores, backward only loads, and what
-was stored is there when it is loaded.
+Transfers of op set "cuda" to and from pinned host memory, on a stream of their own: a transfer begins behind an event
+of the default stream, and `await_transfer` makes the default stream wait for the event behind it; the host never
+waits. One stream for both ways: forward only stores, backward only loads.
 */
 #ifndef LLMC_CUDA_TRANSFER_CUH
 #define LLMC_CUDA_TRANSFER_CUH
@@ -35,15 +34,11 @@ static void *cuda_host_allocate(size_t bytes) {
     return memory;
 }
 
-static void cuda_host_release(void *memory, size_t bytes) {
-    (void)bytes;
+static void cuda_host_release(void *memory, size_t) {
     if (memory) CUDA_CHECK(cudaFreeHost(memory), "freeing pinned host memory");
 }
 
-static size_t cuda_host_available(size_t planned) {
-    (void)planned; // that is the device's
-    return host_memory_available();
-}
+static size_t cuda_host_available(size_t) { return host_memory_available(); } // what is planned is the device's
 
 static int64_t transfer(void *to, const void *from, size_t bytes, cudaMemcpyKind way) {
     const int64_t ticket = ++transfers.asked;
