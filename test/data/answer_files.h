@@ -40,8 +40,6 @@ static size_t made_groups(MadeDocument *document, size_t first, size_t groups, s
     return count;
 }
 
-static void refused(const char *path, const char *words) { expect_refused(read_all, path, EXIT_RUNTIME, words); }
-
 static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
 
 // A shard of each kind, and one of documents with values.

@@ -124,6 +124,25 @@ static void read_all(const void *context) {
     dataloader_close(&loader);
 }
 
+// One line that says why, with exit code 1; notes before it are no refusals.
+static void refused_by(ChildBody body, const void *context, const char *words) {
+    const Child *child = run_child(body, context);
+    const char *line = strstr(child->err, "train: ");
+    if (child->code != EXIT_RUNTIME) test_fail("exit code %d: %s", child->code, child->err);
+    if (!line || count_lines(line) != 1) test_fail("not one line: %s", child->err);
+    if (!strstr(line, words)) test_fail("stderr is: %s(expected: %s)", line, words);
+}
+
+static void refused(const char *path, const char *words) { refused_by(read_all, path, words); }
+
+static void open_two(const void *paths) { dataloader_open((const char *const *)paths, 2, &refusal_settings); }
+
+static void refused_together(const char *a, const char *b, const char *words) {
+    const char *paths[2];
+    paths[0] = a, paths[1] = b;
+    refused_by(open_two, paths, words);
+}
+
 // Any damage to one of `rounds` images ends in all the data or in one line. make(round, documents): an undamaged image,
 // the settings set.
 static void expect_random_images_survived(size_t rounds, size_t least, size_t most,

@@ -136,15 +136,12 @@ TEST(a_batch_has_what_its_objective_needs) {
 }
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
-static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
-
 TEST(each_objective_takes_its_kind) {
     static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4};
     static const char *const holds[] = {
         "documents.bin: holds documents, --objective ", "pairs.bin: holds preference pairs, ",
         "groups.bin: holds groups of completions with rewards, ", "prompts.bin: holds prompts alone, ",
         "values.bin: holds documents with an advantage for each token, "};
-    const char *paths[2];
     write_kinds();
     for (int o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);
@@ -160,8 +157,8 @@ TEST(each_objective_takes_its_kind) {
     }
     refusal_settings = data_settings(1, 20);
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents; give --objective dpo, simpo or orpo");
-    paths[0] = scratch_path("groups.bin"), paths[1] = scratch_path("documents.bin");
-    expect_refused(open_two, paths, EXIT_RUNTIME, "a run reads one kind, name them apart");
+    refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"),
+                     "a run reads one kind, name them apart");
 }
 
 TEST(long_answers_are_not_split) {

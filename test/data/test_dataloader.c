@@ -1,5 +1,5 @@
-// Token shards: llm.c's two kinds read as they are, places and epochs, every malformed file refused; random batches;
-// and the byte packer, whose main is called here.
+// llm.c's shards: both kinds read as they are, places and epochs, every malformed file refused; random batches; and the
+// byte packer, whose main is called here.
 #define main        pack_bytes_main
 #define write_shard pack_write_shard
 #include "data/pack_bytes.c"
@@ -45,14 +45,14 @@ static const char *make_shard(const char *name, Made made) {
 }
 
 static DataSettings settings_of(size_t B, size_t T, size_t vocab_size) {
-    DataSettings settings = {0};
-    settings.B = B, settings.T = T, settings.vocab_size = vocab_size;
+    DataSettings settings = data_settings(B, T);
+    settings.vocab_size = vocab_size;
     return settings;
 }
 
 static DataLoader open_one(const char *path, size_t B, size_t T, size_t vocab_size) {
-    DataSettings settings = settings_of(B, T, vocab_size);
-    return dataloader_open(&path, 1, &settings);
+    const DataSettings settings = settings_of(B, T, vocab_size);
+    return open_data(path, &settings);
 }
 
 // The batch must be ids [first, first + B*T + 1) of the shard, as B documents of T.
@@ -70,37 +70,18 @@ static void expect_batch(const Batch *batch, const Made *made, size_t first, siz
     }
 }
 
-// A batch full of what must be overwritten.
-static Batch dirty_batch(size_t B, size_t T) {
-    Batch batch = batch_allocate(B * T, B);
-    memset(batch.tokens, 0xee, B * T * 4), memset(batch.targets, 0xee, B * T * 4);
-    memset(batch.position, 0xee, B * T * 4), memset(batch.loss_weight, 0xee, B * T * 4);
-    memset(batch.document_start, 0xee, (B + 1) * sizeof(size_t));
-    return batch;
-}
-
 // ---- reading --------------------------------------------------------------------------------------------------------
 TEST(llmc_shards_of_both_kinds) {
-    size_t bytes;
-    const char *image16 = read_whole(GOLDEN16, &bytes), *image32 = read_whole(GOLDEN32, NULL);
-    size_t tokens = (bytes - 1024) / 2, B = 3, T = 50;
+    const size_t B = 3, T = 50;
     SCOPED_LOADER a = open_one(GOLDEN16, B, T, 96), b = open_one(GOLDEN32, B, T, 96);
-    SCOPED_BATCH x = dirty_batch(B, T), y = dirty_batch(B, T);
-    assert_int_equal(tokens, 4097);
+    SCOPED_BATCH x = batch_for(&a), y = batch_for(&b);
+    const char *image = read_whole(GOLDEN32, NULL);
     assert_int_equal(dataloader_batches(&a), 4096 / 150);
     for (size_t k = 0; k < dataloader_batches(&a); k++) {
         dataloader_next(&a, &x), dataloader_next(&b, &y);
-        assert_memory_equal(x.tokens, y.tokens, B * T * 4);
-        assert_memory_equal(x.targets, y.targets, B * T * 4);
-        for (size_t i = 0; i < B * T; i++) {
-            uint16_t token, target;
-            int32_t wide;
-            memcpy(&token, image16 + 1024 + 2 * (k * B * T + i), 2);
-            memcpy(&target, image16 + 1024 + 2 * (k * B * T + i + 1), 2);
-            memcpy(&wide, image32 + 1024 + 4 * (k * B * T + i), 4);
-            if (x.tokens[i] != token || x.targets[i] != target || x.tokens[i] != wide)
-                test_fail("batch %zu, token %zu: %d -> %d", k, i, x.tokens[i], x.targets[i]);
-        }
+        expect_same_batch(&x, &y);
+        assert_memory_equal(x.tokens, image + 1024 + 4 * k * B * T, 4 * B * T);
+        assert_memory_equal(x.targets, image + 1024 + 4 * (k * B * T + 1), 4 * B * T);
     }
 }
 
@@ -111,7 +92,6 @@ TEST(shards_follow_each_other_by_name) {
     const char *paths[3];
     Made made[4];
     DataSettings settings = settings_of(2, 10, 200000);
-    SCOPED_BATCH batch = dirty_batch(2, 10);
     for (size_t s = 0; s < 4; s++) {
         made[s] = s % 2 ? shard32(tokens[s]) : shard16(tokens[s]);
         made[s].first = (uint32_t)(1000 * s);
@@ -121,14 +101,13 @@ TEST(shards_follow_each_other_by_name) {
         paths[0] = form ? scratch_path("d.bin") : scratch_path("[a-d].bin");
         paths[1] = scratch_path("[bc].bin"), paths[2] = scratch_path("a.bin");
         SCOPED_LOADER loader = dataloader_open(paths, form ? 3 : 1, &settings);
+        SCOPED_BATCH batch = batch_for(&loader);
         assert_int_equal(loader.shards, 4);
         assert_int_equal(dataloader_batches(&loader), 8);
-        for (size_t epoch = 0; epoch < 2; epoch++) {
-            for (size_t s = 0; s < 4; s++) {
-                for (size_t k = 0; k < batches[s]; k++) {
-                    dataloader_next(&loader, &batch);
-                    expect_batch(&batch, &made[s], 20 * k, 2, 10);
-                }
+        for (size_t s = 0; s < 8; s++) { // two epochs
+            for (size_t k = 0; k < batches[s % 4]; k++) {
+                dataloader_next(&loader, &batch);
+                expect_batch(&batch, &made[s % 4], 20 * k, 2, 10);
             }
         }
     }
@@ -147,7 +126,7 @@ TEST(a_place_is_one_number) {
     }
     expect_seeks(pattern, &settings, 400, NULL);
     SCOPED_LOADER loader = open_data(pattern, &settings);
-    SCOPED_BATCH one = dirty_batch(1, 7), later = dirty_batch(1, 7);
+    SCOPED_BATCH one = batch_for(&loader), later = batch_for(&loader);
     assert_int_equal(dataloader_batches(&loader), 4 + 9 + 1 + 142);
     for (size_t k = 0; k < 156; k++) {
         loader.next = k;
@@ -159,18 +138,28 @@ TEST(a_place_is_one_number) {
     }
 }
 
-TEST(batches_larger_than_the_buffer) {
-    size_t T = 15001;
-    for (size_t kind = 0; kind < 2; kind++) {
-        Made made = kind ? shard32(2 * T + 1) : shard16(2 * T + 1);
-        SCOPED_LOADER loader = open_one(make_shard("large.bin", made), 1, T, 120000);
-        SCOPED_BATCH batch = dirty_batch(1, T);
-        assert_true(T * SHARD_TOKEN_BYTES > DOCUMENTS_BUFFER);
-        dataloader_next(&loader, &batch);
-        expect_batch(&batch, &made, 0, 1, T);
-        dataloader_next(&loader, &batch);
-        expect_batch(&batch, &made, T, 1, T);
+TEST(llmc_shards_are_shuffled_by_micro_batches) {
+    DataSettings settings = data_settings(1, 10);
+    int32_t order[3][50];
+    size_t same = 0;
+    settings.shuffle = SHUFFLE_ON;
+    SCOPED_LOADER loader = open_data(make_shard("shuffled.bin", shard32(501)), &settings);
+    SCOPED_BATCH batch = batch_for(&loader);
+    allocation_guard = 1;
+    for (size_t epoch = 0; epoch < 3; epoch++) {
+        unsigned char seen[50] = {0};
+        for (size_t i = 0; i < 50; i++) {
+            if (epoch == 2) loader.next = i; // back to the first
+            dataloader_next(&loader, &batch);
+            order[epoch][i] = batch.tokens[0] / 10;
+            assert_int_equal(batch.targets[9], batch.tokens[0] + 10);
+            assert_int_equal(seen[order[epoch][i]]++, 0);
+        }
     }
+    allocation_guard = 0;
+    assert_memory_equal(order[0], order[2], sizeof(order[0]));
+    for (size_t i = 0; i < 50; i++) same += order[0][i] == order[1][i];
+    assert_true(same < 10);
 }
 
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
@@ -212,7 +201,7 @@ typedef struct {
 static void open_and_read(const void *context) {
     const Opening *o = (const Opening *)context;
     SCOPED_LOADER loader = open_one(o->path, o->B, o->T, o->vocab_size);
-    SCOPED_BATCH batch = batch_allocate(o->B * o->T, o->B);
+    SCOPED_BATCH batch = batch_for(&loader);
     for (size_t i = 0; i < o->batches; i++) dataloader_next(&loader, &batch);
 }
 
@@ -222,43 +211,45 @@ static Opening opening(const char *path) {
 }
 
 TEST(the_skipped_end_is_said_once) {
-    Opening o = opening(make_shard("exact.bin", shard16(2 * 16 + 1)));
-    o.batches = 5;
-    const Child *child = run_child(open_and_read, &o);
-    assert_int_equal(child->code, 0);
-    assert_string_equal(child->err, "");
-    o.path = make_shard("rest.bin", shard16(2 * 16 + 1 + 15));
-    child = run_child(open_and_read, &o);
-    assert_int_equal(child->code, 0);
-    assert_int_equal(count_lines(child->err), 1);
-    if (!strstr(child->err, "15 of 48 tokens are skipped")) test_fail("%s", child->err);
+    for (size_t rest = 0; rest < 16; rest += 15) {
+        Opening o = opening(make_shard("rest.bin", shard16(2 * 16 + 1 + rest)));
+        o.batches = 5;
+        const Child *child = run_child(open_and_read, &o);
+        assert_int_equal(child->code, 0);
+        assert_int_equal(count_lines(child->err), rest > 0);
+        if (rest && !strstr(child->err, "15 of 48 tokens are skipped")) test_fail("%s", child->err);
+    }
 }
 
-static void refused(Opening o, const char *words) { expect_refused(open_and_read, &o, EXIT_RUNTIME, words); }
+static void refused_opening(Opening o, const char *words) { expect_refused(open_and_read, &o, EXIT_RUNTIME, words); }
+
+static void refused_tokens(size_t tokens, size_t B, size_t T, const char *words) {
+    const Opening o = {make_shard("short.bin", shard16(tokens)), B, T, 50000, 1};
+    refused_opening(o, words);
+}
 
 TEST(what_is_too_short_is_refused_with_what_fits) {
-    Opening o = opening(make_shard("short.bin", shard16(16)));
-    refused(o, "short.bin holds 16 tokens, a micro-batch of --batch 2 x --seq-len 8 takes 17; --seq-len 7 would fit");
-    o.T = 7; // and it does
-    assert_int_equal(run_child(open_and_read, &o)->code, 0);
-    o = opening(make_shard("short.bin", shard16(2)));
-    refused(o, "--batch 1 with --seq-len 1 would fit");
-    o.B = o.T = 1;
-    assert_int_equal(run_child(open_and_read, &o)->code, 0);
-    refused(opening(make_shard("short.bin", shard16(1))), "holds 1 tokens");
-    refused(opening(make_shard("short.bin", shard16(0))), "holds 0 tokens");
-    o = opening(make_shard("short.bin", shard16(100)));
-    o.B = 1048576, o.T = 1073741824; // the largest the options allow
-    refused(o, "--batch 99 with --seq-len 1 would fit");
+    Opening fits = opening(make_shard("fits.bin", shard16(16)));
+    fits.T = 7;
+    open_and_read(&fits);
+    fits = (Opening){make_shard("fits.bin", shard16(2)), 1, 1, 50000, 1};
+    open_and_read(&fits);
+    refused_tokens(16, 2, 8,
+                   "short.bin holds 16 tokens, a micro-batch of --batch 2 x --seq-len 8 takes 17; --seq-len 7 would "
+                   "fit");
+    refused_tokens(2, 2, 8, "--batch 1 with --seq-len 1 would fit");
+    refused_tokens(1, 2, 8, "holds 1 tokens");
+    refused_tokens(0, 2, 8, "holds 0 tokens");
+    refused_tokens(100, 1048576, 1073741824, "--batch 99 with --seq-len 1 would fit"); // the largest the options allow
 }
 
 // ---- malformed files ------------------------------------------------------------------------------------------------
-static const char *make_bytes(const char *name, size_t count, int byte) {
+static Opening of_bytes(size_t count, int byte) {
     unsigned char *bytes = (unsigned char *)case_memory(count + 1);
-    const char *path = scratch_path(name);
+    const char *path = scratch_path("bad.bin");
     memset(bytes, byte, count);
     write_file(path, bytes, count);
-    return path;
+    return opening(path);
 }
 
 TEST(malformed_files_are_refused) {
@@ -279,59 +270,42 @@ TEST(malformed_files_are_refused) {
          "the header says 100 tokens, so 1224 bytes, but the file has 1222; it is truncated"},
         {{20240801, 7, 100, 4, 101, 0, 120000}, "so 1424 bytes, but the file has 1428; it is not what its header says"},
         {{20240520, 1, 0xffffffffu, 2, 100, 0, 50000}, "the header says 4294967295 tokens"}};
-    for (size_t i = 0; i < COUNT_OF(rows); i++) refused(opening(make_shard("bad.bin", rows[i].made)), rows[i].words);
-    refused(opening(make_bytes("bad.bin", 0, 0)), "bad.bin: is empty");
-    refused(opening(make_bytes("bad.bin", 1023, 0)), "its 1023 bytes are less than the header");
-    refused(opening(make_bytes("bad.bin", 5000, 'x')), "is not a token shard");
-    refused(opening(make_bytes("bad.bin", 5000, 0)), "is not a token shard");
-    refused(opening("README"), "README: cannot be opened: No such file");
-    refused(opening("nowhere/[ab]*.bin"), "no file matches 'nowhere/[ab]*.bin'");
-    refused(opening(scratch_folder()), "is a folder; name its shards");
-    refused(opening("/dev/null"), "is not a regular file");
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        refused_opening(opening(make_shard("bad.bin", rows[i].made)), rows[i].words);
+    refused_opening(of_bytes(0, 0), "bad.bin: is empty");
+    refused_opening(of_bytes(1023, 0), "its 1023 bytes are less than the header");
+    refused_opening(of_bytes(5000, 'x'), "is not a token shard");
+    refused_opening(of_bytes(5000, 0), "is not a token shard");
+    refused_opening(opening("README"), "README: cannot be opened: No such file");
+    refused_opening(opening("nowhere/[ab]*.bin"), "no file matches 'nowhere/[ab]*.bin'");
+    refused_opening(opening(scratch_folder()), "is a folder; name its shards");
+    refused_opening(opening("/dev/null"), "is not a regular file");
 }
 
 TEST(ids_outside_the_vocabulary_are_refused) {
-    Made made = shard16(97);
-    Opening o = opening(make_shard("ids.bin", made));
+    Made made = shard32(97);
+    Opening o = opening(make_shard("ids.bin", shard16(97)));
     o.vocab_size = 17; // the target of the last of 16 tokens is the 17th id, 16
-    o.batches = 1;
-    assert_int_equal(run_child(open_and_read, &o)->code, 0);
+    open_and_read(&o);
     o.batches = 2;
-    expect_refused(open_and_read, &o, EXIT_RUNTIME, "ids.bin: token 17 is 17, outside the model's vocabulary of 17");
-    made = shard32(97), made.first = 0xfffffff0u, made.modulus = 0xffffffffu;
-    o = opening(make_shard("ids.bin", made));
-    expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 0 is 4294967280, outside the model's vocabulary of 50000");
-    o = opening(make_shard("ids.bin", shard32(110001)));
-    o.B = 1, o.T = 110000, o.vocab_size = 100000; // not in the first buffer
-    expect_refused(open_and_read, &o, EXIT_RUNTIME, "token 100000 is 100000, outside");
-}
-
-static void cut_while_reading(const void *context) {
-    DataLoader loader = open_one((const char *)context, 1, 16, 50000);
-    Batch batch = batch_allocate(16, 1);
-    dataloader_next(&loader, &batch);
-    if (!truncate((const char *)context, 1024 + 2 * 20)) dataloader_next(&loader, &batch);
-}
-
-static void removed_while_reading(const void *context) {
-    DataLoader loader = open_one((const char *)context, 1, 16, 50000);
-    Batch batch = batch_allocate(16, 1);
-    if (!unlink((const char *)context)) dataloader_next(&loader, &batch);
+    refused_opening(o, "ids.bin: token 17 is 17, outside the model's vocabulary of 17");
+    made.first = 0xfffffff0u, made.modulus = 0xffffffffu;
+    refused_opening(opening(make_shard("ids.bin", made)),
+                    "token 0 is 4294967280, outside the model's vocabulary of 50000");
 }
 
 static void opened_twice(const void *context) {
-    DataSettings settings = settings_of(1, 16, 50000);
-    const char *paths[2];
-    paths[0] = (const char *)context;
-    paths[1] = scratch_path("[t]wice.bin");
-    dataloader_open(paths, 2, &settings);
+    const DataSettings settings = settings_of(1, 16, 50000);
+    dataloader_open((const char *const *)context, 2, &settings);
 }
 
-TEST(files_that_change_and_files_named_twice) {
-    expect_refused(cut_while_reading, make_shard("cut.bin", shard16(33)), EXIT_RUNTIME, "cut.bin: ends at byte 1064");
-    expect_refused(removed_while_reading, make_shard("gone.bin", shard16(33)), EXIT_RUNTIME,
-                   "gone.bin: cannot be opened any more");
-    expect_refused(opened_twice, make_shard("twice.bin", shard16(33)), EXIT_RUNTIME, "twice.bin is named twice");
+TEST(files_named_twice) {
+    const char *paths[2];
+    paths[0] = make_shard("twice.bin", shard16(33)), paths[1] = scratch_path("[t]wice.bin");
+    expect_refused(opened_twice, paths, EXIT_RUNTIME, "twice.bin is named twice");
+    paths[1] = scratch_path("link.bin");
+    assert_int_equal(symlink(paths[0], paths[1]), 0);
+    expect_refused(opened_twice, paths, EXIT_RUNTIME, "twice.bin are the same file, which would count twice");
 }
 
 static void read_damaged(const void *path) {
@@ -353,26 +327,20 @@ TEST(random_damage) {
 
 // ---- batches without data -------------------------------------------------------------------------------------------
 TEST(random_batches) {
-    size_t B = 4, T = 1000, V = 50, seen[50] = {0};
-    SCOPED_BATCH a = dirty_batch(B, T), b = dirty_batch(B, T), longer = dirty_batch(1, 2000);
-    batch_random(&a, B, T, 0, V, 42), batch_random(&b, B, T, 0, V, 42);
-    assert_memory_equal(a.tokens, b.tokens, B * T * 4);
-    assert_memory_equal(a.targets, b.targets, B * T * 4);
-    for (size_t t = 0; t < B * T; t++) {
-        if (a.tokens[t] < 0 || (size_t)a.tokens[t] >= V || a.targets[t] < 0 || (size_t)a.targets[t] >= V)
-            test_fail("token %zu: %d -> %d", t, a.tokens[t], a.targets[t]);
-        if ((t + 1) % T && a.targets[t] != a.tokens[t + 1]) test_fail("token %zu: its target is not the next token", t);
-        if (a.position[t] != (int32_t)(t % T)) test_fail("token %zu: position %d", t, a.position[t]);
-        if ((size_t)a.tokens[t] != random_below(42, RANDOM_STREAM_TOKENS, t / T * (T + 1) + t % T, V))
-            test_fail("token %zu is not the one that any part of the program would draw", t);
+    enum { B = 4, T = 1000, V = 50 };
+    size_t seen[V] = {0};
+    SCOPED_BATCH a = batch_allocate(B * T, B), other = batch_allocate(B * T, B), longer = batch_allocate(2 * T, 1);
+    batch_random(&a, B, T, 0, V, 42), batch_random(&other, B, T, 0, V, 43), batch_random(&longer, 1, 2 * T, 0, V, 42);
+    for (size_t t = 0; t < B * T; t++) { // each is what any part of the program would draw
+        const size_t index = t / T * (T + 1) + t % T;
+        assert_int_equal(a.tokens[t], random_below(42, RANDOM_STREAM_TOKENS, index, V));
+        assert_int_equal(a.targets[t], random_below(42, RANDOM_STREAM_TOKENS, index + 1, V));
+        assert_int_equal(a.position[t], t % T);
         seen[a.tokens[t]]++;
     }
     for (size_t t = 0; t < V; t++) assert_in_range(seen[t], 40, 130); // 80 expected of each, deviation 8.9
     assert_true(batch_count(&a).tokens == (double)(B * T));
-    batch_random(&b, B, T, 0, V, 43);
-    assert_memory_not_equal(a.tokens, b.tokens, B * T * 4);
-    assert_memory_not_equal(a.tokens, a.tokens + T, T * 4); // documents differ
-    batch_random(&longer, 1, 2000, 0, V, 42);
+    assert_memory_not_equal(a.tokens, other.tokens, B * T * 4);
     assert_memory_equal(a.tokens, longer.tokens, T * 4); // the first document does not depend on T
 }
 
@@ -412,6 +380,11 @@ static const char *pack_line(const char *format, ...) {
     return line;
 }
 
+static void packed(const char *line, const char *words) {
+    const Child *child = run_child(pack, line);
+    if (child->code || !strstr(child->out, words)) test_fail("%s%s", child->err, child->out);
+}
+
 static unsigned char *shard_ids(const char *path, size_t *count) {
     size_t bytes;
     const unsigned char *image = (const unsigned char *)read_whole(path, &bytes);
@@ -432,21 +405,16 @@ TEST(bytes_become_a_shard) {
     unsigned char every[256];
     const char *out = scratch_path("bytes.bin"), *a = scratch_path("a.txt"), *b = scratch_path("b.txt");
     const char *copy = scratch_path("copy.txt"), *none = scratch_path("none.txt"), *list = scratch_path("list");
-    SCOPED_BATCH batch = dirty_batch(1, 64);
+    const char *names = pack_line("%s\n%s", b, none);
     size_t count;
     for (size_t i = 0; i < 256; i++) every[i] = (unsigned char)i;
     write_file(a, every, 256), write_file(copy, every, 256), write_file(b, "text\n", 5), write_file(none, "", 0);
-    write_file(list, pack_line("%s\n%s", b, none), strlen(pack_line("%s\n%s", b, none)));
-    const Child *child = run_child(pack, pack_line("--out %s %s %s --list %s", out, a, copy, list));
-    if (child->code) test_fail("%s", child->err);
-    if (!strstr(child->out, "files: 2, copies left out: 1")) test_fail("%s", child->out);
+    write_file(list, names, strlen(names));
+    packed(pack_line("--out %s %s %s --list %s", out, a, copy, list), "files: 2, copies left out: 1");
     unsigned char *ids = shard_ids(out, &count);
     assert_int_equal(count, 261);
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
-    SCOPED_LOADER loader = open_one(out, 1, 64, 256);
-    dataloader_next(&loader, &batch);
-    for (size_t i = 0; i < 64; i++) assert_int_equal(batch.targets[i], i + 1);
     assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
 }
 
@@ -456,9 +424,8 @@ TEST(validation_is_cut_out_of_the_text) {
     const char *source = scratch_path("long.txt"), *out = scratch_path("t.bin"), *val_out = scratch_path("v.bin");
     for (size_t i = 0; i < length; i++) text[i] = (unsigned char)test_random_below(4); // entropy log 4
     write_file(source, text, length);
-    const Child *child =
-        run_child(pack, pack_line("--out %s --val-out %s --val-fraction 0.1 %s", out, val_out, source));
-    if (child->code) test_fail("%s", child->err);
+    packed(pack_line("--out %s --val-out %s --val-fraction 0.1 %s", out, val_out, source),
+           "t.bin: 90003 bytes, unigram entropy 1.386");
     unsigned char *train_ids = shard_ids(out, &train), *val_ids = shard_ids(val_out, &val);
     assert_int_equal(train + val, length);
     assert_in_range(val, 9990, 10000);
@@ -468,24 +435,26 @@ TEST(validation_is_cut_out_of_the_text) {
         assert_memory_equal(val_ids + v, text + 12500 * i + piece - held, held);
         t += piece - held, v += held;
     }
-    if (!strstr(child->out, "t.bin: 90003 bytes, unigram entropy 1.386") ||
-        !strstr(child->out, "v.bin: 10000 bytes, unigram entropy 1.38"))
-        test_fail("%s", child->out);
 }
 
 TEST(packing_is_refused_in_one_line) {
     const char *text = scratch_path("some.txt"), *out = scratch_path("packed.bin");
+    const struct {
+        const char *line;
+        int code;
+        const char *words;
+    } rows[] = {{"", EXIT_USAGE, "no --out"},
+                {"--out x", EXIT_USAGE, "no text"},
+                {"--out", EXIT_USAGE, "--out has no value"},
+                {"--in x", EXIT_USAGE, "unknown option --in"},
+                {"--out x --val-out x y", EXIT_USAGE, "the same file"},
+                {"--out x --val-fraction 1 y", EXIT_USAGE, "between 0 and 1"},
+                {pack_line("--out %s /nowhere/at/all", out), EXIT_RUNTIME, "/nowhere/at/all: cannot be opened"},
+                {pack_line("--out %s --list /nowhere", out), EXIT_RUNTIME, "/nowhere: cannot be opened"},
+                {pack_line("--out /nowhere/x.bin %s", text), EXIT_RUNTIME, "/nowhere/x.bin: cannot be created"},
+                {pack_line("--out %s %s", out, scratch_folder()), EXIT_RUNTIME, "is not a regular file"}};
     write_file(text, "abc", 3);
-    expect_refused(pack, "", EXIT_USAGE, "no --out");
-    expect_refused(pack, "--out x", EXIT_USAGE, "no text");
-    expect_refused(pack, "--out", EXIT_USAGE, "--out has no value");
-    expect_refused(pack, "--in x", EXIT_USAGE, "unknown option --in");
-    expect_refused(pack, "--out x --val-out x y", EXIT_USAGE, "the same file");
-    expect_refused(pack, "--out x --val-fraction 1 y", EXIT_USAGE, "between 0 and 1");
-    expect_refused(pack, pack_line("--out %s /nowhere/at/all", out), EXIT_RUNTIME, "/nowhere/at/all: cannot be opened");
-    expect_refused(pack, pack_line("--out %s --list /nowhere", out), EXIT_RUNTIME, "/nowhere: cannot be opened");
-    expect_refused(pack, pack_line("--out /nowhere/x.bin %s", text), EXIT_RUNTIME, "/nowhere/x.bin: cannot be created");
-    expect_refused(pack, pack_line("--out %s %s", out, scratch_folder()), EXIT_RUNTIME, "is not a regular file");
+    for (size_t i = 0; i < COUNT_OF(rows); i++) expect_refused(pack, rows[i].line, rows[i].code, rows[i].words);
     assert_true(access(out, F_OK) != 0);
 }
 

@@ -71,7 +71,7 @@ TEST(every_target_once_in_an_epoch) {
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         DataSettings settings = data_settings(cases[c].B, cases[c].T);
         MadeShard made = made_shard(4);
-        const char *paths[3];
+        const char *const names[] = {"a.bin", "b.bin", "c.bin"}, *paths[3];
         Expected x;
         size_t first = 0;
         test_case("case %zu", c);
@@ -80,10 +80,7 @@ TEST(every_target_once_in_an_epoch) {
         x.trained = (unsigned char *)case_memory(x.documents * DOCUMENT_IDS);
         for (size_t s = 0; s < 3; s++) { // three shards, one of them with nothing
             size_t end = s == 1 ? first : s == 0 ? x.documents / 3 : x.documents;
-            paths[s] = write_shard(s == 0   ? "a.bin"
-                                   : s == 1 ? "b.bin"
-                                            : "c.bin",
-                                   &made, x.document + first, end - first);
+            paths[s] = write_shard(names[s], &made, x.document + first, end - first);
             first = end;
         }
         settings.long_documents = cases[c].treatment, settings.shuffle = cases[c].shuffle;
@@ -104,54 +101,51 @@ TEST(every_target_once_in_an_epoch) {
 TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
     DataSettings settings = data_settings(2, 40);
     MadeShard made = made_shard(2);
-    size_t n = 0, tokens = 0;
+    size_t tokens = 0;
     unsigned char seen[100] = {0};
     char name[32];
-    for (size_t s = 0; s < 100; s++) { // one document each: s, s + 1, ... for 10 tokens
+    for (size_t s = 0; s < 100; s++) { // one document each: 600 s, 600 s + 1, ... for 10 tokens
         uint32_t id[10];
-        unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-        MadeDocument document = {10, id, counts, NULL, 0, 0, 0};
-        for (n = 0; n < 10; n++) id[n] = (uint32_t)(600 * s + n);
+        const unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+        const MadeDocument document = {10, id, counts, NULL, 0, 0, 0};
+        for (size_t n = 0; n < 10; n++) id[n] = (uint32_t)(600 * s + n);
         snprintf(name, sizeof(name), "many-%zu.bin", s);
         write_shard(name, &made, &document, 1);
     }
-    settings.vocab_size = 65536;
     SCOPED_LOADER loader = open_data(scratch_path("many-*.bin"), &settings);
     SCOPED_BATCH batch = batch_for(&loader);
     assert_int_equal(dataloader_batches(&loader), (100 + 7) / 8); // eight pieces of 9 in a stream of 80
-    for (size_t s = 0; s < dataloader_batches(&loader); s++) {
+    for (size_t s = 0; s < dataloader_batches(&loader); s++, tokens += batch.N) {
         dataloader_next(&loader, &batch);
-        for (n = 0; n < batch.N; n++) assert_int_equal(batch.targets[n], batch.tokens[n] + 1);
-        for (n = 0; n < batch.documents; n++) seen[batch.tokens[batch.document_start[n]] / 600]++;
-        tokens += batch.N;
+        for (size_t n = 0; n < batch.N; n++) assert_int_equal(batch.targets[n], batch.tokens[n] + 1);
+        for (size_t n = 0; n < batch.documents; n++) seen[batch.tokens[batch.document_start[n]] / 600]++;
     }
     assert_int_equal(tokens, 900);
     for (size_t s = 0; s < 100; s++) assert_int_equal(seen[s], 1);
 }
 
 TEST(documents_larger_than_the_buffer) {
-    size_t tokens = 600000;
-    uint32_t *id = (uint32_t *)case_memory(tokens * 4);
-    unsigned char *counts = (unsigned char *)case_memory(tokens);
-    MadeDocument document = {tokens, id, counts, NULL, 0, 0, 0};
+    enum { TOKENS = 600000 };
+    uint32_t *id = (uint32_t *)case_memory(TOKENS * sizeof(uint32_t));
+    unsigned char *counts = (unsigned char *)case_memory(TOKENS);
+    const MadeDocument document = {TOKENS, id, counts, NULL, 0, 0, 0};
     MadeShard made = made_shard(4);
-    for (size_t i = 0; i < tokens; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
+    for (size_t i = 0; i < TOKENS; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
     const char *path = write_shard("large.bin", &made, &document, 1);
-    for (size_t T = tokens - 1; T > 100000; T /= 2) { // whole, then in pieces
-        DataSettings settings = data_settings(1, T);
+    for (size_t T = TOKENS - 1; T > 200000; T /= 2) { // whole, then in pieces
+        const DataSettings settings = data_settings(1, T);
         SCOPED_LOADER loader = open_data(path, &settings);
         SCOPED_BATCH batch = batch_for(&loader);
-        size_t counted = 0;
+        double counted = 0;
         for (size_t s = 0; s < dataloader_batches(&loader); s++) {
             dataloader_next(&loader, &batch);
             for (size_t t = 0; t < batch.N; t++) {
-                int32_t token = batch.tokens[t];
-                if (batch.targets[t] != ((token + 1) % 3 == 1 ? token + 1 : -1))
-                    test_fail("%d -> %d", token, batch.targets[t]);
+                const int32_t target = batch.tokens[t] + 1;
+                if (batch.targets[t] != (target % 3 == 1 ? target : -1)) test_fail("%d: %d", target, batch.targets[t]);
             }
-            counted += (size_t)batch_count(&batch).tokens;
+            counted += batch_count(&batch).tokens;
         }
-        assert_int_equal(counted, tokens / 3);
+        assert_true(counted == TOKENS / 3);
     }
 }
 
@@ -238,15 +232,6 @@ TEST(the_bound_is_that_of_the_data) {
 }
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
-// One line that says why, with exit code 1; notes before it are no refusals.
-static void refused(ChildBody body, const char *path, const char *words) {
-    const Child *child = run_child(body, path);
-    const char *line = strstr(child->err, "train: ");
-    if (child->code != EXIT_RUNTIME) test_fail("exit code %d: %s", child->code, child->err);
-    if (!line || count_lines(line) != 1) test_fail("not one line: %s", child->err);
-    if (!strstr(line, words)) test_fail("stderr is: %s(expected: %s)", line, words);
-}
-
 static ShardImage small_image(void) { // documents of 5, 9, 3 and 20 tokens
     static const size_t lengths[] = {5, 9, 3, 20};
     MadeDocument document[4];
@@ -352,95 +337,96 @@ TEST(every_section_truncated_or_flipped) {
 
 TEST(counts_that_the_table_does_not_know) { // with a right checksum: a faulty writer
     ShardImage image = small_image();
-    unsigned char *entry = image.bytes + image.table + 48, *counts = image.bytes + image.counts + 5;
+    unsigned char *entry = image.bytes + image.table + TOKEN_SHARD_ENTRY, *counts = image.bytes + image.counts;
     entry[16]--, image.bytes[48]--;
-    put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts, 9), 4);
+    put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids + 20, 36), counts + 5, 9), 4);
     shard_image_seal(&image, 4);
-    refused(read_all, write_image("bad.bin", image), "targets where its table says");
+    refused(write_image("bad.bin", image), "targets where its table says");
     image = small_image(), entry = image.bytes + image.table, counts = image.bytes + image.counts;
     counts[4] = 2; // of the last token
     put(entry + 44, crc32_of(crc32_of(0, image.bytes + image.ids, 20), counts, 5), 4);
     shard_image_seal(&image, 4);
-    refused(read_all, write_image("bad.bin", image), "document 0, token 4 has the mask 2, which is 0 or 1");
+    refused(write_image("bad.bin", image), "document 0, token 4 has the mask 2, which is 0 or 1");
 }
 
-static void open_two(const void *context) { dataloader_open((const char *const *)context, 2, &refusal_settings); }
-
 TEST(tokenizers_kinds_and_lengths) {
-    MadeShard made = made_shard(4), other = made_shard(4);
+    MadeShard made = made_shard(4), other = made_shard(4), right = made_shard(4);
     MadeDocument *document = made_documents(0, 4, 60, 0);
-    uint32_t llmc[256 + 50] = {20240520, 1, 100};
-    const char *paths[2], *tokenizer = scratch_path("tokenizer.json"),
-                          *path = write_shard("one.bin", &made, document, 4);
+    const uint32_t llmc[256 + 50] = {20240520, 1, 100};
+    const char *tokenizer = scratch_path("tokenizer.json"), *z = scratch_path("z.bin");
+    const char *path = write_shard("one.bin", &made, document, 4);
     char words[600];
     refusal_settings = data_settings(1, 100);
     other.tokenizer = 77, other.name = "another";
-    paths[0] = path, paths[1] = write_shard("two.bin", &other, document, 4);
-    expect_refused(open_two, paths, EXIT_RUNTIME,
-                   "two.bin with another, another one; prepare both with the model's own");
-    write_file(scratch_path("z.bin"), llmc, 1024 + 200);
-    paths[1] = scratch_path("z.bin");
-    expect_refused(open_two, paths, EXIT_RUNTIME, "one.bin is a shard of documents, ");
-    paths[0] = paths[1], paths[1] = path;
-    expect_refused(open_two, paths, EXIT_RUNTIME, "z.bin is not; a run reads one kind");
+    refused_together(path, write_shard("two.bin", &other, document, 4),
+                     "two.bin with another, another one; prepare both with the model's own");
+    write_file(z, llmc, 1024 + 200);
+    refused_together(path, z, "one.bin is a shard of documents, ");
+    refused_together(z, path, "z.bin is not; a run reads one kind");
     snprintf(words, sizeof(words), "is a folder; name its shards, for example '%s/train-*.bin'", scratch_folder());
-    refused(read_all, scratch_folder(), words);
+    refused(scratch_folder(), words);
     refusal_settings.vocab_size = 50000;
-    refused(read_all, path, "its tokenizer some tokenizer has 2147483648 ids, the model's vocabulary only 50000");
+    refused(path, "its tokenizer some tokenizer has 2147483648 ids, the model's vocabulary only 50000");
     refusal_settings = data_settings(1, 100);
     write_file(tokenizer, "{\"a\": 1}", 8);
     refusal_settings.tokenizer_path = tokenizer;
-    refused(read_all, path, "--any-tokenizer");
-    made.tokenizer = (uint64_t)8 << 32 | crc32_of(0, "{\"a\": 1}", 8);
-    assert_int_equal(run_child(read_all, write_shard("right.bin", &made, document, 4))->code, 0);
+    refused(path, "--any-tokenizer");
+    right.tokenizer = (uint64_t)8 << 32 | crc32_of(0, "{\"a\": 1}", 8);
+    read_all(write_shard("right.bin", &right, document, 4));
     refusal_settings = data_settings(1, 7), refusal_settings.long_documents = LONG_REFUSE;
     document[0] = made_document(0, 8, 0), document[1] = made_document(1, 9, 0);
-    expect_refused(
-        read_all, write_shard("long.bin", &made, document, 2), EXIT_RUNTIME,
-        "long.bin: document 1 has 9 tokens, --seq-len 7 takes 8; take a longer --seq-len or --long split or");
-    assert_int_equal(run_child(read_all, write_shard("long.bin", &made, document, 1))->code, 0);
-    refused(read_all, write_shard("none.bin", &made, document, 0), "holds nothing that can be learnt");
+    refused(write_shard("long.bin", &made, document, 2),
+            "long.bin: document 1 has 9 tokens, --seq-len 7 takes 8; take a longer --seq-len or --long split or");
+    read_all(write_shard("long.bin", &made, document, 1));
+    refused(write_shard("none.bin", &made, document, 0), "holds nothing that can be learnt");
 }
 
 TEST(what_was_done_is_said_once) {
+    static const struct {
+        size_t T;
+        LongDocuments treatment;
+        const char *notes[3]; // then NULL
+    } rows[] = {{40,
+                 LONG_SPLIT,
+                 {"2 of 3 documents are longer than --seq-len 40 and are split; 5 segments in all",
+                  "2 segments of documents are left out: they have no target"}},
+                {40,
+                 LONG_TRUNCATE,
+                 {"2 of 3 documents are longer than --seq-len 40 and are truncated, by 120 tokens in all",
+                  "1 segments of documents are left out"}},
+                {100, LONG_SPLIT, {NULL}}};
     MadeShard made = made_shard(4);
     MadeDocument document[3];
     for (size_t i = 0; i < 3; i++) document[i] = made_document(i, i ? 101 : 20, 0);
-    for (size_t i = 1; i < 100; i++)
-        ((unsigned char *)(uintptr_t)document[1].counts)[i] = 0; // only its last target counts
-    refusal_settings = data_settings(2, 40);
-    const Child *child = run_child(read_all, write_shard("note.bin", &made, document, 3));
-    assert_int_equal(child->code, 0);
-    assert_int_equal(count_lines(child->err), 2);
-    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are split; 5 segments in all"))
-        test_fail("%s", child->err);
-    if (!strstr(child->err, "2 segments of documents are left out: they have no target")) test_fail("%s", child->err);
-    refusal_settings.long_documents = LONG_TRUNCATE;
-    child = run_child(read_all, scratch_path("note.bin"));
-    if (!strstr(child->err, "2 of 3 documents are longer than --seq-len 40 and are truncated, by 120 tokens in all"))
-        test_fail("%s", child->err);
-    refusal_settings = data_settings(2, 100);
-    assert_string_equal(run_child(read_all, scratch_path("note.bin"))->err, "");
+    memset((unsigned char *)(uintptr_t)document[1].counts, 0, 100); // only its last target counts
+    const char *path = write_shard("note.bin", &made, document, 3);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        size_t lines = 0;
+        refusal_settings = data_settings(2, rows[i].T), refusal_settings.long_documents = rows[i].treatment;
+        const Child *child = run_child(read_all, path);
+        for (; rows[i].notes[lines]; lines++)
+            if (!strstr(child->err, rows[i].notes[lines])) test_fail("%s", child->err);
+        assert_int_equal(child->code, 0);
+        assert_int_equal(count_lines(child->err), lines);
+    }
 }
 
-// context: the path, whose file is cut short, or else removed, before it is read.
-static void cut_while_reading(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
-    Batch batch = batch_for(&loader);
-    if (!truncate((const char *)context, 700)) dataloader_next(&loader, &batch);
+// The file is cut short before it is read, or removed.
+static void read_cut(const void *path) {
+    SCOPED_LOADER loader = open_data((const char *)path, &refusal_settings);
+    SCOPED_BATCH batch = batch_for(&loader);
+    if (!truncate((const char *)path, 700)) dataloader_next(&loader, &batch);
 }
 
-static void removed_while_reading(const void *context) {
-    DataLoader loader = open_data((const char *)context, &refusal_settings);
-    Batch batch = batch_for(&loader);
-    if (!unlink((const char *)context)) dataloader_next(&loader, &batch);
+static void read_removed(const void *path) {
+    SCOPED_LOADER loader = open_data((const char *)path, &refusal_settings);
+    SCOPED_BATCH batch = batch_for(&loader);
+    if (!unlink((const char *)path)) dataloader_next(&loader, &batch);
 }
 
 TEST(files_that_change) {
-    ShardImage image = small_image();
-    refused(cut_while_reading, write_image("bad.bin", image), "has changed its size since it was opened");
-    image = small_image();
-    refused(removed_while_reading, write_image("bad.bin", image), "cannot be opened any more");
+    refused_by(read_cut, write_image("bad.bin", small_image()), "has changed its size since it was opened");
+    refused_by(read_removed, write_image("bad.bin", small_image()), "cannot be opened any more");
 }
 
 static ShardImage small_image_of_round(size_t round, size_t *documents) {
@@ -450,36 +436,5 @@ static ShardImage small_image_of_round(size_t round, size_t *documents) {
 }
 
 TEST(random_damage_of_documents) { expect_random_images_survived(150, 51, 147, small_image_of_round); }
-
-// ---- llm.c's shards, shuffled ---------------------------------------------------------------------------------------
-TEST(llmc_shards_are_shuffled_by_micro_batches) {
-    DataSettings settings = data_settings(1, 10);
-    uint32_t header[256] = {20240801, 7, 501};
-    uint32_t *image = (uint32_t *)case_memory(4 * (256 + 501));
-    const char *path = scratch_path("llmc.bin");
-    int32_t order[3][50];
-    size_t same = 0;
-    memcpy(image, header, sizeof(header));
-    for (size_t i = 0; i < 501; i++) image[256 + i] = (uint32_t)i;
-    write_file(path, image, 4 * (256 + 501));
-    settings.shuffle = SHUFFLE_ON;
-    SCOPED_LOADER loader = open_data(path, &settings);
-    SCOPED_BATCH batch = batch_for(&loader);
-    allocation_guard = 1;
-    for (size_t epoch = 0; epoch < 3; epoch++) {
-        unsigned char seen[50] = {0};
-        for (size_t i = 0; i < 50; i++) {
-            if (epoch == 2) loader.next = i; // back to the first
-            dataloader_next(&loader, &batch);
-            order[epoch][i] = batch.tokens[0] / 10;
-            assert_int_equal(batch.targets[9], batch.tokens[0] + 10);
-            assert_int_equal(seen[order[epoch][i]]++, 0);
-        }
-    }
-    allocation_guard = 0;
-    assert_memory_equal(order[0], order[2], sizeof(order[0]));
-    for (size_t i = 0; i < 50; i++) same += order[0][i] == order[1][i];
-    assert_true(same < 10);
-}
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
