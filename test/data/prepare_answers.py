@@ -2,8 +2,6 @@
 
 import glob
 import json
-import math
-import os
 import struct
 import zlib
 
@@ -13,12 +11,6 @@ import encode
 import prepare_samples as samples
 import shards
 from prepare_runs import WithCommand, contents, read_shard
-
-
-def rollout(i):
-    """Tokens, which of them are trained on, and their advantages."""
-    ids = [(7 * i + k * k) % 300 for k in range(4 + i % 20)]
-    return {"ids": ids, "train": [int(k > i % 3) for k in range(len(ids))], "advantages": [math.sin(i + k) for k in range(len(ids))]}
 
 
 class Answers(WithCommand):
@@ -74,7 +66,7 @@ class Answers(WithCommand):
         self.assert_said("--rollout --reward-command", "prompts in 31 documents", "prompt alone")
 
     def test_advantages(self):
-        rows = [rollout(i) for i in range(200)]
+        rows = [samples.rollout(i) for i in range(200)]
         made, i = self.made("values", rows, "--shard-tokens", "900"), 0
         self.assertGreater(len(made), 1)
         for _, fields, table, ids, counts, raw in made:
@@ -91,40 +83,15 @@ class Answers(WithCommand):
         self.assert_said("--objective ppo", "documents with advantages")
 
     def test_kinds_do_not_mix(self):
-        for number, (first, other) in enumerate(((rollout(5), {"text": "hello world"}), ({"text": "hello world"}, rollout(5)),
+        for number, (first, other) in enumerate(((samples.rollout(5), {"text": "hello world"}), ({"text": "hello world"}, samples.rollout(5)),
                                                  ({"prompt": "a"}, {"prompt": "a", "completion": " b"}))):
             out = self.path(str(number))
             self.refused(1, "1 bad sample", self.command(out, self.write(f"{number}.jsonl", [first, other])))
             self.assertEqual(json.loads(contents(out)["rejected.jsonl"])["reason"], "another kind")
 
-    def test_a_writer_of_values_goes_on(self):
-        tables = np.zeros(4, shards.TABLE)
-        tables["tokens"], tables["begin"], tables["counted"] = 5, 5 * np.arange(4), 4
-        ids, counts, values = np.arange(20, dtype="<u2"), np.ones(20, np.uint8), np.linspace(-1, 1, 20, dtype=np.float32)
-        made = []
-        for name, halves in (("whole", False), ("halves", True)):
-            folder = self.path(name)
-            os.makedirs(folder)
-            writer = lambda state=None: shards.ShardWriter(folder, "train", shards.ADVANTAGES, 300, 0, "x", 1000, state)
-            w = writer()
-            w.add(ids[:10], counts[:10], tables[:2], [1, 1], values[:10])
-            if halves:  # what came after the state is lost
-                state = w.state()
-                w.add(ids[:5], counts[:5], tables[:1], [1], values[:5])
-                for file in w.files.values():
-                    file.close()
-                w = writer(state)
-            rest = tables[2:].copy()
-            rest["begin"] -= 10
-            w.add(ids[10:], counts[10:], rest, [1, 1], values[10:])
-            w.close()
-            made.append(contents(folder)["train-00000.bin.tmp"])
-        self.assertEqual(made[0], made[1])
-        self.assertEqual(struct.unpack("<20f", made[0][-80:]), tuple(values.tolist()))
-
     def test_damage_is_found(self):
         """Of any byte, and of the length."""
-        for name, rows in (("values", [rollout(i) for i in range(9)]), ("prompts", [{"prompt": "hello world", "answer": "a"}] * 9),
+        for name, rows in (("values", [samples.rollout(i) for i in range(9)]), ("prompts", [{"prompt": "hello world", "answer": "a"}] * 9),
                            ("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 5),
                            ("documents", samples.conversations(12, most=5))):
             (path, fields, _, _, _, raw), = self.made(name, rows)
@@ -156,7 +123,7 @@ class Answers(WithCommand):
         at = lambda document, field: 256 + 48 * document + field
         for words, changes in (("group 0 has one completion alone", [(at(1, 24), b"\1")]),
                                ("not numbered in order", [(at(2, 24), b"\2")]), ("not numbered in order", [(at(4, 24), b"\0")]),
-                               ("rewards that are not finite", [(at(2, 40), struct.pack("<f", math.nan))]),
+                               ("rewards that are not finite", [(at(2, 40), struct.pack("<f", float("nan")))]),
                                ("not numbered in order", [(68, b"\1"), (at(5, 24), b"\5")]),
                                ("cannot be", [(68, b"\3"), *((at(i, 24), bytes([i])) for i in range(6))])):
             with self.assertRaisesRegex(shards.ShardError, words):

@@ -5,6 +5,7 @@ import contextlib
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -383,36 +384,36 @@ class Restarts(WithCommand):
         self.assert_same_files(contents(self.path("full")), contents(self.path("whole")))
 
     def test_a_crash_at_every_step(self):
-        """At each fsync, rename and removal of a small run: before it is done, and after."""
-        data = self.write("a.jsonl", [*samples.conversations(18, most=25), "{", *samples.conversations(18, 3, most=25)])
-        with mock.patch.object(inputs, "BATCH_ROWS", 4), mock.patch.object(run, "STATE_SECONDS", 0):
-            run_of(self.tokenizer, self.path("whole"), data, shard_tokens=1200).run()
+        """At each fsync, rename and removal of a small run with advantages: before it is done, and after."""
+        data = self.write("a.jsonl", [*map(samples.rollout, range(40)), "{", *map(samples.rollout, range(40, 80))])
+        run_to = lambda name: run_of(self.tokenizer, self.path(name), data, shard_tokens=150)
+        with mock.patch.object(inputs, "BATCH_ROWS", 8), mock.patch.object(run, "STATE_SECONDS", 0):
+            run_to("whole").run()
             expected, crashes = contents(self.path("whole")), 0
-            for name in ("fsync", "replace", "remove"):
-                for after in (False, True):
-                    step, where = 1, f"{name}-{after}-"
-                    while self.crashes(getattr(os, name), name, step, after, self.path(where + str(step)), data):
-                        crashes += 1
-                        run_of(self.tokenizer, self.path(where + str(step)), data, shard_tokens=1200).run()
-                        self.assert_same_files(contents(self.path(where + str(step))), expected, where + str(step))
-                        step += 1 if step < 5 else 37
+            for name, after in itertools.product(("fsync", "replace", "remove"), (False, True)):
+                step, where = 1, f"{name}-{after}-1"
+                while self.crashes(run_to(where), name, step, after):
+                    run_to(where).run()
+                    self.assert_same_files(contents(self.path(where)), expected, where)
+                    crashes, step = crashes + 1, step + (1 if step < 5 else 37)
+                    where = f"{name}-{after}-{step}"
             self.assertGreater(crashes, 20)
         self.assertGreater(sum(name.endswith(".bin") for name in expected), 5)
 
-    def crashes(self, function, name, step, after, out, data):
-        calls = 0
+    @staticmethod
+    def crashes(work, name, step, after):
+        """Whether the run gets to that call of os.NAME, where it ends."""
+        calls, function = itertools.count(1), getattr(os, name)
 
         def failing(*arguments, **named):
-            nonlocal calls
-            calls += 1
-            if calls == step and not after:
+            number = next(calls)
+            if number == step and not after:
                 raise Crash
             result = function(*arguments, **named)
-            if calls == step:
+            if number == step:
                 raise Crash
             return result
 
-        work = run_of(self.tokenizer, out, data, shard_tokens=1200)
         with mock.patch.object(os, name, failing):
             try:
                 work.run()

@@ -1,6 +1,7 @@
 """Tokenizers, chat templates and conversations for the tests of data/: made here, in the manner of those that models come with."""
 
 import json
+import math
 import os
 import random
 
@@ -154,6 +155,12 @@ def conversations(count, seed=0, most=40):
     rng = random.Random(seed)
     for _ in range(count):
         yield {"messages": [{"role": role, "content": words(rng, most)} for _ in range(rng.randint(1, 4)) for role in ("user", "assistant")]}
+
+
+def rollout(i):
+    """Tokens, which of them are trained on, and their advantages."""
+    ids = [(7 * i + k * k) % 300 for k in range(4 + i % 20)]
+    return {"ids": ids, "train": [int(k > i % 3) for k in range(len(ids))], "advantages": [math.sin(i + k) for k in range(len(ids))]}
 
 
 def long_conversation(rng, turns, variant):

@@ -269,18 +269,6 @@ class Masks(WithTokenizers):
             (_, (a,)), (_, (b,)) = (self.encoder(name).encode(record) for name in ("plain", "generation"))
             self.assertTrue(np.array_equal(a.ids, b.ids) and np.array_equal(a.counts, b.counts))
 
-    def test_differences_agree_with_prefixes(self):
-        """Where both ways apply they find the same, up to the space a template puts behind a turn."""
-        for name in ("chatml", "llama3", "gemma", "mistral"):
-            encoder = self.encoder(name)
-            for record in samples.conversations(60, most=6):
-                messages = record["messages"]
-                text = encoder.template.render(messages)
-                wanted = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-                prefixes = encoder.turns.by_prefixes(text, messages, wanted, None, {})
-                differences = encoder.turns.by_differences(text, messages, wanted, None, None, {})
-                self.assertEqual([(i, b, text[b:e].rstrip()) for i, b, e in prefixes], [(i, b, text[b:e]) for i, b, e in differences])
-
     def test_long_conversations_are_as_if_every_turn_were_rendered(self):
         """Spans from two renderings and a few prefixes are those from renderings for every message."""
         self.addCleanup(setattr, spans, "LONG", spans.LONG)
