@@ -25,36 +25,43 @@ static MadeShard made_kind(ShardKind kind) {
     return made;
 }
 
-// Pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens. Returns how many documents
-// there are.
-static size_t made_groups(MadeDocument *document, size_t first, size_t groups, size_t most, size_t longest) {
+// `groups` pairs (most 2) or groups of 2 to `most` completions; documents of 2 to `longest` tokens, with all that a
+// document of any kind may have. Returns how many documents there are.
+static size_t made_groups(const MadeShard *made, MadeDocument *document, size_t first, size_t groups, size_t most,
+                          size_t longest) {
     size_t count = 0;
     for (size_t g = 0; g < groups; g++) {
-        size_t members = 2 + test_random_below(most - 1);
-        for (size_t i = 0; i < members; i++, count++) {
-            document[count] = made_document(first + count, 2 + test_random_below(longest - 1), 4);
-            document[count].group = g;
-            document[count].reward = (float)test_normal();
+        for (size_t left = 2 + test_random_below(most - 1); left > 0; left--) {
+            MadeDocument *d = &document[count];
+            *d = made_document(first + count++, 2 + test_random_below(longest - 1), 4);
+            float *value = (float *)case_memory(d->tokens * sizeof(float));
+            for (size_t t = 0; t < d->tokens; t++) value[t] = (float)test_normal();
+            d->group = g, d->reward = (float)test_normal(), d->value = value;
+            d->prompt = 1 + test_random_below(d->tokens - 1);
+            if (made->kind == KIND_PROMPTS) memset((unsigned char *)(uintptr_t)d->counts, 0, d->tokens);
         }
     }
     return count;
 }
 
+// Two shards of these, whose documents are numbered through.
+static size_t write_two(const MadeShard *made, MadeDocument *document, size_t groups, size_t most, size_t longest,
+                        const char *paths[2]) {
+    const size_t first = made_groups(made, document, 0, groups, most, longest);
+    const size_t second = made_groups(made, document + first, first, groups, most, longest);
+    paths[0] = write_shard("a.bin", made, document, first);
+    paths[1] = write_shard("b.bin", made, document + first, second);
+    return first + second;
+}
+
 static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
 
-// A shard of each kind, and one of documents with values.
+// A shard of each kind, by ShardKind.
 static void write_kinds(void) {
-    static const float value[DOCUMENT_IDS];
-    for (size_t k = 0; k < 5; k++) {
-        MadeShard made = made_kind(k < 4 ? (ShardKind)k : KIND_DOCUMENTS);
+    for (size_t k = 0; k < COUNT_OF(kind_files); k++) {
+        const MadeShard made = made_kind((ShardKind)k);
         MadeDocument document[4];
-        made_groups(document, 0, 2, 2, 20);
-        for (size_t i = 0; i < 4; i++) {
-            document[i].value = value, document[i].prompt = 1;
-            if (k == 3) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
-        }
-        made.values = k == 4;
-        write_shard(kind_files[k], &made, document, 4);
+        write_shard(kind_files[k], &made, document, made_groups(&made, document, 0, 2, 2, 20));
     }
 }
 

@@ -74,30 +74,23 @@ TEST(pairs_and_groups_stay_whole) {
         Shuffle shuffle;
     } cases[] = {{OBJECTIVE_DPO, 200, 2, 1, 60, SHUFFLE_ON},    {OBJECTIVE_SIMPO, 150, 2, 4, 100, SHUFFLE_AUTO},
                  {OBJECTIVE_ORPO, 50, 2, 2, 59, SHUFFLE_OFF},   {OBJECTIVE_GRPO, 120, 8, 1, 60, SHUFFLE_ON},
-                 {OBJECTIVE_GSPO, 60, 5, 3, 80, SHUFFLE_OFF},   {OBJECTIVE_GRPO, 1, 2, 1, 60, SHUFFLE_ON},
+                 {OBJECTIVE_GSPO, 60, 5, 3, 80, SHUFFLE_OFF},   {OBJECTIVE_GRPO, 2, 2, 1, 60, SHUFFLE_ON},
                  {OBJECTIVE_DPO, 300, 2, 1, 1000, SHUFFLE_AUTO}};
-    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
         const Objective objective = objective_of(cases[c].objective);
+        const size_t units = 2 * cases[c].groups, most = units * cases[c].most;
+        const MadeShard made = made_kind(objective_data[objective.kind]);
         DataSettings settings = answer_settings(cases[c].B, cases[c].T, &objective);
-        MadeShard made = made_kind(cases[c].objective >= OBJECTIVE_GRPO ? KIND_GROUPS : KIND_PAIRS);
-        MadeDocument *document;
         const char *paths[2];
         test_case("case %zu", c);
-        Answers x = {0};
-        x.document = document = (MadeDocument *)case_memory(2 * cases[c].groups * cases[c].most * sizeof(MadeDocument));
-        x.unit = (size_t *)case_memory(2 * cases[c].groups * cases[c].most * sizeof(size_t));
-        for (size_t s = 0; s < 2; s++) { // each shard numbers its groups from 0
-            size_t count = made_groups(document + x.documents, x.documents, cases[c].groups, cases[c].most, 60);
-            paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + x.documents, count);
-            for (size_t i = 0; i < count; i++)
-                x.unit[x.documents + i] = s * cases[c].groups + document[x.documents + i].group;
-            x.documents += count;
-        }
-        x.units = 2 * cases[c].groups, x.seen = (unsigned char *)case_memory(x.documents);
-        x.scale = settings.scale_rewards = c % 2 != 0;
-        settings.shuffle = cases[c].shuffle;
+        MadeDocument *document = (MadeDocument *)case_memory(most * sizeof(MadeDocument));
+        size_t *unit = (size_t *)case_memory(most * sizeof(size_t));
+        const size_t documents = write_two(&made, document, cases[c].groups, cases[c].most, 60, paths);
+        for (size_t i = 1; i < documents; i++) unit[i] = unit[i - 1] + (document[i].group != document[i - 1].group);
+        Answers x = {document, documents, unit, units, c % 2, (unsigned char *)case_memory(documents)};
+        settings.scale_rewards = c % 2, settings.shuffle = cases[c].shuffle;
         SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
-        assert_int_equal(loader.samples, x.units);
+        assert_int_equal(loader.samples, units);
         assert_int_equal(loader.packing.capacity, cases[c].B * cases[c].T * loader.largest_sample);
         SCOPED_BATCH batch = batch_for(&loader);
         allocation_guard = 1;
@@ -108,30 +101,35 @@ TEST(pairs_and_groups_stay_whole) {
 
 TEST(a_place_of_pairs_is_one_number) {
     const Objective objective = objective_of(OBJECTIVE_DPO);
-    DataSettings settings = answer_settings(2, 40, &objective);
-    MadeShard made = made_kind(KIND_PAIRS);
+    const DataSettings settings = answer_settings(2, 40, &objective);
+    const MadeShard made = made_kind(KIND_PAIRS);
     MadeDocument document[160];
-    const char *path = write_shard("pairs.bin", &made, document, made_groups(document, 0, 80, 2, 40));
-    expect_seeks(path, &settings, 200, NULL);
+    expect_seeks(write_shard("pairs.bin", &made, document, made_groups(&made, document, 0, 80, 2, 40)), &settings, 200,
+                 NULL);
 }
 
 TEST(a_batch_has_what_its_objective_needs) {
-    const Objective sft = objective_of(OBJECTIVE_SFT), dpo = objective_of(OBJECTIVE_DPO),
-                    simpo = objective_of(OBJECTIVE_SIMPO);
-    Objective grpo = objective_of(OBJECTIVE_GRPO);
-    const Objective *const objectives[] = {NULL, &sft, &dpo, &simpo, &grpo};
-    grpo.beta = 0.1;
-    for (size_t i = 0; i < 5; i++) {
-        DataSettings settings = answer_settings(1, 30, objectives[i]);
-        MadeShard made = made_kind(i < 2 ? KIND_DOCUMENTS : i < 4 ? KIND_PAIRS : KIND_GROUPS);
-        MadeDocument document[8];
-        made_groups(document, 0, 4, 2, 30);
-        SCOPED_LOADER loader = open_data(write_shard("needs.bin", &made, document, 8), &settings);
+    static const struct {
+        ObjectiveKind objective;
+        double beta;
+        int answers, group, reward, advantage, reference;
+    } rows[] = {{OBJECTIVE_SFT, 0, 0, 0, 0, 0, 0},   {OBJECTIVE_DPO, 0, 1, 1, 0, 0, 1},
+                {OBJECTIVE_SIMPO, 0, 1, 1, 0, 0, 0}, {OBJECTIVE_GRPO, 0.1, 1, 1, 1, 1, 1},
+                {OBJECTIVE_GRPO, 0, 1, 1, 1, 1, 0},  {OBJECTIVE_PPO, 0, 1, 0, 0, 1, 0}};
+    write_kinds();
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        Objective objective = objective_of(rows[i].objective);
+        const DataSettings settings = answer_settings(1, 30, &objective);
+        objective.beta = rows[i].beta;
+        SCOPED_LOADER loader = open_data(scratch_path(kind_files[objective_data[objective.kind]]), &settings);
         SCOPED_BATCH batch = dataloader_batch(&loader);
-        assert_true((batch.group != NULL) == (i >= 2) && (batch.document_weight != NULL) == (i >= 2));
-        assert_true((batch.reward != NULL) == (i == 4) && (batch.advantage != NULL) == (i == 4));
-        assert_true((batch.reference != NULL) == (i == 2 || i == 4) && !batch.old);
-        if (batch.reference) assert_true(isnan(batch.reference[0])); // nobody knows it yet
+        test_case("%s, beta %g", objective_names[objective.kind], objective.beta);
+        assert_int_equal(batch.document_weight != NULL, rows[i].answers);
+        assert_int_equal(batch.group != NULL, rows[i].group);
+        assert_int_equal(batch.reward != NULL, rows[i].reward);
+        assert_int_equal(batch.advantage != NULL, rows[i].advantage);
+        assert_int_equal(batch.reference != NULL, rows[i].reference);
+        assert_true(!batch.old && (!batch.reference || isnan(batch.reference[0]))); // nobody knows it yet
     }
 }
 
@@ -179,16 +177,14 @@ TEST(long_answers_are_not_split) {
     assert_int_equal(child->code, 0);
     if (!strstr(child->err, "1 of 3 pairs are left out: one of their documents has no target within --seq-len 24"))
         test_fail("%s", child->err);
-    DataLoader loader = open_data(path, &refusal_settings);
+    SCOPED_LOADER loader = open_data(path, &refusal_settings);
     assert_int_equal(loader.samples, 2);
     assert_int_equal(loader.segments, 4); // the chosen answer went with the rejected one
     assert_int_equal(loader.packing.positions, 4 * 19);
-    dataloader_close(&loader);
     refusal_settings.T = 25; // one target of the long one is left
-    loader = open_data(path, &refusal_settings);
-    assert_int_equal(loader.samples, 3);
-    assert_true(dataloader_targets(&loader, 0, dataloader_batches(&loader)).tokens == 5 * 19 + 1);
-    dataloader_close(&loader);
+    SCOPED_LOADER longer = open_data(path, &refusal_settings);
+    assert_int_equal(longer.samples, 3);
+    assert_true(dataloader_targets(&longer, 0, dataloader_batches(&longer)).tokens == 5 * 19 + 1);
     refusal_settings.B = 1u << 20, refusal_settings.T = 1u << 10;
     expect_refused(read_all, path, EXIT_USAGE, "--batch 1048576 x --seq-len 1024 x 2 (documents of a sample): at most");
 }
@@ -212,7 +208,7 @@ TEST(faults_of_pairs_and_groups) {
                   {KIND_GROUPS, 6, 2, 40, 0x7fc00000, "bad.bin: document 2 has a reward that is not a finite number"},
                   {KIND_GROUPS, 6, 5, 40, 0xff800000, "bad.bin: document 5 has a reward that is not a finite number"}};
     const Objective dpo = objective_of(OBJECTIVE_DPO), grpo = objective_of(OBJECTIVE_GRPO);
-    for (size_t f = 0; f < sizeof(faults) / sizeof(faults[0]); f++) {
+    for (size_t f = 0; f < COUNT_OF(faults); f++) {
         MadeShard made = made_kind(faults[f].kind);
         MadeDocument document[7];
         test_case("%s", faults[f].words);
@@ -228,25 +224,18 @@ TEST(faults_of_pairs_and_groups) {
 
 // ---- advantages of tokens -------------------------------------------------------------------------------------------
 static ShardImage image_of_values(MadeDocument *document, size_t count, size_t longest) {
-    MadeShard made = made_shard(2);
-    made.values = 1;
-    for (size_t i = 0; i < count; i++) {
-        document[i] = made_document(i, 2 + test_random_below(longest - 1), 3);
-        float *value = (float *)case_memory(document[i].tokens * sizeof(float));
-        for (size_t t = 0; t < document[i].tokens; t++) value[t] = (float)test_normal();
-        document[i].value = value;
-    }
-    return shard_image(&made, document, count);
+    const MadeShard made = made_kind(KIND_VALUES);
+    return shard_image(&made, document, made_groups(&made, document, 0, count / 2, 2, longest));
 }
 
 TEST(values_are_advantages_of_their_targets) {
     const Objective ppo = objective_of(OBJECTIVE_PPO);
     for (size_t k = 0; k < 2; k++) { // whole, then in pieces
         DataSettings settings = answer_settings(2, k ? 10 : 40, &ppo);
-        MadeDocument document[15];
+        MadeDocument document[16];
         size_t seen = 0;
         TargetCounts counts = {0, 0, 0};
-        SCOPED_LOADER loader = open_data(write_image("values.bin", image_of_values(document, 15, 41)), &settings);
+        SCOPED_LOADER loader = open_data(write_image("values.bin", image_of_values(document, 16, 41)), &settings);
         SCOPED_BATCH batch = batch_for(&loader);
         size_t streams = dataloader_batches(&loader);
         allocation_guard = 1;
@@ -268,29 +257,20 @@ TEST(values_are_advantages_of_their_targets) {
 TEST(faults_of_values) {
     const Objective ppo = objective_of(OBJECTIVE_PPO);
     MadeDocument document[6];
-    MadeShard made = made_kind(KIND_PAIRS);
-    ShardImage image = image_of_values(document, 6, 30);
-    const float infinite = -INFINITY;
-    refusal_settings = answer_settings(1, 40, &ppo);
-    assert_int_equal(run_child(read_all, write_image("whole.bin", image))->code, 0);
-    for (size_t k = 0; k < 2; k++) {
+    MadeShard made = made_kind(KIND_VALUES);
+    for (size_t k = 0; k < 2; k++) { // whole, then in pieces
         refusal_settings = answer_settings(1, k ? 10 : 40, &ppo);
-        image = image_of_values(document, 6, 30);
+        ShardImage image = image_of_values(document, 6, 30);
         image.bytes[image.size - 3] ^= 1;
-        assert_non_null(
-            strstr(run_child(read_all, write_image("bad.bin", image))->err, "the checksum of document 5 is wrong"));
+        refused(write_image("bad.bin", image), "the checksum of document 5 is wrong");
     }
-    refusal_settings = answer_settings(1, 40, &ppo);
-    free(image_of_values(document, 6, 30).bytes);
-    memcpy((float *)(uintptr_t)document[2].value + 1, &infinite, sizeof(float));
-    made = made_shard(4), made.values = 1;
-    refused(write_image("bad.bin", shard_image(&made, document, 6)),
-            "bad.bin: document 2, token 1 has the advantage -inf");
-    image = image_of_values(document, 6, 30);
+    ShardImage image = image_of_values(document, 6, 30);
     image.size -= 4;
     refused(write_image("bad.bin", image), "truncated");
-    made = made_kind(KIND_PAIRS), made.values = 1;
-    refused(write_image("bad.bin", shard_image(&made, document, 6)),
+    ((float *)(uintptr_t)document[2].value)[1] = -INFINITY;
+    refused(write_shard("bad.bin", &made, document, 6), "bad.bin: document 2, token 1 has the advantage -inf");
+    made.kind = KIND_PAIRS;
+    refused(write_shard("bad.bin", &made, document, 6),
             "holds values for each token, which only documents (kind 0) have");
 }
 
@@ -303,7 +283,7 @@ static ShardImage image_of_round(size_t round, size_t *documents) {
     refusal_settings = answer_settings(1, 16, &objective);
     if (round % 3 == 2) return image_of_values(document, *documents = 6, 20);
     refusal_settings.long_documents = LONG_TRUNCATE;
-    *documents = made_groups(document, 0, 3, round % 3 ? 4 : 2, 20);
+    *documents = made_groups(&made, document, 0, 3, round % 3 ? 4 : 2, 20);
     return shard_image(&made, document, *documents);
 }
 

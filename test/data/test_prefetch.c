@@ -42,19 +42,18 @@ static void expect_read_ahead(const char *path, DataSettings settings, size_t ac
     expect_steps(&ahead, &other, &batch, steps, pause);
     allocation_guard = 0;
     assert_true(other.next > dataloader_batches(&one)); // over the end of epochs
-    assert_true(ahead.waited >= 0);
+    assert_true(ahead.waited > 0);
     prefetch_free(&ahead);
 }
 
 TEST(the_same_at_any_speed) {
-    static const size_t pauses[] = {0, 1, 30, 300}, lengths[] = {20, 4000}; // short ones: reading is slower than taking
+    static const size_t pauses[] = {0, 1, 30, 300}, accumulated[] = {1, 4, 7};
     for (size_t p = 0; p < 4; p++) {
-        for (size_t l = 0; l < 2; l++) {
-            for (size_t accumulated = 1; accumulated < 8; accumulated += 3) {
-                test_case("pause %zu, length %zu, %zu accumulated", pauses[p], lengths[l], accumulated);
-                const char *path = write_documents(l ? 30 : 900, lengths[l]);
-                expect_read_ahead(path, data_settings(4, 100 << l), accumulated, 150 / accumulated, pauses[p]);
-            }
+        for (size_t l = 0; l < 2; l++) { // short documents: reading is slower than taking
+            const size_t a = accumulated[(p + l) % 3];
+            test_case("pause %zu, %s documents, %zu accumulated", pauses[p], l ? "long" : "short", a);
+            const char *path = l ? write_documents(30, 4000) : write_documents(900, 20);
+            expect_read_ahead(path, data_settings(4, 100 << l), a, 150 / a, pauses[p]);
         }
     }
 }
@@ -84,36 +83,14 @@ TEST(llmc_shards_are_read_ahead_too) {
 
 TEST(answers_are_read_ahead_too) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO};
-    static const float value[64] = {0.5f, -1, 2, 0.25f};
     for (size_t c = 0; c < 3; c++) {
         const Objective objective = objective_of(kinds[c]);
-        MadeShard made = made_kind(objective_data[objective.kind]);
+        const MadeShard made = made_kind(objective_data[objective.kind]);
         MadeDocument document[200];
-        size_t count = made_groups(document, 0, 40, c == 0 ? 2 : 5, 40);
-        for (size_t i = 0; i < count; i++) document[i].value = value;
-        made.values = c == 2;
-        const char *path = write_shard("answers.bin", &made, document, count);
-        expect_read_ahead(path, answer_settings(2, 40, &objective), 3, 40, 0);
+        const size_t count = made_groups(&made, document, 0, 40, c == 0 ? 2 : 5, 40);
+        expect_read_ahead(write_shard("answers.bin", &made, document, count), answer_settings(2, 40, &objective), 3, 40,
+                          0);
     }
-}
-
-TEST(waiting_is_measured) {
-    DataSettings settings = data_settings(1, 4000);
-    SCOPED_LOADER loader = open_data(write_documents(300, 4000), &settings);
-    Prefetch ahead;
-    size_t i;
-    prefetch_allocate(&ahead, &loader, assign_alone(1));
-    prefetch_start(&ahead, 0);
-    for (i = 0; i < 50; i++) prefetch_take(&ahead);
-    assert_true(ahead.waited > 0);
-    for (i = 0; i < 20; i++) { // a step that takes longer than reading does not wait: the median of some
-        double before = ahead.waited;
-        usleep(20000);
-        prefetch_take(&ahead);
-        if (ahead.waited - before < 0.002) break;
-    }
-    assert_true(i < 20);
-    prefetch_free(&ahead);
 }
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
@@ -169,7 +146,7 @@ static void end_in_the_middle(const void *context) {
 
 TEST(another_error_stops_the_threads) {
     const char *path = write_documents(200, 90);
-    for (size_t i = 0; i < 10; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
+    for (size_t i = 0; i < 4; i++) expect_refused(end_in_the_middle, path, EXIT_RUNTIME, "something else");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -42,19 +42,15 @@ TEST(log_probabilities_are_those_of_the_targets) {
     for (size_t c = 0; c < 4; c++) {
         Objective objective = objective_of(objectives[c]);
         DataSettings settings = answer_settings(2, c ? 30 : 10, &objective); // documents alone are split
-        MadeShard made = made_kind(objective_data[objectives[c]]);
+        const MadeShard made = made_kind(objective_data[objectives[c]]);
         MadeDocument document[2 * 20 * 6];
-        size_t before[2 * 20 * 6], count = 0, added, tokens = 0;
+        size_t before[2 * 20 * 6], tokens = 0;
         const char *paths[2];
         test_case("%s", objective_names[objectives[c]]);
-        made.values = c == 0;
-        for (size_t s = 0; s < 2; s++, count += added) {
-            added = made_groups(document + count, count, 20, c == 1 ? 2 : 6, 30);
-            for (size_t i = count; i < count + added; i++) {
-                document[i].value = (float *)case_memory(document[i].tokens * sizeof(float));
-                before[i] = tokens, tokens += document[i].tokens;
-            }
-            paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
+        const size_t count = write_two(&made, document, 20, c == 1 ? 2 : 6, 30, paths);
+        for (size_t i = 0; i < count; i++) {
+            before[i] = tokens;
+            tokens += document[i].tokens;
         }
         objective.beta = 0.1;
         SCOPED(logprobs_close) LogprobFile file = logprobs_of_tokens("all.logprobs", document, count, tokens);
@@ -93,7 +89,7 @@ TEST(any_kind_is_read_document_by_document) {
             refused(path, "holds prompts alone, none of whose tokens is a target; give data with answers");
             continue;
         }
-        DataLoader loader = open_data(path, &settings);
+        SCOPED_LOADER loader = open_data(path, &settings);
         SCOPED_BATCH batch = batch_for(&loader);
         for (size_t i = 0; i < dataloader_batches(&loader); i++, documents += batch.documents) {
             dataloader_next(&loader, &batch);
@@ -103,11 +99,9 @@ TEST(any_kind_is_read_document_by_document) {
         }
         assert_int_equal(documents, 4);
         key[k] = dataloader_content_key(&loader);
-        dataloader_close(&loader);
         if (k) other.objective = &objective;
-        loader = open_data(path, &other);
-        assert_true(dataloader_content_key(&loader) == key[k]);
-        dataloader_close(&loader);
+        SCOPED_LOADER again = open_data(path, &other);
+        assert_true(dataloader_content_key(&again) == key[k]);
         for (size_t i = 0; i < k; i++) assert_true(i == 3 || key[i] != key[k]);
     }
     refused("test/golden/tokens_uint16.bin",
@@ -133,27 +127,22 @@ TEST(prompts_of_any_kind_that_has_them) {
     static const ShardKind kinds[] = {KIND_DOCUMENTS, KIND_GROUPS, KIND_PROMPTS};
     for (size_t c = 0; c < 3; c++) {
         DataSettings settings = data_settings(1, 5); // documents may be longer, nothing is made of them
-        MadeShard made = made_kind(kinds[c]);
+        const MadeShard made = made_kind(kinds[c]);
         MadeDocument document[2 * 30 * 4];
-        size_t first[2 * 30], prompts = 0, count = 0, added, longest = 0, longest_document = 0;
+        size_t first[2 * 30], prompts = 0, longest = 0, longest_text = 0;
         const char *paths[2];
         settings.use = DATA_PROMPTS;
         test_case("kind %d", kinds[c]);
-        for (size_t s = 0; s < 2; s++, count += added) {
-            added = made_groups(document + count, count, c == 1 ? 30 : 8, c == 1 ? 4 : 2, 50);
-            for (size_t i = count; i < count + added; i++) {
-                document[i].prompt = 1 + test_random_below(document[i].tokens - (c != 2));
-                if (c == 2) memset((unsigned char *)(uintptr_t)document[i].counts, 0, document[i].tokens);
-                if (c == 1 && i > count && document[i].group == document[i - 1].group) continue;
-                first[prompts++] = i, longest = max_size(longest, document[i].prompt);
-                longest_document = max_size(longest_document, c == 1 ? document[i].prompt : document[i].tokens);
-            }
-            paths[s] = write_shard(s ? "b.bin" : "a.bin", &made, document + count, added);
+        const size_t count = write_two(&made, document, c == 1 ? 30 : 8, c == 1 ? 4 : 2, 50, paths);
+        for (size_t i = 0; i < count; i++) {
+            if (c == 1 && i && document[i].group == document[i - 1].group) continue;
+            first[prompts++] = i, longest = max_size(longest, document[i].prompt);
+            longest_text = max_size(longest_text, c == 1 ? document[i].prompt : document[i].tokens);
         }
         SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
         assert_int_equal(loader.prompts, prompts);
         assert_int_equal(loader.longest_prompt, longest);
-        assert_int_equal(loader.longest_text, longest_document);
+        assert_int_equal(loader.longest_text, longest_text);
         for (size_t i = 0; i < prompts; i++) {
             const MadeDocument *of = &document[first[i]];
             size_t tokens = c == 1 ? of->prompt : of->tokens;

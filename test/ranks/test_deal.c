@@ -277,12 +277,8 @@ TEST(pairs_groups_and_values) {
     for (size_t c = 0; c < 3; c++) {
         const Objective objective = objective_of(c == 0 ? OBJECTIVE_DPO : c == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
         MadeShard made = made_kind(objective_data[objective.kind]);
-        static const float value[64] = {0.5f, -1, 2, 0.25f};
         MadeDocument document[300];
-        size_t count = made_groups(document, 0, 60, c == 0 ? 2 : 5, 40);
-        for (size_t i = 0; i < count; i++) document[i].value = value;
-        made.values = c == 2;
-        const char *path = kept_shard(&made, document, count);
+        const char *path = kept_shard(&made, document, made_groups(&made, document, 0, 60, c == 0 ? 2 : 5, 40));
         for (size_t A = 1; A <= 4; A += 3) {
             for (size_t B = 1; B <= 5; B += 2) {
                 DataSettings settings = answer_settings(B, 40, &objective);

@@ -257,7 +257,6 @@ TEST(lines_and_sequences) {
         settings.sequence_tokens = c % 3 * G * (LONGEST + NEW);
         Rolling *r = rolling_open(settings, "numbers", c < 3 ? "bytes" : "none");
         for (size_t number = 1; number <= 6; number++) {
-            remove(scratch_path("lines"));
             size_t sequences = step(r, number);
             for (size_t i = 0; i < P * G; i++) {
                 const Completion *text = &r->rollout.completion[i];
@@ -270,6 +269,7 @@ TEST(lines_and_sequences) {
             // the command keeps its file open and buffered: it is whole when the command has ended
             reward_close(&r->rollout.command);
             expect_lines(r, read_whole(scratch_path("lines"), NULL));
+            remove(scratch_path("lines")); // before the next command makes it
             reward_open(&r->rollout.command, r->command, 100, r->rollout.piece);
         }
         rolling_close(r);
