@@ -29,7 +29,6 @@ T = 40  # --seq-len: of no document is more made
 LOSS, GRADIENT, METRIC = 1e-5, 2e-5, 1e-5  # relative errors allowed in fp32; of a gradient the L2 norm
 CHUNKS = ((1, 1), (7, 5), (10**6, 10**6))  # --chunk, --logits-chunk
 MODELS = ("llama", "qwen3", "gpt2", "gemma3")
-NEW_ADAPTER = ["--lora-rank", 2, "--seed", 11]
 
 
 def near(what, ours, theirs, tolerance=METRIC, rounding=0.0):
@@ -158,47 +157,43 @@ def known(scored, **values):
 
 
 # ---- objectives: from scored documents to the loss and its metrics -----------------------------------------------------------
-def of_pairs(documents, loss_of, reward, logps, rounding=lambda d: 0.0):
+def of_pairs(loss_of, reward, logps, rounding=lambda d: 0.0):
     """loss_of(chosen, rejected), reward(document), logps(document). rounding(document): of its reward, where that is a difference of
     log-probabilities in fp32, each of which is known to half an ulp; relative to the difference this has no bound."""
-    pairs = list(zip(documents[::2], documents[1::2]))
-    mean = lambda values: sum(values) / len(pairs)
-    margins = [reward(c) - reward(r) for c, r in pairs]
-    chosen, rejected = mean([rounding(c) for c, _ in pairs]), mean([rounding(r) for _, r in pairs])
-    return mean([loss_of(c, r) for c, r in pairs]), {
-        "rewards/chosen": (mean([reward(c) for c, _ in pairs]), chosen), "rewards/rejected": (mean([reward(r) for _, r in pairs]), rejected),
-        "rewards/margins": (mean(margins), chosen + rejected), "rewards/accuracies": mean([float(m > 0) for m in margins]),
-        "logps/chosen": mean([logps(c) for c, _ in pairs]), "logps/rejected": mean([logps(r) for _, r in pairs])}
-
-
-def dpo(loss="sigmoid", beta=0.1, smoothing=0.0):
     def formula(documents):
-        def loss_of(c, r):
-            total = Scored.mean if loss == "ipo" else Scored.sum
-            h = total(c, c.logp - c.reference) - total(r, r.logp - r.reference)
-            if loss == "ipo":
-                return (h - 1 / (2 * beta)) ** 2
-            if loss == "hinge":
-                return F.relu(1 - beta * h)
-            return -(1 - smoothing) * F.logsigmoid(beta * h) - smoothing * F.logsigmoid(-beta * h)
-        return of_pairs(documents, loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp),
-                        lambda d: beta * 2.0**-24 * d.sum(abs(d.logp) + abs(d.reference)))
+        chosen, rejected = documents[::2], documents[1::2]
+        mean = lambda of, *lists: sum(of(*each) for each in zip(*lists)) / len(chosen)
+        error = [mean(rounding, each) for each in (chosen, rejected)]
+        return mean(loss_of, chosen, rejected), {
+            "rewards/chosen": (mean(reward, chosen), error[0]), "rewards/rejected": (mean(reward, rejected), error[1]),
+            "rewards/margins": (mean(lambda c, r: reward(c) - reward(r), chosen, rejected), sum(error)),
+            "rewards/accuracies": mean(lambda c, r: float(reward(c) > reward(r)), chosen, rejected),
+            "logps/chosen": mean(logps, chosen), "logps/rejected": mean(logps, rejected)}
     return formula
 
 
+def dpo(loss="sigmoid", beta=0.1, smoothing=0.0):
+    def loss_of(c, r):
+        total = Scored.mean if loss == "ipo" else Scored.sum
+        h = total(c, c.logp - c.reference) - total(r, r.logp - r.reference)
+        if loss == "ipo":
+            return (h - 1 / (2 * beta)) ** 2
+        if loss == "hinge":
+            return F.relu(1 - beta * h)
+        return -(1 - smoothing) * F.logsigmoid(beta * h) - smoothing * F.logsigmoid(-beta * h)
+    return of_pairs(loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp),
+                    lambda d: beta * 2.0**-24 * d.sum(abs(d.logp) + abs(d.reference)))
+
+
 def simpo(beta=2.0, gamma=1.0):
-    return lambda documents: of_pairs(
-        documents, lambda c, r: -F.logsigmoid(beta * c.mean(c.logp) - beta * r.mean(r.logp) - gamma),
-        lambda d: beta * d.mean(d.logp), lambda d: d.mean(d.logp))
+    return of_pairs(lambda c, r: -F.logsigmoid(beta * c.mean(c.logp) - beta * r.mean(r.logp) - gamma),
+                    lambda d: beta * d.mean(d.logp), lambda d: d.mean(d.logp))
 
 
 def orpo(weight=0.1):
-    def odds(d):
-        p = d.mean(d.logp).exp()
-        return p / (1 - p)
-    return lambda documents: of_pairs(
-        documents, lambda c, r: -c.mean(c.logp) - weight * F.logsigmoid(torch.log(odds(c) / odds(r))),
-        lambda d: weight * d.mean(d.logp), lambda d: d.mean(d.logp))
+    odds = lambda d: d.mean(d.logp).exp() / (1 - d.mean(d.logp).exp())
+    return of_pairs(lambda c, r: -c.mean(c.logp) - weight * F.logsigmoid(torch.log(odds(c) / odds(r))),
+                    lambda d: weight * d.mean(d.logp), lambda d: d.mean(d.logp))
 
 
 def advantages_of(documents, scale):
@@ -293,7 +288,7 @@ class Bench:
             self.shard[data] = write_shard(f"{self.name}-{data}", kind, self.vocabulary, documents)
             self.all[data] = cut(documents, seq_len)
             self.documents[data] = that_count(self.all[data])
-        self.written, self.adapter, self.new_adapter = {}, self.make_adapter(), f"{WORK}/{self.name}-new/checkpoint-00000001"
+        self.written, self.adapter = {}, self.make_adapter()
 
     def variant(self, what, noise):
         """A model like it with other weights."""
@@ -312,11 +307,6 @@ class Bench:
                 value.data = 0.1 * torch.randn_like(value)
         model.save_pretrained(f"{WORK}/{self.name}-adapter")
         return f"{WORK}/{self.name}-adapter"
-
-    def make_new_adapter(self):
-        """As the program draws them: what a run saves whose learning rate is 0."""
-        train("train", *self.options(Case("pairs", "simpo", None)), *NEW_ADAPTER, "--steps", 1, "--lr", 0, "--weight-decay", 0,
-              "--quiet", "--out", os.path.dirname(self.new_adapter))
 
     def logprobs(self, which, data, temperature):
         """(file, values by document): `which` model's, written by the program and computed by torch, which must agree."""
@@ -409,14 +399,13 @@ def accumulated(bench, case):
 
 # ---- references of their own, and LoRA ---------------------------------------------------------------------------------------
 def of_itself(bench):
-    """Objectives whose reference the program finds by itself: the model, adapters of PEFT, and new ones."""
-    bench.make_new_adapter()
+    """Objectives whose reference the program finds by itself: the model, of one with adapters the one without."""
     for case in (DPO_OF_ITSELF, GRPO_OF_ITSELF):
-        for what, adapter, options in (("", None, []), (" with LoRA", bench.adapter, ["--adapter", bench.adapter]),
-                                       (" with new adapters", bench.new_adapter, NEW_ADAPTER)):
-            what, model = f"{bench.name}{what}, its own reference, {case.objective}", policy_of(bench, adapter)
+        for adapter in ("", bench.adapter):
+            options = ["--adapter", adapter] * bool(adapter)
+            what, model = f"{bench.name} {adapter}, its own reference, {case.objective}", policy_of(bench, adapter)
             passes(what, bench.options(case) + options, model, bench.score(case, model), case.formula)
-            if adapter == bench.adapter:
+            if adapter:
                 evaluated(what, bench.options(case, 1) + options, bench.score(case, model), case.formula)
 
 
@@ -507,27 +496,16 @@ def rollout(bench, prompts, name, *options):
         return run, [json.loads(line) for line in file]
 
 
-def greedy_rollout(bench, prompts, documents):
-    """Completions of the likeliest tokens are those that transformers generates."""
-    _, lines = rollout(bench, prompts, "greedy", "--top-k", 1, "--steps", 2, "--lr", 0, "--weight-decay", 0)
-    check(f"{bench.name}: rollouts of all prompts",
-          sorted(line["prompt_number"] for line in lines) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
-    for line in lines:
-        ids = documents[line["prompt_number"]].ids
-        check(f"{bench.name}: the rollout's prompt", line["prompt_ids"] == ids.tolist())
-        expected = bench.model.generate(torch.tensor(ids.astype(np.int64))[None], do_sample=False, max_new_tokens=12,
-                                        attention_mask=torch.ones(1, len(ids), dtype=torch.long))[0, len(ids):].tolist()
-        check(f"{bench.name}: greedy completion of prompt {line['prompt_number']}", line["completion_ids"] == expected,
-              f"{line['completion_ids']}, not {expected}")
-
-
-def trained_rollout(bench, prompts, adapter):
+def trained_rollout(bench, adapter, seed):
     """Two steps on the completions of each of two rollouts: the old policy of the second step is the one that wrote them. With
     adapters there is a divergence from the model without them."""
-    what, beta, temperature = f"{bench.name}{' with LoRA' * bool(adapter)}, rollouts", 0.1 if adapter else 0, 1.3
-    run, lines = rollout(bench, prompts, "rollout-lora" if adapter else "rollout", *STEPS, "--steps", 4, "--updates", 2,
-                         "--temperature", temperature, "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
-    check(f"{what}: 12 completions", len(lines) == 12, str(len(lines)))
+    what, beta, temperature, rng = f"{bench.name}{' with LoRA' * bool(adapter)}, rollouts", 0.1 if adapter else 0, 1.3, np.random.default_rng(seed)
+    prompts = [Document(rng.integers(0, bench.vocabulary, n), np.zeros(n, np.uint8), n, i) for i, n in enumerate((6, 1, 11, 3))]
+    run, lines = rollout(bench, write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts),
+                         "rollout-lora" if adapter else "rollout", *STEPS, "--steps", 4, "--updates", 2, "--temperature", temperature,
+                         "--stop-ids", "5,17,33", "--beta", beta, *(["--adapter", adapter] if adapter else []))
+    check(f"{what}: three completions of each prompt", sorted(line["prompt_number"] for line in lines) == sorted([0, 1, 2, 3] * 3))
+    check(f"{what}: its prompts", all(line["prompt_ids"] == prompts[line["prompt_number"]].ids.tolist() for line in lines))
     check(f"{what}: what ended, ended so", all(line["ended"] == (line["completion_ids"][-1] in (5, 17, 33)) for line in lines))
     documents = []
     for i, line in enumerate(lines):
@@ -550,15 +528,6 @@ def trained_rollout(bench, prompts, adapter):
     same_weights(what, run, 4, model, start)
 
 
-def rollouts(bench, adapter, seed):
-    rng = np.random.default_rng(seed)
-    documents = [Document(rng.integers(0, bench.vocabulary, n), np.zeros(n, np.uint8), n, i) for i, n in enumerate((6, 1, 11, 3))]
-    prompts = write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, documents)
-    if not adapter:
-        greedy_rollout(bench, prompts, documents)
-    trained_rollout(bench, prompts, adapter)
-
-
 def objectives(bench, cases):
     for case in cases:
         what, scored = f"{bench.name}, {case.objective}", bench.score(case)
@@ -575,7 +544,7 @@ with rmsnorm_in_the_models_dtype():
         of_itself(bench)
         for adapter in (None, bench.adapter):
             trained(bench, adapter)
-            rollouts(bench, adapter, 200 + number)
+            trained_rollout(bench, adapter, 200 + number)
     truncated = Bench("llama", 104, seq_len=7)
     for data in ("pairs", "groups", "tokens"):
         check(f"some {data} are left out", 2 < len(truncated.documents[data]) < len(truncated.all[data]),
