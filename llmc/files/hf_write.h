@@ -17,15 +17,19 @@ folder is complete or absent.
 #include <fnmatch.h>
 
 typedef struct {
+    const Parameter *p;
+    size_t parameter, shard; // its index in the table; its file
+    DType type;              // what is written
+} HfTensor;
+
+typedef struct {
     const WeightSource *source;
     const char *kept;         // folder from which config.json and the small files come, or NULL
     char tokenizer[PATH_MAX]; // the tokenizer file of the run that is written, where that folder has none; else ""
     int retype;               // config.json gets the type that is written
     size_t max_shard_size;    // bytes of tensors in a file
-    DType *types;             // [parameter_count] what is written
+    HfTensor *tensors;        // [parameter_count] file by file, as they lie there
     DType type;               // that all of them have, or one that holds them all
-    size_t *shard;            // [parameter_count] file of each
-    size_t *order;            // [parameter_count] the parameters, file by file, as they lie there
     size_t shards;
     uint64_t bytes; // of all tensors
 } HfWrite;
@@ -37,7 +41,6 @@ typedef struct {
 // weights that were published with it.
 static const char *const hf_kept_names[] = {
     "tokenizer.json",
-    "tokenizer.tok",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -118,53 +121,45 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
 
 // A run has the tokenizer file that belongs to the folder's tokenizer.json, where the folder itself may have none.
 static void hf_find_tokenizer(HfWrite *write) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], found[PATH_MAX];
     if (!write->kept) return;
     path_join(path, write->kept, TOKENIZER_NAME);
-    if (path_exists(path) || !tokenizer_beside(write->source->path, write->tokenizer)) {
-        *write->tokenizer = 0;
-        return;
-    }
+    if (path_exists(path) || !tokenizer_beside(write->source->path, found)) return;
     path_join(path, write->kept, "tokenizer.json");
-    if (path_exists(path) && tokenizer_is_of(write->tokenizer, path)) return;
-    note("%s is not copied: it was not made of a tokenizer.json in %s", write->tokenizer, write->kept);
-    *write->tokenizer = 0;
+    if (path_exists(path) && tokenizer_is_of(found, path))
+        memcpy(write->tokenizer, found, sizeof(found));
+    else
+        note("%s is not copied: it was not made of a tokenizer.json in %s", found, write->kept);
 }
 
 // ---- what goes where ------------------------------------------------------------------------------------------------
-static uint64_t hf_parameter_bytes(const HfWrite *write, size_t parameter) {
-    return (uint64_t)parameter_elements(&write->source->model.parameters[parameter]) *
-           dtype_size(write->types[parameter]);
+static int hf_compare_names(const void *a, const void *b) {
+    return strcmp(((const HfTensor *)a)->p->name, ((const HfTensor *)b)->p->name);
 }
-
-static const HfWrite *hf_sorting; // qsort passes no context
 
 // The order of the reference implementation: large types first, then by name.
 static int hf_compare_order(const void *a, const void *b) {
     static const int rank[DTYPE_COUNT] = {1, 2, 0, 3}; // fp32, bf16, double, fp16
-    size_t x = *(const size_t *)a, y = *(const size_t *)b;
-    const HfWrite *w = hf_sorting;
-    if (w->shard[x] != w->shard[y]) return w->shard[x] < w->shard[y] ? -1 : 1;
-    if (w->types[x] != w->types[y]) return rank[w->types[x]] < rank[w->types[y]] ? -1 : 1;
-    return strcmp(w->source->model.parameters[x].name, w->source->model.parameters[y].name);
+    const HfTensor *x = (const HfTensor *)a, *y = (const HfTensor *)b;
+    if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
+    return x->type != y->type ? rank[x->type] - rank[y->type] : hf_compare_names(a, b);
 }
 
 // Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
 static void hf_cut_shards(HfWrite *write) {
+    const size_t count = write->source->model.parameter_count;
     uint64_t used = 0;
     write->shards = 1;
-    for (size_t i = 0; i < write->source->model.parameter_count; i++) {
-        uint64_t bytes = hf_parameter_bytes(write, i);
+    for (HfTensor *t = write->tensors; t < write->tensors + count; t++) {
+        const uint64_t bytes = (uint64_t)parameter_elements(t->p) * dtype_size(t->type);
         if (used && (bytes > write->max_shard_size || used > write->max_shard_size - bytes)) write->shards++, used = 0;
-        write->shard[i] = write->shards - 1;
-        write->order[i] = i;
+        t->shard = write->shards - 1;
         used += bytes, write->bytes += bytes;
     }
     if (write->shards > HF_SHARDS_MAX)
         die("--max-shard-size: %zu files would be written, at most %d have names; give a larger size", write->shards,
             HF_SHARDS_MAX);
-    hf_sorting = write;
-    qsort(write->order, write->source->model.parameter_count, sizeof(size_t), hf_compare_order);
+    qsort(write->tensors, count, sizeof(*write->tensors), hf_compare_order);
 }
 
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
@@ -183,23 +178,18 @@ static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, 
     hf_find_tokenizer(&write);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : source->dtype;
-    write.types = (DType *)checked_calloc(count, sizeof(DType), "the types to be written");
-    write.shard = (size_t *)checked_calloc(count, sizeof(size_t), "the files of the tensors");
-    write.order = (size_t *)checked_calloc(count, sizeof(size_t), "the order of the tensors");
+    write.tensors = (HfTensor *)checked_calloc(count, sizeof(HfTensor), "the tensors to be written");
     for (size_t i = 0; i < count; i++) {
-        write.types[i] = dtype ? *dtype : source->places[i].type;
-        if (write.types[i] == DTYPE_FP16 && source->places[i].type != DTYPE_FP16)
+        const HfTensor tensor = {&source->model.parameters[i], i, 0, dtype ? *dtype : source->places[i].type};
+        write.tensors[i] = tensor;
+        if (tensor.type == DTYPE_FP16 && source->places[i].type != DTYPE_FP16)
             die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
     }
     hf_cut_shards(&write);
     return write;
 }
 
-static void hf_write_free(HfWrite *write) {
-    free(write->types);
-    free(write->shard);
-    free(write->order);
-}
+static void hf_write_free(HfWrite *write) { free(write->tensors); }
 
 static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
     if (write->shards == 1)
@@ -210,45 +200,39 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 }
 
 // ---- the tensors ----------------------------------------------------------------------------------------------------
-// The header of a file that holds the parameters order[begin .. end). Returns where its data begin.
-static uint64_t hf_write_header(const HfWrite *write, size_t begin, size_t end, const OutputFile *file) {
+// The header of a file that holds the tensors [t, end); file NULL: only the sizes. Returns where its data begin, *bytes
+// becomes the size of the file.
+static uint64_t hf_write_header(const HfTensor *t, const HfTensor *end, const OutputFile *file, uint64_t *bytes) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
-    for (size_t i = begin; i < end; i++)
-        safetensors_write_entry(&writer, &write->source->model.parameters[write->order[i]],
-                                write->types[write->order[i]]);
-    return safetensors_write_end(&writer);
+    for (; t < end; t++) safetensors_write_entry(&writer, t->p, t->type);
+    const uint64_t at = safetensors_write_end(&writer);
+    *bytes = at + writer.data;
+    return at;
 }
 
 static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder, Progress *progress,
                            double *done) {
+    const HfTensor *first = write->tensors + begin, *last = write->tensors + end;
     char name[64];
     OutputFile file;
-    uint64_t at = hf_write_header(write, begin, end, NULL), bytes = at;
+    uint64_t bytes, at = hf_write_header(first, last, NULL, &bytes);
     size_t n;
-    for (size_t i = begin; i < end; i++) bytes += hf_parameter_bytes(write, write->order[i]);
-    folder_open_file(folder, &file, hf_shard_name(write, write->shard[write->order[begin]], name), bytes);
-    hf_write_header(write, begin, end, &file);
-    for (size_t i = begin; i < end; i++) {
-        size_t parameter = write->order[i], elements = parameter_elements(&write->source->model.parameters[parameter]);
-        DType type = write->types[parameter];
-        for (size_t first = 0; first < elements; first += n) {
-            n = min_size(elements - first, SLAB_ELEMENTS);
-            source_read_order(write->source, parameter, first, n, type, 1, staged.bytes);
-            output_write(&file, at, staged.bytes, n * dtype_size(type));
-            at += n * dtype_size(type);
+    folder_open_file(folder, &file, hf_shard_name(write, first->shard, name), bytes);
+    hf_write_header(first, last, &file, &bytes);
+    for (const HfTensor *t = first; t < last; t++) {
+        for (size_t i = 0; i < parameter_elements(t->p); i += n) {
+            n = min_size(parameter_elements(t->p) - i, SLAB_ELEMENTS);
+            source_read_order(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
+            output_write(&file, at, staged.bytes, n * dtype_size(t->type));
+            at += n * dtype_size(t->type);
             progress_update(progress, *done += (double)n);
         }
     }
     output_commit(&file);
 }
 
-static int hf_compare_names(const void *a, const void *b) {
-    const Parameter *parameters = hf_sorting->source->model.parameters;
-    return strcmp(parameters[*(const size_t *)a].name, parameters[*(const size_t *)b].name);
-}
-
-// Which tensor is in which file, by name. Uses up write->order.
+// Which tensor is in which file, by name. The tensors are in that order then.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     const Model *model = &write->source->model;
     const size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
@@ -260,11 +244,9 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     json_size(&json, "total_size", (size_t)write->bytes);
     json_object_end(&json);
     json_object(&json, "weight_map");
-    hf_sorting = write;
-    qsort(write->order, model->parameter_count, sizeof(size_t), hf_compare_names);
-    for (size_t i = 0; i < model->parameter_count; i++)
-        json_text(&json, model->parameters[write->order[i]].name,
-                  hf_shard_name(write, write->shard[write->order[i]], name));
+    qsort(write->tensors, model->parameter_count, sizeof(*write->tensors), hf_compare_names);
+    for (const HfTensor *t = write->tensors; t < write->tensors + model->parameter_count; t++)
+        json_text(&json, t->p->name, hf_shard_name(write, t->shard, name));
     json_object_end(&json);
     json_object_end(&json);
     const size_t used = json_text_end(&json);
@@ -309,7 +291,7 @@ static void hf_write(HfWrite *write, const char *path) {
     free(kept.names);
     Progress progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
     for (size_t begin = 0; begin < count; begin = end) {
-        for (end = begin; end < count && write->shard[write->order[end]] == write->shard[write->order[begin]];) end++;
+        for (end = begin; end < count && write->tensors[end].shard == write->tensors[begin].shard;) end++;
         hf_write_shard(write, begin, end, &folder, &progress, &done);
     }
     if (write->shards > 1) hf_write_index(write, &folder);
