@@ -170,8 +170,7 @@ TEST(configs_are_refused_by_name) {
         CHANGED("\"revision\": null", "\"some_number\": 16", NULL),
         KEY("init_lora_weights", "true", "\"pissa\"", "init_lora_weights is pissa, which has"),
         KEY("init_lora_weights", "true", "\"gaussian\"", NULL),
-        CHANGED("\"q_proj\", ", "",
-                "there are tensors of model.layers.0.self_attn.q_proj, which target_modules does not"),
+        CHANGED("\"q_proj\", ", "", "there are tensors of model.layers.0.self_attn.q_proj, which target_modules does"),
         CHANGED("\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"",
                 "there are tensors of model.layers.1.self_attn.q_proj"),
         CHANGED("\"q_proj\"", "\"q_proj\", \"query\"", NULL),
@@ -195,8 +194,7 @@ TEST(tensors_are_refused_by_name) {
             "},\"base_model.model." name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base", words)
     static const Damage rows[] = {
         RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias", "is missing; every layer must have"),
-        RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight",
-                "layers.1.mlp.down_proj.lora_B.weight is missing"),
+        RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight", "lora_B.weight is missing; every"),
         RENAMED("\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"),
         RENAMED("\"F32\"", "\"I32\"", "has dtype I32, which is not supported"),
         RENAMED("{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"),

@@ -272,8 +272,7 @@ static void convert_like(const void *folder) {
 TEST(like_must_be_the_same_model) {
 #define CONFIG(find, replace, words) CHANGED_TEXT("llama/config.json", find, replace, words)
     static const Damage rows[] = {
-        CONFIG("\"hidden_size\": 40", "\"hidden_size\": 48",
-               "llama/config.json: is of another model: its hidden_size is"),
+        CONFIG("\"hidden_size\": 40", "\"hidden_size\": 48", "llama/config.json: is of another model: its"),
         CONFIG("\"rope_theta\": 10000.0", "\"rope_theta\": 10000.5", "its rope_theta is 10000.5, that of "),
         CONFIG("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "its tie_word_embeddings is true"),
         CONFIG("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "its rms_norm_eps is "),
