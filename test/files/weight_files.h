@@ -267,36 +267,31 @@ static void expect_formula(const FoundTensor *found, const Parameter *p) {
 // need be in `json`.
 static void write_formula_model(const char *folder, const Model *model, const char *json, const DType *types,
                                 size_t type_count) {
-    char path[PATH_MAX], *header = (char *)case_memory(model->parameter_count * 512 + 16);
-    size_t length = 0, at = 0;
-    char *data = (char *)case_memory(model->elements * 8);
+    const size_t room = model->parameter_count * 512 + 128;
+    char path[PATH_MAX], *header = (char *)case_memory(room), *data = (char *)case_memory(model->elements * 8);
+    SafetensorsWriter writer;
     mkdir(folder, 0777);
     path_join(path, folder, "config.json");
     write_file(path, json, strlen(json));
+    safetensors_write_begin(&writer, NULL, header, room, NULL, NULL);
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const DType type = types[i % type_count];
-        size_t count = parameter_elements(p), bytes = count * dtype_size(type);
-        size_t rows = p->transposed ? p->cols : p->rows, cols = p->transposed ? p->rows : p->cols;
-        length += (size_t)sprintf(header + length,
-                                  cols ? "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu,%zu]"
-                                       : "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu]",
-                                  i ? "," : "{", p->name, safetensors_dtypes[type].name, rows, cols);
-        length += (size_t)sprintf(header + length, ",\"data_offsets\":[%zu,%zu]}", at, at + bytes);
-        for (size_t j = 0; j < count; j++) {
+        char *tensor = data + writer.data;
+        safetensors_write_entry(&writer, p, type);
+        for (size_t j = 0; j < parameter_elements(p); j++) {
             const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
             const double value = formula(p->offset + j);
             const uint16_t half = (uint16_t)((j * 2654435761u) >> 7 & 0xbfff);
             if (type == DTYPE_FP16)
-                memcpy(data + at + 2 * to, &half, 2);
+                memcpy(tensor + 2 * to, &half, 2);
             else
-                element_write(data + at, type, to, type == DTYPE_FP64 && type_count > 1 ? value / 3 : value);
+                element_write(tensor, type, to, type == DTYPE_FP64 && type_count > 1 ? value / 3 : value);
         }
-        at += bytes;
     }
-    header[length++] = '}';
+    const size_t length = (size_t)safetensors_write_end(&writer);
     path_join(path, folder, HF_SINGLE_FILE);
-    write_safetensors(path, header, length, data, at);
+    write_safetensors(path, header + 8, length - 8, data, (size_t)writer.data);
 }
 
 // ---- opening, in a child process ------------------------------------------------------------------------------------
