@@ -33,13 +33,14 @@ nccl_flags() {
         $CXX "$@" -fsyntax-only -x c++ - >/dev/null 2>&1 && echo "$@"
 }
 
-# The GPU's kernels have the same lines in every build, and what is run in double is run in fp32, too: UBSan, which takes minutes,
-# is for bf16 there and for fp32 here. AddressSanitizer finds what is used behind a null pointer or behind an object's end.
+# The GPU's kernels have the same lines in every build: UBSan, which takes minutes, is for bf16 there. Double runs the lines of fp32
+# and bf16, and is not sanitized. AddressSanitizer finds what is used behind a null pointer or an object's end.
 flags_of() { # precision, op set
     printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I.' "$(define_precision "$1")"
     case $1-$2 in
     *-cudnn) ;;
-    fp32-cuda | double-*) printf ' -fsanitize=address' ;;
+    double-*) printf ' -O2' ;;
+    fp32-cuda) printf ' -fsanitize=address' ;;
     *) printf ' -fsanitize=address,undefined -fno-sanitize=null,object-size,pointer-overflow' ;;
     esac
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac

@@ -50,29 +50,24 @@ typedef struct Guarded {
 
 enum { GUARD_BYTES = 256 };
 
-// Element 0 of every tensor of every second case is aligned to 256 bytes, so that packed accesses are possible; in the
-// other cases every second tensor is off by one element.
-
 static struct {
     const char *test;
     char about[200]; // the case within the test, for messages
     uint64_t random;
-    int begun, skipped, aligned; // aligned: all tensors of the running case
-    double
-        operands; // relative error of what the op rounds inside (attention's weights, before a bf16 matrix instruction)
-    double worst; // largest error of the running test as a share of what is allowed
+    int begun, skipped;
+    int aligned;     // of every second case element 0 of every tensor is, to 256 bytes, else every second is off by one
+    double operands; // relative error of operands that an op rounds: attention's weights, to bf16
+    double worst;    // largest error of the running test as a share of what is allowed
     Guarded *tensors; // of the running case
     void *blocks;     // host memory of the running case
 } testing;
 
-// ---- random numbers: splitmix64, seeded by the name of the test, so that a test does the same alone and among others
-static uint64_t test_mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+// ---- random numbers, seeded by the name of the test, so that a test does the same alone and among others
+static uint64_t test_random(void) {
+    const uint64_t before = testing.random;
+    testing.random += 0x9e3779b97f4a7c15u;
+    return random_mix(before);
 }
-
-static uint64_t test_random(void) { return test_mix(testing.random += 0x9e3779b97f4a7c15u); }
 
 static size_t test_random_below(size_t limit) { return (size_t)(test_random() % limit); }
 
@@ -173,12 +168,6 @@ static void element_write(void *elements, DType type, size_t i, double x) {
         ((uint16_t *)elements)[i] = float_to_bf16((float)round_to_bf16(x));
 }
 
-static double element_read(const void *elements, DType type, size_t i) {
-    return type == DTYPE_FP64   ? ((const double *)elements)[i]
-           : type == DTYPE_FP32 ? (double)((const float *)elements)[i]
-                                : (double)bf16_to_float(((const uint16_t *)elements)[i]);
-}
-
 // ---- guarded tensors ------------------------------------------------------------------------------------------------
 // Guards and poison: every 16 bits start with 0xffc0, so any element read from there is NaN (or a wild index), and
 // differ in the rest, so a guard that was overwritten by its neighbour is noticed.
@@ -229,7 +218,7 @@ static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, s
 }
 
 // What the op left in element i.
-static double result(const Guarded *t, size_t i) { return element_read(t->after + t->offset, t->type, i); }
+static double result(const Guarded *t, size_t i) { return element_to_double(t->after + t->offset, t->type, i); }
 
 static void tensors_load(void) {
     for (Guarded *t = testing.tensors; t; t = t->next) ops_device->copy_in(t->allocation, t->before, t->bytes);
@@ -257,37 +246,29 @@ static void tensors_check(int second) {
     }
 }
 
-// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them.
+// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them. The second run
+// takes the threads of a block in the opposite order, so that a race shows.
 #ifdef CUDA_ON_CPU
 enum { EMULATED = 1 };
+#ifdef __cplusplus
+extern "C" void cuda_on_cpu_turn_order(void);
+#else
+void cuda_on_cpu_turn_order(void);
+#endif
 #else
 enum { EMULATED = 0 };
-#endif
-
-// Kernels on the CPU: the second run takes blocks and their threads in the opposite order, so that a race shows.
-#ifdef CUDA_ON_CPU
-#ifdef __cplusplus
-extern "C"
-#endif
-    void
-    cuda_on_cpu_turn_order(void);
-#define OTHER_THREAD_ORDER() cuda_on_cpu_turn_order()
-#else
-#define OTHER_THREAD_ORDER() (void)0
+static void cuda_on_cpu_turn_order(void) {}
 #endif
 
 // Every tensor of the case is laid out anew, so results of an earlier CALL must be compared before the next.
 #define CALL(call)                                                                                                     \
-    do {                                                                                                               \
+    for (int second = 0; second < 2; second++) {                                                                       \
         tensors_load();                                                                                                \
+        if (second) cuda_on_cpu_turn_order();                                                                          \
         call;                                                                                                          \
-        tensors_check(0);                                                                                              \
-        tensors_load();                                                                                                \
-        OTHER_THREAD_ORDER();                                                                                          \
-        call;                                                                                                          \
-        OTHER_THREAD_ORDER();                                                                                          \
-        tensors_check(1);                                                                                              \
-    } while (0)
+        if (second) cuda_on_cpu_turn_order();                                                                          \
+        tensors_check(second);                                                                                         \
+    }
 
 // ---- comparison -----------------------------------------------------------------------------------------------------
 static double rms(const double *x, size_t count) {
@@ -350,22 +331,6 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -----------------------------------------------------------------------------------------------------
-// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
-static struct CMUnitTest listed_tests[64];
-static size_t listed_count;
-
-static int test_begin(void **state);
-static int test_end(void **state);
-
-#define TEST(name)                                                                                                     \
-    static void name(void **cmocka_state);                                                                             \
-    __attribute__((constructor)) static void name##_is_listed(void) {                                                  \
-        const struct CMUnitTest test = {#name, name, test_begin, test_end, (void *)(uintptr_t) #name};                 \
-        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
-        listed_tests[listed_count++] = test;                                                                           \
-    }                                                                                                                  \
-    static void name(void **cmocka_state __attribute__((unused)))
-
 // The GPU's matrix instructions take attention's weights, and the gradient of its scores, rounded to bf16.
 static double operand_error(const char *test) {
     return !strncmp(test, "attention", 9) && ops_device && !strcmp(ops_device->name, "cuda") &&
@@ -391,47 +356,42 @@ static int test_end(void **state) {
     return 0;
 }
 
-// Reads the command line. Returns whether to run anything; *status is the exit status if not.
-static int tests_select(int argc, char **argv, int *status) {
-    static char pattern[200];
-    size_t matching = 0;
-    *status = 0;
-    if (argc > 2 || (argc == 2 && argv[1][0] == '-' && strcmp(argv[1], "--list") != 0)) {
-        fprintf(stderr, "usage: %s [SUBSTRING of the tests to run | --list]\n", argv[0]);
-        *status = 2;
-        return 0;
-    }
-    if (argc == 2 && argv[1][0] == '-') {
-        for (size_t i = 0; i < listed_count; i++) puts(listed_tests[i].name);
-        return 0;
-    }
-    if (argc < 2) return 1;
-    for (size_t i = 0; i < listed_count; i++) matching += strstr(listed_tests[i].name, argv[1]) != NULL;
-    if (!matching) {
-        fprintf(stderr, "%s: no test has \"%s\" in its name; --list shows them all\n", argv[0], argv[1]);
-        *status = 2;
-        return 0;
-    }
-    snprintf(pattern, sizeof(pattern), "*%s*", argv[1]); // cmocka wants a pattern, and keeps the pointer
-    cmocka_set_test_filter(pattern);
-    return 1;
-}
+// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
+static struct CMUnitTest listed_tests[64];
+static size_t listed_count;
 
-static int tests_report(int failed) {
-    int passed = testing.begun - failed - testing.skipped;
-    if (testing.begun == 0 && failed == 0) failed = 1; // the group's own setup failed
-    printf("%d passed, %d failed, %d skipped\n", passed < 0 ? 0 : passed, failed, testing.skipped);
+#define TEST(name)                                                                                                     \
+    static void name(void **cmocka_state);                                                                             \
+    __attribute__((constructor)) static void name##_is_listed(void) {                                                  \
+        const struct CMUnitTest test = {#name, name, test_begin, test_end, (void *)(uintptr_t) #name};                 \
+        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
+        listed_tests[listed_count++] = test;                                                                           \
+    }                                                                                                                  \
+    static void name(void **cmocka_state __attribute__((unused)))
+
+// The body of main: `program`, `program SUBSTRING`, `program --list`. teardown: the group's, or NULL.
+static int tests_run(int argc, char **argv, CMFixtureFunction teardown) {
+    static char pattern[200];
+    const char *part = argc == 2 ? argv[1] : "";
+    size_t matching = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (size_t i = 0; i < listed_count; i++) {
+        matching += strstr(listed_tests[i].name, part) != NULL;
+        if (!strcmp(part, "--list")) puts(listed_tests[i].name);
+    }
+    if (!strcmp(part, "--list")) return 0;
+    if (argc > 2 || !matching) {
+        fprintf(stderr, "usage: %s [SUBSTRING of the tests to run | --list]; \"%s\" is in no name\n", argv[0], part);
+        return 2;
+    }
+    snprintf(pattern, sizeof(pattern), "*%s*", part); // cmocka wants a pattern, and keeps the pointer
+    if (*part) cmocka_set_test_filter(pattern);
+    int failed = _cmocka_run_group_tests(argv[0], listed_tests, listed_count, NULL, teardown);
+    printf("%d passed, %d failed, %d skipped\n", testing.begun - failed - testing.skipped, failed, testing.skipped);
     fflush(stdout);
     return failed ? 1 : 0;
 }
 
-// The body of main: runs the tests of the program; teardown is the group's, or NULL.
-#define RUN_LISTED(argc, argv, teardown)                                                                               \
-    do {                                                                                                               \
-        int status;                                                                                                    \
-        setvbuf(stdout, NULL, _IOLBF, 0);                                                                              \
-        if (!tests_select(argc, argv, &status)) return status;                                                         \
-        return tests_report(_cmocka_run_group_tests((argv)[0], listed_tests, listed_count, NULL, teardown));           \
-    } while (0)
+#define RUN_LISTED(argc, argv, teardown) return tests_run(argc, argv, teardown)
 
 #endif

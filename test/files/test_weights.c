@@ -30,7 +30,7 @@ TEST(golden_files_are_read) {
                 const void *values = read_parameter(source, i, memory_types[t]);
                 for (size_t j = 0; j < parameter_elements(p); j++) {
                     double expected = round_to(memory_types[t], found_parameter_value(&tensor, p, j));
-                    double found = element_read(values, memory_types[t], j);
+                    double found = element_to_double(values, memory_types[t], j);
                     if (found != expected)
                         test_fail("%s[%zu] as %s is %.17g, expected %.17g", p->name, j, dtype_name(memory_types[t]),
                                   found, expected);

@@ -91,7 +91,7 @@ static double found_value(const FoundTensor *tensor, size_t i) {
     unsigned char bytes[8] = {0};
     uint16_t half;
     memcpy(bytes, tensor->data + i * dtype_size(tensor->type), dtype_size(tensor->type));
-    if (tensor->type != DTYPE_FP16) return element_read(bytes, tensor->type, 0);
+    if (tensor->type != DTYPE_FP16) return element_to_double(bytes, tensor->type, 0);
     memcpy(&half, bytes, 2);
     return half_to_double(half);
 }

@@ -16,7 +16,7 @@ static double *full_forward(size_t i, const Batch *text) {
     for (size_t v = 0; v < V; v++) {
         for (size_t t = 0; t < T; t++) text->targets[t] = (int32_t)v;
         forward_only(&run->s, text, 1, NULL);
-        for (size_t t = 0; t < T; t++) logp[t * V + v] = host_read(run->s.host_sums, ops_device->summed, t);
+        for (size_t t = 0; t < T; t++) logp[t * V + v] = element_to_double(run->s.host_sums, ops_device->summed, t);
     }
     run_close(run);
     return logp;

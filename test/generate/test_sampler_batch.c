@@ -143,7 +143,7 @@ static void compare_logits(size_t i, size_t slots) {
         for (b = 0; b < active; b++) {
             const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
             for (size_t v = 0; v < V; v++)
-                expect_logit(host_read(stored, ops_device->stored, b * V + v), expected[v], v,
+                expect_logit(element_to_double(stored, ops_device->stored, b * V + v), expected[v], v,
                              cache.used[listed[b]] - 1);
         }
     }

@@ -20,7 +20,7 @@ TEST(initial_values_follow_the_table) {
         size_t count = parameter_elements(p);
         double mean = 0, square = 0;
         for (size_t j = 0; j < count; j++) {
-            double x = element_read(host, model.dtype, p->offset + j);
+            double x = element_to_double(host, model.dtype, p->offset + j);
             mean += x / (double)count, square += x * x / (double)count;
             if (!p->init_std && x != (p->ones ? 1 : 0)) test_fail("%s[%zu] is %g", p->name, j, x);
         }

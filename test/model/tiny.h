@@ -47,24 +47,9 @@ static double *tiny_weights(const Model *model, uint64_t seed) {
     return w;
 }
 
-static void host_write(void *out, DType type, size_t i, double x) {
-    if (type == DTYPE_FP64)
-        ((double *)out)[i] = x;
-    else if (type == DTYPE_FP32)
-        ((float *)out)[i] = (float)x;
-    else
-        ((uint16_t *)out)[i] = float_to_bf16((float)x);
-}
-
-static double host_read(const void *in, DType type, size_t i) {
-    return type == DTYPE_FP64   ? ((const double *)in)[i]
-           : type == DTYPE_FP32 ? (double)((const float *)in)[i]
-                                : (double)bf16_to_float(((const uint16_t *)in)[i]);
-}
-
 static void device_write(const Ops *ops, void *device, DType type, const double *values, size_t count) {
     void *host = checked_malloc(count * dtype_size(type), "a copy");
-    for (size_t i = 0; i < count; i++) host_write(host, type, i, values[i]);
+    for (size_t i = 0; i < count; i++) element_write(host, type, i, values[i]);
     ops->copy_in(device, host, count * dtype_size(type));
     free(host);
 }
@@ -73,7 +58,7 @@ static double *device_read(const Ops *ops, const void *device, DType type, size_
     void *host = checked_malloc(count * dtype_size(type), "a copy");
     double *values = (double *)checked_malloc(count * sizeof(double), "values");
     ops->copy_out(host, device, count * dtype_size(type));
-    for (size_t i = 0; i < count; i++) values[i] = host_read(host, type, i);
+    for (size_t i = 0; i < count; i++) values[i] = element_to_double(host, type, i);
     free(host);
     return values;
 }

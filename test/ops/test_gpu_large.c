@@ -21,7 +21,7 @@ static Guarded *normal(GuardedRole role, const char *name, DType type, size_t co
     Guarded *t = guarded_poison(role, name, type, count);
 #pragma omp parallel for
     for (size_t i = 0; i < count; i++)
-        element_write(t->before + t->offset, type, i, mean + deviation * normal_of(test_mix(seed + i)));
+        element_write(t->before + t->offset, type, i, mean + deviation * normal_of(random_mix(seed + i)));
     return t;
 }
 
@@ -41,7 +41,7 @@ static void *twin(const Guarded *t) {
 // Holds what op set "cuda" left in t against what op set "cpu" left in its twin.
 static void expect_twin(const Guarded *t, const void *memory, double scale) {
     double *expected = case_doubles(t->count);
-    for (size_t i = 0; i < t->count; i++) expected[i] = element_read(memory, t->type, i);
+    for (size_t i = 0; i < t->count; i++) expected[i] = element_to_double(memory, t->type, i);
     expect_within(t, expected, SLACK, scale);
 }
 
@@ -361,7 +361,7 @@ static void expect_tail(const char *what, const void *device, size_t count, cons
     char *found = (char *)case_memory(TAIL * size);
     gpu->copy_out(found, (const char *)device + (count - TAIL) * size, TAIL * size);
     for (size_t i = 0; i < TAIL; i++) {
-        double a = element_read(found, gpu->stored, i), b = element_read(expected, gpu->stored, i);
+        double a = element_to_double(found, gpu->stored, i), b = element_to_double(expected, gpu->stored, i);
         if (!(fabs(a - b) <= SLACK * (rounding_error(gpu->stored) + 1e-5) * (fabs(b) + 1e-6)))
             test_fail("%s: element %zu of %zu is %g, op set cpu has %g", what, count - TAIL + i, count, a, b);
     }

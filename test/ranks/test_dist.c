@@ -77,9 +77,9 @@ static void check_sums(const char *x, char *expected, Range own, size_t ranks, i
     const int in_order = run > 0 || !strcmp(ops_device->name, "cpu");
     const double allowed = in_order ? 0 : 0x1p-24 * (double)(ranks * ranks);
     for (size_t i = own.begin; i < own.begin + own.count; i++)
-        if (!(fabs(element_read(x, type, i) - element_read(expected, type, i)) <= allowed))
-            test_fail("run %d: [%zu] is %.17g, not %.17g", run, i, element_read(x, type, i),
-                      element_read(expected, type, i));
+        if (!(fabs(element_to_double(x, type, i) - element_to_double(expected, type, i)) <= allowed))
+            test_fail("run %d: [%zu] is %.17g, not %.17g", run, i, element_to_double(x, type, i),
+                      element_to_double(expected, type, i));
     memcpy(expected + own.begin * dtype_size(type), x + own.begin * dtype_size(type), own.count * dtype_size(type));
 }
 
@@ -216,9 +216,9 @@ TEST(tickets_are_done_in_order) {
     ops_device->await(ticket);
     tensor_read(&t);
     for (size_t i = 0; i < count; i++)
-        if (element_read(t.now + SENTINEL, ops_device->summed, i) !=
+        if (element_to_double(t.now + SENTINEL, ops_device->summed, i) !=
             (double)(i % 10 + 1) * pow((double)world.ranks, ROUNDS)) // exact in fp32
-            test_fail("[%zu] is %.17g", i, element_read(t.now + SENTINEL, ops_device->summed, i));
+            test_fail("[%zu] is %.17g", i, element_to_double(t.now + SENTINEL, ops_device->summed, i));
     tensor_free(&t);
 }
 

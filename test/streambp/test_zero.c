@@ -310,7 +310,7 @@ static double *passes(const Case *c, RunSettings settings) {
         if (done + count < PROMPT) continue;
         cache_logits(&cache, &r.s, logits);
         for (size_t i = 0; i < V; i++)
-            values[2 * N + (done == PROMPT) * V + i] = host_read(logits, c->tiny.model.dtype, i);
+            values[2 * N + (done == PROMPT) * V + i] = element_to_double(logits, c->tiny.model.dtype, i);
     }
     cache_end(&cache, &r.s);
     cache_free(&cache);

@@ -45,7 +45,7 @@ static double *host_values(const Ops *ops, const void *device, DType type, size_
     void *host = case_memory(count * dtype_size(type));
     double *values = case_doubles(count);
     ops->copy_out(host, device, count * dtype_size(type));
-    for (size_t i = 0; i < count; i++) values[i] = element_read(host, type, i);
+    for (size_t i = 0; i < count; i++) values[i] = element_to_double(host, type, i);
     return values;
 }
 
