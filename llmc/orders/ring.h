@@ -96,8 +96,8 @@ static void *token_0(void *x, size_t skipped, size_t row) {
 }
 
 // Attention of each own chunk to the block of a step: forward, added to sums[rows,NH*HD], or with the block's gradients
-// backward, added to these and to r->dq. A plan of thousands of ranks looks at two blocks of others: all lie in the same
-// two places. It counts all of a chunk's pairs where the chunk meets its own range.
+// backward, added to these and to r->dq. A plan of thousands of ranks looks at two blocks of others, since all lie in
+// the same two places. It counts all of a chunk's pairs where the chunk meets its own range.
 static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block block, Summed *sums,
                             const Block *gradients, size_t step) {
     Shapes d = shapes_of(s->model);

@@ -11,16 +11,9 @@ static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 5e-5 : 0.1;
 }
 
-static const char *const models[] = {
-    "gpt2,hidden_size=24,num_hidden_layers=2,num_attention_heads=3,vocab_size=37,max_position_embeddings=64",
-    "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,head_"
-    "dim=6,vocab_size=29,tie_word_embeddings=true,attention_bias=true,mlp_bias=true",
-    "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_"
-    "dim=8,vocab_size=43",
-    "gemma3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_"
-    "dim=8,vocab_size=33,sliding_window=9,layer_types=ssf,query_pre_attn_scalar=5",
-};
-#define MODELS (sizeof(models) / sizeof(models[0]))
+static const char *const models[] = {TINY_GPT2, TINY_BIASED, TINY_QWEN3,
+                                     TINY_GEMMA ",sliding_window=9,layer_types=ssf"};
+enum { MODELS = COUNT_OF(models) };
 
 static const struct {
     size_t rank;
@@ -33,7 +26,7 @@ static const struct {
     {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj"},
     {2, 2, 0.3, 0, "all", "all"},
 };
-#define ADAPTERS (sizeof(adapters) / sizeof(adapters[0]))
+enum { ADAPTERS = COUNT_OF(adapters) };
 
 static TinyCase case_make(size_t m, size_t a) {
     static const size_t length[] = {6, 1, 13, 9};
@@ -57,26 +50,31 @@ static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected
     tiny_expect_same(&c->lora.table, found, expected, allowed, 0, 0);
 }
 
-// W + scale B A, in double.
-static double *case_merge(const TinyCase *c) {
-    double *merged = (double *)checked_malloc(c->model.elements * sizeof(double), "merged weights");
-    const size_t r = c->lora.rank;
-    memcpy(merged, c->weights, c->model.elements * sizeof(double));
-    for (size_t l = 0; l < c->model.config.num_hidden_layers; l++) {
-        for (size_t t = 0; t < LORA_TENSORS; t++) {
-            const LoraPart *part = &c->lora.part[lora_tensors[t]];
-            const TensorShape shape = layer_tensor_shape(&c->model.config, lora_tensors[t]);
-            const double *layer = c->adapters + l * c->lora.table.layer_elements;
-            if (part->a == ABSENT || !shape.rows) continue;
-            double *w = merged + group_begin(&c->model, l) + c->model.layer_offset[lora_tensors[t]];
-            for (size_t i = 0; i < shape.rows; i++)
-                for (size_t j = 0; j < shape.cols; j++)
-                    for (size_t k = 0; k < r; k++)
-                        w[i * shape.cols + j] +=
-                            c->lora.scale * layer[part->b + i * r + k] * layer[part->a + k * shape.cols + j];
+// One factor of W + scale B A: elements of W, A and B
+typedef struct {
+    size_t w, a, b;
+} Term;
+
+// All terms of all products; case_memory
+static const Term *case_terms(const TinyCase *c, size_t *count) {
+    Term *terms = NULL;
+    for (int round = 0; round < 2; round++) { // counts, then writes
+        *count = 0;
+        for (size_t i = 0; i < c->model.config.num_hidden_layers * LORA_TENSORS; i++) {
+            const size_t l = i / LORA_TENSORS, r = c->lora.rank, layer = l * c->lora.table.layer_elements;
+            const LayerTensor tensor = lora_tensors[i % LORA_TENSORS];
+            const LoraPart *part = &c->lora.part[tensor];
+            const TensorShape shape = layer_tensor_shape(&c->model.config, tensor);
+            const size_t w = group_begin(&c->model, l) + c->model.layer_offset[tensor];
+            for (size_t j = 0; part->a != ABSENT && j < shape.rows * shape.cols * r; j++, ++*count) {
+                const size_t row = j / r / shape.cols, col = j / r % shape.cols, k = j % r;
+                const Term term = {w + j / r, layer + part->a + k * shape.cols + col, layer + part->b + row * r + k};
+                if (terms) terms[*count] = term;
+            }
         }
+        if (!round) terms = (Term *)case_memory(*count * sizeof(Term));
     }
-    return merged;
+    return terms;
 }
 
 TEST(methods_agree) {
@@ -104,33 +102,20 @@ TEST(merged_weights) {
     for (size_t m = 0; m < MODELS; m++) {
         for (size_t a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
             TinyCase c = case_make(m, a);
-            double *merged = case_merge(&c);
-            TinyResult with = case_run(&c, METHOD_STREAM, 7, 5), expected = with;
+            size_t count;
+            const Term *terms = case_terms(&c, &count);
+            double *merged = case_copy(c.weights, c.model.elements);
+            for (const Term *t = terms; t < terms + count; t++)
+                merged[t->w] += c.lora.scale * c.adapters[t->b] * c.adapters[t->a];
+            TinyResult found = case_run(&c, METHOD_STREAM, 7, 5);
             TinyResult full = tiny_run(&c.model, merged, METHOD_FULL, 0, 0, &c.batch);
-            const size_t r = c.lora.rank;
-            expected.loss = full.loss;
-            expected.gradient = (double *)checked_calloc(with.elements, sizeof(double), "expected gradients");
-            for (size_t l = 0; l < c.model.config.num_hidden_layers; l++) {
-                const size_t layer = l * c.lora.table.layer_elements;
-                for (size_t t = 0; t < LORA_TENSORS; t++) {
-                    const LoraPart *part = &c.lora.part[lora_tensors[t]];
-                    const TensorShape shape = layer_tensor_shape(&c.model.config, lora_tensors[t]);
-                    const double *dw = full.gradient + group_begin(&c.model, l) + c.model.layer_offset[lora_tensors[t]];
-                    if (part->a == ABSENT || !shape.rows) continue;
-                    for (size_t i = 0; i < shape.rows; i++) {
-                        for (size_t j = 0; j < shape.cols; j++) {
-                            for (size_t k = 0; k < r; k++) {
-                                const size_t at_a = layer + part->a + k * shape.cols + j,
-                                             at_b = layer + part->b + i * r + k;
-                                expected.gradient[at_a] += c.lora.scale * c.adapters[at_b] * dw[i * shape.cols + j];
-                                expected.gradient[at_b] += c.lora.scale * c.adapters[at_a] * dw[i * shape.cols + j];
-                            }
-                        }
-                    }
-                }
+            const TinyResult expected = {full.loss, case_doubles(found.elements), found.elements};
+            for (const Term *t = terms; t < terms + count; t++) {
+                expected.gradient[t->a] += c.lora.scale * c.adapters[t->b] * full.gradient[t->w];
+                expected.gradient[t->b] += c.lora.scale * c.adapters[t->a] * full.gradient[t->w];
             }
-            expect_same(&c, with, expected, 10 * bound());
-            free(merged), free(with.gradient), free(expected.gradient), free(full.gradient);
+            expect_same(&c, found, expected, 10 * bound());
+            free(found.gradient), free(full.gradient);
             tiny_case_free(&c);
         }
     }
