@@ -26,8 +26,7 @@ every file format and every build of one model. PEFT records none; then shapes h
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
 
 // ---- adapter_config.json: writing -----------------------------------------------------------------------------------
-// The shortest end of a module's name that no other module ends in: "q_proj", but "attn.c_proj" of GPT-2, which has two
-// c_proj.
+// The shortest end of a module's name that no other module ends in: "q_proj", but GPT-2's "attn.c_proj".
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
     int named = 2; // modules
@@ -193,8 +192,7 @@ static int adapter_targets(const cJSON *targets, const char *name, const char *p
     return 0;
 }
 
-// The tensors have decided about lora->modules: a list of names must say the same. A regular expression is not looked
-// at.
+// The tensors have decided about lora->modules: a list of names must agree. A regular expression is not checked.
 static void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
     const cJSON *targets = json_get(root, "target_modules");
     const char *module;
@@ -277,8 +275,7 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// The first bytes of adapter_model.safetensors, up to the data, which follow in the order of the table; returns how
-// many.
+// The bytes of adapter_model.safetensors before the data, which follow in the order of the table; returns their number.
 static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
     char keys[64];
     SafetensorsWriter writer;
@@ -348,8 +345,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     return source;
 }
 
-// Opens a folder of PEFT's and checks everything but the values; *lora becomes what it holds, for `model`, and the
-// caller frees it.
+// Opens a folder of PEFT's and checks everything but the values. *lora becomes what it holds; the caller frees it.
 static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
     path_join(config, folder, ADAPTER_CONFIG_NAME);

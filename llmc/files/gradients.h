@@ -98,8 +98,8 @@ static void gradients_close(OutputFile *output, World world) {
     if (world_ranks(world) > 1) dist_barrier(); // and so is the file
 }
 
-// Gradients of the parameters that match (globs_match), which lie in device memory in `stored`, as the stage of ZeRO has
-// them. Every rank writes its part.
+// Gradients of the parameters that match (globs_match). They lie in device memory in `stored`, as the stage of ZeRO has
+// it. Every rank writes its part.
 static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                             const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);

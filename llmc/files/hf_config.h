@@ -150,8 +150,7 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// Checks that do not depend on the type: an object without objects in it, and all of a head rotated. Returns the type,
-// or NULL.
+// Checks of any type: an object without objects in it, and all of a head rotated. Returns the type, or NULL.
 static const cJSON *hf_check_rope(const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
@@ -259,8 +258,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
 }
 
-// Each class reads sliding_window in its own way; then which layers have it. Transformers counts a query's own key, as
-// we do.
+// Each class reads sliding_window in its own way; then which layers have it. A query's own key counts, as here.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
@@ -443,8 +441,7 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
     return 0;
 }
 
-// Puts the name of `type` where a config.json names that of the weights; all else stays. out has room for 64 bytes more
-// than the text; returns the new length.
+// Replaces the type of the weights in a config.json; all else stays. out: [length + 64]; returns the new length.
 static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
     static const char *keys[] = {"dtype", "torch_dtype"};
     size_t begin, end;

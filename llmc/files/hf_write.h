@@ -200,8 +200,7 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 }
 
 // ---- the tensors ----------------------------------------------------------------------------------------------------
-// The header of a file that holds the tensors [t, end); file NULL: only the sizes. Returns where its data begin, *bytes
-// becomes the size of the file.
+// The header of a file of the tensors [t, end); file NULL: only sizes. Returns where data begin; *bytes: of the file.
 static uint64_t hf_write_header(const HfTensor *t, const HfTensor *end, const OutputFile *file, uint64_t *bytes) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);

@@ -71,8 +71,7 @@ static void merge_add(double *values, size_t begin, size_t count, const float *u
     }
 }
 
-// To fp32, not to nearest but, where that is not exact, to the odd neighbour: what is rounded to bf16 from there is
-// rounded once.
+// To fp32: where that is not exact, to the odd neighbour, so that rounding to bf16 from there rounds once.
 static float round_to_odd(double x) {
     float nearest = (float)x;
     uint32_t bits;

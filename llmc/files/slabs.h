@@ -66,8 +66,7 @@ typedef struct {
     Progress progress;
 } Slabs;
 
-// parts: over whom the table is divided; memory: how it is held, whole or in these very parts. label: of a progress
-// bar, or NULL
+// parts: over whom the table is divided; memory: how it is held, whole or in these parts. label: of a bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
     s.table = table, s.unit = unit, s.parts = parts, s.memory = memory;

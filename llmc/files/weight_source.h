@@ -63,7 +63,7 @@ static void spread_columns(char *out, const char *in, size_t cols, size_t begin,
     }
 }
 
-// The same for a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
+// The same of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
 // columns at a time, so that memory is written by whole cache lines.
 static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
                                    size_t count, DType as, char *out) {

@@ -68,8 +68,7 @@ static void weights_close(WeightSource *source) {
 
 enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 
-// A key by which ranks know that they have the same model before them: its configuration, and samples all over its
-// files.
+// A key by which ranks know that they have the same model: its configuration, and samples all over its files.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     char config[4096];

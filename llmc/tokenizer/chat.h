@@ -38,8 +38,7 @@ static void chat_check(const Tokenizer *t, const char *system, int turns) {
         die_usage("--chat for several turns: %s: %s; give one turn with --prompt", t->path, reason);
 }
 
-// Appends the ids of a user's turn: the first one with all that comes before it, a later one with what ends the answer
-// before.
+// Appends the ids of a user's turn, with all that comes before the first one, or what ends the answer before.
 static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first, TokenIds *ids) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
     Scratch text = {NULL, 0, 0};

@@ -77,8 +77,7 @@ static uint64_t merging_pop(Merging *m) {
     return top;
 }
 
-// Whatever waits in the heap may have been overtaken by another merge: it counts where its result is still that of the
-// neighbours.
+// A merge in the heap may have been overtaken by another: it counts where its result is still that of the neighbours.
 static void merging_run(Merging *m) {
     for (size_t i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
@@ -106,8 +105,7 @@ static void merging_add(Merging *m, uint32_t id) {
     m->count++;
 }
 
-// A word's bytes, or its characters, as they are before any merge. What the vocabulary does not have is the unknown
-// token, or nothing.
+// A word's bytes or characters before any merge. What the vocabulary does not have is the unknown token, or nothing.
 static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     const Tokenizer *t = m->t;
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
@@ -147,8 +145,7 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
 }
 
 // ---- stretches of text between added tokens -------------------------------------------------------------------------
-// text[bytes] with " " become U+2581 where `replace`, behind `before`, in a scratch that is another one than the
-// text's.
+// text[bytes] with " " become U+2581 where `replace`, behind `before`. `out` is not the text's own scratch.
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
     out->count = 0;
     scratch_append(out, before, strlen(before));
@@ -311,7 +308,7 @@ static int tokenizer_is_special(const Tokenizer *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->ids && (t->id_flags[id] & ID_SPECIAL);
 }
 
-// Whether a text ends with this id.
+// A text ends with this id.
 static int tokenizer_is_end(const Tokenizer *t, int32_t id) {
     for (size_t i = 0; i < t->end_count; i++)
         if (t->end_ids[i] == (uint32_t)id) return 1;

@@ -400,9 +400,8 @@ static void tokenizer_close(Tokenizer *t) {
 }
 
 // ---- where it lies --------------------------------------------------------------------------------------------------
-// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards that
-// data/prepare.py made for this model. Training and `convert` copy it, so that `sample` finds it beside what they
-// write.
+// A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards made for this
+// model. Training and `convert` copy it to where `sample` looks.
 #define TOKENIZER_NAME "tokenizer.tok"
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).

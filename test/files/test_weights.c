@@ -149,10 +149,9 @@ TEST(gradients_of_globs) {
     static const struct {
         const char *globs;
         size_t count; // of gpt2 with two layers, which has 28
-    } cases[] = {
-        {NULL, 28}, {"*", 28}, {"transformer.ln_f.*", 2}, {"*.h.1.*,*.h.0.ln_?.weight", 14}, {"*.wte.*,*wte*", 1}};
+    } cases[] = {{NULL, 28}, {"transformer.ln_f.*", 2}, {"*.h.1.*,*.h.0.ln_?.weight", 14}, {"*.wte.*,*wte*", 1}};
     const Ops *ops = ops_fenced();
-    Model model = model_of("gpt2,n_embd=400,n_head=4,vocab_size=1700,n_positions=16,num_hidden_layers=2", ops->stored);
+    Model model = model_of("gpt2,n_embd=516,n_head=4,vocab_size=9,n_positions=16,num_hidden_layers=2", ops->stored);
     const char *path = scratch_path("gradients.safetensors");
     size_t bytes = model.elements * sizeof(float), written;
     float *host = (float *)checked_malloc(bytes, "gradients");
