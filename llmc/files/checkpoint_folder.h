@@ -259,41 +259,34 @@ static void folder_check_shared(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     path_join(path, folder, "lock");
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0 && read(fd, found, sizeof(found) - 1) >= 0 && !strcmp(found, text)) {
-        close(fd);
-        return;
-    }
-    die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file system "
-        "that all machines share",
-        folder, dist_host(0));
-}
-
-// The part of checkpoint_open that rank 0 does.
-static void checkpoint_take(CheckpointFolder *folder, int resume, char lock[LOCK_TEXT]) {
-    const char *path = folder->path;
-    char records[PATH_MAX];
-    struct stat status;
-    make_folder(path);
-    folder->lock = folder_lock(path, lock);
-    checkpoint_clear(path);
-    folder->last = checkpoint_find_last(path);
-    if (!resume && folder->last != CHECKPOINT_NONE)
-        die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
-    path_join(records, path, RECORDS_NAME);
-    if (!resume && stat(records, &status) == 0 && status.st_size > 0)
-        die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
+    if (fd < 0 || read(fd, found, sizeof(found) - 1) < 0 || strcmp(found, text) != 0)
+        die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file "
+            "system that all machines share",
+            folder, dist_host(0));
+    close(fd);
 }
 
 // Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
 // checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
-    char lock[LOCK_TEXT] = "";
+    char lock[LOCK_TEXT] = "", records[PATH_MAX];
+    struct stat status;
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
     folder->keep = keep, folder->lock = -1;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
-    if (dist_rank() == 0) checkpoint_take(folder, resume, lock);
+    if (dist_rank() == 0) {
+        make_folder(path);
+        folder->lock = folder_lock(path, lock);
+        checkpoint_clear(path);
+        folder->last = checkpoint_find_last(path);
+        if (!resume && folder->last != CHECKPOINT_NONE)
+            die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
+        path_join(records, path, RECORDS_NAME);
+        if (!resume && stat(records, &status) == 0 && status.st_size > 0)
+            die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
+    }
     dist_broadcast(RANKS_ALL, lock, sizeof(lock), 0);
     dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
     if (dist_rank() != 0) folder_check_shared(path, lock);

@@ -68,6 +68,10 @@ TEST(mixed_types_are_kept) {
         for (size_t i = 0; i < model.parameter_count; i++) {
             assert_int_equal(a->places[i].type, mixes[m][i % 3]);
             assert_int_equal(b->places[i].type, m == 2 ? DTYPE_FP64 : DTYPE_FP32);
+            for (size_t k = 0; k < i; k++) { // large types lie first
+                const size_t size = dtype_size(mixes[m][i % 3]), other = dtype_size(mixes[m][k % 3]);
+                if (size != other) assert_int_equal(a->places[i].offset<a->places[k].offset, size> other);
+            }
         }
         weights_close(a), weights_close(b);
         model_free(&model);
