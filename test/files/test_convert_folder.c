@@ -127,7 +127,7 @@ static void convert_and_end(const void *context) {
         double done = 0;
         hf_write_shard(&write, i, i + 1, &folder, &progress, &done);
     }
-    folder_open_file(&folder, &file, "model-00010-of-00021.safetensors", 1000);
+    folder_open_file(&folder, &file, "tokenizer.json", 1000);
     output_write(&file, 0, "half", 4);
     raise(end_signal);
     exit(5);
