@@ -137,12 +137,11 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
 
 // Numbers without which a config.json can only be damaged; saved ones always have them.
 static void hf_check_required(const Config *config, const char *path) {
-    static const char *required[] = {"vocab_size",          "hidden_size",       "num_hidden_layers",
-                                     "num_attention_heads", "intermediate_size", "max_position_embeddings"};
-    for (size_t i = 0; i < sizeof(required) / sizeof(required[0]); i++) {
-        const ConfigKey *key = &config_keys[config_key_find(required[i])];
-        if (!strcmp(key->name, "intermediate_size") && config->family->activation == ACTIVATION_GELU) continue;
-        if (!strcmp(key->name, "max_position_embeddings") && !config->family->learned_positions) continue;
+    const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
+        if (strcmp(key->name, also) != 0 &&
+            !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
+            continue;
         if (!config_given(config, key->name))
             die("%s: %s%s%s%s is missing", path, key->name, key->alias ? " (or " : "", key->alias ? key->alias : "",
                 key->alias ? ")" : "");

@@ -39,24 +39,13 @@ typedef struct {
 // ---- the small files ------------------------------------------------------------------------------------------------
 // Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
 // weights that were published with it.
+// clang-format off
 static const char *const hf_kept_names[] = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model*",
-    "tekken.json",
-    TOKENIZER_NAME,
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, "generation_config.json",
+    "chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*", "USE_POLICY*",
 };
+// clang-format on
 
 static int hf_is_kept_name(const char *name) {
     for (size_t i = 0; i < sizeof(hf_kept_names) / sizeof(hf_kept_names[0]); i++)
