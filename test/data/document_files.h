@@ -90,6 +90,26 @@ static void expect_same_batch(const Batch *a, const Batch *b) {
     expect_same(a->advantage, b->advantage, a->N * sizeof(float));
 }
 
+// An epoch from where the loader stands: what is told of a sequence before it is read is right, and it is within the
+// bound; check(context, batch): what else is held of it. Returns the positions.
+static size_t expect_epoch(DataLoader *loader, Batch *batch, void (*check)(void *context, const Batch *batch),
+                           void *context) {
+    const uint64_t epoch = loader->next / loader->samples;
+    size_t positions = 0, sequences = 0;
+    for (; loader->next / loader->samples == epoch; sequences++, positions += batch->N) {
+        const TargetCounts told = dataloader_targets(loader, loader->next, 1);
+        dataloader_next(loader, batch);
+        const TargetCounts counts = batch_count(batch);
+        assert_true(told.tokens == counts.tokens && told.documents == counts.documents && told.groups == counts.groups);
+        assert_true(counts.tokens > 0 && batch->N <= loader->bound.N && batch->documents <= loader->bound.documents);
+        assert_int_equal(batch->document_start[0], 0);
+        assert_int_equal(batch->document_start[batch->documents], batch->N);
+        check(context, batch);
+    }
+    if (!epoch) assert_int_equal(sequences, dataloader_batches(loader));
+    return positions;
+}
+
 // A position is one number: a loader that jumps there, from anywhere, gives the micro-batch of one that walks. step(k,
 // position, batch): NULL, or what else is held of the k-th.
 static void expect_seeks(const char *path, const DataSettings *settings, size_t steps,

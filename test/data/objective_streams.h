@@ -171,4 +171,22 @@ static int objective_at(size_t i, Objective *o) {
 
 static Stream stream_for(const Objective *o) { return random_stream(6, objective_is_of_pairs(o) ? 2 : 4); }
 
+// A stream of its own, and what the objective makes of it.
+typedef struct {
+    Objective o;
+    Stream s;
+    size_t N;
+    double Z, loss, *weight; // [N]
+    Metrics metrics;
+} Evaluated;
+
+static int evaluated_at(size_t i, Evaluated *e) {
+    memset(e, 0, sizeof(*e));
+    if (!objective_at(i, &e->o)) return 0;
+    e->s = stream_for(&e->o), e->N = e->s.batch.N;
+    e->weight = case_doubles(e->N), e->Z = normaliser(&e->o, &e->s, 1);
+    e->loss = evaluate(&e->o, &e->s, e->Z, e->weight, &e->metrics);
+    return 1;
+}
+
 #endif

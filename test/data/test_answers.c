@@ -44,27 +44,8 @@ static size_t check_unit(Answers *x, const Batch *batch, size_t first, size_t gr
     return d;
 }
 
-static void check_answers(Answers *x, DataLoader *loader, Batch *batch) {
-    const size_t streams = dataloader_batches(loader);
-    const SequenceBound bound = loader->bound;
-    size_t s, d, group;
-    for (size_t epoch = 0; epoch < 3; epoch++) {
-        const uint64_t begin = loader->next;
-        memset(x->seen, 0, x->documents);
-        for (s = 0; loader->next / x->units == begin / x->units; s++) {
-            TargetCounts told = dataloader_targets(loader, loader->next, 1);
-            dataloader_next(loader, batch);
-            assert_true(batch->N <= bound.N && batch->documents <= bound.documents);
-            for (d = 0, group = 0; d < batch->documents; group++) d = check_unit(x, batch, d, group);
-            TargetCounts counts = batch_count(batch);
-            assert_true(counts.groups == (double)group && counts.documents == (double)batch->documents);
-            assert_true(told.tokens == counts.tokens && told.documents == counts.documents &&
-                        told.groups == counts.groups);
-        }
-        if (!epoch) assert_int_equal(s, streams);
-        for (d = 0; d < x->documents; d++)
-            if (!x->seen[d]) test_fail("document %zu did not come", d);
-    }
+static void check_units(void *answers, const Batch *batch) {
+    for (size_t d = 0, group = 0; d < batch->documents; group++) d = check_unit((Answers *)answers, batch, d, group);
 }
 
 TEST(pairs_and_groups_stay_whole) {
@@ -94,7 +75,12 @@ TEST(pairs_and_groups_stay_whole) {
         assert_int_equal(loader.packing.capacity, cases[c].B * cases[c].T * loader.largest_sample);
         SCOPED_BATCH batch = batch_for(&loader);
         allocation_guard = 1;
-        check_answers(&x, &loader, &batch);
+        for (size_t epoch = 0; epoch < 3; epoch++) {
+            memset(x.seen, 0, documents);
+            expect_epoch(&loader, &batch, check_units, &x);
+            for (size_t d = 0; d < documents; d++)
+                if (!x.seen[d]) test_fail("document %zu did not come", d);
+        }
         allocation_guard = 0;
     }
 }

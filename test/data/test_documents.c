@@ -30,24 +30,9 @@ static void check_piece(Expected *x, const Batch *batch, size_t begin, size_t en
     }
 }
 
-// One epoch from where the loader stands; returns the positions.
-static size_t check_epoch(Expected *x, DataLoader *loader, Batch *batch) {
-    const uint64_t epoch = loader->next / loader->segments;
-    const SequenceBound bound = loader->bound;
-    size_t positions = 0;
-    memset(x->trained, 0, x->documents * DOCUMENT_IDS);
-    while (loader->next / loader->segments == epoch) {
-        double counted = dataloader_targets(loader, loader->next, 1).tokens;
-        dataloader_next(loader, batch);
-        assert_true(batch_count(batch).tokens == counted && counted > 0);
-        assert_true(batch->N >= 1 && batch->N <= bound.N && batch->documents <= bound.documents);
-        assert_int_equal(batch->document_start[0], 0);
-        assert_int_equal(batch->document_start[batch->documents], batch->N);
-        for (size_t d = 0; d < batch->documents; d++)
-            check_piece(x, batch, batch->document_start[d], batch->document_start[d + 1]);
-        positions += batch->N;
-    }
-    return positions;
+static void check_pieces(void *expected, const Batch *batch) {
+    for (size_t d = 0; d < batch->documents; d++)
+        check_piece((Expected *)expected, batch, batch->document_start[d], batch->document_start[d + 1]);
 }
 
 // Every target that counts was trained on, once; with truncation those up to T.
@@ -89,8 +74,8 @@ TEST(every_target_once_in_an_epoch) {
         SCOPED_BATCH batch = batch_for(&loader);
         allocation_guard = 1;
         for (size_t epoch = 0; epoch < 3; epoch++) {
-            size_t positions = check_epoch(&x, &loader, &batch);
-            assert_int_equal(positions, loader.packing.positions);
+            memset(x.trained, 0, x.documents * DOCUMENT_IDS);
+            assert_int_equal(expect_epoch(&loader, &batch, check_pieces, &x), loader.packing.positions);
             check_all_trained(&x, cases[c].treatment);
             assert_int_equal(loader.next, (epoch + 1) * loader.segments);
         }

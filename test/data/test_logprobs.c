@@ -19,7 +19,8 @@ static LogprobHeader some_header(void) {
     return h;
 }
 
-// Tokens that count are those with a number not divisible by 3; each has a value of its own. The first 90 are not written.
+// Tokens that count are those with a number not divisible by 3; each has a value of its own. The first 90 are never
+// written.
 static float value_of(size_t token) { return token % 3 && token >= 90 ? -0.5f - (float)token / 8 : 0; }
 
 // In ranges of all lengths, the later ones first; the file is not finished.

@@ -1,6 +1,6 @@
 /*
-Objectives: losses, weights and metrics are TRL's (test/golden/objectives.json), weights are the derivatives of losses by
-finite differences, and it does not matter how a step's documents are cut into streams and chunks.
+Objectives: losses, weights and metrics are those of TRL (test/golden/objectives.json), weights are the derivatives of
+losses, and it does not matter how the documents of a step are cut into streams and chunks.
 */
 #include "objective_streams.h"
 #include "test/base/child.h"
@@ -11,21 +11,19 @@ finite differences, and it does not matter how a step's documents are cut into s
 // ---- any stream -----------------------------------------------------------------------------------------------------
 TEST(weights_are_the_derivatives) {
     const double h = 1e-5;
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o);
-        double Z = normaliser(&o, &s, 1), *weight = case_doubles(s.batch.N);
-        evaluate(&o, &s, Z, weight, NULL);
-        double size = rms(weight, s.batch.N);
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        const double size = rms(e.weight, e.N);
         assert_true(size > 0);
-        for (size_t t = 0; t < s.batch.N; t++) {
-            double was = s.logp[t];
-            s.logp[t] = was + h;
-            double above = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
-            s.logp[t] = was - h;
-            double below = objective_loss(&o, &s.batch, Z, s.logp, NULL, DTYPE_FP64, NULL);
-            s.logp[t] = was;
-            expect_close("weight", t, weight[t], (above - below) / (2 * h), size, type == DTYPE_FP64 ? 1e-8 : 1e-6);
+        for (size_t t = 0; t < e.N; t++) {
+            double loss[2], was = e.s.logp[t];
+            for (int up = 0; up < 2; up++) {
+                e.s.logp[t] = was + (up ? h : -h);
+                loss[up] = objective_loss(&e.o, &e.s.batch, e.Z, e.s.logp, NULL, DTYPE_FP64, NULL);
+            }
+            e.s.logp[t] = was;
+            expect_close("weight", t, e.weight[t], (loss[1] - loss[0]) / (2 * h), size,
+                         type == DTYPE_FP64 ? 1e-8 : 1e-6);
         }
     }
 }
@@ -156,25 +154,21 @@ TEST(trl_advantages) {
 
 // ---- how a step is cut does not matter ------------------------------------------------------------------------------
 TEST(ranges_give_the_weights_of_the_whole) {
-    size_t n;
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o);
-        size_t N = s.batch.N, size = dtype_size(type);
-        double Z = normaliser(&o, &s, 1);
-        void *whole = typed(s.logp, N, type), *parts = typed(s.logp, N, type);
-        objective_weights(&o, &s.batch, Z, 0, N, whole, whole, type); // in place
-        evaluate(&o, &s, Z, s.entropy, NULL);
-        assert_memory_equal(whole, typed(s.entropy, N, type), N * size);
-        if (objective_weights_wait(&o) == WEIGHTS_BY_SEQUENCE) continue;
-        for (size_t begin = 0; begin < N; begin += n) {
-            n = 1 + test_random_below(min_size(9, N - begin));
+    const size_t size = dtype_size(type);
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        void *whole = typed(e.s.logp, e.N, type), *parts = typed(e.s.logp, e.N, type);
+        objective_weights(&e.o, &e.s.batch, e.Z, 0, e.N, whole, whole, type); // in place
+        assert_memory_equal(whole, typed(e.weight, e.N, type), e.N * size);
+        if (objective_weights_wait(&e.o) == WEIGHTS_BY_SEQUENCE) continue;
+        for (size_t begin = 0, n; begin < e.N; begin += n) {
+            n = 1 + test_random_below(min_size(9, e.N - begin));
             void *part = case_memory(n * size); // no larger
             memcpy(part, (char *)parts + begin * size, n * size);
-            objective_weights(&o, &s.batch, Z, begin, n, part, part, type);
+            objective_weights(&e.o, &e.s.batch, e.Z, begin, n, part, part, type);
             memcpy((char *)parts + begin * size, part, n * size);
         }
-        assert_memory_equal(whole, parts, N * size);
+        assert_memory_equal(whole, parts, e.N * size);
     }
 }
 
@@ -182,32 +176,31 @@ TEST(ranges_give_the_weights_of_the_whole) {
 // bits of weights.
 TEST(streams_and_their_order_do_not_matter) {
     static const size_t order[] = {5, 3, 4, 0, 2, 1}, first[] = {0, 3, 4}, groups[] = {3, 1, 2};
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o), part[3];
-        size_t members = s.batch.documents / 6, document[64];
-        double *weight = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), sum = 0;
-        Metrics whole, parts;
-        memset(&whole, 0, sizeof(whole)), memset(&parts, 0, sizeof(parts));
-        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, &whole);
-        for (size_t d = 0; d < s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
-        for (size_t k = 0; k < 3; k++) part[k] = stream_of(&s, document + first[k] * members, groups[k] * members);
-        double Z = normaliser(&o, part, 3);
-        expect_close("Z", 0, Z, normaliser(&o, &s, 1), 0, 1e-15);
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        const size_t members = e.s.batch.documents / 6, *start = e.s.batch.document_start;
+        size_t document[64];
+        double *found = case_doubles(e.N), sum = 0;
+        Stream part[3];
+        Metrics parts = {0};
+        for (size_t d = 0; d < e.s.batch.documents; d++) document[d] = order[d / members] * members + d % members;
+        for (size_t k = 0; k < 3; k++) part[k] = stream_of(&e.s, document + first[k] * members, groups[k] * members);
+        double Z = normaliser(&e.o, part, 3);
+        expect_close("Z", 0, Z, e.Z, 0, 1e-15);
         for (size_t k = 0; k < 3; k++) {
-            const size_t *start = part[k].batch.document_start;
-            sum += evaluate(&o, &part[k], Z, found, &parts);
+            const size_t *begin = part[k].batch.document_start, *of = document + first[k] * members;
+            sum += evaluate(&e.o, &part[k], Z, found, &parts);
             for (size_t d = 0; d < part[k].batch.documents; d++)
-                for (size_t t = start[d]; t < start[d + 1]; t++)
-                    expect_close("weight", t, found[t],
-                                 weight[s.batch.document_start[document[first[k] * members + d]] + t - start[d]], 0, 0);
+                for (size_t t = begin[d]; t < begin[d + 1]; t++)
+                    expect_close("weight", t, found[t], e.weight[start[of[d]] + t - begin[d]], 0, 0);
         }
-        expect_close("loss", 0, sum, loss, 0.1, 1e-14);
-        assert_int_equal(parts.count, whole.count);
-        for (size_t k = 0; k < whole.count; k++) {
-            assert_string_equal(parts.metric[k].name, whole.metric[k].name);
-            expect_close(whole.metric[k].name, 0, parts.metric[k].sum, whole.metric[k].sum, 1, 1e-13);
-            expect_close(whole.metric[k].name, 1, parts.metric[k].count, whole.metric[k].count, 0, 1e-14);
+        expect_close("loss", 0, sum, e.loss, 0.1, 1e-14);
+        assert_int_equal(parts.count, e.metrics.count);
+        for (size_t k = 0; k < parts.count; k++) {
+            const Metric *a = &parts.metric[k], *b = &e.metrics.metric[k];
+            assert_string_equal(a->name, b->name);
+            expect_close(a->name, 0, a->sum, b->sum, 1, 1e-13);
+            expect_close(a->name, 1, a->count, b->count, 0, 1e-14);
         }
     }
 }
@@ -227,14 +220,13 @@ static Stream stream_in_halves(const Stream *s) {
 }
 
 TEST(two_halves_are_one_target) {
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o), halves = stream_in_halves(&s);
-        double *weight = case_doubles(s.batch.N), *half = case_doubles(halves.batch.N);
-        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
-        expect_close("loss", 0, evaluate(&o, &halves, normaliser(&o, &halves, 1), half, NULL), loss, 1, precision());
-        for (size_t t = 0; t < halves.batch.N; t++)
-            expect_close("weight", t, 2 * half[t], weight[t / 2], rms(weight, s.batch.N), precision());
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        Stream halves = stream_in_halves(&e.s);
+        double *half = case_doubles(2 * e.N), Z = normaliser(&e.o, &halves, 1);
+        expect_close("loss", 0, evaluate(&e.o, &halves, Z, half, NULL), e.loss, 1, precision());
+        for (size_t t = 0; t < 2 * e.N; t++)
+            expect_close("weight", t, 2 * half[t], e.weight[t / 2], rms(e.weight, e.N), precision());
     }
 }
 
@@ -260,37 +252,34 @@ TEST(metrics_of_completions) {
 
 // ---- what does not count, and what must not be ----------------------------------------------------------------------
 TEST(masked_targets_are_not_looked_at) {
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o);
-        double *before = case_doubles(s.batch.N), *weight = case_doubles(s.batch.N), Z = normaliser(&o, &s, 1);
-        double loss = evaluate(&o, &s, Z, before, NULL);
-        for (size_t t = 0; t < s.batch.N; t++) {
-            if (plain_weight(&s.batch, t) != 0) continue;
-            s.logp[t] = s.entropy[t] = NAN, s.batch.reference[t] = s.batch.old[t] = s.batch.advantage[t] = NAN;
-            if (s.batch.targets[t] < 0) s.batch.loss_weight[t] = NAN;
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        Batch *b = &e.s.batch;
+        double *weight = case_doubles(e.N);
+        for (size_t t = 0; t < e.N; t++) {
+            if (plain_weight(b, t) != 0) continue;
+            e.s.logp[t] = e.s.entropy[t] = b->reference[t] = b->old[t] = b->advantage[t] = NAN;
+            if (b->targets[t] < 0) b->loss_weight[t] = NAN;
         }
-        assert_true(evaluate(&o, &s, Z, weight, NULL) == loss);
-        for (size_t t = 0; t < s.batch.N; t++)
-            if (!(weight[t] == before[t] && (plain_weight(&s.batch, t) != 0 || weight[t] == 0)))
-                test_fail("weight[%zu] is %g, was %g", t, weight[t], before[t]);
+        assert_true(evaluate(&e.o, &e.s, e.Z, weight, NULL) == e.loss);
+        for (size_t t = 0; t < e.N; t++)
+            if (!(weight[t] == e.weight[t] && (plain_weight(b, t) != 0 || weight[t] == 0)))
+                test_fail("weight[%zu] is %g, was %g", t, weight[t], e.weight[t]);
     }
 }
 
 TEST(documents_without_counted_targets) {
-    Objective o;
-    for (size_t i = 0; objective_at(i, &o); i++) {
-        Stream s = stream_for(&o);
-        double *weight = case_doubles(s.batch.N);
-        for (size_t d = 1; d < s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
-            for (size_t t = s.batch.document_start[d]; t < s.batch.document_start[d + 1]; t++) s.batch.targets[t] = -1;
-        double loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
-        assert_true(isfinite(loss));
-        for (size_t t = 0; t < s.batch.N; t++) assert_true(isfinite(weight[t]));
-        for (size_t t = 0; t < s.batch.N; t++) s.batch.targets[t] = -1;
-        loss = evaluate(&o, &s, normaliser(&o, &s, 1), weight, NULL);
-        assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&o)));
-        for (size_t t = 0; t < s.batch.N; t++) assert_true(weight[t] == 0);
+    Evaluated e;
+    for (size_t i = 0; evaluated_at(i, &e); i++) {
+        const size_t *start = e.s.batch.document_start;
+        for (size_t d = 1; d < e.s.batch.documents; d += 3) // chosen and rejected ones, first and other ones of a group
+            for (size_t t = start[d]; t < start[d + 1]; t++) e.s.batch.targets[t] = -1;
+        assert_true(isfinite(evaluate(&e.o, &e.s, normaliser(&e.o, &e.s, 1), e.weight, NULL)));
+        for (size_t t = 0; t < e.N; t++) assert_true(isfinite(e.weight[t]));
+        for (size_t t = 0; t < e.N; t++) e.s.batch.targets[t] = -1;
+        double loss = evaluate(&e.o, &e.s, normaliser(&e.o, &e.s, 1), e.weight, NULL);
+        assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&e.o)));
+        for (size_t t = 0; t < e.N; t++) assert_true(e.weight[t] == 0);
     }
 }
 
