@@ -35,7 +35,7 @@ class SetupFailure(Exception):
 
 @dataclass
 class Options:
-    """What changes the tokens; recorded in prepare.json, so that a run goes on with the same."""
+    """Options that change the tokens; prepare.json records them, so that a run goes on with the same."""
 
     tokenizer: str
     format: str = "auto"
@@ -90,7 +90,7 @@ def library_version():
 
 
 class Cuts:
-    """Where a text may be cut without changing its tokens: before a special token that is found in the text as it is, takes nothing of
+    """Places where a text may be cut without changing its tokens: before a special token that is found in the text as it is, takes nothing of
     what is before it, and into which no other added token reaches. By added tokens the library cuts a text itself, first of all."""
 
     def __init__(self, added):
@@ -153,7 +153,7 @@ class Encoder:
             raise SetupFailure(rejected.detail) from None
 
     def _take_post_processor(self, path):
-        """What it puts around every text, which is then added here: post-processors also shift offsets of tokens that begin with
+        """The tokens that it puts around every text, which are then added here: post-processors also shift offsets of tokens that begin with
         a space, and offsets are what masks are made from."""
         samples = ("a", "ab 12\n c", "\u00e9")
         with_special = [self.tokenizer.encode(text) for text in samples]
@@ -232,7 +232,7 @@ class Encoder:
         return self.finished(self.conversation(source, record))
 
     def encoding(self, text):
-        """What the library makes of the text. It needs some 700 bytes for a token of what it is given at a time, so a long text goes
+        """The text as the library encodes it. It needs some 700 bytes for a token of what it is given at a time, so a long text goes
         to it in pieces."""
         ids, offsets = [], []
         for begin, end in self.cuts.pieces(text):
@@ -288,7 +288,7 @@ class Encoder:
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
 
     def tokens(self, ids, train, advantages):
-        """What is tokens already; its prompt is what comes before the first that counts."""
+        """A record that is tokens already; its prompt ends before the first that counts."""
         wrong = next((i for i, token in enumerate(ids) if token >= self.vocabulary), None)
         if wrong is not None:
             raise Rejected(records.WRONG_TYPE, f"ids[{wrong}] is {ids[wrong]}, the vocabulary has {self.vocabulary}")
@@ -360,7 +360,7 @@ class Encoder:
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
     def stretches(self, messages, wanted, tools, more):
-        """Where {% generation %} blocks are, they speak for the assistant; for the other roles the turns are found."""
+        """Blocks of {% generation %} speak for the assistant where there are any; turns of the other roles are found."""
         if not self.template.has_generation:
             return self.turns.find(messages, wanted, tools, **more)
         own = [i for i in wanted if messages[i]["role"] == "assistant"]

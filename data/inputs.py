@@ -35,7 +35,7 @@ def is_parquet(path):
 
 
 def identity(path):
-    """What tells whether a file is still the same."""
+    """Size, time and first bytes of a file: they tell whether it is still the same."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""Where the texts of a conversation's messages lie in its rendering, from one more rendering instead of one for each message.
+"""The places of a conversation's texts in its rendering, from one more rendering instead of one for each message.
 
 Every text (content, reasoning, what is in tool calls) is replaced by a placeholder of its own. The rendering of that says what the
 template itself writes and where each text goes. It is believed only if putting the texts back gives the true rendering, to the
@@ -33,7 +33,7 @@ def numbered(value, mark, texts, blank):
 
 
 def shape(value):
-    """What is left of a message without its texts: keys, whether texts are empty, and what is no text."""
+    """A message without its texts: keys, whether texts are empty, and what is no text."""
     if isinstance(value, str):
         return bool(value.strip())
     if isinstance(value, list):

@@ -123,7 +123,7 @@ static void add_file(Text *text, const char *path) {
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Where the validation stretch of piece i begins, and where the piece ends.
+// The begin of the validation stretch of piece i, and the end of the piece.
 static void piece_bounds(size_t length, size_t i, double val_fraction, size_t *begin, size_t *val, size_t *end) {
     *begin = length / VAL_PIECES * i;
     *end = i + 1 == VAL_PIECES ? length : length / VAL_PIECES * (i + 1);

@@ -38,7 +38,7 @@ class Rejected(Exception):
 
 @dataclass
 class Source:
-    """What a document is made of: a prompt and what follows it, both texts or both messages. Plain text has no prompt; of a prompt
+    """The parts of a document: a prompt and what follows it, both texts or both messages. Plain text has no prompt; of a prompt
     alone the body is a reference answer or None; of tokens it is (ids, train, advantages)."""
 
     body: object

@@ -62,7 +62,7 @@ def differences(old, new):
 
 
 class Part:
-    """What is counted for train or val."""
+    """Counts of train or val."""
 
     FIELDS = ("samples", "documents", "tokens", "counted", "longest")
 
@@ -146,7 +146,7 @@ class Folder:
                 os.remove(os.path.join(self.path, name))
 
     def begin(self, plan, force):
-        """What prepare.json says of a run with this plan that has begun; {} for a new one."""
+        """The content of prepare.json, of a run with this plan that has begun; {} for a new one."""
         if force:
             self.clear()
         if not os.path.exists(self.json):

@@ -29,7 +29,7 @@ assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48
 
 
 class ShardError(Exception):
-    """What is wrong with a file: one line that begins with its name."""
+    """A fault of a file: one line that begins with its name."""
 
 
 def aligned(offset):
@@ -46,7 +46,7 @@ def short_name(name):
 
 
 def document_crc(ids, counts, values=b""):
-    """Of the file's bytes of one document's ids, then of its counts, then of its values where there are any."""
+    """crc32 over the file's bytes of one document's ids, then its counts, then its values where there are any."""
     return zlib.crc32(values, zlib.crc32(counts, zlib.crc32(ids)))
 
 
@@ -161,7 +161,7 @@ class ShardWriter:
         self._begin()
 
     def state(self):
-        """What a new writer needs to go on from here; the sections are on the disk when this returns."""
+        """A new writer can go on from this; the sections are on the disk when this returns."""
         for file in (self.files or {}).values():
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Where the turns of a conversation lie in its rendered text: [begin, end) in characters for every turn that is trained on.
+"""The turns of a conversation in its rendered text: [begin, end) in characters for every turn that is trained on.
 
 Three ways, of which the first that applies is taken:
 
@@ -57,7 +57,7 @@ def replaced(value, placeholder):
 
 
 class Canonical:
-    """What a template puts around a turn, learned from a conversation of two placeholders."""
+    """The text that a template puts around a turn, learned from a conversation of two placeholders."""
 
     def __init__(self, template, special_pattern, more):
         user, assistant = ({"role": "user", "content": PLACEHOLDERS[0]}, {"role": "assistant", "content": PLACEHOLDERS[1]})

@@ -52,7 +52,7 @@ def joined(parts, texts):
 
 
 def is_trimmed(render, parts, count, place):
-    """Whether the template trims the text at `place` of `count`; what it does otherwise must be to leave all as they are."""
+    """True where the template trims the text at `place` of `count`; otherwise it must leave all as they are."""
     exact = trimmed = True
     for other in OTHERS:
         texts = ["Question"] * count

@@ -19,7 +19,7 @@ def every_character():
 
 
 def code_point(position):
-    """Of the character at a position of every_character()."""
+    """The code point of the character at a position of every_character()."""
     return position if position < 0xD800 else position + 0x800
 
 

@@ -21,8 +21,7 @@ typedef struct {
     size_t documents;
     size_t *document_start; // [documents + 1], the last being N
     size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
-    // Of objectives over answers (objective.h); NULL where a batch has none. Documents of a pair or a group follow each
-    // other.
+    // For objectives over answers (objective.h), else NULL. Documents of a pair or a group follow each other.
     size_t *group; // [documents] 0, 0, 1, 1, ...: which pair or group of the sequence a document is in, ascending; of
                    // a pair the chosen one comes first
     double *document_weight; // [documents] the sum of the loss weights of its targets (batch_count)

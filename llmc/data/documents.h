@@ -107,7 +107,7 @@ typedef struct {
 static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS, KIND_PAIRS,
                                                      KIND_GROUPS,    KIND_GROUPS, KIND_VALUES}; // by ObjectiveKind
 
-// What a shard of a kind holds, and which objectives take it.
+// The content of a shard by its kind, and the objectives that take it.
 static const struct {
     const char *name, *objectives;
 } data_kinds[] = {{"documents", "sft"},

@@ -22,7 +22,7 @@ data, another temperature, or that cuts its documents elsewhere refuses it with 
 #define LOGPROBS_AT_ONCE        4096  // values on the way between a file and somewhere else
 #define LOGPROBS_ROUNDING       1e-3f // above 0 that a value may be by rounding
 
-// How documents longer than T were cut: it decides what their tokens saw, and which of them were computed.
+// The cut of documents longer than T decides what their tokens saw, and which of them were computed.
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
 // The file's first 256 bytes, little-endian.
@@ -115,7 +115,7 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
 
-// Of tokens [token, token + n), counted over all shards; in any order, each at most once.
+// Tokens [token, token + n), counted over all shards; in any order, each at most once.
 static void logprobs_write(LogprobWriter *w, size_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");

@@ -163,7 +163,7 @@ static void shard_check_sections(const TokenShard *s) {
                 section[i].name, section[i].begins, s->documents, s->tokens, section[i].expected);
 }
 
-// What it is, and whether it is all there.
+// The fields that come before all others.
 static void shard_check_begin(const TokenShard *s, size_t file_bytes) {
     TokenShard copy = *s;
     copy.header_crc = 0;

@@ -86,7 +86,7 @@ static Stream stream_of(const Stream *s, const size_t *document, size_t document
     return p;
 }
 
-// Of target t in the loss.
+// The weight of target t in the loss.
 static double plain_weight(const Batch *b, size_t t) { return b->targets[t] < 0 ? 0 : (double)b->loss_weight[t]; }
 
 static void *typed(const double *values, size_t count, DType of) {

@@ -90,7 +90,7 @@ class Answers(WithCommand):
             self.assertEqual(json.loads(contents(out)["rejected.jsonl"])["reason"], "another kind")
 
     def test_damage_is_found(self):
-        """Of any byte, and of the length."""
+        """In any byte, and in the length."""
         for name, rows in (("values", [samples.rollout(i) for i in range(9)]), ("prompts", [{"prompt": "hello world", "answer": "a"}] * 9),
                            ("groups", [{"prompt": "a", "completions": [" b", " c"], "rewards": [0, 1]}] * 5),
                            ("documents", samples.conversations(12, most=5))):

@@ -402,7 +402,7 @@ class Restarts(WithCommand):
 
     @staticmethod
     def crashes(work, name, step, after):
-        """Whether the run gets to that call of os.NAME, where it ends."""
+        """True where the run gets to that call of os.NAME, and ends there."""
         calls, function = itertools.count(1), getattr(os, name)
 
         def failing(*arguments, **named):

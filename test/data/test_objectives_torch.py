@@ -73,7 +73,7 @@ def documents_of(rng, vocabulary, sizes):
 
 
 def cut(documents, positions):
-    """What --long truncate leaves of each: maybe no target that counts."""
+    """Documents after --long truncate: maybe without a target that counts."""
     return [replace(d, ids=d.ids[:positions + 1], counts=d.counts[:positions + 1], advantages=d.advantages[:positions + 1])
             for d in documents]
 
@@ -149,7 +149,7 @@ def reference_of(model, documents, temperature=1.0):
 
 
 def known(scored, **values):
-    """Of each document, the reference's or the old policy's log-probabilities."""
+    """Documents with the reference's or the old policy's log-probabilities."""
     for which, of_documents in values.items():
         for d, value in zip(scored, of_documents or ()):
             setattr(d, which, value)

@@ -1,4 +1,4 @@
-// What else is read of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one,
+// Other reads of shards: prompts for rollouts, from each kind that has them; documents of any kind one by one,
 // and where in the data each begins; log-probabilities of their targets, from a file.
 #include "answer_files.h"
 #include "llmc/data/documents_read.h"
