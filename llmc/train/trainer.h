@@ -88,9 +88,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
             report->flops += flops_forward(&t->run.settings, batch, 1);
         }
     }
-    for (size_t i = 0; i < rollout->metrics.count; i++)
-        metric_add(&report->metrics, rollout->metrics.metric[i].name, rollout->metrics.metric[i].sum,
-                   rollout->metrics.metric[i].count);
+    report->metrics = rollout->metrics;
     return rollout->sequences;
 }
 
@@ -122,10 +120,8 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
 // Loss, tokens, FLOPs and metrics of all ranks: identical bits on every rank, so all go on or none does.
 static void trainer_all_reduce(Trainer *t, StepReport *report) {
     const World world = t->run.settings.world;
-    double sums[2] = {report->loss, report->tokens};
-    sum_over_sequences(world, sums, 2);
-    report->loss = sums[0];
-    report->tokens = sums[1];
+    sum_over_sequences(world, &report->loss, 1);
+    sum_over_sequences(world, &report->tokens, 1);
     dist_sum(RANKS_ALL, &report->flops, 1);
     metrics_over_sequences(world, &report->metrics);
 }

@@ -43,12 +43,24 @@ static size_t shard_bytes(const TrainedTensors *t, Section s) {
     return s.memory ? shard_elements(t, s.sharding) * dtype_size(s.type) : 0;
 }
 
-static TrainedTensors trained_allocate(TrainedTensors t, DType moments, int master) {
-    t.ops = ops_fenced(), t.moment_type = moments;
+// The tensors of a model, or of adapters of all its linear layers.
+static TrainedTensors trained_open_as(int adapters, const char *text, DType dtype, DType moments, int master) {
+    const Config config = config_from_text(text, "test", EXIT_USAGE);
+    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
+    TrainedTensors t = {0};
+    *model = model_build(&config, dtype);
+    t.model = model, t.ops = ops_fenced(), t.moment_type = moments;
+    if (adapters) {
+        Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
+        lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
+        lora_build(lora, model);
+        t.model = &lora->table, t.lora = lora, t.base_model = model, t.base_path = "the/base";
+        t.base.config = 0x1234, t.base.weights = 0x5678;
+    }
     t.weights_sharding = sharding_of(test_world, ZERO_WEIGHTS);
     t.optimizer_sharding = sharding_of(test_world, ZERO_OPTIMIZER);
-    t.weights = (char *)t.ops->allocate(shard_elements(&t, t.weights_sharding) * dtype_size(t.model->dtype));
-    size_t n = shard_elements(&t, t.optimizer_sharding);
+    const size_t n = shard_elements(&t, t.optimizer_sharding);
+    t.weights = (char *)t.ops->allocate(shard_elements(&t, t.weights_sharding) * dtype_size(dtype));
     t.optimizer.m = t.ops->allocate(n * dtype_size(moments));
     t.optimizer.v = t.ops->allocate(n * dtype_size(moments));
     if (master) t.optimizer.master = (float *)t.ops->allocate(n * sizeof(float));
@@ -56,29 +68,12 @@ static TrainedTensors trained_allocate(TrainedTensors t, DType moments, int mast
     return t;
 }
 
-static Model *model_open(const char *text, DType dtype) {
-    Config config = config_from_text(text, "test", EXIT_USAGE);
-    Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
-    *model = model_build(&config, dtype);
-    return model;
-}
-
 static TrainedTensors trained_open(const char *text, DType dtype, DType moments, int master) {
-    TrainedTensors t = {0};
-    t.model = model_open(text, dtype);
-    return trained_allocate(t, moments, master);
+    return trained_open_as(0, text, dtype, moments, master);
 }
 
-// Adapters of all linear layers of that model.
 static TrainedTensors trained_open_adapters(const char *text, DType dtype, DType moments, int master) {
-    Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
-    TrainedTensors t = {0};
-    Model *model = model_open(text, dtype);
-    lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(model->config.family, "all", "test", EXIT_USAGE);
-    lora_build(lora, model);
-    t.model = &lora->table, t.lora = lora, t.base_model = model, t.base_path = "the/base";
-    t.base.config = 0x1234, t.base.weights = 0x5678;
-    return trained_allocate(t, moments, master);
+    return trained_open_as(1, text, dtype, moments, master);
 }
 
 enum { MASTER = 2, WEIGHTS, TRAINED_SECTIONS }; // after m and v
@@ -224,14 +219,15 @@ static RunState load_last(TrainedTensors *t, const char *out) {
     return run;
 }
 
-// A checkpoint of a run at step 7 in scratch "out"; takes the run's tensors.
-static void save_trained(TrainedTensors t) {
+// A checkpoint of a run at step 7 in scratch "out"
+static void save_usual_as(int adapters) {
+    TrainedTensors t = trained_open_as(adapters, usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     save_step(&t, fresh_folder("out"), 7, 0);
     trained_close(&t);
 }
 
-static void save_usual(void) { save_trained(trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
-static void save_usual_adapters(void) { save_trained(trained_open_adapters(usual_model, DTYPE_FP32, DTYPE_FP32, 1)); }
+static void save_usual(void) { save_usual_as(0); }
+static void save_usual_adapters(void) { save_usual_as(1); }
 
 // Saves one step as a run of its own does.
 typedef struct {

@@ -56,13 +56,12 @@ static void train_steps(TrainedTensors *t, void *gradients, size_t begin, size_t
 
 static void resume_case(int adapters, DType moments, int master) {
     const DType stored = ops_device->stored;
-    TrainedTensors (*open)(const char *, DType, DType, int) = adapters ? trained_open_adapters : trained_open;
     CheckpointFolder folder;
     RunState run = run_state(3);
     test_case("%s, moments %s, %s master", adapters ? "adapters" : "a model", dtype_name(moments),
               master ? "with" : "without");
-    TrainedTensors first = open(usual_model, stored, moments, master);
-    TrainedTensors second = open(usual_model, stored, moments, master);
+    TrainedTensors first = trained_open_as(adapters, usual_model, stored, moments, master);
+    TrainedTensors second = trained_open_as(adapters, usual_model, stored, moments, master);
     size_t n = first.model->elements;
     void *weights = case_memory(n * dtype_size(stored)), *gradients = first.ops->allocate(n * sizeof(float));
     for (size_t i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));

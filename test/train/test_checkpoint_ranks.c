@@ -57,7 +57,7 @@ static const Kind kinds[] = {
 
 static TrainedTensors kind_open(const Kind *k, size_t stage) {
     test_world.ranks = dist_ranks(), test_world.rank = dist_rank(), test_world.zero = stage;
-    return (k->adapters ? trained_open_adapters : trained_open)(k->model, k->dtype, k->moments, k->master);
+    return trained_open_as(k->adapters, k->model, k->dtype, k->moments, k->master);
 }
 
 static const char *kind_folder(const char *out, size_t kind, size_t stage) {

@@ -338,15 +338,20 @@ static const char *screen_text(int master) {
     return text;
 }
 
+// As if the last drawing were long ago.
+static void update_late(Progress *progress, double done) {
+    progress->drawn_at = -1e9;
+    progress_update(progress, done);
+}
+
 TEST(the_bar_on_a_terminal) {
     FILE *screen;
     int master = make_terminal(&screen, 50), draws = 0;
     Progress progress = progress_begin(screen, "training", 0, 100);
     progress_update(&progress, 1);
     assert_string_equal(screen_text(master), ""); // what is over in a moment needs no bar
-    progress.drawn_at = -1e9;
-    progress.begun_at = seconds_now() - 10; // 10 seconds for a tenth: 90 are left
-    progress_update(&progress, 10);
+    progress.begun_at = seconds_now() - 10;       // 10 seconds for a tenth: 90 are left
+    update_late(&progress, 10);
     const char *seen = screen_text(master);
     if (strncmp(seen, "\rtraining  10 % [=>", 19) != 0 || !strstr(seen, "] 1 min 30 s left\033[K"))
         test_fail("%s", seen);
@@ -362,12 +367,11 @@ TEST(the_bar_on_a_terminal) {
     assert_string_equal(screen_text(master), "\r\033[K");
     progress_clear(&progress);
     assert_string_equal(screen_text(master), ""); // there is none any more
-    progress.drawn_at = -1e9;
-    progress_update(&progress, 12);
+    update_late(&progress, 12);
     assert_non_null(strstr(screen_text(master), "training  12 %"));
     progress_end(&progress);
     assert_string_equal(screen_text(master), "\r\033[K");
-    progress_update(&progress, 13);
+    update_late(&progress, 13);
     assert_string_equal(screen_text(master), "");
     fclose(screen);
     close(master);
@@ -409,8 +413,7 @@ TEST(no_bar_where_there_is_no_terminal) {
         progress_off = cases[i].quiet;
         Progress progress = progress_begin(files[cases[i].where], "training", 0, 100);
         progress_off = 0;
-        progress.drawn_at = -1e9;
-        progress_update(&progress, 50);
+        update_late(&progress, 50);
         if ((*screen_text(master) != 0) != cases[i].seen) test_fail("case %zu", i);
         progress_end(&progress);
     }

@@ -107,14 +107,6 @@ refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is st
 last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
 
-# ---- one run at a time in one folder ----------------------------------------------------------------------------------------------
-"$TRAIN" train --init $TINY --data $SHARD --seq-len 1024 --steps 100000 --out "$WORK/busy" >/dev/null 2>&1 &
-process=$!
-while kill -0 $process 2>/dev/null && ! [ -s "$WORK/busy/lock" ]; do sleep 0.05; done # it writes its number when it has the lock
-refuses 1 'another run' train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out "$WORK/busy" --resume
-kill -9 $process
-wait $process 2>/dev/null
-
 # ---- a checkpoint is a model -----------------------------------------------------------------------------------------------------
 model=$WORK/straight/checkpoint-00000012/model.bin
 succeeds eval --model "$model" --data $SHARD --seq-len 64 --batch 2 --val-steps 2 --json

@@ -56,10 +56,6 @@ unset STREAMBP_ALLOCATION_GUARD
 kept=$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)
 more="$common --steps 30 --out $WORK/straight --resume --reward-timeout 2"
 refuses 1 'step 25: the reward command ended after 0 of 24 answers, with exit code 3' train $more --reward-command 'exit 3'
-refuses 1 'step 25: the reward command .*2 seconds' train $more --reward-command 'sleep 60'
-refuses 1 "step 25: .*'seven'" train $more --reward-command 'while read -r x; do echo seven; done'
-refuses 1 'step 25: .*(nan|finite)' train $more --reward-command 'while read -r x; do echo nan; done'
-refuses 1 'step 25: .*more answers' train $more --reward-command 'while read -r x; do echo 1; echo 1; done'
 refuses 1 'step 25: .*7 of 24' train $more --reward-command 'for i in 1 2 3 4 5 6 7; do read -r x; echo 1; done'
 check 'no wrong step was taken' [ "$(ls "$WORK/straight" | grep -c checkpoint-00000024)" = 1 ]
 check 'the last checkpoint is what it was' [ "$(cat "$WORK/straight/checkpoint-00000024/optimizer.bin" | cksum)" = "$kept" ]
