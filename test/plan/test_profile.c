@@ -90,12 +90,6 @@ TEST(passes_are_the_same_and_counted) {
     }
 }
 
-static double number_of(const cJSON *object, const char *key) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!cJSON_IsNumber(value)) test_fail("%s is no number", key);
-    return value->valuedouble;
-}
-
 // A product and a norm of known sizes, and something that is not counted.
 static double three_ops(const Ops *ops) {
     static float x[16 * 32], w[48 * 32], out[16 * 48];
@@ -112,58 +106,43 @@ TEST(rows_as_json) {
     Config config = config_from_text(
         "llama,hidden_size=32,intermediate_size=16,num_hidden_layers=1,num_attention_heads=4,vocab_size=48", "test",
         EXIT_USAGE);
-    Model model = model_build(&config, DTYPE_FP32);
-    const Machine *h200 = &machines[MACHINE_H200];
-    const double bytes = 4 * (16 * 32 + 16 * 48 + 48 * 32), bandwidth = 4.8e12 * 0.85;
+    SCOPED(model_free) Model model = model_build(&config, DTYPE_FP32);
+    const double bandwidth = 4.8e12 * 0.85;
+    const struct {
+        const char *row; // as it begins
+        double flops, floor_seconds;
+    } expected[] = {{"{\"op\": \"linear_forward\", \"part\": \"head\", \"shape\": [48, 32], \"calls\": 2, ",
+                     2.0 * 2 * 16 * 32 * 48, 2 * 4 * (16 * 32 + 16 * 48 + 48 * 32) / bandwidth},
+                    {"{\"op\": \"rmsnorm_forward\", \"shape\": [32], \"calls\": 1, ", 0, 2 * 16 * 32 * 4 / bandwidth},
+                    {"{\"op\": \"zero\", \"calls\": 1, ", 0, 0},
+                    {"{\"op\": \"host\", ", 0, 0}};
     const Ops timed = ops_timed(ops_device, 0);
     const double pass = three_ops(&timed);
     double sum = 0, longest = INFINITY;
-    char *text = (char *)case_memory(8192);
-    FILE *file = tmpfile();
-    JsonOut json = json_open(file);
-    cJSON *row;
-    size_t rows = 0;
+    char text[8192];
+    JsonOut json = json_open_text(text, sizeof(text), JSON_LINE);
     StreamBP s = {0};
     s.model = &model;
     timing_sort();
     json_object(&json, NULL);
-    profile_json(&json, &s, h200, pass);
+    profile_json(&json, &s, &machines[MACHINE_H200], pass);
     json_object_end(&json);
-    assert_int_equal(json_close(&json), 0);
-    rewind(file);
-    text[fread(text, 1, 8191, file)] = 0;
-    fclose(file);
-    cJSON *object = cJSON_Parse(text);
-    assert_non_null(object);
-    expect_close("the pass", number_of(object, "profile_seconds"), pass);
-    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(object, "profile")) {
-        const char *op = cJSON_GetObjectItemCaseSensitive(row, "op")->valuestring;
-        const cJSON *part = cJSON_GetObjectItemCaseSensitive(row, "part");
-        const cJSON *shape = cJSON_GetObjectItemCaseSensitive(row, "shape");
-        const double seconds = number_of(row, "seconds");
-        sum += seconds, rows++;
-        if (!strcmp(op, "linear_forward")) {
-            assert_string_equal(part->valuestring, "head");
-            assert_int_equal(cJSON_GetArraySize(shape), 2);
-            assert_int_equal(cJSON_GetArrayItem(shape, 0)->valueint, 48);
-            assert_int_equal((int)number_of(row, "calls"), 2);
-            assert_true(number_of(row, "flops") == 2.0 * 2 * 16 * 32 * 48);
-            expect_close("floor", number_of(row, "floor_seconds"), 2 * bytes / bandwidth);
-        } else if (!strcmp(op, "rmsnorm_forward")) {
-            assert_true(!part && cJSON_GetArraySize(shape) == 1);
-            assert_true(number_of(row, "flops") == 0);
-            expect_close("floor", number_of(row, "floor_seconds"), 2 * 16 * 32 * 4 / bandwidth);
-        } else {
-            assert_true(!strcmp(op, "zero") || !strcmp(op, "host"));
-            assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(row, "floor_seconds")));
-        }
-        if (strcmp(op, "host") != 0 && seconds > longest) test_fail("%s is not in its place", op);
-        longest = seconds;
+    assert_true(json_text_end(&json) > 0);
+    for (size_t i = 0; i < COUNT_OF(expected); i++) {
+        double seconds, flops, floor_seconds = 0;
+        test_case("%s", expected[i].row);
+        const char *row = strstr(text, expected[i].row);
+        assert_non_null(row);
+        assert_int_equal(sscanf(strstr(row, "\"seconds\""), "\"seconds\": %lf, \"flops\": %lf", &seconds, &flops), 2);
+        sscanf(strstr(row, "\"floor_seconds\""), "\"floor_seconds\": %lf", &floor_seconds); // or null
+        assert_true(flops == expected[i].flops);
+        expect_close("floor", floor_seconds, expected[i].floor_seconds);
+        sum += seconds;
     }
-    assert_int_equal(rows, 4);
+    for (size_t i = 0; i < timing.count; longest = timing.row[i++].seconds)
+        if (timing.row[i].seconds > longest) test_fail("%s is not in its place", timing.row[i].op);
+    assert_int_equal(timing.count, 3);
     if (!(fabs(sum - pass) <= 1e-9 * pass)) test_fail("rows add up to %g of %g seconds", sum, pass);
-    cJSON_Delete(object);
-    model_free(&model);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -63,24 +63,18 @@ def compare_configs(what, original, folder):
 
 def golden(name):
     source, out = f"{GOLDEN}/{name}", f"{WORK}/{name}"
-    flat = f"{out}.bin"
+    flat, like = f"{out}.bin", ("--like", source)
     convert("--model", source, "--out", flat)
-    convert("--model", source, "--out", f"{out}-hf")
-    compare(f"{name} -> hf", source, f"{out}-hf")
-    convert("--model", flat, "--like", source, "--out", f"{out}-like")
-    compare(f"{name} -> flat -> hf, like", source, f"{out}-like")
-    convert("--model", flat, "--out", f"{out}-own")
-    compare(f"{name} -> flat -> hf", source, f"{out}-own")
+    for what, folder, options, dtype in (
+            ("hf", "hf", ("--model", source), None), ("flat -> hf, like", "like", ("--model", flat, *like), None),
+            ("flat -> hf", "own", ("--model", flat), None), ("shards", "shards", ("--model", flat, "--max-shard-size", "50KB"), None),
+            *((f"{t}", t, ("--model", source, "--dtype", t), t) for t in TYPES),
+            *((f"flat -> {t}, like", f"like-{t}", ("--model", flat, "--dtype", t, *like), t) for t in TYPES)):
+        convert(*options, "--out", f"{out}-{folder}")
+        compare(f"{name} -> {what}", source, f"{out}-{folder}", TYPES.get(dtype))
     compare_configs(f"{name} -> flat -> hf", source, f"{out}-own")
-    convert("--model", flat, "--max-shard-size", "50KB", "--out", f"{out}-shards")
     with open(f"{out}-shards/model.safetensors.index.json") as index:
         check(f"{name}: several files", len(set(json.load(index)["weight_map"].values())) > 1)
-    compare(f"{name} -> shards", source, f"{out}-shards")
-    for dtype in TYPES:
-        convert("--model", source, "--dtype", dtype, "--out", f"{out}-{dtype}")
-        compare(f"{name} -> {dtype}", source, f"{out}-{dtype}", TYPES[dtype])
-        convert("--model", flat, "--dtype", dtype, "--like", source, "--out", f"{out}-like-{dtype}")
-        compare(f"{name} -> flat -> {dtype}, like", source, f"{out}-like-{dtype}", TYPES[dtype])
 
 
 def random_model(name, text):
