@@ -39,13 +39,6 @@ static void report_model(FILE *out, const Model *model) {
             dtype_name(model->dtype));
 }
 
-// ring: ranks of a sequence pass keys and values around
-static void report_world(FILE *out, World w, int ring) {
-    if (world_ranks(w) == 1) return;
-    fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
-            w.zero, ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
-}
-
 // Ranks, and the bytes that each of them sent in a step, by kind; into an open object. Nothing for a process alone.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     if (world_ranks(w) == 1) return;
@@ -129,11 +122,14 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
 // ---- a run ---------------------------------------------------------------------------------------------------------
 // data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for.
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound) {
+    const World w = run->settings.world;
     if (run->options->quiet) return;
     fputs("command  ", run->text);
     options_echo(run->text, run->options);
     report_model(run->text, &run->model);
-    report_world(run->text, run->settings.world, run->settings.ring);
+    if (world_ranks(w) > 1)
+        fprintf(run->text, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
+                world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     if (run->lora.rank)
         fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
                 run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,

@@ -42,12 +42,6 @@ static double seconds_not_in_ops(double pass) {
     return pass;
 }
 
-static double seconds_of_floors(const Machine *machine) {
-    double sum = 0;
-    for (size_t i = 0; i < timing.count; i++) sum += work_seconds(machine, timing.row[i].counts);
-    return sum;
-}
-
 // ---- for people ----------------------------------------------------------------------------------------------------
 // A number of four digits, or a dash where there is none.
 static void print_cell(FILE *out, double value, double unit) {
@@ -79,11 +73,13 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
 // pass, median: seconds of the pass on timed ops, and of the others
 static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
+    double floors = 0;
+    for (size_t i = 0; machine && i < timing.count; i++) floors += work_seconds(machine, timing.row[i].counts);
     fprintf(out, "profile  of one more pass, each op waited for: %.4g s, %.3g times the median of the others\n", pass,
             pass / median);
     if (machine)
         fprintf(out, "floor    at the rates of an %s in bf16: %.4g s in all, %.1f %% of the median\n", machine->gpu,
-                seconds_of_floors(machine), 100 * seconds_of_floors(machine) / median);
+                floors, 100 * floors / median);
     fprintf(out, "  %-48s %8s %9s %9s %9s %9s%s\n", "op", "calls", "seconds", "of pass", "TFLOP/s", "GB/s",
             machine ? "     floor   floor %" : "");
     for (size_t i = 0; i < timing.count; i++) print_row(out, &timing.row[i], s, machine, pass);

@@ -68,7 +68,7 @@ def golden(name):
     for what, folder, options, dtype in (
             ("hf", "hf", ("--model", source), None), ("flat -> hf, like", "like", ("--model", flat, *like), None),
             ("flat -> hf", "own", ("--model", flat), None), ("shards", "shards", ("--model", flat, "--max-shard-size", "50KB"), None),
-            *((f"{t}", t, ("--model", source, "--dtype", t), t) for t in TYPES),
+            *((t, t, ("--model", source, "--dtype", t), t) for t in TYPES),
             *((f"flat -> {t}, like", f"like-{t}", ("--model", flat, "--dtype", t, *like), t) for t in TYPES)):
         convert(*options, "--out", f"{out}-{folder}")
         compare(f"{name} -> {what}", source, f"{out}-{folder}", TYPES.get(dtype))
