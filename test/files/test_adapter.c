@@ -152,8 +152,6 @@ TEST(configs_are_refused_by_name) {
         KEY("modules_to_save", "null", "[\"lm_head\"]", "modules_to_save is a list: modules"),
         KEY("modules_to_save", "null", "[]", NULL),
         KEY("rank_pattern", "{}", "{\"q_proj\": 4}", "rank_pattern is an object: another rank"),
-        KEY("alpha_pattern", "{}", "{\"q_proj\": 4}", "alpha_pattern is an object: another alpha"),
-        KEY("layers_to_transform", "null", "[0]", "layers_to_transform is a list: adapters in"),
         KEY("layers_to_transform", "null", "1", "layers_to_transform is 1: adapters in"),
         CHANGED("\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"),
         CHANGED("\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"),

@@ -6,7 +6,7 @@ test_transformers.py, what happens to the folder when something goes wrong is in
 #include "convert_files.h"
 
 // ---- there and back -------------------------------------------------------------------------------------------------
-// Every folder comes back as transformers' own file, also from several files and from names and masks of older versions.
+// Every folder comes back as transformers' own file, also from several files and from names of older versions.
 TEST(round_trips_are_byte_exact) {
     static const char *const ways[] = {"hf -> hf", "flat -> hf, like", "flat -> hf", "llm.c -> hf, like"};
     for (size_t g = 0; g < GOLDEN_MODELS; g++) {

@@ -313,40 +313,6 @@ TEST(refusals) {
     expect_refused(ask_for_chat, &decodes_only, EXIT_USAGE, "decodes only");
 }
 
-TEST(damaged_files) {
-#define TOK     "damaged.tok"
-#define DAMAGED "damaged.tok: this tokenizer file is damaged: |is truncated|is not a tokenizer file"
-    static const Damage sizes[] = {CUT_TO(TOK, 0, "is empty"),  CUT_TO(TOK, 45, DAMAGED),
-                                   CUT_TO(TOK, 463, DAMAGED),   CUT_TO(TOK, -1, DAMAGED),
-                                   CUT_TO(TOK, -1000, DAMAGED), EXTENDED_BY(TOK, 8, DAMAGED)};
-    static const Damage changes[] = {
-        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads version 1"),
-        OTHER_NUMBER(TOK, 32, 4, 1 << 16, "unknown flags"),
-        OTHER_NUMBER(TOK, 36, 4, 0, "its number of ids"),
-        OTHER_NUMBER(TOK, 44, 4, WORDS_KINDS, "an unknown way to cut words"),
-        OTHER_NUMBER(TOK, 48, 4, 1 << 30, "the id of unknown characters"),
-        OTHER_NUMBER(TOK, 52, 4, TOKENIZER_SECTIONS + 1, "its number of sections"),
-        OTHER_NUMBER(TOK, TOKENIZER_HEADER, 8, 1ull << 40, "a section lies outside of it"),
-    };
-    static const Damage decodes[] = {OTHER_NUMBER(TOK, 32, 4, 0, NULL)};
-    for (size_t s = 0; s < STYLES; s++) {
-        const DamageSuite suite = damaged_style(styles[s]);
-        expect_damage_found(&suite, sizes, COUNT_OF(sizes));
-        expect_damage_found(&suite, changes, COUNT_OF(changes));
-        expect_damage_found(&suite, decodes, COUNT_OF(decodes));
-        expect_flips_found(&suite, TOK, 30, DAMAGED "|is a tokenizer file of version");
-    }
-}
-
-// Other bytes with a checksum that fits: the file is another one, and either refused in one line or harmless.
-TEST(files_that_are_others) {
-    for (size_t s = 0; s < STYLES; s++) {
-        const DamageSuite suite = damaged_style(styles[s]);
-        expect_random_damage_survived(&suite, TOK, 480, 60);
-        expect_random_damage_survived(&suite, TOK, SIZE_MAX, 60);
-    }
-}
-
 // Any word of any section, with a checksum that fits, set to what is out of bounds if anything is.
 static void change_numbers(const void *path) {
     static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x10ffff, 0xd800};
@@ -367,9 +333,31 @@ static void change_numbers(const void *path) {
     tokenizer_close(t);
 }
 
-TEST(numbers_out_of_bounds) {
+// Damage is noticed; other bytes with a checksum that fits are another file, which is refused in one line or harmless.
+TEST(damaged_files) {
+#define TOK     "damaged.tok"
+#define DAMAGED "damaged.tok: this tokenizer file is damaged: |is truncated|is not a tokenizer file"
+    static const Damage rows[] = {
+        CUT_TO(TOK, 0, "is empty"),
+        CUT_TO(TOK, 45, DAMAGED),
+        CUT_TO(TOK, 463, DAMAGED),
+        CUT_TO(TOK, -1, DAMAGED),
+        EXTENDED_BY(TOK, 8, DAMAGED),
+        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads version 1"),
+        OTHER_NUMBER(TOK, 32, 4, 0, NULL), // decodes only
+        OTHER_NUMBER(TOK, 32, 4, 1 << 16, "unknown flags"),
+        OTHER_NUMBER(TOK, 36, 4, 0, "its number of ids"),
+        OTHER_NUMBER(TOK, 44, 4, WORDS_KINDS, "an unknown way to cut words"),
+        OTHER_NUMBER(TOK, 48, 4, 1 << 30, "the id of unknown characters"),
+        OTHER_NUMBER(TOK, 52, 4, TOKENIZER_SECTIONS + 1, "its number of sections"),
+        OTHER_NUMBER(TOK, TOKENIZER_HEADER, 8, 1ull << 40, "a section lies outside of it"),
+    };
     for (size_t s = 0; s < STYLES; s++) {
         const DamageSuite suite = damaged_style(styles[s]);
+        expect_damage_found(&suite, rows, COUNT_OF(rows));
+        expect_flips_found(&suite, TOK, 30, DAMAGED "|is a tokenizer file of version");
+        expect_random_damage_survived(&suite, TOK, 480, 60);
+        expect_random_damage_survived(&suite, TOK, SIZE_MAX, 60);
         const Child *child = run_child(change_numbers, suite.context);
         if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
     }
