@@ -42,14 +42,10 @@ static void chat_check(const Tokenizer *t, const char *system, int turns) {
 static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first, TokenIds *ids) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
     Scratch text = {NULL, 0, 0};
-    if (!first) {
-        chat_append_section(&text, t, SECTION_NEXT_BEFORE);
-    } else if (system) {
-        chat_append_section(&text, t, SECTION_SYSTEM_BEFORE);
+    chat_append_section(&text, t, !first ? SECTION_NEXT_BEFORE : system ? SECTION_SYSTEM_BEFORE : SECTION_FIRST_BEFORE);
+    if (first && system) {
         chat_append_text(&text, system, strlen(system), trim_system);
         chat_append_section(&text, t, SECTION_SYSTEM_BETWEEN);
-    } else {
-        chat_append_section(&text, t, SECTION_FIRST_BEFORE);
     }
     chat_append_text(&text, user, bytes, trim_user);
     chat_append_section(&text, t, !first ? SECTION_NEXT_AFTER : system ? SECTION_SYSTEM_AFTER : SECTION_FIRST_AFTER);

@@ -247,18 +247,14 @@ static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, 
 
 static void encode_between(Tokenizer *t, const unsigned char *text, size_t bytes, int raw, int first, int allow_special,
                            TokenIds *ids) {
-    if (!raw) {
+    const int prepend = (t->flags & TOKENIZER_PREPEND) != 0, replace = (t->flags & TOKENIZER_REPLACE_SPACES) != 0;
+    if (!raw)
         encode_words(t, text, bytes, first, ids);
-    } else if (t->flags & TOKENIZER_COMPOSE) {
+    else if (t->flags & TOKENIZER_COMPOSE)
         text_compose(t, text, bytes);
-        encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
-    } else if (t->flags & (TOKENIZER_PREPEND | TOKENIZER_REPLACE_SPACES)) {
-        text_respace(&t->normal, t->flags & TOKENIZER_PREPEND ? META_SPACE : "", text, bytes,
-                     (t->flags & TOKENIZER_REPLACE_SPACES) != 0);
-        encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
-    } else {
-        encode_added(t, text, bytes, 0, first, allow_special, ids);
-    }
+    else
+        text_respace(&t->normal, prepend ? META_SPACE : "", text, bytes, replace);
+    if (raw) encode_added(t, t->normal.at, t->normal.count, 0, first, allow_special, ids);
 }
 
 // ---- what callers use -----------------------------------------------------------------------------------------------
