@@ -6,7 +6,7 @@ of the file. The writer is below.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
-#include "text.h"
+#include "file.h"
 #include <cjson/cJSON.h>
 
 // At about 80 bytes a value this bounds the tree's memory; a header of 100,000 tensors has half as many.
@@ -75,6 +75,15 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
     json_check_keys(root, where);
+    return root;
+}
+
+// The same for a file of at most `limit` bytes.
+static cJSON *json_read_object(const char *path, size_t limit) {
+    size_t length;
+    char *text = input_read_text(path, limit, &length);
+    cJSON *root = json_parse_object(text, length, path);
+    free(text);
     return root;
 }
 

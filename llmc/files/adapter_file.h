@@ -160,11 +160,8 @@ static double adapter_number(const cJSON *root, const char *key, double otherwis
 
 // Fills rank, alpha, dropout and rslora of *lora. The caller frees the tree with cJSON_Delete.
 static cJSON *adapter_config_read(const char *path, Lora *lora) {
-    size_t length;
-    char *text = input_read_text(path, ADAPTER_CONFIG_MAX, &length);
-    cJSON *root = json_parse_object(text, length, path);
+    cJSON *root = json_read_object(path, ADAPTER_CONFIG_MAX);
     const cJSON *item, *rslora = json_get(root, "use_rslora");
-    free(text);
     if (!json_get(root, "peft_type")) die("%s: has no peft_type, so it is none of PEFT's", path);
     adapter_check_word(root, "peft_type", "LORA", path);
     adapter_check_word(root, "task_type", "CAUSAL_LM", path);

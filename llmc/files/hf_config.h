@@ -294,9 +294,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 // ---- reading --------------------------------------------------------------------------------------------------------
 // Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
-    size_t length;
-    char *text = input_read_text(path, HF_CONFIG_MAX, &length);
-    cJSON *root = json_parse_object(text, length, path);
+    cJSON *root = json_read_object(path, HF_CONFIG_MAX);
     const Family *family = hf_family(root, path);
     Config config = config_defaults(family);
     hf_check_constants(root, family, path, remark, remark_size);
@@ -308,7 +306,6 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_read_windows(&config, root, path);
     config_finish(&config, path, EXIT_RUNTIME);
     cJSON_Delete(root);
-    free(text);
     return config;
 }
 

@@ -72,15 +72,12 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
 }
 
 static void hf_open_sharded(WeightSource *source, SafeTensors *list, const char *directory, const char *path) {
-    size_t length;
-    char *text = input_read_text(path, HF_CONFIG_MAX, &length);
-    cJSON *index = json_parse_object(text, length, path);
+    cJSON *index = json_read_object(path, HF_CONFIG_MAX);
     const cJSON *map = hf_weight_map(index, path);
     hf_open_shards(source, list, directory, map);
     safetensors_sort(list);
     hf_check_index(source, list, map, path);
     cJSON_Delete(index);
-    free(text);
 }
 
 static void hf_open_files(WeightSource *source, SafeTensors *list, const char *directory) {

@@ -118,11 +118,9 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 // report.
 static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *end;
-    size_t length;
     uint64_t key = 0;
     path_join(path, checkpoint, "state.json");
-    char *text = input_read_text(path, RUN_STATE_LIMIT, &length);
-    cJSON *root = json_parse_object(text, length, path);
+    cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
     const cJSON *settings = state_get(root, "settings", path);
     if (json_get(settings, "reference")) {
         const char *word = state_string(settings, "reference", path);
@@ -130,7 +128,6 @@ static uint64_t reference_key_of(const char *checkpoint) {
         if (strlen(word) != 16 || *end || !key) die("%s: \"reference\" is '%.40s', no key of a model", path, word);
     }
     cJSON_Delete(root);
-    free(text);
     return key;
 }
 
