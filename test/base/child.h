@@ -6,6 +6,7 @@ line and the right exit code, and look at text for people.
 #define TEST_CHILD_H
 #include "testing.h"
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef _OPENMP
@@ -26,8 +27,7 @@ typedef void (*ChildBody)(const void *context);
 
 static void child_slurp(FILE *file, char *text, size_t size) {
     rewind(file);
-    size_t got = fread(text, 1, size - 1, file);
-    text[got] = 0;
+    text[fread(text, 1, size - 1, file)] = 0;
     fclose(file);
 }
 
@@ -36,8 +36,7 @@ static const Child *run_child(ChildBody body, const void *context) {
     static Child child;
     FILE *out = tmpfile(), *err = tmpfile();
     int status;
-    assert_non_null(out);
-    assert_non_null(err);
+    assert_true(out && err);
     fflush(NULL);
     pid_t process = fork();
     assert_true(process >= 0);
@@ -106,15 +105,13 @@ static void write_file(const char *path, const void *bytes, size_t count) {
 
 // The whole file, zero-terminated; lasts until the next case.
 static char *read_whole(const char *path, size_t *count) {
+    struct stat status;
     FILE *file = fopen(path, "rb");
-    if (!file) test_fail("cannot open %s", path);
-    fseek(file, 0, SEEK_END);
-    long size = ftell(file);
-    rewind(file);
-    char *bytes = (char *)case_memory((size_t)size + 1);
-    assert_int_equal(fread(bytes, 1, (size_t)size, file), (size_t)size);
+    if (!file || fstat(fileno(file), &status)) test_fail("cannot open %s", path);
+    char *bytes = (char *)case_memory((size_t)status.st_size + 1);
+    assert_int_equal(fread(bytes, 1, (size_t)status.st_size, file), status.st_size);
     fclose(file);
-    if (count) *count = (size_t)size;
+    if (count) *count = (size_t)status.st_size;
     return bytes;
 }
 
