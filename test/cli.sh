@@ -11,6 +11,7 @@ TINY=llama,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention
 
 pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAILED: $*"; }
+skip() { echo "[  SKIPPED ] $1: NOT TESTED, because $2"; skipped=$((skipped + 1)); }
 check() { # what, command...: the command succeeds
     what=$1
     shift

@@ -67,25 +67,24 @@ several() { # exit status, command...: with the launchers above
     env PATH="$WORK/bin:$PATH" MAKE=true BUILD="$WORK/build" RESULTS="$WORK/results" "$@" >"$WORK/out" 2>"$WORK/err"
     check "exit $wanted of $*" [ $? = "$wanted" ]
 }
-says() { check "$1" grep -qe "$2" "$WORK/$3"; } # what, pattern, out|err
 
 several 0 RANKS=3 TRAIN="$WORK/build/tell" scripts/run_single_node.sh bp --sp 3
-says 'three processes of the options given' '^3 of bp --sp 3$' out
+says out '^3 of bp --sp 3$'
 several 1 CUDA_VISIBLE_DEVICES= RANKS=0 scripts/run_single_node.sh bp
 several 2 SLURM_JOB_ID= TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out run
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out run
-says 'a run with a folder goes on' 'build/tell --zero 3 --out run --resume$' out
+says out 'build/tell --zero 3 --out run --resume$'
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch bp --out run
-says 'another verb is left alone' 'build/tell bp --out run$' out
+says out 'build/tell bp --out run$'
 
 several 0 RANKS=4 scripts/multi_gpu_check.sh --dry-run correctness
 check 'one process, then each stage and each way of sharing streams' [ "$(grep -c "$WORK/build/train bp" "$WORK/err")" = 13 ]
 check 'nothing is written' [ ! -e "$WORK/results" ]
 several 0 RANKS=4 scripts/multi_gpu_check.sh
-says 'four ranks at the rate of one: a quarter' '^more streams *4 .* 0.250 ' out
-says 'bytes of all kinds' '^4, zero 3, sp 4 .* 42$' out
+says out '^more streams *4 .* 0.250 '
+says out '^4, zero 3, sp 4 .* 42$'
 check 'the file says so' grep -q '"all_right": true' "$WORK"/results/multi-*.json
-says 'a collective without a reference' '^exchange .* 3.000 *- *-$' out
+says out '^exchange .* 3.000 *- *-$'
 several 1 RANKS=4 WRONG_ZERO=2 scripts/multi_gpu_check.sh correctness
 check 'one stage is wrong, with every sharing' [ "$(grep -c '^WRONG: zero 2, sp [124]:' "$WORK/err")" = 3 ]
 check 'and the file says so' grep -q '"all_right": false' "$WORK"/results/multi-*.json
@@ -145,7 +144,6 @@ if [ -n "$python" ]; then
     "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
     check 'a log without a step is refused' grep -q 'none/log.jsonl: holds no step and no validation' "$WORK/err"
 else
-    echo '[  SKIPPED ] pictures of logs: NOT TESTED, because no Python has matplotlib (Debian, Ubuntu: python3-matplotlib)'
-    skipped=$((skipped + 1))
+    skip 'pictures of logs' 'no Python has matplotlib (Debian, Ubuntu: python3-matplotlib)'
 fi
 finish
