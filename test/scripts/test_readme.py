@@ -5,6 +5,7 @@ parsed (`--help` behind them answers once all are valid); `make` runs with -n; a
 --option it is given. Placeholders in <angles> stand for 1.
 """
 
+import glob
 import os
 import re
 import shlex
@@ -59,7 +60,7 @@ def parts(line):
 
 def run(words, **options):
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
-    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").split("\n")[-1]
+    return None if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}").split("\n")[-1]
 
 
 def script(path, arguments):
@@ -67,17 +68,13 @@ def script(path, arguments):
         return "there is no such file"
     if path in LAUNCHED:
         return train(arguments) or run(["bash", "-n", path])
-    if path.endswith((".sh", ".sbatch")):
+    # of Python options may be declared in a module beside it
+    files = [path] if not path.endswith(".py") else glob.glob(os.path.dirname(path) + "/*.py")
+    text = "".join(open(name, encoding="utf-8").read() for name in files)
+    if not path.endswith(".py"):
         fault = run(["bash", "-n", path])
-        if fault:
+        if fault or '"$@"' in text and path.endswith(".sh"):  # its options are another program's
             return fault
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
-    folder = os.path.dirname(path)
-    if path.endswith(".py"):  # options may be declared in a module beside it
-        text += "".join(open(os.path.join(folder, name), encoding="utf-8").read() for name in os.listdir(folder) if name.endswith(".py"))
-    if '"$@"' in text and path.endswith(".sh"):
-        return None  # its options are another program's
     unknown = [a for a in arguments if a.startswith("--") and a.split("=")[0] not in text and a[2:] not in text]
     return f"{path} knows no {unknown[0]}" if unknown else None
 
@@ -115,9 +112,8 @@ def fault_of(words):
 
 
 def main():
-    files = subprocess.run(["find", ".", "-name", "*.md", "-not", "-path", "./build/*", "-not", "-path", "./.*/*"], capture_output=True, text=True)
     passed = failed = 0
-    for path in sorted(files.stdout.split()):
+    for path in sorted(path for path in glob.glob("**/*.md", recursive=True) if not path.startswith("build/")):
         with open(path, encoding="utf-8") as file:
             lines = [line for line in blocks(file.read()) if COMMAND.match(line)]
         for line in dict.fromkeys(lines):
@@ -129,7 +125,7 @@ def main():
                 passed += fault is None
                 failed += bool(fault)
                 if fault:
-                    print(f"FAILED: {path[2:]}: {line}: {fault}")
+                    print(f"FAILED: {path}: {line}: {fault}")
     failed += not passed
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return failed != 0
