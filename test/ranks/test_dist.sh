@@ -98,7 +98,15 @@ check "it took $(json seconds) s, --timeout is 1 s" awk -v s="$(json seconds)" '
 
 # ---- waiting, of a program that does nothing else ----------------------------------------------------------------------------
 cat >"$WORK/waits.c" <<'EOF'
+#ifdef GPUS
+#include "llmc/ops/ops.h"
+#include "llmc/ranks/dist.h"
+#include <signal.h>
+#include <unistd.h>
+#else
 #include "llmc/ranks/dist_mpi.h"
+#endif
+static int is(const char *what, const char *word) { return !strcmp(what, word); }
 // waits WHAT [WHAT of rank 1]
 int main(int argc, char **argv) {
     const char *what;
@@ -108,15 +116,24 @@ int main(int argc, char **argv) {
     dist_split(dist_ranks());
     dist_timeout(1);
     what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
-    if (!strcmp(what, "barrier")) dist_barrier();
-    if (!strcmp(what, "gather")) dist_gather(RANKS_SEQUENCE, mine, sizeof(mine), all);
-    if (!strcmp(what, "late")) sleep(4), dist_barrier();
-    if (!strcmp(what, "busy"))
-        for (i = 0; i < 400; i++) usleep(10000), watch_at_work();
-    if (!strcmp(what, "busy")) dist_barrier();
-    if (!strcmp(what, "check")) dist_check("data", 1);
-    if (!strcmp(what, "differ")) dist_check("data", 2);
-    if (!strcmp(what, "exit")) exit(0);
+    if (is(what, "exit")) exit(0);
+#ifdef GPUS
+    Summed *x = (Summed *)ops_device->allocate(4000); // connects the ranks
+    ops_device->zero(x, 4000);
+    if (is(what, "stop")) raise(SIGSTOP);
+    if (is(what, "all-gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
+    for (i = 0; i < 400 && is(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
+    if (is(what, "sum") || is(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
+    ops_device->finish();
+#else
+    for (i = 0; i < 400 && is(what, "busy"); i++) usleep(10000), watch_at_work();
+    if (is(what, "late")) sleep(4);
+    if (is(what, "late") || is(what, "busy")) dist_barrier();
+    if (is(what, "check")) dist_check("data", 1);
+    if (is(what, "differ")) dist_check("data", 2);
+#endif
+    if (is(what, "barrier")) dist_barrier();
+    if (is(what, "gather")) dist_gather(RANKS_SEQUENCE, mine, sizeof(mine), all);
     printf("done\n");
     dist_stop();
     return 0;
@@ -145,35 +162,7 @@ if [ ! -f "${NCCL_OPS:-}" ]; then
     finish
     exit
 fi
-cat >"$WORK/gpus.c" <<'EOF'
-#include "llmc/ranks/dist.h"
-#include "llmc/ops/ops.h"
-#include <signal.h>
-#include <unistd.h>
-// gpus WHAT [WHAT of rank 1]
-int main(int argc, char **argv) {
-    const char *what;
-    char mine[8];
-    Summed *x;
-    int i;
-    dist_start();
-    dist_split(dist_ranks());
-    dist_timeout(1);
-    what = argv[dist_rank() == 1 && argc > 2 ? 2 : 1];
-    x = (Summed *)ops_device->allocate(4000); // connects the ranks
-    ops_device->zero(x, 4000);
-    if (!strcmp(what, "stop")) raise(SIGSTOP);
-    if (!strcmp(what, "barrier")) dist_barrier();
-    if (!strcmp(what, "gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
-    for (i = 0; i < 400 && !strcmp(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
-    if (!strcmp(what, "sum") || !strcmp(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
-    ops_device->finish();
-    printf("done\n");
-    dist_stop();
-    return 0;
-}
-EOF
-if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -fsanitize=address,undefined -I. "$WORK/gpus.c" "$NCCL_OPS" -fopenmp $(scripts/mpi_flags.sh link) -lstdc++ -lm -o "$WORK/gpus"; then pass; else fail "gpus.c does not compile"; fi
+if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -DGPUS -Wall -fsanitize=address,undefined -I. "$WORK/waits.c" "$NCCL_OPS" -fopenmp $(scripts/mpi_flags.sh link) -lstdc++ -lm -o "$WORK/gpus"; then pass; else fail "waits.c does not compile with GPUs"; fi
 PROGRAM=$WORK/gpus
 done_by 2 "sum" "a sum between GPUs"
 done_by 2 "sum busy" "a GPU's rank that is at work for longer than --timeout"
@@ -181,7 +170,7 @@ NCCL_ON_MPI_DEVICES=1 refused 2 "sum" 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks 
 NCCL_ON_MPI_DEVICES=0 refused 2 "sum" 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
 refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
 refused 2 "sum barrier" 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
-refused 2 "sum gather" 1 'asks for another collective' "ranks that ask for different collectives"
+refused 2 "sum all-gather" 1 'asks for another collective' "ranks that ask for different collectives"
 NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
 NCCL_ON_MPI_FAULT=error refused 2 "sum" 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
 
