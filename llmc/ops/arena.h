@@ -137,8 +137,7 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// What a container's limit leaves: file contents that the kernel can drop count as used there, but are no hindrance.
-// SIZE_MAX without a limit.
+// What a container's limit leaves, beside file contents that the kernel can drop. SIZE_MAX without a limit.
 static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
     size_t limit = system_bytes(limit_path, ""), used = system_bytes(used_path, "");
     if (!limit) return SIZE_MAX;
@@ -146,8 +145,7 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// What the machine, or the container this runs in (cgroup 2 or 1), has left for this process: its share, where other
-// ranks run there.
+// What the machine or the container (cgroup 2 or 1) has left for this process: its share, where other ranks run there.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {
     size_t machine = system_bytes("/proc/meminfo", "MemAvailable");

@@ -22,15 +22,13 @@ DEVICE_TOO static inline floatS gate_slope(floatS g, int gelu) {
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
 // Over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of -inf
-// (masked words) then count as probability 0 even where a whole block consists of them, while +inf and NaN reach the
-// sum as NaN.
+// (masked words) then count as probability 0 even in a block of nothing else, while +inf and NaN reach the sum as NaN.
 typedef struct {
     floatS top;
     double sum, weighted; // of exp z, and where entropy is wanted of z exp z
 } Exponentials;
 
-// Measures them from `top` on, which is no less than what they had. z exp z grows by what z falls: both are of one
-// sign.
+// Measures them from `top` on, which is no less than before. z exp z grows by what z falls: both are of one sign.
 DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
     const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
     if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
@@ -78,8 +76,7 @@ DEVICE_TOO static inline uint64_t adamw_key(const AdamWFactors *f, int role, siz
     return random_bits(f->seed, f->stream + (uint64_t)role, place / ADAMW_BLOCK);
 }
 
-// A good hash of 32 bits that vectorises (the finaliser of MurmurHash3; random_mix's 64-bit products do not
-// everywhere).
+// A hash of 32 bits that vectorises everywhere, unlike random_mix: the finaliser of MurmurHash3.
 DEVICE_TOO static inline uint32_t mix32(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;

@@ -73,8 +73,7 @@ OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *
    (out, tokens, position, wte, wpe, n, C, scale),
    TENSOR(out, n * C, STORED) TENSOR(tokens, n, sizeof(int32_t)) TENSOR(position, n, sizeof(int32_t))
    TENSOR(wte, C, STORED) TENSOR(wpe, C, STORED) COUNT(dry_move(2 * n * C, STORED)))
-// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed and added to dw (of
-// dw_type) once
+// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed, added to dw once
 OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                               size_t C, double scale, Summed *scratch),
    (dw, dw_type, dx, index, N, rows, C, scale, scratch),
@@ -130,8 +129,7 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] -------------
-// these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (but -0, which may
-// become 0)
+// these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (-0 may become 0)
 OP(void, adapter_forward, (Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
                            size_t r, size_t OC),
    (out, width, column, h, b, n, r, OC), COUNT(dry_columns(column, OC, width))

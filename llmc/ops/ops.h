@@ -90,8 +90,7 @@ typedef struct {
     NormKind kind;
 } Norm;
 
-// SwiGLU: silu(gate) * up; GELU in its tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) *
-// up
+// SwiGLU: silu(gate) up; GELU by tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) up
 typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } ActivationKind;
 
 // Elements of a row of the input: gate and up, or one

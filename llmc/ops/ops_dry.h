@@ -24,8 +24,7 @@ typedef struct {
     double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
     double factor;         // calls that a call stands for
     OpCounts counts;
-    // the call counted last: its op, by kind where an op has kinds, and its weight [rows, cols], a norm's [cols]; else
-    // 0
+    // the call counted last: its op, by kind where it has kinds, and its weight [rows, cols], a norm's [cols]; else 0
     const char *op;
     size_t rows, cols;
 } DryCount;
@@ -62,8 +61,7 @@ static void dry_columns(size_t column, size_t OC, size_t width) {
     if (column + OC > width) die("%s: columns %zu to %zu of %zu", dry.op, column, column + OC, width);
 }
 
-// Products of length HD for each pair and query head: q k^T, p v; backward q k^T again, dp, dq, dk, dv. Returns the
-// rows [n, NH] of the call.
+// Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv. Returns n * NH.
 static size_t dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;

@@ -142,8 +142,7 @@ static KeyRange keys_of(const Attention *a, QueryBlock b) {
     return keys;
 }
 
-// The blocks of these begin at the first and end at whole numbers of blocks from the document's start, so that sums
-// hardly depend on where the query block begins.
+// These end at whole numbers of blocks from the document's start: sums hardly depend on where the query block begins.
 static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
     return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }
@@ -173,8 +172,7 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
     block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
 }
 
-// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, NULL:
-// nothing.
+// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, or NULL.
 static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
                          const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, TILE_ROWS);

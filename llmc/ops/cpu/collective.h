@@ -25,21 +25,17 @@ static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
 // All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank
 // sends what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
 static Range piece_of(Range p, size_t begin, size_t most) {
-    Range piece;
-    piece.begin = p.begin + min_size(begin, p.count);
-    piece.count = min_size(most, p.count - min_size(begin, p.count));
+    const Range piece = {p.begin + min_size(begin, p.count), min_size(most, p.count - min_size(begin, p.count))};
     return piece;
 }
 
-static int send_piece(int n, const Collective *c, const void *data, size_t bytes, size_t to) {
+// Begins to send a piece to a peer, or to receive one, as request n; returns the number of requests.
+static int move_piece(int n, const Collective *c, int sends, void *data, size_t bytes, size_t peer) {
     if (!bytes) return n;
-    MPI_Isend(data, (int)bytes, MPI_BYTE, (int)to, 0, job.group[c->group], &job.request[n]);
-    return n + 1;
-}
-
-static int receive_piece(int n, const Collective *c, void *data, size_t bytes, size_t from) {
-    if (!bytes) return n;
-    MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)from, 0, job.group[c->group], &job.request[n]);
+    if (sends)
+        MPI_Isend(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
+    else
+        MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
     return n + 1;
 }
 
@@ -73,8 +69,8 @@ static void run_parts(const Collective *c) {
             const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, reduces ? to : from), begin, most);
             const Range out = reduces ? theirs : mine, in = reduces ? mine : theirs;
             char *place = reduces ? job.staging + from * most * size : c->x + in.begin * size;
-            n = receive_piece(n, c, place, in.count * size, from);
-            n = send_piece(n, c, c->x + out.begin * size, out.count * size, to);
+            n = move_piece(n, c, 0, place, in.count * size, from);
+            n = move_piece(n, c, 1, c->x + out.begin * size, out.count * size, to);
         }
         wait_all(job.request, n, reduces ? "a reduce-scatter" : "an all-gather");
         if (reduces) add_terms((floatS *)(void *)c->x + mine.begin, mine.count, most, ranks, rank);
@@ -90,8 +86,8 @@ static void run_exchange(const Collective *c) {
         for (size_t i = 0; i < c->count; i++) {
             const Message *p = &c->message[i];
             const Range in = {0, p->in_bytes}, out = {0, p->out_bytes};
-            n = receive_piece(n, c, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
-            n = send_piece(n, c, (const char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
+            n = move_piece(n, c, 0, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
+            n = move_piece(n, c, 1, (char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
         }
         wait_all(job.request, n, "an exchange");
     }

@@ -13,8 +13,7 @@ enum {
     PARALLEL_MIN = 1 << 14, // elements below which waking the other threads costs more than they save
 };
 
-// Sums over tokens are made in groups of so many: rounding errors of a long sum then grow with the number of groups and
-// the length of one, not with their product.
+// Sums over tokens are made in groups: rounding errors grow with their number and the length of one, not the product.
 enum { TOKEN_GROUP = 64 };
 
 #define FLOATS_DTYPE dtype_of_sums(FLOATX_DTYPE)

@@ -23,8 +23,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 #endif
 #define PANEL_COLUMNS (2 * VECTOR_LANES)
 #define PANEL_DEPTH   256
-// A packed row of a is an odd number of cache lines long, so that the rows of a panel spread over all sets of the
-// cache.
+// A packed row of a is an odd number of cache lines long: the rows of a panel spread over all sets of the cache.
 #define PANEL_STRIDE       (PANEL_DEPTH + CACHE_LINE)
 #define BLOCK_COLUMNS      1024                                   // of out, for one pass over the depth
 #define BLOCK_PANELS       ((1024 + PANEL_ROWS - 1) / PANEL_ROWS) // row panels of out, likewise
@@ -34,8 +33,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 #define MOST_STREAMED_ROWS 2 // of products that do not pack
 #define GROUP_PANELS       8 // row panels in one thread's piece of work
 
-// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major, and contiguous
-// where no stride says otherwise.
+// out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
 typedef struct {
     const char *op; // whose product it is, for messages
     size_t m, n, k;
@@ -57,8 +55,7 @@ static inline Product product_of(const char *op, size_t m, size_t n, size_t k, c
 static inline size_t a_stride(const Product *p) { return p->a_stride ? p->a_stride : p->a_transposed ? p->m : p->k; }
 static inline size_t out_stride(const Product *p) { return p->out_stride ? p->out_stride : p->n; }
 
-// One block of a product: rows [row, row + rows) x columns [column, column + columns) of out, depth [from, from +
-// depth).
+// One block of a product: rows [row, row + rows) x columns [column, column + columns) of out, from a depth on
 typedef struct {
     size_t row, rows, column, columns, from, depth;
     int first, last; // of the blocks along the depth
@@ -69,8 +66,7 @@ typedef struct {
 // ---- the register tile -------------------------------------------------------------------------------------------
 
 // tile[rows][PANEL_COLUMNS] = (or += with accumulate) sum over i < depth of a[r * a_row + i * a_step] *
-// b[i][PANEL_COLUMNS]. A fresh sum is added to the tile at the end: blocked summation, whose rounding error grows with
-// the number of blocks.
+// b[i][PANEL_COLUMNS]. A fresh sum is added to the tile at the end: the rounding error grows with the number of blocks.
 VECTOR_INLINE void panel_product(int rows, floatS *tile, int accumulate, const floatS *a, size_t a_row, size_t a_step,
                                  const floatS *b, size_t depth) {
     Vector sum[PANEL_ROWS][2];
@@ -138,8 +134,7 @@ static VECTOR_FUNCTION void pack_transposed(floatS *out, const floatX *in, size_
     }
 }
 
-// A panel of transposed a is copied in whole vectors where they do not reach beyond the matrix; no one reads the rows
-// beyond the panel's own.
+// A panel of transposed a is copied in whole vectors where they do not reach beyond the matrix.
 static VECTOR_FUNCTION void pack_panel_a(const Product *p, const ProductBlock *block, size_t panel) {
     floatS *out = block->a + panel * PANEL_A_SIZE;
     size_t row = block->row + panel * PANEL_ROWS;
@@ -279,9 +274,8 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
     }
 }
 
-// With one or two rows (a token is decoded, a chunk's last token) packing b would cost more than the product: b is
-// streamed from memory once, as it lies. a is not transposed. Sums are in blocks of PANEL_DEPTH, as those of the
-// panels are.
+// With one or two rows (decoding) packing b would cost more than the product: b is streamed from memory once, as it
+// lies. a is not transposed. Sums are in blocks of PANEL_DEPTH, as those of the panels are.
 static VECTOR_FUNCTION void product_streamed(const Product *p) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {

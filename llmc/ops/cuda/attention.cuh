@@ -14,8 +14,7 @@ than with atomics. Head sizes are padded with zeros to the next of with_head_siz
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// Elements of out and dq: rounded, or sums over ranges of keys. These are kernels of their own, so that plain
-// attention does not pay for them in registers.
+// Elements of out and dq: rounded, or sums over ranges of keys, whose kernels need more registers.
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 template <typename Out> __device__ inline float get_result(const Out &from) {
     if constexpr (std::is_same_v<Out, float>)
@@ -219,9 +218,8 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
 }
 
-// Rows of results are keys here, columns queries, so that p and ds can be the left operands of dv and dk. The sums of
-// 16 keys take HD registers; where these are too many, two warps share 16 keys: one owns dv, the other dk, and both
-// compute the scores.
+// Rows of results are keys here, columns queries: p and ds can be the left operands of dv and dk. The sums of 16 keys
+// take HD registers; above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
 // Of a tile's query: lse is in the padding behind its row of q, delta behind its row of dout.

@@ -71,8 +71,7 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
 // A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of
-// `passing` rows come one after the other, and there is room for `stages` of them: with two, one comes while the one
-// before is computed with.
+// `passing` rows come one after the other, with room for `stages`: one comes while the one before is computed with.
 struct Tiles {
     unsigned held, passing, stages;
 };
@@ -105,8 +104,7 @@ struct HeadRows {
     bool packed;            // rows are whole packs
 };
 
-// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on and beyond the
-// head's own size
+// tile[rows][HD] = x rows [begin, begin + rows) of one head, after a fetch_wait; zeros from `end` on, and beyond h.HD
 template <int HD, unsigned THREADS>
 __device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, size_t begin, size_t end, unsigned rows) {
     constexpr unsigned W = full_pack<floatX>, PACKS = HD / W, STEP = THREADS / PACKS; // rows at once

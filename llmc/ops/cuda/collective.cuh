@@ -149,8 +149,7 @@ static void wait_watched(bool all) {
     if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
 }
 
-// After every launch: a device that waits for other ranks takes some 1000 launches, then the next one would never
-// return.
+// After every launch: a device that waits for other ranks takes some 1000, then the next one would never return.
 static void keep_up(void) {
     constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
     if (++collectives.launches % LAUNCHES) return;
@@ -268,8 +267,7 @@ static void communicator_warm(RankGroup group, char *x) {
     cuda_exchange(group, messages, n);
 }
 
-// At exit, before the handlers that CUDA has registered by now: a kernel that waits for another rank might never end
-// for them.
+// At exit, before CUDA's handlers, for which a kernel that waits for another rank might never end.
 static void end_failed_job(void) {
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }

@@ -34,8 +34,7 @@ static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size
 int cudnn_attention_start(void);
 
 // Whether there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
-// Plans are kept, so asking twice costs nothing; a new length costs a compilation in backward (about a second), hardly
-// anything in forward.
+// Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in forward.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
 // Why there was none when that was last answered with 0, in one line
 const char *cudnn_attention_refusal(void);

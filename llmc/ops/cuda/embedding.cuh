@@ -118,8 +118,7 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
 }
 
 // Block (i, j): if the i-th token of the sorted stream is the first of its row, adds the row's sum over columns of
-// part j. Groups of tokens are summed apart: the rounding error of a long sum grows with the number of groups and the
-// length of one.
+// part j. Groups of tokens are summed apart, which bounds the rounding error.
 template <typename T, int W>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
                                           size_t C, float scale) {

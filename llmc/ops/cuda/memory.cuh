@@ -84,8 +84,7 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// What plans may use: the code of kernels, loaded when first launched, and what libraries still ask for come beside
-// them.
+// Kernels' code, loaded when first launched, and what libraries still ask for
 constexpr size_t BESIDE_PLANS = (size_t)300 << 20;
 
 static size_t memory_available(void) {

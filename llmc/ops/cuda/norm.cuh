@@ -28,21 +28,18 @@ struct RowStatistics {
 template <int W, bool CENTRED>
 __device__ inline RowStatistics row_statistics(const floatX *x, size_t C, float eps, float *partial) {
     RowStatistics s = {0.0f, 0.0f};
-    float sum = 0.0f, squares = 0.0f;
-    if (CENTRED) {
+    const auto sum_of = [&](auto term) {
+        float sum = 0.0f;
         for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-            Pack<floatX, W> pack = pack_read<W>(x + c);
-            for (int j = 0; j < W; j++) sum += load(pack.x[j]);
+            const Pack<floatX, W> pack = pack_read<W>(x + c);
+            for (int j = 0; j < W; j++) sum += term(load(pack.x[j]));
         }
-        s.mean = row_sum(sum, partial) / (float)C;
+        sum = row_sum(sum, partial);
         __syncthreads();
-    }
-    for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        Pack<floatX, W> pack = pack_read<W>(x + c);
-        for (int j = 0; j < W; j++) squares += (load(pack.x[j]) - s.mean) * (load(pack.x[j]) - s.mean);
-    }
-    squares = row_sum(squares, partial);
-    __syncthreads();
+        return sum;
+    };
+    if (CENTRED) s.mean = sum_of([](float value) { return value; }) / (float)C;
+    const float squares = sum_of([&](float value) { return (value - s.mean) * (value - s.mean); });
     s.rstd = 1.0f / sqrtf(squares / (float)C + eps);
     return s;
 }
@@ -90,8 +87,7 @@ static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_T
 // [2, takers, C]: dw's lines, then db's; none of it where dw is NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
 
-// P: packs of a row that one thread has; a row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers,
-// ... lines NULL: dx alone
+// A row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers, and so on. lines NULL: dx alone
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,
@@ -100,16 +96,21 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     float *partial = partials + threadIdx.y * (blockDim.x / LANES);
     const size_t taker = (size_t)blockIdx.x * blockDim.y + threadIdx.y, rounds = (n + takers - 1) / takers;
     float dw[P][W] = {}, db[P][W] = {};
+    const auto for_packs = [&](auto f) { // f(number, first element) of this thread's packs of a row
+#pragma unroll(P > 32 ? 1 : P)
+        for (int p = 0; p < P; p++) {
+            const size_t c = (threadIdx.x + p * blockDim.x) * W;
+            if (c >= C) break;
+            f(p, c);
+        }
+    };
     for (size_t round = 0; round < rounds; round++) {
         const size_t row = round * takers + taker;
         const bool mine = taker < takers && row < n;
         const size_t first = (mine ? row : n - 1) * C;
         const RowStatistics s = row_statistics<W, CENTRED>(x + first, C, eps, partial);
         float sum = 0.0f, dot = 0.0f;
-#pragma unroll(P > 32 ? 1 : P)
-        for (int p = 0; p < P; p++) {
-            const size_t c = (threadIdx.x + p * blockDim.x) * W;
-            if (c >= C) break;
+        for_packs([&](int, size_t c) {
             const Pack<floatX, W> in = pack_read<W>(x + first + c), d = pack_read<W>(dout + first + c),
                                   scale = pack_read<W>(w + c);
             for (int j = 0; j < W; j++) {
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 sum += g;
                 dot += g * ((load(in.x[j]) - s.mean) * s.rstd);
             }
-        }
+        });
         if (CENTRED) {
             sum = row_sum(sum, partial) / (float)C;
             __syncthreads();
@@ -127,10 +128,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         dot = row_sum(dot, partial) / (float)C;
         __syncthreads();
         if (!mine) continue;
-#pragma unroll(P > 32 ? 1 : P)
-        for (int p = 0; p < P; p++) {
-            const size_t c = (threadIdx.x + p * blockDim.x) * W;
-            if (c >= C) break;
+        for_packs([&](int p, size_t c) {
             const Pack<floatX, W> in = pack_read<W>(x + first + c), d = pack_read<W>(dout + first + c),
                                   scale = pack_read<W>(w + c);
             Pack<floatX, W> result;
@@ -143,17 +141,15 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 result.x[j] = store(accumulate ? load(result.x[j]) + gradient : gradient);
             }
             pack_write(dx + first + c, result);
-        }
+        });
     }
     if (taker >= takers || !lines) return;
-#pragma unroll(P > 32 ? 1 : P)
-    for (int p = 0; p < P; p++) {
-        const size_t c = (threadIdx.x + p * blockDim.x) * W;
-        for (int j = 0; j < W && c < C; j++) {
+    for_packs([&](int p, size_t c) {
+        for (int j = 0; j < W; j++) {
             lines[taker * C + c + j] = dw[p][j];
             if (CENTRED) lines[(takers + taker) * C + c + j] = db[p][j];
         }
-    }
+    });
 }
 
 // sums[C] += the lines, in order

@@ -46,8 +46,7 @@ static size_t cuda_memory_available(void) {
 static void cuda_repeat(double) {}
 #endif
 
-// Every chunk reads and writes a layer's fp32 dW, and every logits chunk that of the head: at 1024 tokens that would
-// take half as long as the product that it belongs to.
+// Every chunk reads and writes a layer's fp32 dW: at 1024 tokens that would take half as long as its product.
 constexpr size_t CHUNK = 4096, LOGITS_CHUNK = 2048;
 
 static constexpr Ops ops_cuda_make(void) {

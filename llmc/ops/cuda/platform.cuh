@@ -31,7 +31,7 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
     die("%s:%d: %s: %s (%s)%s", file, line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
         error == cudaErrorMemoryAllocation ? "; something outside of the plan needs memory: lower --memory-limit" : "");
 }
-#define CUDA_CHECK(call, doing)               cuda_check(call, __FILE__, __LINE__, doing)
+#define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 
 // Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is
 // about to wait for the default stream, or for all streams, and behind every launch.
@@ -58,27 +58,23 @@ template <typename Kernel> struct Launch {
     const char *name, *file;
     int line;
     template <typename... Arguments> void operator()(Arguments... arguments) const {
+        if (shared > 48 << 10) { // more than that has to be asked for, and not every GPU has it
+            if (shared > shared_memory_limit())
+                die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: it is too large a head_dim for "
+                    "this GPU in this precision",
+                    file, line, name, human_bytes((double)shared), human_bytes((double)shared_memory_limit()));
+            cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file,
+                       line, name);
+        }
         kernel<<<grid, threads, shared>>>(arguments...);
         cuda_check(cudaGetLastError(), file, line, name);
         if (after_launch) after_launch();
     }
 };
-template <typename Kernel>
-static Launch<Kernel> launch(Kernel kernel, dim3 grid, dim3 threads, size_t shared, const char *name, const char *file,
-                             int line) {
-    // More than 48 KiB of shared memory have to be asked for, and not every GPU has them.
-    if (shared > 48 << 10 && shared > shared_memory_limit())
-        die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: it is too large a head_dim for this GPU "
-            "in this precision",
-            file, line, name, human_bytes((double)shared), human_bytes((double)shared_memory_limit()));
-    if (shared > 48 << 10)
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file, line,
-                   name);
-    return Launch<Kernel>{kernel, grid, threads, shared, name, file, line};
-}
-#define LAUNCH(kernel, grid, threads, shared) launch(kernel, grid, threads, shared, #kernel, __FILE__, __LINE__)
-#define SHARED(type, name, count)             __shared__ type name[count]
-#define ALIGNED(pointer, bytes)               (pointer)
+#define LAUNCH(kernel, grid, threads, shared)                                                                          \
+    Launch { kernel, grid, threads, shared, #kernel, __FILE__, __LINE__ }
+#define SHARED(type, name, count) __shared__ type name[count]
+#define ALIGNED(pointer, bytes)   (pointer)
 #define DYNAMIC_SHARED(type, name)                                                                                     \
     extern __shared__ __align__(128) unsigned char dynamic_shared[];                                                   \
     type *const name = (type *)dynamic_shared
