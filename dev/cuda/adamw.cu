@@ -11,10 +11,10 @@ within the tolerance.
 template <typename T, typename G, typename M>
 __device__ inline floatX step_element(T *w, G gradient, M *m, M *v, uint32_t index, const uint64_t *key,
                                       const AdamWFactors &f) {
-    const float g = f.gradient_scale * value_of(gradient);
-    const float new_m = f.beta1 * value_of(*m) + f.one_minus_beta1 * g;
-    const float new_v = f.beta2 * value_of(*v) + f.one_minus_beta2 * g * g;
-    float x = value_of(*w);
+    const float g = f.gradient_scale * load(gradient);
+    const float new_m = f.beta1 * load(*m) + f.one_minus_beta1 * g;
+    const float new_v = f.beta2 * load(*v) + f.one_minus_beta2 * g * g;
+    float x = load(*w);
     x -= f.decay * x + f.rate * new_m / (sqrtf(new_v) * f.root_correction + f.epsilon);
     set_rounded(w, x, key[ADAMW_W], index);
     set_rounded(m, new_m, key[ADAMW_M], index);

@@ -44,7 +44,7 @@ __global__ void pieces_kernel(T *dw, float *parts, const floatX *dx, const int32
     for (int j = 0; j < W; j++) {
         T *to = dw + (size_t)row * C + c + j;
         if (whole)
-            set_value(to, value_of(*to) + sum[j]);
+            set_value(to, load(*to) + sum[j]);
         else
             parts[slot_of(first, begin) * C + c + j] = sum[j];
     }
@@ -62,7 +62,7 @@ __global__ void add_pieces_kernel(T *dw, const float *parts, const int32_t *orde
     for (size_t first = begin; first < N && index[order[first]] == row; first += CUT)
         sum += parts[slot_of(first, begin) * C + c];
     T *to = dw + (size_t)row * C + c;
-    set_value(to, value_of(*to) + sum);
+    set_value(to, load(*to) + sum);
 }
 
 // ---- cases ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 /*
-What llmc/ops/cuda/memory.cuh, transfer.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over
+What llmc/ops/cuda/memory.cuh and collective.cuh call of CUDA's runtime and of NCCL, on the host and over
 MPI, for tests: the files are compiled as they are, against the real cuda_runtime.h and nccl.h, and run in several
 processes without a GPU.
 

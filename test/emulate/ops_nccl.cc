@@ -5,7 +5,6 @@ Op set "nccl" of the tests: memory, transfers and collectives of op set "cuda" o
 #include "nccl_on_mpi.h"
 #include "llmc/ops/cuda/memory.cuh"
 #include "llmc/ops/cuda/collective.cuh"
-#include "llmc/ops/cuda/transfer.cuh"
 
 static void *nccl_on_mpi_symbol(const char *name) {
 #define CALL(call)                                                                                                     \

@@ -11,8 +11,7 @@ once per precision (precision.h) and linked to the driver.
 #endif
 #include "llmc/ops/ops.h"
 #include "precision.h"  // floatX and floatS
-#include "memory.h"     // allocate, release, copy, zero
-#include "transfer.h"   // to and from host memory
+#include "memory.h"     // allocate, release, copy, zero, transfers
 #include "embedding.h"  // token and position embeddings, scattered rows
 #include "norm.h"       // RMSNorm, LayerNorm
 #include "linear.h"     // matrix products

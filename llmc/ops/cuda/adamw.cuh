@@ -5,7 +5,7 @@ is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 
 */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH
-#include "elements.cuh"
+#include "platform.cuh"
 #include "llmc/ops/formulas.h"
 
 constexpr int ADAMW_PACK = full_pack<float>;
@@ -32,10 +32,10 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
         Pack<floatX, W> nearest;
         for (int j = 0; j < W; j++) {
             const uint32_t index = (uint32_t)(place % ADAMW_BLOCK) + (uint32_t)j;
-            const float g = f.gradient_scale * value_of(pg.x[j]);
-            const float new_m = f.beta1 * value_of(pm.x[j]) + f.one_minus_beta1 * g;
-            const float new_v = f.beta2 * value_of(pv.x[j]) + f.one_minus_beta2 * g * g;
-            float x = value_of(w.x[j]);
+            const float g = f.gradient_scale * load(pg.x[j]);
+            const float new_m = f.beta1 * load(pm.x[j]) + f.one_minus_beta1 * g;
+            const float new_v = f.beta2 * load(pv.x[j]) + f.one_minus_beta2 * g * g;
+            float x = load(w.x[j]);
             x -= f.decay * x + f.rate * new_m / (sqrtf(new_v) * f.root_correction + f.epsilon);
             set_rounded(&w.x[j], x, key_w, index);
             set_rounded(&pm.x[j], new_m, key_m, index);

@@ -16,18 +16,6 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // Elements of out and dq: rounded, or sums over ranges of keys, whose kernels need more registers.
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
-template <typename Out> __device__ inline float get_result(const Out &from) {
-    if constexpr (std::is_same_v<Out, float>)
-        return from;
-    else
-        return load(from);
-}
-template <typename Out> __device__ inline void set_result(Out &to, float value) {
-    if constexpr (std::is_same_v<Out, float>)
-        to = value;
-    else
-        to = store(value);
-}
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 // A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum over so many keys
@@ -118,14 +106,14 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         if (FOLDS && (key + KEYS) % FOLD_KEYS == 0) {
             shrink[0] = exp2f(folded_largest[0] - largest[0]), shrink[1] = exp2f(folded_largest[1] - largest[1]);
             for_outputs([&](int i, float &sum, Result<SUMS> &to) {
-                set_result(to, folded ? get_result(to) * shrink[i] + sum : sum);
+                set_value(&to, folded ? load(to) * shrink[i] + sum : sum);
                 sum = 0.0f;
             });
             folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
         }
     };
     if (SUMS && accumulate) {
-        for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = get_result(from); });
+        for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = load(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + 8 * i < end) {
@@ -145,8 +133,8 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has met no key: its output is 0
     }
     for_outputs([&](int i, float sum, Result<SUMS> &to) {
-        if (FOLDS && folded) sum += get_result(to) * shrink[i];
-        set_result(to, sum / total[i]);
+        if (FOLDS && folded) sum += load(to) * shrink[i];
+        set_value(&to, sum / total[i]);
     });
 }
 
@@ -214,7 +202,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             const size_t column = d * 8 + lane % 4 * 2 + e % 2, t = row + 8 * (e / 2);
             if (t >= end || column >= shape.HD) continue;
             Result<SUMS> *const to = dq + ((t - block.origin) * shape.NH + head) * shape.HD + column;
-            set_result(*to, sums[d][e] * shape.scale + (SUMS && accumulate ? get_result(*to) : 0.0f));
+            set_value(to, sums[d][e] * shape.scale + (SUMS && accumulate ? load(*to) : 0.0f));
         }
 }
 

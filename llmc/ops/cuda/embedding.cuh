@@ -7,7 +7,7 @@ into places, tiles move their tokens there. It costs a few integers per token, n
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
-#include "elements.cuh"
+#include "platform.cuh"
 
 // ---- forward: bytes moved per element of out: 2 s, 3 s with positions -----------------------------------------------
 template <int W>
@@ -140,7 +140,7 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     }
     for (int j = 0; j < W; j++) {
         T *to = dw + (size_t)row * C + c + j;
-        set_value(to, value_of(*to) + scale * sum[j]);
+        set_value(to, load(*to) + scale * sum[j]);
     }
 }
 

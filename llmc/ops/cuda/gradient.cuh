@@ -4,7 +4,7 @@ gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
 */
 #ifndef LLMC_CUDA_GRADIENT_CUH
 #define LLMC_CUDA_GRADIENT_CUH
-#include "elements.cuh"
+#include "platform.cuh"
 
 template <int W> __global__ void round_sums_kernel(floatX *out, const float *in, size_t packs) {
     FOR_EACH_PACK(i, packs) {
@@ -29,7 +29,7 @@ template <typename T, int W> __global__ void gradient_add_kernel(T *gradient, co
     FOR_EACH_PACK(i, packs) {
         Pack<T, W> sum = pack_read<W>(gradient + i * W);
         const Pack<float, W> add = pack_read<W>(in + i * W);
-        for (int j = 0; j < W; j++) set_value(&sum.x[j], value_of(sum.x[j]) + add.x[j]);
+        for (int j = 0; j < W; j++) set_value(&sum.x[j], load(sum.x[j]) + add.x[j]);
         pack_write(gradient + i * W, sum);
     }
 }
@@ -51,7 +51,7 @@ template <typename T, int W> __global__ void squares_kernel(double *sums, const 
     double sum = 0;
     FOR_EACH_PACK(i, packs) {
         const Pack<T, W> pack = pack_read<W>(x + i * W);
-        for (int j = 0; j < W; j++) sum += (double)value_of(pack.x[j]) * value_of(pack.x[j]);
+        for (int j = 0; j < W; j++) sum += (double)load(pack.x[j]) * load(pack.x[j]);
     }
     parts[threadIdx.x] = sum;
     for (unsigned step = LOOP_THREADS / 2; step; step /= 2) {

@@ -8,9 +8,8 @@ matrix products, which are the libraries' here, come from op set "cpu".
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_library_on_cpu.h"
 #else
-#include "memory.cuh"     // allocate, release, copy, zero
+#include "memory.cuh"     // allocate, release, copy, zero, transfers
 #include "collective.cuh" // between processes, by NCCL
-#include "transfer.cuh"   // to and from host memory
 #include "linear.cuh"     // matrix products, by cuBLASLt
 #endif
 #include "embedding.cuh" // token and position embeddings, scattered rows

@@ -103,17 +103,21 @@ __device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((unsi
 __device__ inline uint16_t bf16_nearest(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
 #endif
 
-#if defined(PRECISION_BF16)
-#define FLOATX_DTYPE DTYPE_BF16
-struct floatX {
+struct Bf16 {
     uint16_t bits;
 };
-__device__ inline float load(floatX x) { return bf16_value(x.bits); }
-__device__ inline floatX store(float s) { return floatX{bf16_nearest(s)}; }
+__device__ inline float load(float x) { return x; }
+__device__ inline float load(Bf16 x) { return bf16_value(x.bits); }
+__device__ inline void set_value(float *x, float value) { *x = value; }
+__device__ inline void set_value(Bf16 *x, float value) { x->bits = bf16_nearest(value); }
+
+#if defined(PRECISION_BF16)
+#define FLOATX_DTYPE DTYPE_BF16
+typedef Bf16 floatX;
+__device__ inline floatX store(float s) { return Bf16{bf16_nearest(s)}; }
 #else
 #define FLOATX_DTYPE DTYPE_FP32
 typedef float floatX;
-__device__ inline float load(floatX x) { return x; }
 __device__ inline floatX store(float s) { return s; }
 #endif
 
@@ -194,6 +198,16 @@ template <typename F> static void with_flag(bool flag, F launch) {
         launch(std::true_type());
     else
         launch(std::false_type());
+}
+
+// Calls launch with a null pointer to an element type that is known at run time only.
+template <typename F> static void with_type(DType type, const char *op, F launch) {
+    if (type == DTYPE_FP32)
+        launch((float *)NULL);
+    else if (type == DTYPE_BF16)
+        launch((Bf16 *)NULL);
+    else
+        die("%s: op set cuda has no arithmetic on %s tensors; use fp32 or bf16", op, dtype_name(type));
 }
 
 // For loops over any count: a thread takes every (gridDim.x * blockDim.x)-th pack.
