@@ -88,7 +88,7 @@ static void gradients_open(OutputFile *output, const char *path, const char *glo
         output_open(output, path, bytes);
         gradients_write_header(output, globs, model);
     }
-    output_share(output, path);
+    if (world_ranks(world) > 1) output_share(output, path);
 }
 
 static void gradients_close(OutputFile *output, World world) {
