@@ -85,15 +85,6 @@ TEST(pairs_and_groups_stay_whole) {
     }
 }
 
-TEST(a_place_of_pairs_is_one_number) {
-    const Objective objective = objective_of(OBJECTIVE_DPO);
-    const DataSettings settings = answer_settings(2, 40, &objective);
-    const MadeShard made = made_kind(KIND_PAIRS);
-    MadeDocument document[160];
-    expect_seeks(write_shard("pairs.bin", &made, document, made_groups(&made, document, 0, 80, 2, 40)), &settings, 200,
-                 NULL);
-}
-
 TEST(a_batch_has_what_its_objective_needs) {
     static const struct {
         ObjectiveKind objective;
@@ -260,19 +251,19 @@ TEST(faults_of_values) {
             "holds values for each token, which only documents (kind 0) have");
 }
 
-// Pairs, groups and values in turn.
+// Pairs, groups, values and plain documents in turn.
 static ShardImage image_of_round(size_t round, size_t *documents) {
+    static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO, OBJECTIVE_SFT};
     static Objective objective;
     static MadeDocument document[12];
-    const MadeShard made = made_kind(round % 3 == 0 ? KIND_PAIRS : KIND_GROUPS);
-    objective = objective_of(round % 3 == 0 ? OBJECTIVE_DPO : round % 3 == 1 ? OBJECTIVE_GRPO : OBJECTIVE_PPO);
+    objective = objective_of(kinds[round % 4]);
+    const MadeShard made = made_kind(objective_data[objective.kind]);
     refusal_settings = answer_settings(1, 16, &objective);
-    if (round % 3 == 2) return image_of_values(document, *documents = 6, 20);
-    refusal_settings.long_documents = LONG_TRUNCATE;
-    *documents = made_groups(&made, document, 0, 3, round % 3 ? 4 : 2, 20);
+    if (kind_has_groups(made.kind)) refusal_settings.long_documents = LONG_TRUNCATE;
+    *documents = made_groups(&made, document, 0, 3, made.kind == KIND_GROUPS ? 4 : 2, 20);
     return shard_image(&made, document, *documents);
 }
 
-TEST(random_damage_of_answers) { expect_random_images_survived(300, 101, 294, image_of_round); }
+TEST(random_damage_of_shards) { expect_random_images_survived(400, 150, 390, image_of_round); }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -138,28 +138,36 @@ TEST(a_place_is_one_number) {
     }
 }
 
+// The order in which micro-batches of an epoch come: each once.
+static void read_order(DataLoader *loader, int32_t order[50]) {
+    SCOPED_BATCH batch = batch_for(loader);
+    unsigned char seen[50] = {0};
+    for (size_t i = 0; i < 50; i++) {
+        dataloader_next(loader, &batch);
+        order[i] = batch.tokens[0] / 10;
+        assert_int_equal(batch.targets[9], batch.tokens[0] + 10);
+        assert_int_equal(seen[order[i]]++, 0);
+    }
+}
+
 TEST(llmc_shards_are_shuffled_by_micro_batches) {
+    const char *path = make_shard("shuffled.bin", shard32(501));
     DataSettings settings = data_settings(1, 10);
-    int32_t order[3][50];
-    size_t same = 0;
+    int32_t order[4][50], again[50];
     settings.shuffle = SHUFFLE_ON;
-    SCOPED_LOADER loader = open_data(make_shard("shuffled.bin", shard32(501)), &settings);
-    SCOPED_BATCH batch = batch_for(&loader);
-    allocation_guard = 1;
-    for (size_t epoch = 0; epoch < 3; epoch++) {
-        unsigned char seen[50] = {0};
-        for (size_t i = 0; i < 50; i++) {
-            if (epoch == 2) loader.next = i; // back to the first
-            dataloader_next(&loader, &batch);
-            order[epoch][i] = batch.tokens[0] / 10;
-            assert_int_equal(batch.targets[9], batch.tokens[0] + 10);
-            assert_int_equal(seen[order[epoch][i]]++, 0);
+    SCOPED_LOADER loader = open_data(path, &settings);
+    for (size_t epoch = 0; epoch < 4; epoch++) {
+        SCOPED_LOADER resumed = open_data(path, &settings);
+        read_order(&loader, order[epoch]);
+        resumed.next = 50 * epoch;
+        read_order(&resumed, again);
+        assert_memory_equal(order[epoch], again, sizeof(again));
+        for (size_t other = 0; other < epoch; other++) {
+            size_t same = 0;
+            for (size_t i = 0; i < 50; i++) same += order[epoch][i] == order[other][i];
+            assert_true(same < 10);
         }
     }
-    allocation_guard = 0;
-    assert_memory_equal(order[0], order[2], sizeof(order[0]));
-    for (size_t i = 0; i < 50; i++) same += order[0][i] == order[1][i];
-    assert_true(same < 10);
 }
 
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {

@@ -414,12 +414,4 @@ TEST(files_that_change) {
     refused_by(read_removed, write_image("bad.bin", small_image()), "cannot be opened any more");
 }
 
-static ShardImage small_image_of_round(size_t round, size_t *documents) {
-    (void)round;
-    *documents = 4;
-    return small_image();
-}
-
-TEST(random_damage_of_documents) { expect_random_images_survived(150, 51, 147, small_image_of_round); }
-
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -421,12 +421,9 @@ static void pairs_loss_of(const void *stream) {
 }
 
 TEST(streams_that_are_none_of_pairs) {
-    static const size_t alone[] = {0};
     Stream s = random_stream(2, 2);
     s.batch.group[2] = 2; // 0 0 2 1
     expect_refused(pairs_loss_of, &s, 1, "document 2 of a sequence of pairs has no partner");
-    s = stream_of(&s, alone, 1);
-    expect_refused(pairs_loss_of, &s, 1, "document 0 of a sequence of pairs has no partner");
     s.batch.group = NULL;
     expect_refused(pairs_loss_of, &s, 1, "a batch of simpo without groups");
 }

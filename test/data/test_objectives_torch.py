@@ -5,8 +5,6 @@ through transformers' models one at a time. test_objectives_torch.py TRAIN WORK:
 import contextlib
 import json
 import os
-import re
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 
@@ -382,21 +380,6 @@ def evaluated(what, options, scored, formula):
     metrics_agree(f"{what}, eval", found, metrics)
 
 
-def accumulated(bench, case):
-    """The data in all the micro-batches that there are, whose losses and gradients have one normaliser."""
-    options = bench.options(case, batch=1)
-    refused = subprocess.run([TRAIN, "bp", *map(str, options), "--grad-accum", "999", "--quiet"],
-                             capture_output=True, text=True)
-    micro_batches = int(re.search(r"the data has (\d+) micro-batches", refused.stderr)[1])
-    check(f"{bench.name}: several micro-batches of {case.data}", micro_batches > 1, refused.stderr)
-    loss, _ = case.formula(bench.score(case))
-    expected, out = gradients(bench.model, loss), f"{WORK}/g.safetensors"
-    found = json.loads(train("bp", *options, "--grad-accum", micro_batches, "--json", "--quiet", "--grads-out", out))
-    what = f"{bench.name}, {micro_batches} micro-batches of {case.objective}"
-    near(f"{what}: loss", found["loss"], loss.detach(), LOSS)
-    near_tensors(f"{what}: gradients", load_file(out), expected, GRADIENT)
-
-
 # ---- references of their own, and LoRA ---------------------------------------------------------------------------------------
 def of_itself(bench):
     """Objectives whose reference the program finds by itself: the model, of one with adapters the one without."""
@@ -533,8 +516,6 @@ def objectives(bench, cases):
         what, scored = f"{bench.name}, {case.objective}", bench.score(case)
         passes(what, bench.options(case), bench.model, scored, case.formula)
         evaluated(what, bench.options(case, batch=1), scored, case.formula)
-    accumulated(bench, DPO)
-    accumulated(bench, GRPO)
 
 
 with rmsnorm_in_the_models_dtype():

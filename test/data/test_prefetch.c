@@ -1,6 +1,6 @@
 // The thread that reads ahead: the same micro-batches at any speed of either side, the targets of a whole step with
 // each, errors where they would have been without it, an end that leaves no thread behind.
-#include "answer_files.h"
+#include "document_files.h"
 #include "llmc/data/prefetch.h"
 
 static const char *write_documents(size_t documents, size_t most) {
@@ -75,22 +75,6 @@ TEST(stopped_and_started_anywhere) {
     }
     assert_null(prefetch_running);
     prefetch_free(&ahead);
-}
-
-TEST(llmc_shards_are_read_ahead_too) {
-    expect_read_ahead("test/golden/tokens_uint16.bin", data_settings(2, 50), 3, 50, 0);
-}
-
-TEST(answers_are_read_ahead_too) {
-    static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO};
-    for (size_t c = 0; c < 3; c++) {
-        const Objective objective = objective_of(kinds[c]);
-        const MadeShard made = made_kind(objective_data[objective.kind]);
-        MadeDocument document[200];
-        const size_t count = made_groups(&made, document, 0, 40, c == 0 ? 2 : 5, 40);
-        expect_read_ahead(write_shard("answers.bin", &made, document, count), answer_settings(2, 40, &objective), 3, 40,
-                          0);
-    }
 }
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
