@@ -62,7 +62,7 @@ static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
             continue;
         }
         mixed = random_mix(mixed ^ ((uint64_t)header->header_crc << 32 | header->table_crc));
-        mixed = random_mix(mixed ^ header->bytes);
+        mixed = random_mix(mixed ^ header->begin.bytes);
     }
     return mixed;
 }
@@ -179,12 +179,12 @@ static void dataloader_next(DataLoader *d, Batch *batch) {
 
 // ---- for people -----------------------------------------------------------------------------------------------------
 static void dataloader_report(FILE *out, const DataLoader *d) {
-    fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; ", d->documents, d->shards,
-            d->shards > 1 ? "s" : "", d->shard[0].header.tokenizer_name);
-    if (!d->sample) fprintf(out, "%zu segments of at most %zu positions\n", d->segments, d->bound.longest);
-    if (d->sample)
-        fprintf(out, "%zu %s, documents of at most %zu positions\n", d->samples,
-                d->shard[0].header.kind == KIND_PAIRS ? "preference pairs" : "groups of completions", d->bound.longest);
+    const TokenShard *s = &d->shard[0].header;
+    const char *samples = !d->sample              ? "segments"
+                          : s->kind == KIND_PAIRS ? "preference pairs, documents"
+                                                  : "groups of completions, documents";
+    fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; %zu %s of at most %zu positions\n", d->documents,
+            d->shards, d->shards > 1 ? "s" : "", s->tokenizer_name, d->samples, samples, d->bound.longest);
     fprintf(out, "packing  %zu sequences of at most %zu positions, %.1f %% full, %s\n", d->first_epoch_sequences,
             d->packing.capacity, 100 * packing_fill(&d->packing, d->first_epoch_sequences),
             d->packing.shuffle ? "shuffled every epoch" : "in the order of the files");

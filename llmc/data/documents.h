@@ -215,14 +215,6 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
     return sum;
 }
 
-static void documents_add_segment(DataLoader *d, size_t document, size_t part, size_t positions, size_t targets) {
-    const Segment segment = {(uint32_t)document, (uint32_t)part, (uint32_t)positions, (uint32_t)targets};
-    if (targets || d->sample) // of a pair or group, documents_end_sample decides
-        d->segment[d->segments++] = segment;
-    else
-        d->left_out++;
-}
-
 // The pair or group whose segments were added last is complete; it stays if all of them have targets.
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
@@ -256,20 +248,23 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
         size_t n = min_size(positions - k * T, T), targets = min_size(n, at->entry.targets);
         if (positions > T && at->entry.targets != positions)
             targets = documents_count_targets(d, at, at->entry.first + k * T + 1, n);
-        documents_add_segment(d, document, k, n, targets);
+        const Segment segment = {(uint32_t)document, (uint32_t)k, (uint32_t)n, (uint32_t)targets};
+        if (targets || d->sample) // of a pair or group, documents_end_sample decides
+            d->segment[d->segments++] = segment;
+        else
+            d->left_out++;
     }
 }
 
 static void documents_note(const DataLoader *d) {
     const char *path = d->shard[0].header.path;
     const size_t T = d->settings.T;
-    if (d->long_documents && d->settings.long_documents == LONG_SPLIT)
-        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are split; %zu segments in all (--long "
-             "truncate or refuse)",
-             path, others(d), d->long_documents, d->documents, T, d->segments);
-    if (d->long_documents && d->settings.long_documents == LONG_TRUNCATE)
-        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are truncated, by %zu tokens in all", path,
-             others(d), d->long_documents, d->documents, T, d->positions_cut);
+    const int split = d->settings.long_documents == LONG_SPLIT;
+    if (d->long_documents)
+        note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are %s %zu %s", path, others(d),
+             d->long_documents, d->documents, T, split ? "split;" : "truncated, by",
+             split ? d->segments : d->positions_cut,
+             split ? "segments in all (--long truncate or refuse)" : "tokens in all");
     if (d->left_out && d->sample)
         note("%s%s: %zu of %zu %s are left out: one of their documents has no target within --seq-len %zu", path,
              others(d), d->left_out, documents_total_groups(d),

@@ -46,14 +46,14 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
         die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
             llmc_shard_kinds[i].version);
     s.path = checked_strdup(path);
-    s.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
+    s.begin.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
     s.ids = sizeof(header), s.header_crc = header[31];
     s.vocabulary = vocabulary, s.regular = T, s.longest = T + 1;
     s.documents = s.tokens ? (s.tokens - 1) / (B * T) * B : 0; // the last target is one token further on
     const size_t expected = s.ids + s.tokens * s.id_bytes;
-    if (expected != s.bytes)
+    if (expected != s.begin.bytes)
         die("%s: the header says %zu tokens, so %zu bytes, but the file has %zu; it is %s", path, s.tokens, expected,
-            s.bytes, s.bytes < expected ? "truncated" : "not what its header says");
+            s.begin.bytes, s.begin.bytes < expected ? "truncated" : "not what its header says");
     return s;
 }
 

@@ -9,27 +9,21 @@ data, another temperature, or that cuts its documents elsewhere refuses it with 
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
-#include "llmc/base/hash.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/output.h"
-#include <assert.h>
-#include <stddef.h>
+#include "shard.h"
 
-#define LOGPROBS_MAGIC          "SBPLOGPS"
-#define LOGPROBS_VERSION        2u // 1 had other keys
-#define LOGPROBS_BYTE_ORDER     0x01020304u
-#define LOGPROBS_BYTE_ORDER_REV 0x04030201u
-#define LOGPROBS_AT_ONCE        4096  // values on the way between a file and somewhere else
-#define LOGPROBS_ROUNDING       1e-3f // above 0 that a value may be by rounding
+#define LOGPROBS_MAGIC    "SBPLOGPS"
+#define LOGPROBS_VERSION  2u    // 1 had other keys
+#define LOGPROBS_AT_ONCE  4096  // values on the way between a file and somewhere else
+#define LOGPROBS_ROUNDING 1e-3f // above 0 that a value may be by rounding
 
 // The cut of documents longer than T decides what their tokens saw, and which of them were computed.
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
 // The file's first 256 bytes, little-endian.
 typedef struct {
-    char magic[8];
-    uint32_t version, byte_order;
-    size_t header_bytes, file_bytes;
+    FileHeader begin;
     size_t tokens, documents; // of the shards
     size_t targets;           // log-probabilities that are there
     uint64_t model_key, data_key;
@@ -106,13 +100,13 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     LogprobHeader *h = &w->header;
     crc32_prepare();
     *h = *header;
-    memcpy(h->magic, LOGPROBS_MAGIC, sizeof(h->magic));
-    h->version = LOGPROBS_VERSION, h->byte_order = LOGPROBS_BYTE_ORDER;
-    h->header_bytes = sizeof(*h), h->file_bytes = logprobs_offset(h->tokens);
+    memcpy(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic));
+    h->begin.version = LOGPROBS_VERSION, h->begin.byte_order = FILE_BYTE_ORDER;
+    h->begin.header_bytes = sizeof(*h), h->begin.bytes = logprobs_offset(h->tokens);
     memset(h->zeros, 0, sizeof(h->zeros));
     logprobs_check_path(path);
-    output_open(&w->output, path, h->file_bytes);
-    if (ftruncate(w->output.fd, (off_t)h->file_bytes) != 0) output_fail(&w->output, errno, "setting its size");
+    output_open(&w->output, path, h->begin.bytes);
+    if (ftruncate(w->output.fd, (off_t)h->begin.bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
 
 // Tokens [token, token + n), counted over all shards; in any order, each at most once.
@@ -136,30 +130,10 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 // ---- opening ------------------------------------------------------------------------------------------------------
 #define LOGPROBS_AGAIN "remove it and compute it again (train logprobs)"
 
-static void logprobs_check_begin(const LogprobHeader *h, const InputFile *file) {
-    const char *path = file->path;
-    if (memcmp(h->magic, LOGPROBS_MAGIC, sizeof(h->magic)) != 0)
-        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; `train logprobs` "
-            "writes one",
-            path);
-    if (h->byte_order == LOGPROBS_BYTE_ORDER_REV)
-        die("%s: was written on a machine of the other byte order; " LOGPROBS_AGAIN, path);
-    if (h->version != LOGPROBS_VERSION)
-        die("%s: is a file of log-probabilities of version %u, this program reads version %u; " LOGPROBS_AGAIN, path,
-            h->version, LOGPROBS_VERSION);
-    if (h->header_crc != logprobs_header_crc(h))
-        die("%s: the checksum of its header is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
-    if (h->file_bytes != file->bytes)
-        die("%s: its header says %zu bytes, but the file has %zu; it is %s; " LOGPROBS_AGAIN, path, h->file_bytes,
-            (size_t)file->bytes, file->bytes < h->file_bytes ? "truncated" : "not what its header says");
-}
-
 // With a right checksum, too: another program may have written it.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
-    const char *fault = h->byte_order != LOGPROBS_BYTE_ORDER ? "byte order mark"
-                        : h->header_bytes != sizeof(*h)      ? "length of the header"
-                        : h->tokens > h->file_bytes || h->file_bytes != logprobs_offset(h->tokens) ? "number of tokens"
+    const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_offset(h->tokens) ? "number of tokens"
                         : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
                         : h->targets > h->tokens - h->documents              ? "number of log-probabilities"
                         : h->cut > DOCUMENTS_TRUNCATED                       ? "way in which documents were cut"
@@ -180,7 +154,12 @@ static void logprobs_open(LogprobFile *f, const char *path) {
         die("%s: its %zu bytes are less than the header of a file of log-probabilities (%zu)", path,
             (size_t)f->file.bytes, sizeof(*h));
     input_read(&f->file, 0, h, sizeof(*h));
-    logprobs_check_begin(h, &f->file);
+    if (memcmp(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic)) != 0)
+        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; `train logprobs` "
+            "writes one",
+            path);
+    file_header_check(&h->begin, &f->file, "file of log-probabilities", LOGPROBS_VERSION, LOGPROBS_AGAIN,
+                      h->header_crc == logprobs_header_crc(h));
     logprobs_check_header(h, path);
     for (char *c = h->model; *c; c++) // it goes into messages of one line
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';

@@ -103,15 +103,38 @@ static int is_token_shard(const char *path) {
 }
 
 // ---- the header -----------------------------------------------------------------------------------------------------
+#define FILE_BYTE_ORDER 0x01020304u
+
+// The begin of the headers of shards and of files of log-probabilities.
+typedef struct {
+    char magic[8];
+    uint32_t version, byte_order;
+    size_t header_bytes, bytes; // bytes: of the file
+} FileHeader;
+
+// what: kind of file; again: advice where the file is damaged; intact: the header's checksum is right.
+static void file_header_check(const FileHeader *h, const InputFile *file, const char *what, uint32_t version,
+                              const char *again, int intact) {
+    if (h->byte_order == 0x04030201u) die("%s: was written on a big-endian machine; %s", file->path, again);
+    if (h->version != version)
+        die("%s: version %u of a %s is not known, expected %u; %s", file->path, h->version, what, version, again);
+    if (!intact) die("%s: the checksum of its header is wrong, the file is damaged; %s", file->path, again);
+    if (h->byte_order != FILE_BYTE_ORDER)
+        die("%s: its byte order mark is %08x, expected 01020304; %s", file->path, h->byte_order, again);
+    if (h->header_bytes != TOKEN_SHARD_HEADER)
+        die("%s: its header says that it has %zu bytes, expected 256; %s", file->path, h->header_bytes, again);
+    if (h->bytes != file->bytes)
+        die("%s: its header says %zu bytes, but the file has %zu; it is %s; %s", file->path, h->bytes,
+            (size_t)file->bytes, file->bytes < h->bytes ? "truncated" : "not what its header says", again);
+}
+
 // Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts
 // without targets, some with a reference answer behind; and, in memory alone, documents that have values.
 typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS, KIND_VALUES } ShardKind;
 
 // A shard as its header has it, and what is known of it besides.
 typedef struct {
-    char magic[8];
-    uint32_t version, byte_order;
-    size_t header_bytes, bytes; // bytes: of the file
+    FileHeader begin;
     size_t documents, tokens, targets, longest;
     uint32_t id_bytes, kind;
     size_t vocabulary;                // of its tokenizer
@@ -152,33 +175,16 @@ static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
         size_t begins, expected;
-    } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
-                   {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
-                   {"masks are", s->masks, shard_align(s->ids + s->tokens * s->id_bytes)},
-                   {"values are", s->values, s->values ? shard_align(s->masks + s->tokens) : 0},
-                   {"end is", s->bytes, s->values ? s->values + s->tokens * sizeof(float) : s->masks + s->tokens}};
+    } section[] = {
+        {"document table is", s->table, TOKEN_SHARD_HEADER},
+        {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
+        {"masks are", s->masks, shard_align(s->ids + s->tokens * s->id_bytes)},
+        {"values are", s->values, s->values ? shard_align(s->masks + s->tokens) : 0},
+        {"end is", s->begin.bytes, s->values ? s->values + s->tokens * sizeof(float) : s->masks + s->tokens}};
     for (size_t i = 0; i < sizeof(section) / sizeof(section[0]); i++)
         if (section[i].begins != section[i].expected)
             die("%s: its %s at byte %zu, with %zu documents and %zu tokens it should be %zu; write it again", s->path,
                 section[i].name, section[i].begins, s->documents, s->tokens, section[i].expected);
-}
-
-// The fields that come before all others.
-static void shard_check_begin(const TokenShard *s, size_t file_bytes) {
-    TokenShard copy = *s;
-    copy.header_crc = 0;
-    if (s->byte_order == 0x04030201u)
-        die("%s: was written on a big-endian machine; swap its bytes or write it again", s->path);
-    if (s->version != TOKEN_SHARD_VERSION)
-        die("%s: version %u of a token shard is not known, expected %d", s->path, s->version, TOKEN_SHARD_VERSION);
-    if (crc32_of(0, &copy, TOKEN_SHARD_HEADER) != s->header_crc)
-        die("%s: the checksum of its header is wrong, the file is damaged; copy or write it again", s->path);
-    if (s->byte_order != 0x01020304u) die("%s: its byte order mark is %08x, expected 01020304", s->path, s->byte_order);
-    if (s->header_bytes != TOKEN_SHARD_HEADER)
-        die("%s: its header says that it has %zu bytes, expected %d", s->path, s->header_bytes, TOKEN_SHARD_HEADER);
-    if (s->bytes != file_bytes)
-        die("%s: its header says %zu bytes, but the file has %zu; it is %s", s->path, s->bytes, file_bytes,
-            file_bytes < s->bytes ? "truncated" : "not what its header says");
 }
 
 // Every field against the others.
@@ -191,21 +197,25 @@ static void shard_check_header(const TokenShard *s) {
     if (s->id_bytes != 2 && s->id_bytes != 4) die("%s: has ids of %u bytes, expected 2 or 4", s->path, s->id_bytes);
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
         die("%s: a vocabulary of %zu does not go with ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
-    if (s->documents > s->bytes / TOKEN_SHARD_ENTRY || s->tokens > s->bytes)
-        die("%s: %zu documents and %zu tokens cannot lie in %zu bytes", s->path, s->documents, s->tokens, s->bytes);
+    if (s->documents > s->begin.bytes / TOKEN_SHARD_ENTRY || s->tokens > s->begin.bytes)
+        die("%s: %zu documents and %zu tokens cannot lie in %zu bytes", s->path, s->documents, s->tokens,
+            s->begin.bytes);
     shard_check_sections(s);
     if (!memchr(s->tokenizer_name, 0, sizeof(s->tokenizer_name)))
         die("%s: the name of its tokenizer has no end; write it again", s->path);
 }
 
 static TokenShard shard_read_header(const InputFile *file) {
-    TokenShard s = {0};
+    TokenShard s = {0}, copy;
     if (file->bytes < TOKEN_SHARD_HEADER)
         die("%s: its %zu bytes are less than the header of a token shard (%d); it is truncated", file->path,
             (size_t)file->bytes, TOKEN_SHARD_HEADER);
     input_read(file, 0, &s, TOKEN_SHARD_HEADER);
+    copy = s;
+    copy.header_crc = 0;
+    file_header_check(&s.begin, file, "token shard", TOKEN_SHARD_VERSION, "copy or write it again",
+                      crc32_of(0, &copy, TOKEN_SHARD_HEADER) == s.header_crc);
     s.path = checked_strdup(file->path);
-    shard_check_begin(&s, file->bytes);
     shard_check_header(&s);
     for (char *c = s.tokenizer_name; *c; c++) // it goes into messages of one line
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';

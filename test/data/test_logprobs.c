@@ -55,9 +55,9 @@ TEST(what_is_written_is_read) {
     SCOPED(logprobs_close) LogprobFile f;
     written("round.logprobs"); // once more, over it
     logprobs_open(&f, path);
-    memcpy(expected.magic, "SBPLOGPS", 8);
-    expected.version = 2, expected.byte_order = 0x01020304, expected.header_bytes = 256, expected.targets = VALUES;
-    expected.file_bytes = f.file.bytes;
+    memcpy(expected.begin.magic, "SBPLOGPS", 8);
+    expected.begin.version = 2, expected.begin.byte_order = 0x01020304, expected.begin.header_bytes = 256;
+    expected.begin.bytes = f.file.bytes, expected.targets = VALUES;
     expected.body_crc = f.header.body_crc, expected.header_crc = f.header.header_crc;
     assert_memory_equal(&f.header, &expected, sizeof(expected));
     assert_int_equal(f.file.bytes, 256 + 4 * TOKENS);
@@ -114,10 +114,10 @@ TEST(every_byte_of_the_header_counts) {
 TEST(every_field_is_checked_with_a_right_checksum) {
     static const Damage fields[] = {
         FIELD(0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"),
-        FIELD(8, 1, 4, "of version 1, this program reads version 2"),
-        FIELD(12, 0x04030201, 4, "was written on a machine of the other byte order"),
-        FIELD(12, 0x01020305, 4, "the byte order mark in its header cannot be"),
-        FIELD(16, 128, 8, "the length of the header in its header cannot be"),
+        FIELD(8, 1, 4, "version 1 of a file of log-probabilities is not known, expected 2"),
+        FIELD(12, 0x04030201, 4, "was written on a big-endian machine"),
+        FIELD(12, 0x01020305, 4, "its byte order mark is 01020305, expected 01020304"),
+        FIELD(16, 128, 8, "its header says that it has 128 bytes, expected 256"),
         FIELD(24, 256 + 4 * TOKENS + 4, 8, "its header says 40260 bytes, but the file has 40256; it is truncated"),
         FIELD(24, 1, 8, "it is not what its header says"),
         FIELD(32, TOKENS + 1, 8, "the number of tokens"),
