@@ -42,8 +42,8 @@ static int cpu_threads(void) {
 #endif
 }
 
-// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices, until
-// one takes a few milliseconds. In memory of the arena that is not in use (between two sequences: nearly all of it);
+// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices,
+// until one takes a few milliseconds. In memory of the arena that is not in use (between two sequences: nearly all);
 // 0 where that is too small.
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);

@@ -108,7 +108,7 @@ static void run_open(Run *run, const Options *o, const char *model) {
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------
-// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of that beside a run.
+// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of it beside a run.
 static void run_find_tokenizer(Run *run) {
     const char *model = run->options->model;
     *run->tokenizer_path = 0;

@@ -24,8 +24,8 @@ static const struct {
      3},
 };
 
-// Passed on are 14: memory and the host (7), finish, repeat, the optimizer's step (2), scratch sizes (3). They are of no
-// pass, or their time is no work.
+// Passed on are 14, of no pass or no work: memory and the host (7), finish, repeat, the optimizer's step (2), scratch
+// sizes (3).
 TEST(every_op_is_timed) {
     typedef void (*Function)(void);
     const Ops timed = ops_timed(ops_device, 0);
