@@ -190,7 +190,8 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
 static const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm,
                                      Stored *branch, const Stored *dx) {
     if (!branch) return dx;
-    norm_backward(s, branch, sum_of(s, dw, norm), NULL, dx, branch, weight_of(s, w, norm), c.n, 0);
+    norm_backward(s, branch, sum_of(s, dw, norm), NULL, dx, branch, weight_of(s, w, norm), c.n, shapes_of(s->model).C,
+                  0);
     return branch;
 }
 
@@ -229,7 +230,7 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                            Stored *dx) {
     norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1,
-                  layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, 1);
+                  layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
 }
 
 // dnorm1 += the part that comes through keys and values; = where none came through the queries yet
@@ -288,7 +289,7 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
     s->ops->activation_backward(dgate_up, dactivated, a->gate_up, d.activation, c.n, d.FF);
     linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, 0);
     norm_backward(s, dx, sum_of(s, dw, NORM2_WEIGHT), sum_of(s, dw, NORM2_BIAS), dnorm2, a->y,
-                  weight_of(s, w, NORM2_WEIGHT), c.n, 1);
+                  weight_of(s, w, NORM2_WEIGHT), c.n, d.C, 1);
     arena_pop(s->arena, mark);
 }
 
@@ -456,7 +457,7 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
                         s->objective.temperature);
         if (dw->head) s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V);
         s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, 0);
-        norm_backward(s, x, dw->norm, dnorm_bias, dnorm_out, x, h.norm, c.n, 0);
+        norm_backward(s, x, dw->norm, dnorm_bias, dnorm_out, x, h.norm, c.n, d.C, 0);
     }
     arena_pop(s->arena, mark);
 }

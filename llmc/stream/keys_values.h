@@ -33,13 +33,6 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-// Rows of a layer with a window: what a chunk of at most `chunk` tokens sees, or a rank's ranges and halos
-static size_t window_rows(const StreamBP *s, size_t tokens, size_t chunk) {
-    const size_t window = window_of_model(&s->model->config);
-    if (!window) return tokens;
-    return min_size(tokens, s->ranks > 1 ? s->rows + 2 * (window - 1) : window - 1 + chunk);
-}
-
 // Rows of whichever layer has the most
 static size_t rows_of_a_layer(const StreamBP *s) {
     const size_t windows = layers_with_window(&s->model->config);
@@ -47,15 +40,17 @@ static size_t rows_of_a_layer(const StreamBP *s) {
 }
 
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
-// linear: for keys before QK-norm, too
+// linear: for keys before QK-norm, too. A layer with a window stores what a chunk sees, or a rank's ranges and halos.
 static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
-    const size_t windows = layers_with_window(&s->model->config), shared = s->ranks > 1;
+    const size_t windows = layers_with_window(&s->model->config), window = window_of_model(&s->model->config);
+    const int shared = s->ranks > 1;
     const KeyValue none = {0};
     s->kv = none;
     s->kv.layers = layers;
     s->kv.rows[0] = !shared ? tokens : s->ring ? sequence_share_max(s->N, s->ranks) : sequence_rows(s->N, s->ranks);
-    s->kv.rows[1] = window_rows(s, tokens, chunk);
+    s->kv.rows[1] = tokens;
+    if (window) s->kv.rows[1] = min_size(tokens, shared ? s->rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
     const size_t count = layers > 1 ? (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);

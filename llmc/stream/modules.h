@@ -158,17 +158,18 @@ static Norm norm_of(const StreamBP *s) {
     return norm;
 }
 
-// out[n,C] = norm(x) + residual; b, residual: NULL where there is none
+// out[n,C] = norm(x[n,C]) + residual; b, residual: NULL where there is none
 static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b,
                          const Stored *residual, size_t n) {
     s->ops->norm_forward(out, x, w, b, residual, n, s->model->config.hidden_size, norm_of(s));
 }
 
+// dx[n,width] = (or +=) the gradient of x, dw and db += those of w and b
 static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
-                          const Stored *w, size_t n, int accumulate) {
-    size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, C));
-    s->ops->norm_backward(dx, dw, db, dout, x, w, n, C, norm_of(s), accumulate, scratch);
+                          const Stored *w, size_t n, size_t width, int accumulate) {
+    const size_t mark = arena_mark(s->arena);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, width));
+    s->ops->norm_backward(dx, dw, db, dout, x, w, n, width, norm_of(s), accumulate, scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -186,14 +187,9 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const St
 static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *dnorm, const Stored *linear,
                             const Stored *norm, size_t heads) {
     Shapes d = shapes_of(s->model);
-    size_t mark = arena_mark(s->arena), rows = c.n * heads;
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.rotary) s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, 1);
-    if (d.qk_norm) {
-        Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, d.HD));
-        s->ops->norm_backward(dx, dnorm, NULL, dx, linear, norm, rows, d.HD, norm_of(s), 0, scratch);
-    }
-    arena_pop(s->arena, mark);
+    if (d.qk_norm) norm_backward(s, dx, dnorm, NULL, dx, linear, norm, c.n * heads, d.HD, 0);
 }
 
 #endif
