@@ -44,6 +44,7 @@ typedef struct Guarded {
     void *allocation;              // device: guard, elements, guard
     size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
     unsigned char *before, *after; // host images of the allocation: as laid out, as the op left it
+    void *twin;                    // what a reference has in its place (test/ops/cases.h)
     const Ops *ops;                // where it lives; a test program without tensors need not link an op set
     struct Guarded *next;
 } Guarded;

@@ -1,15 +1,18 @@
 /*
-Every op of llmc/ops/ops.h in double, one element at a time, written from the formula in its comment and nothing else:
-what the tests hold op sets against. Forward functions overwrite their output. Backward functions ADD to every gradient
-they are given; the caller clears what the op overwrites. test_ops.c holds each backward against central differences of
-its forward.
+The ops of llmc/ops/ops.h in double, one element at a time, written from the formulas of their comments and nothing
+else: what the tests hold op sets against. Parameters are an op's own, and so is what is overwritten, what is added to
+and what may be the same tensor; scratch is not used. Part of test_ops.c, which holds each backward against central
+differences of its forward.
 */
 #ifndef TEST_REFERENCE_H
 #define TEST_REFERENCE_H
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include "llmc/ops/ops.h"
+#include "llmc/base/random.h"
 
 // ---- embedding ------------------------------------------------------------------------------------------------------
 static void reference_embedding_forward(double *out, const int32_t *tokens, const int32_t *position, const double *wte,
@@ -19,49 +22,54 @@ static void reference_embedding_forward(double *out, const int32_t *tokens, cons
             out[t * C + i] = scale * wte[(size_t)tokens[t] * C + i] + (wpe ? wpe[(size_t)position[t] * C + i] : 0.0);
 }
 
-static void reference_embedding_backward(double *dw, const double *dx, const int32_t *index, size_t N, size_t C,
-                                         double scale) {
+static void reference_embedding_backward(double *dw, DType dw_type, const double *dx, const int32_t *index, size_t N,
+                                         size_t rows, size_t C, double scale, void *scratch) {
+    (void)dw_type, (void)rows, (void)scratch;
     for (size_t t = 0; t < N; t++)
         for (size_t i = 0; i < C; i++) dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
 }
 
-// ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm ------
-static double norm_statistics(int layernorm, const double *x, size_t C, double eps, double *mean) {
-    double variance = 0.0;
-    *mean = 0.0;
-    if (layernorm)
-        for (size_t i = 0; i < C; i++) *mean += x[i] / (double)C;
-    for (size_t i = 0; i < C; i++) variance += (x[i] - *mean) * (x[i] - *mean) / (double)C;
-    return 1.0 / sqrt(variance + eps);
+static void reference_scatter_rows(double *out, const double *in, const int32_t *row, size_t n, size_t width) {
+    for (size_t t = 0; t < n; t++) memcpy(out + (size_t)row[t] * width, in + t * width, width * sizeof(double));
 }
 
-// b is NULL for RMSNorm, which alone may have a residual[n,C], and an offset of its weights.
+// ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm ------
+static double norm_statistics(Norm norm, const double *x, size_t C, double *mean) {
+    double variance = 0.0;
+    *mean = 0.0;
+    for (size_t i = 0; i < C && norm.kind == NORM_LAYER; i++) *mean += x[i] / (double)C;
+    for (size_t i = 0; i < C; i++) variance += (x[i] - *mean) * (x[i] - *mean) / (double)C;
+    return 1.0 / sqrt(variance + norm.eps);
+}
+
 static void reference_norm_forward(double *out, const double *x, const double *w, const double *b,
-                                   const double *residual, size_t n, size_t C, double eps, double offset) {
+                                   const double *residual, size_t n, size_t C, Norm norm) {
     for (size_t t = 0; t < n; t++) {
-        double mean, scale = norm_statistics(b != NULL, x + t * C, C, eps, &mean);
+        double mean, scale = norm_statistics(norm, x + t * C, C, &mean);
         for (size_t i = 0; i < C; i++)
-            out[t * C + i] = (x[t * C + i] - mean) * scale * (w[i] + offset) + (b ? b[i] : 0.0) +
+            out[t * C + i] = (x[t * C + i] - mean) * scale * (w[i] + norm.offset) + (b ? b[i] : 0.0) +
                              (residual ? residual[t * C + i] : 0.0);
     }
 }
 
-// db is NULL for RMSNorm. With u = normalised x and g = dout * (w + offset):
+// With u = normalised x and g = dout * (w + offset):
 //     dx = (g - mean(g) [LayerNorm only] - u * mean(g * u)) / sqrt(variance + eps)
 static void reference_norm_backward(double *dx, double *dw, double *db, const double *dout, const double *x,
-                                    const double *w, size_t n, size_t C, double eps, double offset) {
+                                    const double *w, size_t n, size_t C, Norm norm, int accumulate, void *scratch) {
+    (void)scratch;
     for (size_t t = 0; t < n; t++) {
         const double *xt = x + t * C, *dt = dout + t * C;
-        double mean, scale = norm_statistics(db != NULL, xt, C, eps, &mean), mean_g = 0.0, mean_gu = 0.0;
+        double mean, scale = norm_statistics(norm, xt, C, &mean), mean_g = 0.0, mean_gu = 0.0;
         for (size_t i = 0; i < C; i++) {
-            if (db) mean_g += dt[i] * (w[i] + offset) / (double)C;
-            mean_gu += dt[i] * (w[i] + offset) * (xt[i] - mean) * scale / (double)C;
+            if (norm.kind == NORM_LAYER) mean_g += dt[i] * (w[i] + norm.offset) / (double)C;
+            mean_gu += dt[i] * (w[i] + norm.offset) * (xt[i] - mean) * scale / (double)C;
         }
         for (size_t i = 0; i < C; i++) {
-            double u = (xt[i] - mean) * scale;
-            dx[t * C + i] += (dt[i] * (w[i] + offset) - mean_g - u * mean_gu) * scale;
-            dw[i] += dt[i] * u;
-            if (db) db[i] += dt[i];
+            const double u = (xt[i] - mean) * scale, d = dt[i];
+            if (dw) dw[i] += d * u;
+            if (db) db[i] += d;
+            dx[t * C + i] =
+                (accumulate ? dx[t * C + i] : 0.0) + (d * (w[i] + norm.offset) - mean_g - u * mean_gu) * scale;
         }
     }
 }
@@ -77,29 +85,67 @@ static void reference_linear_forward(double *out, const double *x, const double 
         }
 }
 
-// dx, or dweight, or dbias may be NULL.
-static void reference_linear_backward(double *dx, double *dweight, double *dbias, const double *dout, const double *x,
-                                      const double *weight, size_t n, size_t C, size_t OC) {
+static void reference_linear_backward_input(double *dx, const double *dout, const double *weight, size_t n, size_t C,
+                                            size_t OC, int accumulate) {
+    if (!accumulate) memset(dx, 0, n * C * sizeof(double));
+    for (size_t t = 0; t < n; t++)
+        for (size_t o = 0; o < OC; o++)
+            for (size_t i = 0; i < C; i++) dx[t * C + i] += dout[t * OC + o] * weight[o * C + i];
+}
+
+static void reference_linear_backward_weight(double *dweight, double *dbias, const double *dout, const double *x,
+                                             size_t n, size_t C, size_t OC) {
     for (size_t t = 0; t < n; t++)
         for (size_t o = 0; o < OC; o++) {
-            double d = dout[t * OC + o];
-            if (dbias) dbias[o] += d;
-            for (size_t i = 0; dx && i < C; i++) dx[t * C + i] += d * weight[o * C + i];
-            for (size_t i = 0; dweight && i < C; i++) dweight[o * C + i] += d * x[t * C + i];
+            if (dbias) dbias[o] += dout[t * OC + o];
+            for (size_t i = 0; i < C; i++) dweight[o * C + i] += dout[t * OC + o] * x[t * C + i];
         }
+}
+
+// ---- adapters, scaling, dropout -------------------------------------------------------------------------------------
+static void reference_adapter_forward(double *out, size_t width, size_t column, const double *h, const double *b,
+                                      size_t n, size_t r, size_t OC) {
+    for (size_t t = 0; t < n; t++) {
+        double *columns = out + t * width + column;
+        reference_linear_forward(columns, h + t * r, b, NULL, columns, 1, r, OC);
+    }
+}
+
+static void reference_adapter_backward(double *dh, double *db, const double *dout, size_t width, size_t column,
+                                       const double *h, const double *b, size_t n, size_t r, size_t OC) {
+    for (size_t t = 0; t < n; t++) {
+        const double *columns = dout + t * width + column;
+        reference_linear_backward_input(dh + t * r, columns, b, 1, r, OC, 0);
+        if (db) reference_linear_backward_weight(db, NULL, columns, h + t * r, 1, r, OC);
+    }
+}
+
+static void reference_scale(double *x, double factor, size_t count) {
+    for (size_t i = 0; i < count; i++) x[i] *= factor;
+}
+
+static int reference_keeps(uint64_t seed, double rate, uint64_t place) {
+    return (double)random_bits(seed, 0, place) >= rate * 0x1p64;
+}
+
+static void reference_dropout(double *out, const double *in, size_t n, size_t width, size_t first_row, double rate,
+                              uint64_t seed, int accumulate) {
+    for (size_t i = 0; i < n * width; i++) {
+        const double kept = reference_keeps(seed, rate, first_row * width + i) ? in[i] / (1.0 - rate) : 0.0;
+        out[i] = (accumulate ? out[i] : 0.0) + kept;
+    }
 }
 
 // ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine are rounded to fp32 ----
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                           size_t HD, int backward) {
+                           size_t HD, int back) {
     size_t half = HD / 2;
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < half; i++) {
                 float angle = (float)position[t] * inverse_frequency[i];
-                double c = (float)cos((double)angle), s = (float)sin((double)angle);
+                double c = (float)cos((double)angle), s = (back ? -1.0 : 1.0) * (float)sin((double)angle);
                 double *a = x + (t * heads + h) * HD + i, *b = a + half, before_a = *a, before_b = *b;
-                if (backward) s = -s;
                 *a = before_a * c - before_b * s;
                 *b = before_b * c + before_a * s;
             }
@@ -113,19 +159,16 @@ static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     return first;
 }
 
-// The row of query t.
-static size_t attention_place(Span span, size_t t) { return span.row + t - span.begin; }
-
 // Probabilities of a query over keys [first, end) into p[end - first]; returns log sum exp.
-static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t NKV,
-                            size_t key_head, size_t HD, double scale) {
+static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t key_head,
+                            const AttentionShape *a) {
     size_t count = end - first;
     double largest = -INFINITY, sum = 0.0;
     for (size_t j = 0; j < count; j++) {
-        const double *key = k + ((first + j) * NKV + key_head) * HD;
+        const double *key = k + ((first + j) * a->NKV + key_head) * a->HD;
         p[j] = 0.0;
-        for (size_t i = 0; i < HD; i++) p[j] += q[i] * key[i];
-        p[j] *= scale;
+        for (size_t i = 0; i < a->HD; i++) p[j] += q[i] * key[i];
+        p[j] *= a->scale;
         if (p[j] > largest) largest = p[j];
     }
     for (size_t j = 0; j < count; j++) sum += p[j] = exp(p[j] - largest);
@@ -133,51 +176,63 @@ static double attention_row(double *p, const double *q, const double *k, size_t 
     return largest + log(sum);
 }
 
-// p is memory for one row: as many doubles as the longest document has tokens.
-static void reference_attention_forward_part(double *out, double *lse, const double *q, const double *k,
-                                             const double *v, Spans spans, KeyRange keys, size_t NH, size_t NKV,
-                                             size_t HD, double scale, double *p) {
+// Probabilities of one row; the caller frees them.
+static double *attention_memory(Spans spans) {
+    size_t most = 0;
     for (size_t s = 0; s < spans.count; s++)
-        for (size_t t = spans.span[s].begin; t < spans.span[s].end; t++)
-            for (size_t h = 0; h < NH; h++) {
-                size_t row = attention_place(spans.span[s], t) * NH + h, key_head = h / (NH / NKV),
-                       from = attention_first_key(spans, s, t), end = t + 1;
-                double *o = out + row * HD;
-                if (from < keys.begin) from = keys.begin;
-                if (end > keys.end) end = keys.end;
-                for (size_t i = 0; i < HD; i++) o[i] = 0.0;
-                lse[row] = -INFINITY;
-                if (from >= end) continue;
-                lse[row] = attention_row(p, q + row * HD, k, from, end, NKV, key_head, HD, scale);
-                for (size_t j = from; j < end; j++)
-                    for (size_t i = 0; i < HD; i++) o[i] += p[j - from] * v[(j * NKV + key_head) * HD + i];
-            }
+        if (spans.span[s].end > most) most = spans.span[s].end;
+    return (double *)malloc(most * sizeof(double));
 }
 
+// Of one range of keys, without what was found before: shape->accumulate is not for the reference.
 static void reference_attention_forward(double *out, double *lse, const double *q, const double *k, const double *v,
-                                        Spans spans, size_t NH, size_t NKV, size_t HD, double scale, double *p) {
-    reference_attention_forward_part(out, lse, q, k, v, spans, all_keys, NH, NKV, HD, scale, p);
+                                        const AttentionShape *a, void *scratch) {
+    const Spans spans = a->spans;
+    const size_t HD = a->HD;
+    double *p = attention_memory(spans);
+    (void)scratch;
+    for (size_t s = 0; s < spans.count; s++)
+        for (size_t t = spans.span[s].begin; t < spans.span[s].end; t++)
+            for (size_t h = 0; h < a->NH; h++) {
+                size_t row = (spans.span[s].row + t - spans.span[s].begin) * a->NH + h, key_head = h / (a->NH / a->NKV),
+                       from = attention_first_key(spans, s, t), end = t + 1;
+                double *o = out + row * HD;
+                if (from < a->keys.begin) from = a->keys.begin;
+                if (end > a->keys.end) end = a->keys.end;
+                memset(o, 0, HD * sizeof(double));
+                lse[row] = -INFINITY;
+                if (from >= end) continue;
+                lse[row] = attention_row(p, q + row * HD, k, from, end, key_head, a);
+                for (size_t j = from; j < end; j++)
+                    for (size_t i = 0; i < HD; i++) o[i] += p[j - from] * v[(j * a->NKV + key_head) * HD + i];
+            }
+    free(p);
 }
 
 // With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k,
 // q. out is an input, as it is of the op, so that the rounding it has been through counts on both sides.
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
-                                         const double *q, const double *k, const double *v, Spans spans, size_t NH,
-                                         size_t NKV, size_t HD, double scale, double *p) {
+                                         const double *q, const double *k, const double *v, const double *lse,
+                                         const AttentionShape *a, void *scratch) {
+    const Spans spans = a->spans;
+    const size_t HD = a->HD;
+    double *p = attention_memory(spans);
+    (void)lse, (void)scratch;
+    memset(dq, 0, spans_rows(spans) * a->NH * HD * sizeof(double));
     for (size_t s = 0; s < spans.count; s++)
         for (size_t t = spans.span[s].begin; t < spans.span[s].end; t++)
-            for (size_t h = 0; h < NH; h++) {
-                size_t row = attention_place(spans.span[s], t) * NH + h, key_head = h / (NH / NKV),
+            for (size_t h = 0; h < a->NH; h++) {
+                size_t row = (spans.span[s].row + t - spans.span[s].begin) * a->NH + h, key_head = h / (a->NH / a->NKV),
                        from = attention_first_key(spans, s, t);
                 const double *d = dout + row * HD;
                 double mean = 0.0;
-                attention_row(p, q + row * HD, k, from, t + 1, NKV, key_head, HD, scale);
+                attention_row(p, q + row * HD, k, from, t + 1, key_head, a);
                 for (size_t i = 0; i < HD; i++) mean += d[i] * out[row * HD + i];
                 for (size_t j = from; j <= t; j++) {
-                    size_t key = (j * NKV + key_head) * HD;
+                    size_t key = (j * a->NKV + key_head) * HD;
                     double dp = 0.0;
                     for (size_t i = 0; i < HD; i++) dp += d[i] * v[key + i];
-                    double ds = p[j - from] * (dp - mean) * scale;
+                    double ds = p[j - from] * (dp - mean) * a->scale;
                     for (size_t i = 0; i < HD; i++) {
                         dv[key + i] += p[j - from] * d[i];
                         dk[key + i] += ds * q[row * HD + i];
@@ -185,63 +240,42 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
                     }
                 }
             }
+    free(p);
 }
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 static double sigmoid(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
-static void reference_swiglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
-    for (size_t t = 0; t < n; t++)
-        for (size_t i = 0; i < FF; i++) {
-            double gate = gate_up[t * 2 * FF + i], up = gate_up[t * 2 * FF + FF + i];
-            out[t * FF + i] = gate * sigmoid(gate) * up;
-        }
-}
-
-static void reference_swiglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n,
-                                      size_t FF) {
-    for (size_t t = 0; t < n; t++)
-        for (size_t i = 0; i < FF; i++) {
-            size_t g = t * 2 * FF + i, u = g + FF;
-            double s = sigmoid(gate_up[g]), d = dout[t * FF + i];
-            dgate_up[g] += d * gate_up[u] * (s + gate_up[g] * s * (1.0 - s));
-            dgate_up[u] += d * gate_up[g] * s;
-        }
-}
-
 // The tanh of GELU is of this. In terms of the sigmoid s(2z): (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 =
 // 2 s(2z) s(-2z), which do not cancel where tanh z is near -1 or 1.
 static double gelu_inner(double x) { return sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x); }
 
-static void reference_gelu_forward(double *out, const double *x, size_t count) {
-    for (size_t i = 0; i < count; i++) out[i] = x[i] * sigmoid(2.0 * gelu_inner(x[i]));
-}
+static double gelu_of(double x) { return x * sigmoid(2.0 * gelu_inner(x)); }
+static double silu_of(double x) { return x * sigmoid(x); }
 
-static void reference_gelu_backward(double *dx, const double *dout, const double *x, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        double z = gelu_inner(x[i]), slope = sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x[i] * x[i]);
-        dx[i] += dout[i] * (sigmoid(2.0 * z) + x[i] * 2.0 * sigmoid(2.0 * z) * sigmoid(-2.0 * z) * slope);
+static double gelu_slope(double x) {
+    const double z = gelu_inner(x), dz = sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x * x);
+    return sigmoid(2.0 * z) + x * 2.0 * sigmoid(2.0 * z) * sigmoid(-2.0 * z) * dz;
+}
+static double silu_slope(double x) { return sigmoid(x) + silu_of(x) * (1.0 - sigmoid(x)); }
+
+static void reference_activation_forward(double *out, const double *in, ActivationKind kind, size_t n, size_t FF) {
+    for (size_t i = 0; i < n * FF; i++) {
+        const size_t gate = kind == ACTIVATION_GELU ? i : i + i / FF * FF; // up is FF further
+        const double x = in[gate];
+        out[i] = kind == ACTIVATION_GELU ? gelu_of(x)
+                                         : (kind == ACTIVATION_SWIGLU ? silu_of(x) : gelu_of(x)) * in[gate + FF];
     }
 }
 
-// A gated GELU: gelu(gate) * up, from GELU itself.
-static void reference_geglu_forward(double *out, const double *gate_up, size_t n, size_t FF) {
-    for (size_t t = 0; t < n; t++)
-        for (size_t i = 0; i < FF; i++) {
-            reference_gelu_forward(&out[t * FF + i], &gate_up[t * 2 * FF + i], 1);
-            out[t * FF + i] *= gate_up[t * 2 * FF + FF + i];
-        }
-}
-
-static void reference_geglu_backward(double *dgate_up, const double *dout, const double *gate_up, size_t n, size_t FF) {
-    for (size_t t = 0; t < n; t++)
-        for (size_t i = 0; i < FF; i++) {
-            size_t g = t * 2 * FF + i, u = g + FF;
-            double d = dout[t * FF + i], through = d * gate_up[u], gelu;
-            reference_gelu_forward(&gelu, &gate_up[g], 1);
-            reference_gelu_backward(&dgate_up[g], &through, &gate_up[g], 1);
-            dgate_up[u] += d * gelu;
-        }
+static void reference_activation_backward(double *din, const double *dout, const double *in, ActivationKind kind,
+                                          size_t n, size_t FF) {
+    for (size_t i = 0; i < n * FF; i++) {
+        const size_t gate = kind == ACTIVATION_GELU ? i : i + i / FF * FF;
+        const double x = in[gate], up = kind == ACTIVATION_GELU ? 1.0 : in[gate + FF];
+        din[gate] = dout[i] * up * (kind == ACTIVATION_SWIGLU ? silu_slope(x) : gelu_slope(x));
+        if (kind != ACTIVATION_GELU) din[gate + FF] = dout[i] * (kind == ACTIVATION_SWIGLU ? silu_of(x) : gelu_of(x));
+    }
 }
 
 // ---- loss head ------------------------------------------------------------------------------------------------------
@@ -254,40 +288,26 @@ static double row_logsumexp(const double *logits, size_t V, double temperature, 
     return log(sum);
 }
 
-static void reference_logprob_forward(double *logp, const double *logits, const int32_t *targets, size_t n, size_t V,
-                                      double temperature) {
-    for (size_t t = 0; t < n; t++) {
-        const double *row = logits + t * V;
-        double largest, lse = row_logsumexp(row, V, temperature, &largest);
-        logp[t] = targets[t] < 0 ? 0.0 : (row[targets[t]] - largest) / temperature - lse;
-    }
-}
-
-// -sum p log p, as it is written
-static void reference_entropy(double *entropy, const double *logits, const int32_t *targets, size_t n, size_t V,
-                              double temperature) {
-    for (size_t t = 0; t < n; t++) {
-        const double *row = logits + t * V;
-        double largest, lse = row_logsumexp(row, V, temperature, &largest);
-        entropy[t] = 0.0;
-        for (size_t i = 0; i < V && targets[t] >= 0; i++) {
-            double log_p = (row[i] - largest) / temperature - lse, p = exp(log_p);
-            if (p > 0.0) entropy[t] -= p * log_p;
-        }
-    }
-}
-
 // A row without a target does not depend on its logits: its gradient is 0 whatever its weight.
-static void reference_logprob_backward(double *dlogits, const double *logits, const int32_t *targets,
-                                       const double *weight, size_t n, size_t V, double temperature) {
+static void reference_logprob(double *logp, double *entropy, double *logits, const int32_t *targets,
+                              const double *weight, size_t n, size_t V, double temperature) {
     for (size_t t = 0; t < n; t++) {
-        const double *row = logits + t * V;
-        double largest, lse = row_logsumexp(row, V, temperature, &largest);
-        for (size_t i = 0; i < V && targets[t] >= 0; i++) {
-            double onehot = (int32_t)i == targets[t] ? 1.0 : 0.0;
-            dlogits[t * V + i] += weight[t] / temperature * (onehot - exp((row[i] - largest) / temperature - lse));
+        double *row = logits + t * V, largest, lse = row_logsumexp(row, V, temperature, &largest);
+        const size_t target = targets[t] < 0 ? V : (size_t)targets[t];
+        logp[t] = target < V ? (row[target] - largest) / temperature - lse : 0.0;
+        if (entropy) entropy[t] = 0.0;
+        for (size_t i = 0; i < V; i++) {
+            const double log_p = (row[i] - largest) / temperature - lse, p = exp(log_p);
+            if (entropy && target < V && p > 0.0) entropy[t] -= p * log_p;
+            if (weight) row[i] = target < V ? weight[t] / temperature * ((i == target ? 1.0 : 0.0) - p) : 0.0;
         }
     }
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------------
+static void reference_gradient_add(double *gradient, DType type, const double *in, size_t count) {
+    (void)type;
+    for (size_t i = 0; i < count; i++) gradient[i] += in[i];
 }
 
 // ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------

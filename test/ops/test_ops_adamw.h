@@ -4,8 +4,7 @@ rounding of bf16 weights without a master copy. Part of test_ops.c.
 */
 #ifndef TEST_OPS_ADAMW_H
 #define TEST_OPS_ADAMW_H
-#include "reference.h"
-#include "test/base/testing.h"
+#include "cases.h"
 
 enum { WEIGHTS = 20011 };
 
@@ -44,7 +43,6 @@ static void check_weight(const Guarded *w, const Guarded *master, size_t i, doub
 // One step from *state, held against the reference from the same state; *state becomes what the op left.
 static void adamw_case(State *state, DType gradient_type, DType moment_type, int with_master, size_t count,
                        int64_t step) {
-    const Ops *ops = ops_device;
     AdamW s = adamw_step(step);
     Guarded *w, *master = NULL;
     double unit = ops->summed == DTYPE_FP64 && !with_master ? 1e-15 : 1.2e-7;
@@ -81,8 +79,8 @@ static void adamw_case(State *state, DType gradient_type, DType moment_type, int
 TEST(adamw_every_pairing) {
     static const size_t counts[] = {1, 7, 16, 33, 1025, WEIGHTS};
     static State state;
-    const DType gradients[] = {ops_device->stored, ops_device->summed, DTYPE_FP32};
-    const DType moments[] = {ops_device->summed, DTYPE_FP32, DTYPE_BF16};
+    const DType gradients[] = {ops->stored, ops->summed, DTYPE_FP32};
+    const DType moments[] = {ops->summed, DTYPE_FP32, DTYPE_BF16};
     for (size_t pairing = 0; pairing < 3 * 3 * 2 * 6; pairing++) {
         DType gradient = gradients[pairing % 3], moment = moments[pairing / 3 % 3];
         int with_master = (int)(pairing / 9 % 2);
@@ -98,8 +96,8 @@ TEST(adamw_every_pairing) {
 static void adamw_run(Guarded *w, Guarded *master, Guarded *const *gradients, Guarded *m, Guarded *v, int steps) {
     for (int i = 0; i < steps; i++) {
         AdamW s = adamw_step(i + 1);
-        ops_device->adamw(w->data, master ? master->data : NULL, gradients[i]->data, ops_device->stored, m->data,
-                          v->data, ops_device->summed, w->count, &s);
+        ops->adamw(w->data, master ? master->data : NULL, gradients[i]->data, ops->stored, m->data, v->data,
+                   ops->summed, w->count, &s);
     }
 }
 
@@ -107,15 +105,15 @@ TEST(adamw_many_steps) {
     enum { STEPS = 30, COUNT = 257 };
     Guarded *g[STEPS];
     for (int with_master = 0; with_master < 2; with_master++) {
-        if (ops_device->stored == DTYPE_BF16 && !with_master) continue; // rounds at random: adamw_stochastic_rounding
+        if (ops->stored == DTYPE_BF16 && !with_master) continue; // rounds at random: adamw_stochastic_rounding
         test_case("%s master", with_master ? "with" : "without");
         double *zeros = case_doubles(COUNT);
-        Guarded *w = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
+        Guarded *w = guarded_normal(CHANGED, "w", ops->stored, COUNT, 0.0, 1.0);
         Guarded *master = with_master ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
-        Guarded *m = guarded_values(CHANGED, "m", ops_device->summed, zeros, COUNT);
-        Guarded *v = guarded_values(CHANGED, "v", ops_device->summed, zeros, COUNT);
+        Guarded *m = guarded_values(CHANGED, "m", ops->summed, zeros, COUNT);
+        Guarded *v = guarded_values(CHANGED, "v", ops->summed, zeros, COUNT);
         for (int step = 0; step < STEPS; step++)
-            g[step] = guarded_normal(INPUT, "gradient", ops_device->stored, COUNT, 0.0, 1.0);
+            g[step] = guarded_normal(INPUT, "gradient", ops->stored, COUNT, 0.0, 1.0);
         CALL(adamw_run(w, master, g, m, v, STEPS));
         double *path = case_copy(master ? master->values : w->values, COUNT), *path_m = case_doubles(COUNT);
         double *path_v = case_doubles(COUNT);
@@ -125,7 +123,7 @@ TEST(adamw_many_steps) {
                 path[i] += reference_adamw(path[i], &path_m[i], &path_v[i], g[step]->values[i], &s);
             }
         // an fp32 master bounds a double build's accuracy by 30 roundings of fp32
-        expect_within(master ? master : w, path, with_master && ops_device->summed == DTYPE_FP64 ? 1e8 : 1.0, 0.0);
+        expect_within(master ? master : w, path, with_master && ops->summed == DTYPE_FP64 ? 1e8 : 1.0, 0.0);
         expect_near(m, path_m);
         expect_near(v, path_v);
     }
@@ -139,7 +137,7 @@ static void adamw_in_parts(Guarded *const *t, const size_t *cut, size_t parts) {
         void *part[5];
         for (int k = 0; k < 5; k++) part[k] = t[k] ? (char *)t[k]->data + first * dtype_size(t[k]->type) : NULL;
         s.first = first;
-        ops_device->adamw(part[0], part[1], part[2], t[2]->type, part[3], part[4], t[3]->type, cut[i + 1] - first, &s);
+        ops->adamw(part[0], part[1], part[2], t[2]->type, part[3], part[4], t[3]->type, cut[i + 1] - first, &s);
     }
 }
 
@@ -148,14 +146,14 @@ TEST(adamw_parts) {
     static const size_t cut[PARTS + 1] = {0, 1, 32, 1020, 1024, 1031, 1500, 3072, 4100, 4104, COUNT};
     static const size_t uncut[] = {0, COUNT};
     for (int pairing = 0; pairing < 8; pairing++) {
-        DType moment = pairing & 1 ? DTYPE_BF16 : DTYPE_FP32, gradient = pairing & 2 ? DTYPE_BF16 : ops_device->summed;
+        DType moment = pairing & 1 ? DTYPE_BF16 : DTYPE_FP32, gradient = pairing & 2 ? DTYPE_BF16 : ops->summed;
         Guarded *t[5];
         unsigned char *parts[5];
         test_case("gradient %s, moments %s, %s master", dtype_name(gradient), dtype_name(moment),
                   pairing & 4 ? "with" : "without");
         double *squares = case_doubles(COUNT);
         for (int i = 0; i < COUNT; i++) squares[i] = 0.1 + test_uniform();
-        t[0] = guarded_normal(CHANGED, "w", ops_device->stored, COUNT, 0.0, 1.0);
+        t[0] = guarded_normal(CHANGED, "w", ops->stored, COUNT, 0.0, 1.0);
         t[1] = pairing & 4 ? guarded_normal(CHANGED, "master", DTYPE_FP32, COUNT, 0.0, 1.0) : NULL;
         t[2] = guarded_normal(INPUT, "gradient", gradient, COUNT, 0.0, 2.0);
         t[3] = guarded_normal(CHANGED, "m", moment, COUNT, 0.0, 1.0);
@@ -180,8 +178,8 @@ TEST(adamw_bf16_moments_follow) {
     double path_m = 0.0, path_v = 0.0, mean_m = 0.0, mean_v = 0.0;
     test_case("%d steps", STEPS);
     double *zeros = case_doubles(COUNT);
-    Guarded *w = guarded_values(CHANGED, "w", ops_device->stored, zeros, COUNT);
-    Guarded *g = guarded_values(INPUT, "gradient", ops_device->stored, zeros, COUNT);
+    Guarded *w = guarded_values(CHANGED, "w", ops->stored, zeros, COUNT);
+    Guarded *g = guarded_values(INPUT, "gradient", ops->stored, zeros, COUNT);
     Guarded *m = guarded_values(CHANGED, "m", DTYPE_BF16, zeros, COUNT),
             *v = guarded_values(CHANGED, "v", DTYPE_BF16, zeros, COUNT);
     for (int i = 0; i < COUNT; i++) element_write(g->before + g->offset, g->type, (size_t)i, 1.0);
@@ -189,7 +187,7 @@ TEST(adamw_bf16_moments_follow) {
     for (int step = 1; step <= STEPS; step++) {
         AdamW s = adamw_step(step);
         s.beta1 = 0.99, s.beta2 = 0.999, s.gradient_scale = 1.0;
-        ops_device->adamw(w->data, NULL, g->data, g->type, m->data, v->data, DTYPE_BF16, COUNT, &s);
+        ops->adamw(w->data, NULL, g->data, g->type, m->data, v->data, DTYPE_BF16, COUNT, &s);
         (void)reference_adamw(0.0, &path_m, &path_v, 1.0, &s);
     }
     tensors_check(0);
@@ -209,12 +207,11 @@ static Guarded *rounded_step(size_t count, double start, double learning_rate, i
         starts[i] = start, ones[i] = 1.0;
         m_start[i] = 1.0 - pow(s.beta1, (double)(step - 1)), v_start[i] = 1.0 - pow(s.beta2, (double)(step - 1));
     }
-    Guarded *w = guarded_values(CHANGED, "w", ops_device->stored, starts, count);
-    Guarded *g = guarded_values(INPUT, "gradient", ops_device->stored, ones, count);
-    Guarded *m = guarded_values(CHANGED, "m", ops_device->summed, m_start, count);
-    Guarded *v = guarded_values(CHANGED, "v", ops_device->summed, v_start, count);
-    CALL(
-        ops_device->adamw(w->data, NULL, g->data, ops_device->stored, m->data, v->data, ops_device->summed, count, &s));
+    Guarded *w = guarded_values(CHANGED, "w", ops->stored, starts, count);
+    Guarded *g = guarded_values(INPUT, "gradient", ops->stored, ones, count);
+    Guarded *m = guarded_values(CHANGED, "m", ops->summed, m_start, count);
+    Guarded *v = guarded_values(CHANGED, "v", ops->summed, v_start, count);
+    CALL(ops->adamw(w->data, NULL, g->data, ops->stored, m->data, v->data, ops->summed, count, &s));
     return w;
 }
 
@@ -236,7 +233,7 @@ TEST(adamw_stochastic_rounding) {
             double p = fractions[f], deviation = sqrt((double)COUNT * p * (1.0 - p));
             test_case("fraction %g, seed %d", p, (int)seed);
             Guarded *w = rounded_step(COUNT, start, p * unit, 1 + (int64_t)f, seed * 1000003u);
-            if (ops_device->stored != DTYPE_BF16) { // nothing to round at random: all alike, whatever the seed
+            if (ops->stored != DTYPE_BF16) { // nothing to round at random: all alike, whatever the seed
                 for (size_t i = 0; i < COUNT; i++)
                     if (fabs(result(w, i) - (start - p * unit)) > 2e-7) test_fail("w[%zu] is %.9g", i, result(w, i));
                 continue;
@@ -247,7 +244,7 @@ TEST(adamw_stochastic_rounding) {
                 test_fail("%zu of %d went to the lower neighbour, expected %.0f +- %.0f", lower, COUNT, p * COUNT,
                           deviation);
         }
-    if (ops_device->stored != DTYPE_BF16) return;
+    if (ops->stored != DTYPE_BF16) return;
 
     // Neither another step nor another seed may repeat the choices, nor may neighbouring elements agree more than by
     // chance.

@@ -5,8 +5,7 @@ columns must keep its bits. Tests of the products are named linear_*: they run w
 */
 #ifndef TEST_OPS_ADAPTER_H
 #define TEST_OPS_ADAPTER_H
-#include "reference.h"
-#include "test_ops_tensors.h"
+#include "cases.h"
 
 // n, r, OC, columns before and behind them. The first rows: a token at a time; the last cross the blocks of a product.
 static const size_t adapter_shapes[][5] = {
@@ -20,28 +19,21 @@ static void adapter_case(const size_t *shape, int with_zeros, int backward) {
     test_case("adapter n=%zu C=%zu OC=%zu, columns from %zu of %zu%s", n, r, OC, column, width,
               with_zeros ? (backward ? ", no db" : ", b = 0") : "");
     Guarded *h = input("h", n * r);
-    Guarded *b = guarded_normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
-    Guarded *out = backward ? input("dout", n * width) : in_place("out", n * width);
-    double *inner = case_doubles(n * OC);
-    if (!backward) {
-        CALL(ops->adapter_forward(out->data, width, column, h->data, b->data, n, r, OC));
-        double *expected = case_copy(out->values, n * width);
-        reference_linear_forward(inner, h->values, b->values, NULL, NULL, n, r, OC);
-        for (size_t t = 0; t < n; t++)
-            for (size_t i = 0; i < OC; i++) expected[t * width + column + i] += inner[t * OC + i];
-        expect_within(out, expected, 1.0, sqrt((double)r));
-        for (size_t i = 0; i < n * width; i++)
-            if ((with_zeros || i % width < column || i % width >= column + OC) && result(out, i) != out->values[i])
-                test_fail("out[%zu, %zu] was changed", i / width, i % width);
+    Guarded *b = normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
+    if (backward) {
+        Guarded *dout = input("dout", n * width), *dh = output("dh", n * r);
+        Guarded *db = with_zeros ? NULL : accumulated("db", OC * r);
+        BOTH(adapter_backward, of(dh), of(db), of(dout), width, column, of(h), of(b), n, r, OC);
+        expect(dh, 1.0, sqrt((double)OC));
+        expect(db, 1.0, sqrt((double)n));
         return;
     }
-    Guarded *dh = output("dh", n * r), *db = with_zeros ? NULL : accumulated("db", OC * r);
-    CALL(ops->adapter_backward(dh->data, db ? db->data : NULL, out->data, width, column, h->data, b->data, n, r, OC));
-    for (size_t t = 0; t < n; t++) memcpy(inner + t * OC, out->values + t * width + column, OC * sizeof(double));
-    double *e_dh = case_doubles(n * r), *e_db = db ? case_copy(db->values, OC * r) : NULL;
-    reference_linear_backward(e_dh, e_db, NULL, inner, h->values, b->values, n, r, OC);
-    expect_within(dh, e_dh, 1.0, sqrt((double)OC));
-    if (db) expect_within(db, e_db, 1.0, sqrt((double)n));
+    Guarded *out = in_place("out", n * width);
+    BOTH(adapter_forward, of(out), width, column, of(h), of(b), n, r, OC);
+    expect(out, 1.0, sqrt((double)r));
+    for (size_t i = 0; i < n * width; i++)
+        if ((with_zeros || i % width < column || i % width >= column + OC) && result(out, i) != out->values[i])
+            test_fail("out[%zu, %zu] was changed", i / width, i % width);
 }
 
 static void adapter_cases(int backward) {
@@ -66,14 +58,11 @@ TEST(scale) {
     for (size_t c = 0; c < 4 * COUNT_OF(counts); c++) {
         const size_t count = counts[c / 4];
         const double factor = factors[c % 4];
-        double *expected;
-        Guarded *x;
         test_case("%zu by %g", count, factor);
-        x = in_place("x", count), expected = case_doubles(count);
-        CALL(ops->scale(x->data, factor, count));
-        for (size_t i = 0; i < count; i++) expected[i] = factor * x->values[i];
-        expect_near(x, expected);
-        if (factor == 2.0 || factor == 1.0) expect_exactly(x, expected);
+        Guarded *x = in_place("x", count);
+        BOTH(scale, of(x), factor, count);
+        expect(x, 1.0, 0.0);
+        if (factor == 2.0 || factor == 1.0) expect_same(x);
     }
 }
 
@@ -87,16 +76,14 @@ static void dropout_case(size_t n, size_t width, size_t first_row, double rate, 
     test_case("n=%zu width=%zu from row %zu, rate %g%s", n, width, first_row, rate, variants[variant]);
     Guarded *in = variant == ON_ITSELF ? in_place("in", n * width) : input("in", n * width);
     Guarded *out = variant == ON_ITSELF ? in : variant == ADDED ? in_place("out", n * width) : output("out", n * width);
-    CALL(ops->dropout(out->data, in->data, n, width, first_row, rate, seed, variant == ADDED));
-    double *expected = variant == ADDED ? case_copy(out->values, n * width) : case_doubles(n * width);
+    BOTH(dropout, of(out), of(in), n, width, first_row, rate, seed, variant == ADDED);
+    expect(out, 1.0, 0.0);
     for (size_t i = 0; i < n * width; i++) {
-        const uint64_t place = (uint64_t)(first_row + i / width) * width + i % width;
-        const int keeps = (double)random_bits(seed, 0, place) >= rate * 0x1p64;
+        const int keeps = reference_keeps(seed, rate, first_row * width + i);
         kept += keeps;
-        if (keeps) expected[i] += in->values[i] / kept_share;
-        if (!keeps && result(out, i) != expected[i]) test_fail("element %zu is dropped, but %g", i, result(out, i));
+        if (!keeps && result(out, i) != expected(out)[i])
+            test_fail("element %zu is dropped, but %g", i, result(out, i));
     }
-    expect_near(out, expected);
     if (rate == 0.0 && variant != ADDED) expect_exactly(out, in->values);
     if (fabs(kept - kept_share * count) > 5.0 * sqrt(kept_share * rate * count))
         test_fail("%g of %g kept", kept, count);
@@ -146,20 +133,16 @@ TEST(scatter_rows) {
                                        {33, 70, 1}, {70, 90, 96}, {200, 1000, 130}}; // n, rows of out, width
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
         const size_t n = shapes[s][0], rows = shapes[s][1], width = shapes[s][2];
-        int32_t *row;
         test_case("n=%zu rows=%zu width=%zu", n, rows, width);
-        row = (int32_t *)case_memory(rows * sizeof(*row));
+        int32_t *row = (int32_t *)case_memory(rows * sizeof(*row));
         for (size_t i = 0; i < rows; i++) { // a shuffle, of which the first n are taken
             size_t j = test_random_below(i + 1);
             row[i] = row[j], row[j] = (int32_t)i;
         }
-        Guarded *in = input("in", n * width), *out = in_place("out", rows * width),
-                *g_row = guarded_bytes(INPUT, "row", row, 4, n);
-        CALL(ops->scatter_rows(out->data, in->data, g_row->data, n, width));
-        double *expected = case_copy(out->values, rows * width);
-        for (size_t i = 0; i < n; i++)
-            memcpy(expected + (size_t)row[i] * width, in->values + i * width, width * sizeof(double));
-        expect_exactly(out, expected);
+        Guarded *in = input("in", n * width), *out = in_place("out", rows * width);
+        Guarded *to = guarded_bytes(INPUT, "row", row, 4, n);
+        BOTH(scatter_rows, of(out), of(in), of(to), n, width);
+        expect_same(out);
     }
 }
 

@@ -5,9 +5,7 @@ Ranges are cut at random, some of them empty, and come in any order. Part of tes
 */
 #ifndef TEST_OPS_ATTENTION_PART_H
 #define TEST_OPS_ATTENTION_PART_H
-#include "reference.h"
 #include "test_ops_attention.h"
-#include "test/base/testing.h"
 
 enum { MOST_PARTS = 5 };
 
@@ -39,13 +37,13 @@ static AttentionShape part_shape(const PartCase *c, const Part *p, int accumulat
 static void part_forward(const PartCase *c, const Part *p, int accumulate) {
     const size_t row = c->heads.NKV * c->heads.HD, first = p->keys.begin;
     const AttentionShape shape = part_shape(c, p, accumulate);
-    ops_device->attention_forward(c->out_sum->data, c->lse->data, c->q->data, from_token_zero(p->k, first, row),
-                                  from_token_zero(p->v, first, row), &shape, c->scratch->data);
+    ops->attention_forward(c->out_sum->data, c->lse->data, c->q->data, from_token_zero(p->k, first, row),
+                           from_token_zero(p->v, first, row), &shape, c->scratch->data);
 }
 
 static void parts_forward(const PartCase *c) {
     for (size_t i = 0; i < c->parts; i++) part_forward(c, &c->part[i], i > 0);
-    ops_device->round_sums(c->out->data, c->out_sum->data, c->out->count);
+    ops->round_sums(c->out->data, c->out_sum->data, c->out->count);
 }
 
 static void parts_backward(const PartCase *c) {
@@ -54,19 +52,11 @@ static void parts_backward(const PartCase *c) {
         const Part *p = &c->part[i];
         const size_t first = p->keys.begin;
         const AttentionShape shape = part_shape(c, p, i > 0);
-        ops_device->attention_backward(c->dq_sum->data, from_token_zero(p->dk, first, row),
-                                       from_token_zero(p->dv, first, row), c->dout->data, c->given_out->data,
-                                       c->q->data, from_token_zero(p->k, first, row), from_token_zero(p->v, first, row),
-                                       c->given_lse->data, &shape, c->scratch->data);
+        ops->attention_backward(c->dq_sum->data, from_token_zero(p->dk, first, row), from_token_zero(p->dv, first, row),
+                                c->dout->data, c->given_out->data, c->q->data, from_token_zero(p->k, first, row),
+                                from_token_zero(p->v, first, row), c->given_lse->data, &shape, c->scratch->data);
     }
-    ops_device->round_sums(c->dq->data, c->dq_sum->data, c->dq->count);
-}
-
-// Random values as they are stored, NaN in tokens that no query sees.
-static double *values_of_seen(DType type, size_t N, const char *seen, size_t row, double amplitude) {
-    double *values = case_doubles(N * row);
-    for (size_t i = 0; i < N * row; i++) values[i] = seen[i / row] ? round_to(type, amplitude * test_normal()) : NAN;
-    return values;
+    ops->round_sums(c->dq->data, c->dq_sum->data, c->dq->count);
 }
 
 // The stream [0, N) in so many ranges, shuffled.
@@ -87,10 +77,10 @@ static void cut_parts(PartCase *c, size_t row) {
     for (size_t i = 0; i < c->parts; i++) {
         Part *p = &c->part[i];
         const size_t at = p->keys.begin * row, count = (p->keys.end - p->keys.begin) * row;
-        p->k = guarded_values(INPUT, "k", ops_device->stored, c->k + at, count);
-        p->v = guarded_values(INPUT, "v", ops_device->stored, c->v + at, count);
-        p->dk = guarded_values(CHANGED, "dk", ops_device->summed, c->dk + at, count);
-        p->dv = guarded_values(CHANGED, "dv", ops_device->summed, c->dv + at, count);
+        p->k = guarded_values(INPUT, "k", ops->stored, c->k + at, count);
+        p->v = guarded_values(INPUT, "v", ops->stored, c->v + at, count);
+        p->dk = guarded_values(CHANGED, "dk", ops->summed, c->dk + at, count);
+        p->dv = guarded_values(CHANGED, "dv", ops->summed, c->dv + at, count);
     }
 }
 
@@ -110,14 +100,13 @@ static void expect_keyless_rows(const PartCase *c, const double *out, double *ls
 
 // Everything of a case but the parts' own tensors.
 static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, double amplitude) {
-    const Ops *ops = ops_device;
     const char *seen = seen_by(spans, N);
     const size_t row = heads.NKV * heads.HD;
     PartCase c = {0};
     c.spans = spans, c.heads = heads, c.N = N, c.parts = parts, c.n = spans_rows(spans);
     c.scale = 1.0 / sqrt((double)heads.HD);
     size_t queries = c.n * heads.NH * heads.HD;
-    c.k = values_of_seen(ops->stored, N, seen, row, amplitude), c.v = values_of_seen(ops->stored, N, seen, row, 1.0);
+    c.k = values_of_seen(N, seen, row, amplitude), c.v = values_of_seen(N, seen, row, 1.0);
     c.dk = case_doubles(N * row), c.dv = case_doubles(N * row);
     for (size_t i = 0; i < N * row; i++)
         c.dk[i] = round_to(ops->summed, test_normal()), c.dv[i] = round_to(ops->summed, test_normal());
@@ -133,20 +122,20 @@ static PartCase part_case(Spans spans, size_t N, Heads heads, size_t parts, doub
 
 // amplitude and slack as in attention_spans_case
 static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t parts, double amplitude, double slack) {
-    const Ops *ops = ops_device;
     const size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, row = NKV * HD;
     PartCase c = part_case(spans, N, heads, parts, amplitude);
     const size_t queries = c.q->count;
-    double *out = case_doubles(queries), *lse = case_doubles(c.n * NH), *dq = case_doubles(queries),
-           *p = case_doubles(N);
+    double *out = case_doubles(queries), *lse = case_doubles(c.n * NH), *dq = case_doubles(queries);
     slack *= inner_slack(HD);
+    AttentionShape first = part_shape(&c, &c.part[0], 0), whole = first;
+    whole.keys = all_keys;
     CALL(part_forward(&c, &c.part[0], 0));
-    reference_attention_forward_part(out, lse, c.q->values, c.k, c.v, spans, c.part[0].keys, NH, NKV, HD, c.scale, p);
+    reference_attention_forward(out, lse, c.q->values, c.k, c.v, &first, NULL);
     expect_keyless_rows(&c, out, lse);
     expect_within(c.out_sum, out, slack, 1.0);
     expect_within(c.lse, lse, slack, 1.0);
     CALL(parts_forward(&c));
-    reference_attention_forward(out, lse, c.q->values, c.k, c.v, spans, NH, NKV, HD, c.scale, p);
+    reference_attention_forward(out, lse, c.q->values, c.k, c.v, &whole, NULL);
     expect_within(c.out_sum, out, slack, 0.0);
     expect_within(c.out, out, slack, 0.0);
     expect_within(c.lse, lse, slack, 1.0);
@@ -157,8 +146,8 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
     c.dq_sum = guarded_poison(CHANGED, "sums of dq", ops->summed, queries);
     c.dq = guarded_poison(CHANGED, "dq", ops->stored, queries);
     CALL(parts_backward(&c));
-    reference_attention_backward(dq, c.dk, c.dv, c.dout->values, c.given_out->values, c.q->values, c.k, c.v, spans, NH,
-                                 NKV, HD, c.scale, p);
+    reference_attention_backward(dq, c.dk, c.dv, c.dout->values, c.given_out->values, c.q->values, c.k, c.v, NULL,
+                                 &whole, NULL);
     expect_within(c.dq_sum, dq, slack, 0.3 * amplitude);
     expect_within(c.dq, dq, slack, 0.3 * amplitude);
     for (size_t i = 0; i < parts; i++) { // keys that no query sees are as they were
@@ -180,7 +169,7 @@ static void chunk_in_parts(const size_t *lengths, size_t documents, size_t t0, s
 TEST(attention_parts_equal_whole) {
     static const size_t lengths[] = {1, 2, 5, 16, 33, 64, 65, 129, 200, 300};
     size_t h = 0;
-    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(lengths); i++)
         for (size_t parts = 1 + i % (CASE_STEP > 1 ? MOST_PARTS : 3); parts <= MOST_PARTS;
              parts += 3 * CASE_STEP, h++) {
             chunk_in_parts(&lengths[i], 1, 0, lengths[i], head_shapes[h % HEAD_SHAPES], parts, 1.0, 1.0);
@@ -194,7 +183,7 @@ TEST(attention_parts_of_documents) {
     static const size_t windows[] = {0, 0, 1, 7, 31, 64, 65, 128, 200, 1000};
     const size_t step = 4 * CASE_STEP - 1;
     size_t h = 0;
-    for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+    for (size_t w = 0; w < COUNT_OF(windows); w++) {
         case_window = windows[w];
         for (size_t r = 0; r < 9; r += step, h++) {
             const size_t t0 = test_random_below(141), t1 = t0 + 1 + test_random_below(141 - t0);
@@ -222,7 +211,7 @@ TEST(attention_parts_with_any_threads) {
     static const size_t lengths[] = {140, 5, 269, 1, 3};
     static const Heads shapes[] = {{4, 1, 20}, {3, 3, 16}, {4, 2, 20}};
     const int before = threads_now();
-    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
+    for (size_t i = 0; i < COUNT_OF(threads); i++)
         for (size_t h = i; h < i + 2; h += CASE_STEP) {
             set_threads(threads[i]);
             chunk_in_parts(lengths, 5, 120 + 10 * i, 330 + 20 * i, shapes[h % 3], 1 + (i + h) % MOST_PARTS, 1.0, 1.0);

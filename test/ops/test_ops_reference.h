@@ -5,18 +5,121 @@ Part of test_ops.c.
 */
 #ifndef TEST_OPS_REFERENCE_H
 #define TEST_OPS_REFERENCE_H
-#include "reference.h"
-#include "test/base/testing.h"
+#include "cases.h"
 
+enum { MOST_INPUTS = 3, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 3 };
+
+// out[outputs] of the inputs x, and d, the gradients of these, which are 0 beforehand.
 typedef struct {
-    double *x, *y, *z, *out, *dout; // up to three inputs
-    size_t outputs, n, C, OC;
-    int32_t index[16], position[16];
-    float frequency[8];
-    Spans spans;
+    const char *name;
+    size_t inputs[MOST_INPUTS], outputs;
+    void (*forward)(double *out, double *const *x);
+    void (*backward)(double *const *d, const double *dout, double *const *x);
 } Problem;
 
-typedef void (*Forward)(Problem *problem);
+static const int32_t rows_of_four[] = {2, 0, 3, 0, 1, 1, 2, 3}, places[] = {0, 77, 12},
+                     targets_of_nine[] = {4, 0, -1, 8, 3, 3};
+static const float turns[] = {1.0f, 0.6f, 0.3f, 0.05f};
+static const Norm rms_norm = {1e-2, 1.0, NORM_RMS}, layer_norm = {1e-2, 0.0, NORM_LAYER};
+
+static void embedding_forward(double *out, double *const *x) {
+    reference_embedding_forward(out, rows_of_four, rows_of_four + 1, x[0], x[1], 7, 3, 2.5);
+}
+static void embedding_backward(double *const *d, const double *dout, double *const *x) {
+    (void)x;
+    reference_embedding_backward(d[0], DTYPE_FP64, dout, rows_of_four, 7, 4, 3, 2.5, NULL);
+    reference_embedding_backward(d[1], DTYPE_FP64, dout, rows_of_four + 1, 7, 4, 3, 1.0, NULL);
+}
+
+static void rms_forward(double *out, double *const *x) {
+    reference_norm_forward(out, x[0], x[1], NULL, NULL, 3, 7, rms_norm);
+}
+static void rms_backward(double *const *d, const double *dout, double *const *x) {
+    reference_norm_backward(d[0], d[1], NULL, dout, x[0], x[1], 3, 7, rms_norm, 0, NULL);
+}
+
+static void layer_forward(double *out, double *const *x) {
+    reference_norm_forward(out, x[0], x[1], x[2], NULL, 3, 7, layer_norm);
+}
+static void layer_backward(double *const *d, const double *dout, double *const *x) {
+    reference_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], 3, 7, layer_norm, 0, NULL);
+}
+
+static void linear_forward(double *out, double *const *x) {
+    reference_linear_forward(out, x[0], x[1], x[2], NULL, 3, 5, 4);
+}
+static void linear_backward(double *const *d, const double *dout, double *const *x) {
+    reference_linear_backward_input(d[0], dout, x[1], 3, 5, 4, 0);
+    reference_linear_backward_weight(d[1], d[2], dout, x[0], 3, 5, 4);
+}
+
+static void rope_forward(double *out, double *const *x) {
+    memcpy(out, x[0], 3 * 2 * 8 * sizeof(double));
+    reference_rope(out, places, turns, 3, 2, 8, 0);
+}
+static void rope_backward(double *const *d, const double *dout, double *const *x) {
+    (void)x;
+    memcpy(d[0], dout, 3 * 2 * 8 * sizeof(double));
+    reference_rope(d[0], places, turns, 3, 2, 8, 1);
+}
+
+// Tokens 0-1 and 2-6 are documents; the chunk begins inside the first one.
+static AttentionShape attention_of(size_t window) {
+    static const Span span[] = {{0, 1, 2, 0}, {2, 2, 7, 1}};
+    const AttentionShape shape = {{span, 2, window, 0.0}, HEADS, KEY_HEADS, HEAD_DIM, 0.7, all_keys, 0, 0};
+    return shape;
+}
+static void attention_forward(double *out, double *const *x, size_t window) {
+    const AttentionShape shape = attention_of(window);
+    double lse[6 * HEADS];
+    reference_attention_forward(out, lse, x[0], x[1], x[2], &shape, NULL);
+}
+static void attention_backward(double *const *d, const double *dout, double *const *x, size_t window) {
+    const AttentionShape shape = attention_of(window);
+    double out[6 * HEADS * HEAD_DIM];
+    attention_forward(out, x, window);
+    reference_attention_backward(d[0], d[1], d[2], dout, out, x[0], x[1], x[2], NULL, &shape, NULL);
+}
+
+static void logprob_forward(double *out, double *const *x) {
+    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 0.7);
+}
+static void logprob_backward(double *const *d, const double *dout, double *const *x) {
+    double logp[6];
+    memcpy(d[0], x[0], 6 * 9 * sizeof(double));
+    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 0.7);
+}
+
+#define OF_KIND(op, kind, ...)                                                                                         \
+    static void op##_##kind##_forward(double *out, double *const *x) { op##_forward(out, x, __VA_ARGS__); }            \
+    static void op##_##kind##_backward(double *const *d, const double *dout, double *const *x) {                       \
+        op##_backward(d, dout, x, __VA_ARGS__);                                                                        \
+    }
+static void activation_forward(double *out, double *const *x, ActivationKind kind) {
+    reference_activation_forward(out, x[0], kind, 3, 5);
+}
+static void activation_backward(double *const *d, const double *dout, double *const *x, ActivationKind kind) {
+    reference_activation_backward(d[0], dout, x[0], kind, 3, 5);
+}
+OF_KIND(attention, whole, 0)
+OF_KIND(attention, windowed, 3)
+OF_KIND(activation, swiglu, ACTIVATION_SWIGLU)
+OF_KIND(activation, geglu, ACTIVATION_GEGLU)
+OF_KIND(activation, gelu, ACTIVATION_GELU)
+
+static const Problem problems[] = {
+    {"embedding", {12, 12}, 21, embedding_forward, embedding_backward},
+    {"rmsnorm", {21, 7}, 21, rms_forward, rms_backward},
+    {"layernorm", {21, 7, 7}, 21, layer_forward, layer_backward},
+    {"linear", {15, 20, 4}, 12, linear_forward, linear_backward},
+    {"rope", {48}, 48, rope_forward, rope_backward},
+    {"attention", {72, 42, 42}, 72, attention_whole_forward, attention_whole_backward},
+    {"attention in a window", {72, 42, 42}, 72, attention_windowed_forward, attention_windowed_backward},
+    {"swiglu", {30}, 15, activation_swiglu_forward, activation_swiglu_backward},
+    {"geglu", {30}, 15, activation_geglu_forward, activation_geglu_backward},
+    {"gelu", {15}, 15, activation_gelu_forward, activation_gelu_backward},
+    {"logprob", {54}, 6, logprob_forward, logprob_backward},
+};
 
 static double *normals(size_t count) {
     double *values = case_doubles(count);
@@ -24,170 +127,44 @@ static double *normals(size_t count) {
     return values;
 }
 
-static double loss_of(Problem *p, Forward forward) {
-    double loss = 0.0;
-    forward(p);
-    for (size_t i = 0; i < p->outputs; i++) loss += p->dout[i] * p->out[i];
-    return loss;
+// The slope of the loss along input[i].
+static double slope_of(const Problem *p, double *const *x, const double *dout, double *input) {
+    const double step = 1e-5, at = *input;
+    double *above = case_doubles(p->outputs), *below = case_doubles(p->outputs), slope = 0.0;
+    *input = at + step;
+    p->forward(above, x);
+    *input = at - step;
+    p->forward(below, x);
+    *input = at;
+    for (size_t i = 0; i < p->outputs; i++) slope += dout[i] * (above[i] - below[i]) / (2.0 * step);
+    return slope;
 }
 
-// gradient[count]: what the backward function says about input[count], which belongs to the problem.
-static void check_derivative(Problem *p, Forward forward, const char *name, double *input, const double *gradient,
-                             size_t count) {
-    const double step = 1e-5;
-    double error = 0.0, size = 0.0;
-    for (size_t i = 0; i < count; i++) {
-        double at = input[i], above, below;
-        input[i] = at + step, above = loss_of(p, forward);
-        input[i] = at - step, below = loss_of(p, forward);
-        input[i] = at;
-        double slope = (above - below) / (2.0 * step);
-        error += (slope - gradient[i]) * (slope - gradient[i]);
-        size += slope * slope;
-    }
-    if (!(size > 0.0 && error <= 1e-14 * size))
-        test_fail("%s: relative error %.3g against central differences", name, sqrt(error / size));
-}
-
-static Problem problem_of(size_t outputs, size_t n, size_t C, size_t OC) {
-    Problem p = {0};
-    p.outputs = outputs, p.n = n, p.C = C, p.OC = OC;
-    p.out = case_doubles(outputs), p.dout = normals(outputs);
-    for (size_t i = 0; i < 16; i++)
-        p.index[i] = (int32_t)test_random_below(4), p.position[i] = (int32_t)test_random_below(100);
-    for (size_t i = 0; i < 8; i++) p.frequency[i] = (float)pow(100.0, -(double)i / 8.0);
-    return p;
-}
-
-static void forward_embedding(Problem *p) {
-    reference_embedding_forward(p->out, p->index, p->index + 1, p->x, p->y, p->n, p->C, 2.5);
-}
-
-TEST(reference_embedding) {
-    test_case("n=7 C=3");
-    Problem p = problem_of(7 * 3, 7, 3, 0);
-    double *dx = case_doubles(4 * 3), *dy = case_doubles(4 * 3);
-    p.x = normals(4 * 3), p.y = normals(4 * 3);
-    reference_embedding_backward(dx, p.dout, p.index, 7, 3, 2.5);
-    reference_embedding_backward(dy, p.dout, p.index + 1, 7, 3, 1.0);
-    check_derivative(&p, forward_embedding, "wte", p.x, dx, 4 * 3);
-    check_derivative(&p, forward_embedding, "wpe", p.y, dy, 4 * 3);
-}
-
-static void forward_norm(Problem *p) {
-    reference_norm_forward(p->out, p->x, p->y, p->z, NULL, p->n, p->C, 1e-2, p->z ? 0.0 : 1.0);
-}
-
-TEST(reference_norms) {
-    for (int layernorm = 0; layernorm < 2; layernorm++) {
-        test_case("layernorm=%d n=3 C=7", layernorm);
-        Problem p = problem_of(3 * 7, 3, 7, 0);
-        double *dx = case_doubles(3 * 7), *dw = case_doubles(7), *db = case_doubles(7);
-        p.x = normals(3 * 7), p.y = normals(7), p.z = layernorm ? normals(7) : NULL;
-        reference_norm_backward(dx, dw, layernorm ? db : NULL, p.dout, p.x, p.y, 3, 7, 1e-2, layernorm ? 0.0 : 1.0);
-        check_derivative(&p, forward_norm, "x", p.x, dx, 3 * 7);
-        check_derivative(&p, forward_norm, "w", p.y, dw, 7);
-        if (layernorm) check_derivative(&p, forward_norm, "b", p.z, db, 7);
+TEST(reference_gradients) {
+    for (const Problem *p = problems; p < problems + COUNT_OF(problems); p++) {
+        double *x[MOST_INPUTS], *d[MOST_INPUTS];
+        test_case("%s", p->name);
+        const double *dout = normals(p->outputs);
+        for (size_t k = 0; k < MOST_INPUTS; k++) x[k] = normals(p->inputs[k]), d[k] = case_doubles(p->inputs[k]);
+        p->backward(d, dout, x);
+        for (size_t k = 0; k < MOST_INPUTS && p->inputs[k]; k++) {
+            double error = 0.0, size = 0.0;
+            for (size_t i = 0; i < p->inputs[k]; i++) {
+                const double slope = slope_of(p, x, dout, &x[k][i]);
+                error += pow(slope - d[k][i], 2.0), size += slope * slope;
+            }
+            if (!(size > 0.0 && error <= 1e-14 * size))
+                test_fail("input %zu: relative error %.3g against central differences", k, sqrt(error / size));
+        }
     }
 }
 
-static void forward_linear(Problem *p) { reference_linear_forward(p->out, p->x, p->y, p->z, NULL, p->n, p->C, p->OC); }
-
-TEST(reference_linear) {
-    test_case("n=3 C=5 OC=4");
-    Problem p = problem_of(3 * 4, 3, 5, 4);
-    double *dx = case_doubles(3 * 5), *dy = case_doubles(4 * 5), *dz = case_doubles(4);
-    p.x = normals(3 * 5), p.y = normals(4 * 5), p.z = normals(4);
-    reference_linear_backward(dx, dy, dz, p.dout, p.x, p.y, 3, 5, 4);
-    check_derivative(&p, forward_linear, "x", p.x, dx, 3 * 5);
-    check_derivative(&p, forward_linear, "weight", p.y, dy, 4 * 5);
-    check_derivative(&p, forward_linear, "bias", p.z, dz, 4);
-}
-
-static void forward_rope(Problem *p) {
-    memcpy(p->out, p->x, p->outputs * sizeof(double));
-    reference_rope(p->out, p->position, p->frequency, p->n, 2, 8, 0);
-}
-
-TEST(reference_rope_turns) {
-    test_case("n=3 heads=2 HD=8");
-    Problem p = problem_of(3 * 2 * 8, 3, 0, 0);
-    double *dx = case_copy(p.dout, 3 * 2 * 8);
-    p.x = normals(3 * 2 * 8);
-    reference_rope(dx, p.position, p.frequency, 3, 2, 8, 1);
-    check_derivative(&p, forward_rope, "x", p.x, dx, 3 * 2 * 8);
-}
-
-enum { HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 3 }; // of the attention problem: tokens 0-1 and 2-6 are documents
-
-static void forward_attention(Problem *p) {
-    double row[8], lse[7 * HEADS];
-    reference_attention_forward(p->out, lse, p->x, p->y, p->z, p->spans, HEADS, KEY_HEADS, HEAD_DIM, 0.7, row);
-}
-
-static void reference_attention_with(size_t window) {
-    static const Span spans[] = {{0, 1, 2, 0}, {2, 2, 7, 1}}; // the chunk begins inside the first document
-    const size_t queries = 6 * HEADS * HEAD_DIM, keys = 7 * KEY_HEADS * HEAD_DIM;
-    double row[8];
-    test_case("tokens 1 to 6 of documents of 2 and 5, window %zu", window);
-    Problem p = problem_of(queries, 6, 0, 0);
-    double *dq = case_doubles(queries), *dk = case_doubles(keys), *dv = case_doubles(keys);
-    p.spans.span = spans, p.spans.count = 2, p.spans.window = window;
-    p.x = normals(queries), p.y = normals(keys), p.z = normals(keys);
-    forward_attention(&p);
-    reference_attention_backward(dq, dk, dv, p.dout, p.out, p.x, p.y, p.z, p.spans, HEADS, KEY_HEADS, HEAD_DIM, 0.7,
-                                 row);
-    check_derivative(&p, forward_attention, "q", p.x, dq, queries);
-    check_derivative(&p, forward_attention, "k", p.y, dk, keys);
-    check_derivative(&p, forward_attention, "v", p.z, dv, keys);
-}
-
-TEST(reference_attention) {
-    reference_attention_with(0);
-    reference_attention_with(3);
-}
-
-static void forward_swiglu(Problem *p) { reference_swiglu_forward(p->out, p->x, p->n, p->C); }
-static void forward_geglu(Problem *p) { reference_geglu_forward(p->out, p->x, p->n, p->C); }
-static void forward_gelu(Problem *p) { reference_gelu_forward(p->out, p->x, p->outputs); }
-
-TEST(reference_activations) {
-    test_case("swiglu n=3 FF=5");
-    Problem p = problem_of(3 * 5, 3, 5, 0);
-    double *dx = case_doubles(2 * 3 * 5);
-    p.x = normals(2 * 3 * 5);
-    reference_swiglu_backward(dx, p.dout, p.x, 3, 5);
-    check_derivative(&p, forward_swiglu, "gate_up", p.x, dx, 2 * 3 * 5);
-
-    test_case("geglu n=3 FF=5");
-    p = problem_of(3 * 5, 3, 5, 0);
-    p.x = normals(2 * 3 * 5), dx = case_doubles(2 * 3 * 5);
-    reference_geglu_backward(dx, p.dout, p.x, 3, 5);
-    check_derivative(&p, forward_geglu, "gate_up", p.x, dx, 2 * 3 * 5);
-
-    test_case("gelu of 40");
-    p = problem_of(40, 40, 1, 0);
-    p.x = normals(40), dx = case_doubles(40);
-    reference_gelu_backward(dx, p.dout, p.x, 40);
-    check_derivative(&p, forward_gelu, "x", p.x, dx, 40);
-    for (int i = 0; i < 40; i++) { // as ops.h writes it
-        double x = p.x[i],
-               tanh_form = 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-        reference_gelu_forward(p.out, &x, 1);
-        if (fabs(p.out[0] - tanh_form) > 1e-15 * fmax(1.0, fabs(x))) test_fail("gelu(%g) is %.17g", x, p.out[0]);
+TEST(reference_gelu_is_of_tanh) { // as ops.h writes it
+    for (double x = -6.0; x < 6.0; x += 0.3) {
+        const double z = sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x),
+                     tanh_form = 0.5 * x * (1.0 + tanh(z));
+        if (fabs(gelu_of(x) - tanh_form) > 1e-15 * fmax(1.0, fabs(x))) test_fail("gelu(%g) is %.17g", x, gelu_of(x));
     }
-}
-
-static void forward_logprob(Problem *p) { reference_logprob_forward(p->out, p->x, p->index, p->n, p->C, 0.7); }
-
-TEST(reference_logprob) {
-    test_case("n=6 V=9");
-    Problem p = problem_of(6, 6, 9, 0);
-    double *dx = case_doubles(6 * 9);
-    p.x = normals(6 * 9);
-    p.index[2] = -1;
-    reference_logprob_backward(dx, p.x, p.index, p.dout, 6, 9, 0.7);
-    check_derivative(&p, forward_logprob, "logits", p.x, dx, 6 * 9);
 }
 
 #endif
