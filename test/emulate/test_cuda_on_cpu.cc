@@ -68,49 +68,63 @@ static float expected_sum(void) {
     return sum;
 }
 
-static void body(const void *fault) { launch_sum(*(const Fault *)fault); }
-
-static void expect_caught(Fault fault, const char *message) {
-    for (int reverse = 0; reverse < 2; reverse++) {
-        cuda_on_cpu::reverse = reverse;
-        const Child *child = run_child(body, &fault);
-        if (child->code == 0) test_fail("was not caught");
-        if (!strstr(child->err, message)) test_fail("'%s' was not said, but: %.300s", message, child->err);
-    }
+template <typename Check> static void in_both_orders(Check check) {
+    for (cuda_on_cpu::reverse = 0; cuda_on_cpu::reverse < 2; cuda_on_cpu::reverse++) check();
     cuda_on_cpu::reverse = 0;
 }
+
+// A launch with this fault ends its process with these words.
+template <typename F> static void expect_caught(F fault, ChildBody launch, const char *words) {
+    in_both_orders([&] {
+        const Child *child = run_child(launch, &fault);
+        if (child->code == 0) test_fail("fault %d was not caught", (int)fault);
+        if (!strstr(child->err, words)) test_fail("'%s' was not said, but: %.300s", words, child->err);
+    });
+}
+
+static void sum_with(const void *fault) { launch_sum(*(const Fault *)fault); }
 
 TEST(a_right_kernel) {
-    for (int reverse = 0; reverse < 2; reverse++) {
-        cuda_on_cpu::reverse = reverse;
-        assert_true(launch_sum(NONE) == expected_sum());
-    }
-    cuda_on_cpu::reverse = 0;
+    in_both_orders([] { assert_true(launch_sum(NONE) == expected_sum()); });
 }
 
-TEST(a_missing_barrier) { // shows in the result: in one order at least it is made of what was not there yet
-    float forward, backward;
-    cuda_on_cpu::reverse = 0, forward = launch_sum(NO_BARRIER);
-    cuda_on_cpu::reverse = 1, backward = launch_sum(NO_BARRIER);
-    cuda_on_cpu::reverse = 0;
-    assert_true(isnan(forward) && isnan(backward));
+TEST(a_missing_barrier) { // shows in the result: it is made of what was not there yet
+    in_both_orders([] { assert_true(isnan(launch_sum(NO_BARRIER))); });
 }
 
-TEST(a_barrier_that_one_thread_skips) {
-    expect_caught(DIVERGENT_BARRIER, "barrier");
-    expect_caught(EARLY_RETURN, "waits at a barrier that not all threads reach");
+TEST(a_barrier_or_shuffle_that_one_thread_skips) {
+    expect_caught(DIVERGENT_BARRIER, sum_with, "barrier");
+    expect_caught(EARLY_RETURN, sum_with, "waits at a barrier that not all threads reach");
+    expect_caught(OTHER_BARRIER, sum_with, "waits at one barrier while others wait at another");
+    expect_caught(DIVERGENT_SHUFFLE, sum_with, "waits at");
 }
-TEST(different_barriers) { expect_caught(OTHER_BARRIER, "waits at one barrier while others wait at another"); }
-TEST(a_shuffle_that_one_lane_skips) { expect_caught(DIVERGENT_SHUFFLE, "waits at"); }
-TEST(a_misaligned_pack) { expect_caught(MISALIGNED, "a packed access at an address that is not aligned"); }
+
+TEST(a_misaligned_pack) { expect_caught(MISALIGNED, sum_with, "a packed access at an address that is not aligned"); }
 
 TEST(out_of_bounds) {
 #ifdef CUDA_ON_CPU_ASAN
-    expect_caught(SHARED_OVERRUN, "heap-buffer-overflow");
-    expect_caught(GLOBAL_OVERRUN, "heap-buffer-overflow");
+    expect_caught(SHARED_OVERRUN, sum_with, "heap-buffer-overflow");
+    expect_caught(GLOBAL_OVERRUN, sum_with, "heap-buffer-overflow");
 #else
     test_skip("this build is without AddressSanitizer, which sees it");
 #endif
+}
+
+TEST(an_impossible_launch) {
+    const ChildBody no_blocks = [](const void *) {
+        LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)((float *)NULL, (const float *)NULL, NONE);
+    };
+    expect_caught(NONE, no_blocks, "cannot be launched");
+}
+
+// Two blocks that add to one sum: which comes first shows in its bits.
+__global__ void add_kernel(float *sum, const float *x) { *sum += x[blockIdx.x]; }
+
+TEST(a_race_between_blocks) {
+    const float x[] = {0x1p24f, 1.0f, 1.0f};
+    float sums[2] = {};
+    in_both_orders([&] { LAUNCH((add_kernel), 3, 1, 0)(&sums[cuda_on_cpu::reverse], x); });
+    assert_true(sums[0] != sums[1]);
 }
 
 // ---- asynchronous copies --------------------------------------------------------------------------------------------
@@ -170,49 +184,29 @@ static int launch_fetch(FetchFault fault) {
 }
 
 TEST(fetches) {
-    for (int reverse = 0; reverse < 2; reverse++) {
-        cuda_on_cpu::reverse = reverse;
-        assert_int_equal(launch_fetch(FETCH_RIGHT), FETCH_WIDTH);
-    }
-    cuda_on_cpu::reverse = 0;
+    in_both_orders([] { assert_int_equal(launch_fetch(FETCH_RIGHT), FETCH_WIDTH); });
 }
 
 TEST(a_missing_wait) { // shows in the result, whatever the order
     static const FetchFault faults[] = {NO_WAIT, NO_COMMIT, ONE_GROUP_SHORT};
-    for (int reverse = 0; reverse < 2; reverse++)
-        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-            cuda_on_cpu::reverse = reverse;
-            if (launch_fetch(faults[i])) test_fail("fault %d was not seen in every sum", (int)faults[i]);
-        }
-    cuda_on_cpu::reverse = 0;
+    for (FetchFault fault : faults)
+        in_both_orders([&] {
+            if (launch_fetch(fault)) test_fail("fault %d was not seen in every sum", (int)fault);
+        });
 }
 
 TEST(a_fetch_without_a_barrier) { // before others read what came; before it takes the place of what others still read
     static const FetchFault faults[] = {NO_FETCH_BARRIER, TOO_EARLY};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        int right[2];
-        for (cuda_on_cpu::reverse = 0; cuda_on_cpu::reverse < 2; cuda_on_cpu::reverse++)
-            right[cuda_on_cpu::reverse] = launch_fetch(faults[i]);
-        cuda_on_cpu::reverse = 0;
-        if (right[0] == FETCH_WIDTH && right[1] == FETCH_WIDTH) test_fail("fault %d was not seen", (int)faults[i]);
+    for (FetchFault fault : faults) {
+        int wrong = 0;
+        in_both_orders([&] { wrong += launch_fetch(fault) != FETCH_WIDTH; });
+        if (!wrong) test_fail("fault %d was not seen", (int)fault);
     }
 }
 
 TEST(a_misaligned_fetch) {
-    static const FetchFault fault = MISALIGNED_FETCH;
-    const Child *child = run_child([](const void *f) { launch_fetch(*(const FetchFault *)f); }, &fault);
-    if (child->code == 0 || !strstr(child->err, "not aligned")) test_fail("was not caught: %.300s", child->err);
-}
-
-TEST(an_impossible_launch) {
-    static const Fault none = NONE;
-    const Child *child = run_child(
-        [](const void *) {
-            LAUNCH((sum_kernel), 0, BLOCK_THREADS, 0)
-            ((float *)NULL, (const float *)NULL, NONE);
-        },
-        &none);
-    if (child->code == 0 || !strstr(child->err, "cannot be launched")) test_fail("a grid of no blocks was launched");
+    const ChildBody launch = [](const void *fault) { launch_fetch(*(const FetchFault *)fault); };
+    expect_caught(MISALIGNED_FETCH, launch, "not aligned");
 }
 
 // ---- the matrix instruction -----------------------------------------------------------------------------------------

@@ -106,25 +106,15 @@ static void release_fenced(void *memory, size_t bytes) {
 }
 
 // Copies and transfers: the other side is host memory.
-static void copy_in_checked(void *device, const void *host, size_t bytes) {
-    fence_host("copy_in", "the source", host);
-    fenced_copy_in(device, host, bytes);
-}
-
-static void copy_out_checked(void *host, const void *device, size_t bytes) {
-    fence_host("copy_out", "the destination", host);
-    fenced_copy_out(host, device, bytes);
-}
-
-static int64_t store_checked(void *host, const void *device, size_t bytes) {
-    fence_host("store", "the destination", host);
-    return fenced_store(host, device, bytes);
-}
-
-static int64_t load_checked(void *device, const void *host, size_t bytes) {
-    fence_host("load", "the source", host);
-    return fenced_load(device, host, bytes);
-}
+#define WITH_HOST(type, op, parameters, arguments, side)                                                               \
+    static type op##_checked parameters {                                                                              \
+        fence_host(#op, side, host);                                                                                   \
+        return fenced_##op arguments;                                                                                  \
+    }
+WITH_HOST(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes), "the source")
+WITH_HOST(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes), "the destination")
+WITH_HOST(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes), "the destination")
+WITH_HOST(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes), "the source")
 
 // ---- the op set -----------------------------------------------------------------------------------------------------
 #define FENCE_SLOTS ((sizeof(Ops) - offsetof(Ops, allocate)) / sizeof(void (*)(void)))
