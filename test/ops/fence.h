@@ -75,8 +75,7 @@ static void fence_host(const char *op, const char *name, const void *memory) {
 #define OP(type, op, parameters, arguments, touches)                                                                   \
     static type fenced_##op parameters {                                                                               \
         FENCE_OPEN(#op);                                                                                               \
-        touches                                                                                                        \
-        return ops_device->op arguments;                                                                               \
+        touches return ops_device->op arguments;                                                                       \
     }
 #define OP_HOST(type, op, parameters, arguments) /* the fence stays closed */                                          \
     static type fenced_##op parameters { return ops_device->op arguments; }

@@ -124,7 +124,7 @@ template <typename Run> struct OwnSpans {
         if (count) run(&shape);
         count = 0;
     }
-    // Queries [begin, end) of a span. Two parts of one document need two calls: dk and dv of a key have one owner in it.
+    // Queries [begin, end) of a span. Parts of one document need calls of their own: a key has one owner in a call.
     void add(Span from, size_t begin, size_t end) {
         const bool same = count && span[count - 1].document == from.document;
         if (begin >= end) return;
