@@ -139,37 +139,14 @@ run_row() { # the row that was read: its log, and its status and processor time 
     ) >"$log.log" 2>&1
 }
 
-# ---- what a row, or a job of several, is called with: by the driver below, or one at a time from outside -------------------------
-# A row of the table by program, precision, op set and ranks
-find_row() {
-    sed 's/#.*//' test/rows.txt | awk -v program="$1" -v precision="$2" -v library="$3" -v ranks="${4:+ranks=$4}" \
-        '$1 == program && $2 == precision && $3 == library { r = ""; for (i = 4; i <= NF; i++) if ($i ~ /^ranks=/) r = $i; if (r == ranks) { print; exit } }'
-}
+# ---- what the driver below calls this file with -------------------------------------------------------------------------------------
 case ${1:-} in
---ops) build_ops "$2" "$3"; exit ;;
 --folder) folder_of "$2" "$3"; exit ;;
 --compile) build_ops "$3" "$4" && build_program "$2" "$3" "$4"; exit ;;
---row) # build|run, program, precision, op set, ranks; built in any case
-    what=$2
-    shift 2
-    line=$(find_row "$@")
-    read_row ${line:-$1 $2 $3 ${4:+ranks=$4}}
-    [ "$what" = run ] || rm -f "$log"
-    if [ "$what" = run ]; then build_row() { :; }; run_row
-    else build_row || { rm -f "$log"; cp "$log.build.log" "$log.log"; }; fi
-    exit
-    ;;
---script)
-    read_row "$2" - script
-    run_row
-    exit
-    ;;
 --program) # plain|sanitized|python|gpu_ops and arguments: what many rows stand on
     what=$2
     shift 2
-    mkdir -p build/test-scripts
     log=build/test-scripts/$what${1:+-$1}${2:+-$2}
-    mkdir -p build/test-scripts
     rm -f "$log.built"
     (build_"$what" "$@" >"$log.log" 2>&1 && : >"$log.built"; times >"$log.times")
     echo "program $log $what $*"
@@ -280,7 +257,8 @@ tell_row() { # of the row that was read: its line, and below it what failed
         fault="$label ended with status $status"
         set -- "$1" 1 "$3"
     fi
-    row_passed=$1 row_failed=$2 row_skipped=$3 ended=$((ended + 1))
+    row_passed=$1 row_failed=$2 row_skipped=$3
+    ended=$((ended + 1))
     passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
     stamp
     printf '%-30s %s passed, %s failed, %s skipped   %s s' "$label" "$1" "$2" "$3" "$(cpu_in "$log.times")"
