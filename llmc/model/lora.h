@@ -80,10 +80,6 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-static double lora_scale(const Lora *lora) {
-    return lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
-}
-
 static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows, size_t cols) {
     Model *table = &lora->table;
     Parameter *p = &table->parameters[table->parameter_count++];
@@ -118,7 +114,7 @@ static void lora_add_module(Lora *lora, const char *prefix, const char *module, 
 static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
     Model *table = &lora->table;
-    lora->scale = lora_scale(lora);
+    lora->scale = lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;

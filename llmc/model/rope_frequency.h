@@ -9,10 +9,6 @@ both, it is taken into the scale of attention here, by its square.
 
 #define TWO_PI 6.283185307179586
 
-static float rope_power(double theta, size_t i, size_t HD) {
-    return (float)pow((double)(float)theta, (double)((float)(2 * i) / (float)HD));
-}
-
 // Low frequencies by 1 / factor, high ones as they are, in between a mixture by wavelength.
 static float rope_llama3(const Config *c, float frequency) {
     const float length = (float)c->original_max_position_embeddings, factor = (float)c->factor;
@@ -45,8 +41,9 @@ static float rope_yarn(const Config *c, size_t i, float power) {
 // inverse_frequency[HD/2]; local: of layers with a window, where these have a base of their own
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
+    const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
     for (size_t i = 0; i < c->head_dim / 2; i++) {
-        const float power = rope_power(own ? c->rope_local_base_freq : c->rope_theta, i, c->head_dim);
+        const float power = (float)pow((double)theta, (double)((float)(2 * i) / (float)c->head_dim));
         switch (own ? ROPE_DEFAULT : c->rope_type) {
         case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;
         case ROPE_LLAMA3: inverse_frequency[i] = rope_llama3(c, 1.0f / power); break;
