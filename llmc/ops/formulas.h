@@ -43,7 +43,7 @@ DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inve
 enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 #define ADAMW_BLOCK 1024 // elements of a parameter that share a key of the random numbers
 
-// What one step has in common for all elements, worked out in double.
+// The factors of one step, the same for all elements; worked out in double.
 typedef struct {
     floatS gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
     floatS decay;           // learning_rate * weight_decay
@@ -71,7 +71,7 @@ static AdamWFactors adamw_factors(const AdamW *step) {
     return f;
 }
 
-// Of element `place` of a parameter
+// Random bits of element `place` of a parameter.
 DEVICE_TOO static inline uint64_t adamw_key(const AdamWFactors *f, int role, size_t place) {
     return random_bits(f->seed, f->stream + (uint64_t)role, place / ADAMW_BLOCK);
 }

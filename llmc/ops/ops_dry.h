@@ -9,7 +9,7 @@ any element type; scratch sizes are those of the op set that was linked.
 #include "arena.h"
 #include "ops.h"
 
-// What the ops of a pass do.
+// The work of the ops of a pass.
 typedef struct {
     double flops;                                 // of products and attention
     double attention_forward, attention_backward; // of flops

@@ -17,7 +17,7 @@ typedef struct {
     void *k, *v; // [most tokens of a rank,NKV*HD] Stored keys and values, or Summed gradients of them
 } Block;
 
-// What a layer holds of the rank's own tokens while blocks of keys pass by
+// Tensors of the rank's own tokens in a layer, held while blocks of keys pass by.
 typedef struct {
     Stored *q;              // [rows,NH*HD]
     Stored *attention_out;  // [rows,NH*HD]
@@ -62,7 +62,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
     return a;
 }
 
-// Where a block comes to: two by turns, but of two ranks one is enough.
+// The buffers of passing blocks: two by turns; for two ranks one is enough.
 static void push_passing(StreamBP *s, Block passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
@@ -90,7 +90,8 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// Where token 0 of the sequence would be, `skipped` tokens before x; rows outside of the range need not be memory.
+// The address that token 0 of the sequence would have, `skipped` tokens before x; rows outside of the range need not be
+// memory.
 static void *token_0(void *x, size_t skipped, size_t row) {
     return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }

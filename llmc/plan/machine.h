@@ -12,7 +12,7 @@ said where it stands. Estimates are no better than these.
 #include "llmc/base/utils.h"
 #include "plan.h"
 
-// Where a constant is from, in the order of basis_names.
+// The source of a constant, in the order of basis_names.
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {"measured", "data sheet", "assumed"};
 

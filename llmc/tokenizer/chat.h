@@ -10,7 +10,7 @@ static void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSect
     scratch_append(text, t->section[section], t->section_bytes[section]);
 }
 
-// What Python's str.strip takes away, which is what templates trim with.
+// True for the characters that Python's str.strip removes; templates trim with it.
 static int is_trimmed_away(uint32_t c) {
     return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;

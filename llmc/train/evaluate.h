@@ -25,7 +25,7 @@ static size_t curve_bucket(const Curve *curve, size_t position) {
     return bucket;
 }
 
-// Where a bucket begins; it ends where the next one begins.
+// The first position of a bucket, which ends where the next one begins.
 static size_t curve_begin(const Curve *curve, size_t bucket) {
     if (curve->width) return bucket * curve->width;
     return bucket ? (size_t)1 << (bucket - 1) : 0;

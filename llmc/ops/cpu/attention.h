@@ -35,7 +35,7 @@ static int omp_get_thread_num(void) { return 0; }
 #define LOG2_E               1.4426950408889634074
 #define LN_2                 0.69314718055994530942
 
-// What the blocks of one call have in common. Tensors as in ops.h.
+// The arguments of one call, which all its blocks share. Tensors as in ops.h.
 typedef struct {
     const floatX *q, *k, *v;
     const floatX *dout, *out; // backward only, as are the next two lines
@@ -70,7 +70,7 @@ typedef struct {
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
-// Of a query block, at most, in a chunk of n tokens.
+// Tokens of a query block, at most, in a chunk of n tokens.
 static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
     const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
     return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
@@ -120,7 +120,7 @@ static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// What rows [row, row + rows) of a query block see of keys [key, key + keys), see attention_block.h.
+// The keys of [key, key + keys) that rows [row, row + rows) of a query block see (attention_block.h).
 typedef struct {
     size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
 } Sight;
@@ -159,7 +159,7 @@ static size_t first_row(QueryBlock b, size_t key, size_t group) {
     return row - row % TILE_ROWS;
 }
 
-// Where row r stands among all rows [n][NH] of q, out, dout, dq and lse.
+// The index of row r among all rows [n][NH] of q, out, dout, dq and lse.
 static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
     return (b.place + r / a->group) * a->NH + b.head * a->group + r % a->group;
 }
@@ -189,7 +189,7 @@ static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, Q
     return s->dout;
 }
 
-// What is folded and the rest, or the rest alone. A row without a key has sum 0.
+// Writes out and lse from the folded parts and the rest, or from the rest alone. A row without a key has sum 0.
 static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
                        const AttentionScratch *s) {
     const floatS *parts = folded ? folded : s->out;
@@ -242,7 +242,7 @@ static void add_keys(floatS *dk, const floatS *block, const Attention *a, size_t
     }
 }
 
-// What backward needs of a query block: q (to base 2), dout, lse (to base 2) and delta = dout . out
+// Packs a query block for backward: q (to base 2), dout, lse (to base 2) and delta = dout . out
 static void open_queries(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group;
     pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
@@ -324,7 +324,7 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
-// How many there are.
+// The number of these blocks.
 static size_t even_blocks(Span span, size_t most) {
     const size_t size = even_tokens(span, most);
     return (span.end - span.begin + size - 1) / size;

@@ -70,7 +70,7 @@ VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, 
     }
 }
 
-// How many vectors the next panel takes of so many columns, so that no panel is left with a single one: 4 are 2 + 2.
+// Vectors of the next panel, with `columns` left. No panel is left with a single one: 4 are 2 + 2.
 static inline size_t panel_vectors(size_t columns) {
     const size_t vectors = (columns + VECTOR_LANES - 1) / VECTOR_LANES;
     const size_t panels = (vectors + TILE_VECTORS - 1) / TILE_VECTORS;
@@ -247,7 +247,7 @@ static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t to
         for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(block + r * width + d, (Vector){0});
 }
 
-// Where the rows of out or dq go: rounded, or as sums.
+// The destination of rows of out or dq: rounded, or as sums.
 typedef struct {
     floatX *stored;
     floatS *sums;   // where `stored` is NULL

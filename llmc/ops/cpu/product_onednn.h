@@ -93,7 +93,7 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
     return memory;
 }
 
-// What is added to the product: out itself ("sum"), or another matrix of its shape ("binary").
+// Adds to the product: out itself ("sum"), or another matrix of its shape ("binary").
 static dnnl_primitive_attr_t matmul_attributes(const Product *p, const MemoryDescription *out) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;
@@ -107,7 +107,7 @@ static dnnl_primitive_attr_t matmul_attributes(const Product *p, const MemoryDes
     return attributes;
 }
 
-// Whether an implementation is worth calling (product.h): no reference code, no bf16 that is slower than ours.
+// True for an implementation worth calling (product.h): no reference code, no bf16 that is slower than ours.
 static int onednn_is_fast(const char *implementation) {
     if (strstr(implementation, "ref")) return 0;
 #if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined: for tests and comparisons
@@ -211,7 +211,7 @@ static int onednn_matmul(const Product *p) {
 
 // ---- both ----------------------------------------------------------------------------------------------------------
 
-// Whether oneDNN serves this build on this processor at all; asked once, for a product of middling size.
+// True where oneDNN serves this build on this processor; asked once, for a product of middling size.
 static int onednn_serves(void) {
     static int asked, serves;
     static const Product probe = {.op = "a first trial", .m = 256, .n = 256, .k = 256, .b_transposed = 1};

@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 // take HD registers; above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
-// Of a tile's query: lse is in the padding behind its row of q, delta behind its row of dout.
+// The padding behind a row of a tile: it holds lse behind the row of q, delta behind the row of dout.
 template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
     return (float *)(tile + row * tile_stride<HD> + HD);
 }
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         coming += QUERIES;
         if (coming >= query_end) coming = first, coming_head++;
     };
-    // What lies beyond the end is zero, and so are its products, whatever its p is.
+    // Rows beyond the end are zero, and so are their products, whatever p is there.
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const size_t query = next;

@@ -76,7 +76,7 @@ struct Tiles {
     unsigned held, passing, stages;
 };
 
-// What a block may have on architectures 86, 89 and 120; the others have more.
+// Shared memory of a block on architectures 86, 89 and 120; the others have more.
 constexpr size_t SHARED_LIMIT = 99 << 10;
 
 template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
@@ -218,12 +218,12 @@ __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row
     return sight;
 }
 
-// Whether one of them sees one of keys [key, key + keys)
+// True where a query of the warp sees one of keys [key, key + keys)
 __device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys, int window) {
     return key < sight.end && (int)(key + keys) > sight.first + 1 - window;
 }
 
-// Whether there are keys from `key` on that are too far from its last query
+// True where keys from `key` on are too far from the warp's last query
 __device__ inline bool has_far(const WarpSight &sight, unsigned key, int window) {
     return (int)key < sight.first + 16 - window;
 }

@@ -142,7 +142,7 @@ static void event_wait(cudaEvent_t event) {
     }
 }
 
-// Where the host is about to wait for the default stream (finish: for all streams), where nothing could be watched.
+// Called before the host waits for the default stream (finish: for all streams), where nothing could be watched.
 static void wait_watched(bool all) {
     CUDA_CHECK(cudaEventRecord(collectives.here), "marking the default stream");
     event_wait(collectives.here);

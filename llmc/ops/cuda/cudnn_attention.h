@@ -33,13 +33,13 @@ static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size
 // Starts cuDNN on the device at hand, which takes memory there. 0 where there is none, or it is too old.
 int cudnn_attention_start(void);
 
-// Whether there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
+// True if there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
 // Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in forward.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
 // Why there was none when that was last answered with 0, in one line
 const char *cudnn_attention_refusal(void);
 
-// How many calls it has taken in this process
+// Calls taken in this process
 size_t cudnn_attention_calls(int backward);
 
 // These end the program where cuDNN fails. Only after cudnn_attention_has.

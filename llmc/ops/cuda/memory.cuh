@@ -56,7 +56,7 @@ static void device_require(void) {
     device.in_use_before = device.peak = device_in_use();
 }
 
-// Whether there was not enough; every other error ends the program.
+// True where memory did not suffice; every other error ends the program.
 static bool allocation_refused(cudaError_t error, const char *doing) {
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // it was said, and is not to be found again by the next check

@@ -24,7 +24,7 @@ struct OperandB { // [16,16]
 };
 
 #ifdef CUDA_ON_CPU
-// What a lane brings for J products with one A. The last lane to come multiplies for the whole warp; it finds the
+// Operands of a lane for J products with one A. The last lane to come multiplies for the whole warp; it finds the
 // others' operands, and leaves their results, where they lie.
 template <int J> struct MmaLane { float a[8], b[J][4], (*c)[4]; };
 

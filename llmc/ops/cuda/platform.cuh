@@ -33,8 +33,8 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 }
 #define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 
-// Of a run with other ranks, for which the device may wait without end (collective.cuh): called where the host is
-// about to wait for the default stream, or for all streams, and behind every launch.
+// Hooks of a run with other ranks, for which the device may wait without end (collective.cuh): called before the host
+// waits for the default stream, or for all streams, and behind every launch.
 static void (*before_waiting)(bool all);
 static void (*after_launch)(void);
 
