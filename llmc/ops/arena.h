@@ -137,7 +137,7 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// What a container's limit leaves, beside file contents that the kernel can drop. SIZE_MAX without a limit.
+// Bytes that a container's limit leaves, with file contents that the kernel can drop. SIZE_MAX without a limit.
 static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
     size_t limit = system_bytes(limit_path, ""), used = system_bytes(used_path, "");
     if (!limit) return SIZE_MAX;
@@ -145,7 +145,7 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// What the machine or the container (cgroup 2 or 1) has left for this process: its share, where other ranks run there.
+// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: a share, where other ranks run there.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {
     size_t machine = system_bytes("/proc/meminfo", "MemAvailable");

@@ -96,18 +96,12 @@ static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, ui
     }
 }
 
-// Device memory full of NaN, and host memory of the kind that tensors go to.
+// Device memory full of NaN.
 static void *poisoned_memory(const Ops *ops, size_t bytes) {
     void *memory = ops->allocate(bytes), *poison = checked_malloc(bytes, "poison");
     memset(poison, 0xff, bytes);
     ops->copy_in(memory, poison, bytes);
     free(poison);
-    return memory;
-}
-
-static void *poisoned_host_memory(const Ops *ops, size_t bytes) {
-    void *memory = bytes ? ops->host_allocate(bytes) : NULL;
-    if (memory) memset(memory, 0xff, bytes);
     return memory;
 }
 
@@ -129,7 +123,7 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     memset(r, 0, sizeof(*r));
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
-    r->host = poisoned_host_memory(ops, r->plan.host_bytes);
+    if (r->plan.host_bytes) r->host = memset(ops->host_allocate(r->plan.host_bytes), 0xff, r->plan.host_bytes);
     arena_init(&r->arena, r->memory, r->plan.total_bytes);
     run_begin(&r->s, &r->state, &r->settings, ops, &r->arena, largest);
     arena_init(&r->s.host, r->host, r->plan.host_bytes);
