@@ -145,7 +145,7 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: a share, where other ranks run there.
+// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {
     size_t machine = system_bytes("/proc/meminfo", "MemAvailable");
