@@ -247,8 +247,8 @@ static void tensors_check(int second) {
     }
 }
 
-// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them. The second run
-// takes the threads of a block in the opposite order, so that a race shows.
+// The GPU's kernels on the CPU are slow: there, tests run a choice of their cases. A GPU runs all of them. The
+// second run takes blocks and their threads in the opposite order, so that a race shows.
 #ifdef CUDA_ON_CPU
 enum { EMULATED = 1 };
 #ifdef __cplusplus
