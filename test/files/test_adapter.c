@@ -315,8 +315,8 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
                     source_read_order(source, i, e, n, as, transposed, (char *)found + e * dtype_size(as));
                 }
                 for (size_t e = 0; e < count; e += 1 + test_random_below(stride))
-                    expect_nearest(element_to_double(found, as, transposed ? e % p->cols * p->rows + e / p->cols : e), w[e],
-                                   as);
+                    expect_nearest(element_to_double(found, as, transposed ? e % p->cols * p->rows + e / p->cols : e),
+                                   w[e], as);
             }
         }
     }

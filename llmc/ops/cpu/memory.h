@@ -55,7 +55,7 @@ static void cpu_zero(void *out, size_t bytes) {
         memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
-// ---- transfers: a queue, worked off in its order when a ticket is awaited or it is full: as late as may be -----------
+// ---- transfers: a queue, worked off in its order when a ticket is awaited or it is full: as late as may be ----------
 enum { TRANSFERS = 16 };
 
 static struct {
