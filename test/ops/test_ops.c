@@ -11,8 +11,8 @@ enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };
 #include "cases.h"
 
 // Every so many-th of the listed cases is run, all of them with ALL_CASES=1. The lists are long enough that these meet
-// every size of head and both sides of the tiles of 64 x 64 of the GPU's kernels. bf16 and double have the lines of fp32:
-// fewer cases there.
+// every size of head and both sides of the tiles of 64 x 64 of the GPU's kernels. There are fewer cases in bf16 and
+// double, whose lines are those of fp32.
 static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == DTYPE_FP32 ? 4 : 6; }
 #define CASE_STEP case_step()
 
