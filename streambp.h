@@ -53,16 +53,15 @@ products, `pairs` query-key pairs of a layer:
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
 plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers have their adapters with them (modules.h): with
 LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the
-chunks (keys_values.h). Other orders of the same steps are in llmc/orders/: several processes to a sequence, generation.
+chunks (attention_memory.h). Other orders of the same steps are in llmc/orders/: several processes to a sequence,
+generation.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/stream/chunks.h"          // chunks of the sequence, layers: what loops visit
-#include "llmc/stream/keys_values.h"     // where a layer's keys and values lie
-#include "llmc/stream/modules.h"         // linear layers, norms, rotary embedding, the MLP's activation
-#include "llmc/stream/residency.h"       // where weights, gradients and layer inputs are
-#include "llmc/stream/saved_attention.h" // --keep attention
-#include "llmc/stream/sequence.h"        // the sequence between host and device
+#include "llmc/stream/attention_memory.h" // where a layer's keys and values lie; --keep attention
+#include "llmc/stream/modules.h"          // linear layers, norms, rotary embedding, the MLP's activation
+#include "llmc/stream/residency.h"        // where weights, gradients and layer inputs are
+#include "llmc/stream/sequence.h"         // the sequence on the device; chunks and layers: what loops visit
 
 // ---- what one chunk costs -------------------------------------------------------------------------------------------
 // Forward leaves these for backward. Method full: one set for each layer, n = N.

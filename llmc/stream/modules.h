@@ -8,7 +8,7 @@ a function of (seed, A, token) alone: parts of one module drop the same, and rec
 */
 #ifndef LLMC_MODULES_H
 #define LLMC_MODULES_H
-#include "chunks.h"
+#include "sequence.h"
 
 #define RANDOM_STREAM_DROPOUT 0x64726f706f7574ull // of random.h ("dropout")
 

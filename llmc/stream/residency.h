@@ -52,7 +52,7 @@ typedef struct {
     World world;
     int last;                           // micro-batch of the step: sums in place are reduced over all ranks in its pass
     Traffic sent;                       // by this rank so far
-    int plan;                           // a walk visits one layer of each kind (chunks.h)
+    int plan;                           // a walk visits one layer of each kind (sequence.h)
     double layers_repeat;               // layers that the one being visited stands for; 1 in a run
     int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
     LayerBuffer gathered[2], summed[2]; // for layers of even and odd index

@@ -1,13 +1,169 @@
 /*
-The sequence between host and device: tokens, targets and their weights go to the device, log-probabilities and
-entropies come back. An objective looks at the whole sequence; where ranks share it, each moves its own tokens' values
-and the host of every rank gets those of the others.
+The sequence: its chunks, and what goes of it between host and device.
+
+Chunks are ranges of consecutive tokens, with the parts of the sequence's documents in them. Loops visit them by index,
+chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s). A plan visits one chunk of
+each length and one layer of each kind. A visit then stands for all that are alike: op set "dry" is told how many
+(Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.
+
+Tokens, targets and their weights go to the device, log-probabilities and entropies come back. An objective looks at
+the whole sequence; where ranks share it, each moves its own tokens' values and the host of every rank gets those of the
+others.
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H
-#include "chunks.h"
 #include "llmc/ranks/dist.h"
+#include "state.h"
 
+typedef struct {
+    size_t row, n;       // rows [row, row + n) of inputs and activations
+    size_t token;        // tokens [token, token + n) of the sequence; a process alone: token = row
+    size_t index;        // among the chunks of a loop
+    Spans spans;         // of layers that see everything
+    double window_pairs; // query-key pairs of layers with a window
+} Chunk;
+
+// ---- the rows of a rank ---------------------------------------------------------------------------------------------
+// The rank among those that share the sequence; in a plan one that owns the most tokens.
+static size_t sequence_rank(const StreamBP *s) {
+    if (s->ranks == 1) return 0;
+    return s->dry ? sequence_largest_rank(s->N, s->ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
+}
+
+// Splits the tokens of s->batch over so many ranks.
+static void sequence_split(StreamBP *s, size_t ranks) {
+    s->N = s->batch->N, s->ranks = ranks;
+    for (size_t half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
+    s->rows = s->own[0].count + s->own[1].count;
+}
+
+// The range that an own token is in, and its row
+static size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
+
+static size_t own_row(const StreamBP *s, size_t token) {
+    const size_t half = own_half(s, token);
+    return token - s->own[half].begin + (half ? s->own[0].count : 0);
+}
+
+// ---- query-key pairs ------------------------------------------------------------------------------------------------
+static size_t document_of(const Batch *batch, size_t token) {
+    const size_t *start = batch->document_start;
+    return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
+}
+
+// Query-key pairs of the queries of a range in one layer, and of a whole sequence
+static double range_pairs(const Batch *batch, Range range, size_t window) {
+    const size_t *start = batch->document_start, end = range.begin + range.count;
+    double pairs = 0;
+    for (size_t d = 0; d < batch->documents; d++) {
+        const size_t from = max_size(start[d], range.begin), to = min_size(start[d + 1], end);
+        if (from < to) pairs += query_key_pairs(from - start[d], to - start[d], window);
+    }
+    return pairs;
+}
+
+static double batch_pairs(const Batch *batch, size_t window) {
+    const Range all = {0, batch->N};
+    return range_pairs(batch, all, window);
+}
+
+// ---- chunks ---------------------------------------------------------------------------------------------------------
+// The chunk of n own tokens from `token` on, with the documents' parts in it
+static Chunk chunk_of(StreamBP *s, size_t token, size_t n) {
+    const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config), end = token + n;
+    size_t document = document_of(s->batch, token);
+    Spans spans = {s->span, 0, 0, 0};
+    Chunk c = {own_row(s, token), n, token, 0, spans, 0};
+    for (; document < s->batch->documents && start[document] < end; document++) {
+        Span *span = &s->span[c.spans.count];
+        span->document = start[document];
+        span->begin = max_size(start[document], token), span->end = min_size(start[document + 1], end);
+        if (span->begin == span->end) continue; // an empty document
+        span->row = span->begin - token;
+        c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
+        c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
+        c.spans.count++;
+    }
+    return c;
+}
+
+// Tokens of a chunk: as asked for with method stream, at most a whole range of the rank's tokens
+static size_t effective_chunk(const StreamBP *s, size_t chunk) {
+    const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
+    return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
+}
+
+// Chunks of `size` tokens in one of the rank's ranges; in a plan one of each length. No chunk is empty; a range may be.
+static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
+    const size_t n = s->own[half].count;
+    // NOLINTBEGIN(clang-analyzer-core.DivideZero)
+    if (s->dry && n) return n % size && n > size ? 2 : 1;
+    return (n + size - 1) / size;
+    // NOLINTEND(clang-analyzer-core.DivideZero)
+}
+
+// Tokens of the index-th chunk of a range. In a plan index 0 stands for all whole chunks, index 1 is the last.
+static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
+    const Range range = s->own[half];
+    const size_t skipped = s->dry && index ? range.count / size * size : index * size;
+    const Range tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
+    return tokens;
+}
+
+// In a plan the pairs of index 0 are the mean over the whole chunks.
+static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
+    const Range range = s->own[half], tokens = range_chunk_tokens(s, half, index, size);
+    const size_t whole = s->dry && index == 0 ? max_size(range.count / size, 1) : 1, rest = range.count % size;
+    Chunk last = {0};
+    if (whole > 1 && rest) last = chunk_of(s, range.begin + whole * size, rest);
+    Chunk c = chunk_of(s, tokens.begin, tokens.count);
+    if (whole > 1) {
+        const size_t window = window_of_model(&s->model->config);
+        c.spans.pairs = (range_pairs(s->batch, range, 0) - last.spans.pairs) / (double)whole;
+        c.window_pairs = (range_pairs(s->batch, range, window) - last.window_pairs) / (double)whole;
+    }
+    s->ops->repeat(s->memory.layers_repeat * (double)whole);
+    c.index = index + (half ? range_chunks(s, 0, size) : 0);
+    return c;
+}
+
+// Chunks of `size` tokens over all rows
+static size_t chunks_of_size(const StreamBP *s, size_t size) {
+    return range_chunks(s, 0, size) + range_chunks(s, 1, size);
+}
+
+static Chunk chunk_of_size(StreamBP *s, size_t index, size_t size) {
+    const size_t first = range_chunks(s, 0, size);
+    return index < first ? range_chunk(s, 0, index, size) : range_chunk(s, 1, index - first, size);
+}
+
+// The chunks of a layer, and those of the head
+static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->chunk)); }
+static Chunk chunk_at(StreamBP *s, size_t index) { return chunk_of_size(s, index, effective_chunk(s, s->chunk)); }
+static size_t logits_chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->logits_chunk)); }
+static Chunk logits_chunk_at(StreamBP *s, size_t index) {
+    return chunk_of_size(s, index, effective_chunk(s, s->logits_chunk));
+}
+
+// ---- layers ---------------------------------------------------------------------------------------------------------
+// Layers that a loop visits: all, in a plan one of each kind
+static size_t layer_count(const StreamBP *s) {
+    size_t L = s->model->config.num_hidden_layers, windows = layers_with_window(&s->model->config);
+    return !s->dry ? L : windows && windows < L ? 2 : 1;
+}
+
+// The layer of the index-th visit. In a plan the first of its kind stands for all of it.
+static size_t layer_at(StreamBP *s, size_t index) {
+    const Config *c = &s->model->config;
+    size_t windows = layers_with_window(c), l = 0;
+    int wanted = index || windows == c->num_hidden_layers; // a layer with a window
+    if (!s->dry) return index;
+    while ((layer_window(c, l) != 0) != wanted) l++;
+    s->memory.layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
+    return l;
+}
+
+// ---- between host and device ---------------------------------------------------------------------------------------
 // Elements of `size` bytes of the rank's own tokens: host [N] -> device [rows], or back
 static void own_copy(const StreamBP *s, void *device, void *host, size_t size, int in) {
     for (size_t half = 0; half < 2; half++) {

@@ -1,7 +1,7 @@
 /*
 The state of streamed backpropagation (StreamBP) and what every step asks of it: shapes, room on the arena, a layer's
-weights and the sums of their gradients. streambp.h is the algorithm over this; chunks.h says which tokens a chunk has,
-keys_values.h where a layer's keys and values lie, residency.h where weights, gradients and layer inputs are.
+weights and the sums of their gradients. streambp.h is the algorithm over this; sequence.h says which tokens a chunk
+has, attention_memory.h where a layer's keys and values lie, residency.h where weights, gradients and layer inputs are.
 
 What exists per token (inputs, activations, targets) is stored in rows. A process alone has a row for every token of the
 sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one behind the other.
@@ -18,7 +18,7 @@ counts by how many they stand for.
 
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
-// Memory that attention's outputs are saved in from forward to backward (saved_attention.h)
+// Memory that attention's outputs are saved in from forward to backward (attention_memory.h)
 typedef enum { KEEP_NOTHING, KEEP_ON_DEVICE, KEEP_IN_HOST_MEMORY } Keep;
 
 // The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing.
@@ -33,7 +33,7 @@ typedef struct {
     void (*layer_backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
 } Order;
 
-// Keys and values of a layer, or of every layer (keys_values.h)
+// Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
     Stored *k_linear; // [rows,NKV*HD]  before QK-norm; method full only
@@ -44,7 +44,7 @@ typedef struct {
     Range halo[2];    // shared sequences: tokens stored of layers with a window, for each range (window_range_of_rank)
 } KeyValue;
 
-// Attention's outputs, saved from forward to backward (saved_attention.h)
+// Attention's outputs, saved from forward to backward (attention_memory.h)
 typedef struct {
     Stored *attention_out; // [L,rows,NH*HD], on the device or in host memory; NULL: not saved
     Summed *lse;           // [L,rows,NH]
