@@ -8,7 +8,7 @@ import random
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-           "<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>"]
+           "<s>", "</s>"]
 LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
          "def add(a, b):\n    return a + b\n", "user assistant system tool model think", "  spaces   between    words  "]
 
@@ -25,14 +25,6 @@ LLAMA3 = """{{- bos_token }}
 {%- if add_generation_prompt %}
     {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
 {%- endif %}"""
-
-GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
-{%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 
 # No generation prompt; the system message is put into the last user message, so that prefixes are none.
 MISTRAL = """{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
@@ -93,17 +85,28 @@ FEATURES = """{%- set ns = namespace(found=false, count=0) %}
     {{ message | tojson }} {{ message.reasoning_content }}
 {% endfor %}
 {% macro shout(text) %}{{ text | upper }}!{% endmacro %}
-{{ shout(eos_token) }}{{ tools | tojson(indent=2) if tools else 'no tools' }} {{ bos_token is defined }} {{ pad_token is defined }}
-{{ strftime_now('%Y') }} {{ dict(a=1) }} {{ documents is none }} {{ enable_thinking | default('unset') }}
+{{ shout(eos_token) }}{{ tools | tojson(indent=2) if tools else 'no tools' }} {{ bos_token is defined }}
+{{ dict(a=1) }} {{ documents is none }} {{ enable_thinking | default('unset') }}
 {#- gone -#}
 {% if add_generation_prompt %}<assistant>{% endif %}"""
+FEATURES_RENDERED = """    <user 1> cbt <b>&\u00e9 
+    {"role": "user", "content": " cat <b>&\u00e9 "} 
+    <assistant 2> b 
+    {"thinking": "why", "role": "assistant", "content": "a", "reasoning_content": "why"} why
+<|IM_END|>![
+  {
+    "type": "function",
+    "function": {
+      "name": "f\u00e9"
+    }
+  }
+] False
+{'a': 1} True unset<assistant>"""
 
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "thinking": THINKING, "opening": OPENING,
-             "generation": GENERATION, "features": FEATURES}
-TOKENS = {  # (bos, eos) that go with them
-    "chatml": (None, "<|im_end|>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>"), "gemma": ("<bos>", "<end_of_turn>"),
-    "mistral": ("<s>", "</s>"), "thinking": (None, "<|im_end|>"), "opening": (None, "<|im_end|>"), "generation": (None, "<|im_end|>"),
-    "features": (None, "<|im_end|>"), "wrong": (None, "<|im_end|>")}
+TEMPLATES = {  # with bos and eos
+    "chatml": (CHATML, None, "<|im_end|>"), "llama3": (LLAMA3, "<|begin_of_text|>", "<|eot_id|>"), "mistral": (MISTRAL, "<s>", "</s>"),
+    "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "bare": (None, None, None),
+    "generation": (GENERATION, None, "<|im_end|>"), "wrong": (WRONG, None, "<|im_end|>")}
 
 
 def byte_level(vocabulary=400):
@@ -144,6 +147,13 @@ def tokenizer_folder(path, tokenizer, template=None, bos=None, eos=None, **confi
     config.update({key: value for key, value in (("chat_template", template), ("bos_token", bos), ("eos_token", eos)) if value})
     write_text(os.path.join(path, "tokenizer_config.json"), json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **config}))
     return path
+
+
+def tokenizer_folders(path):
+    """{name: folder} of every template with a byte-level tokenizer, and of Mistral's with a SentencePiece-like one."""
+    tokenizer = byte_level()
+    folders = {name: tokenizer_folder(os.path.join(path, name), tokenizer, *more) for name, more in TEMPLATES.items()}
+    return {**folders, "sentencepiece": tokenizer_folder(os.path.join(path, "sp"), sentence_piece(), *TEMPLATES["mistral"])}
 
 
 def words(rng, most):
