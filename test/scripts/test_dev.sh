@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every program in dev/ compiles; what needs nvcc only where there is one.
+# Every program in dev/ compiles and links; what needs nvcc only where there is one.
 . test/cli.sh
 CC=${CC:-cc} CXX=${CXX:-c++}
 builds() { # name, command...
@@ -9,14 +9,13 @@ builds() { # name, command...
 }
 folder=build/cpu-fp32$(case ${CC%% *} in cc | gcc | */cc | */gcc) ;; *) echo "-$(basename "${CC%% *}")" ;; esac)
 make_target() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$folder/$1"; }
-strict='-D_GNU_SOURCE -Wall -Wextra -Werror -Wno-unused-function -fsyntax-only -I.'
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
-    $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -DPROGRAM_NAME='"check"' -DPRECISION_BF16 $strict \
-        -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas "$1"
+    $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -DPROGRAM_NAME='"check"' -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
+        -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$WORK/program"
 }
 
-builds dev/bench.c $CC -std=c11 -DPRECISION_FP32 $strict -Wno-unknown-pragmas dev/bench.c
-builds dev/collectives.c $CC -std=c11 -DPRECISION_FP32 $strict -Wno-unknown-pragmas dev/collectives.c
+builds dev/bench.c make_target bench
+builds dev/collectives.c make_target collectives
 builds data/pack_bytes.c make_target pack_bytes
 builds dev/make_llmc_files.c $CC -Wall -Wextra -Werror dev/make_llmc_files.c -lm -o "$WORK/program"
 builds dev/cuda/libcuda_stand_in.c $CC -Wall -Wextra -Werror -shared -fPIC dev/cuda/libcuda_stand_in.c -o "$WORK/program"
