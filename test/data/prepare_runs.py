@@ -10,7 +10,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import resource
 import select
 import struct
@@ -39,8 +38,6 @@ except ImportError:
 
 WORK = tempfile.TemporaryDirectory()
 FOLDERS = samples.tokenizer_folders(WORK.name)
-FIELDS = ("magic version order header file documents tokens counted longest id_bytes kind vocabulary tokenizer table ids counts values "
-          "table_crc header_crc").split()
 GOOD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 LEFT_OUT = {"messages": [{"role": "user", "content": "Hi"}]}
 KINDS = {  # of each: its number in the header, samples, and what is said of these
@@ -129,49 +126,48 @@ class WithCommand(unittest.TestCase):
         self.assertRegex(lines[0], "^prepare.py: .*" + pattern)
         return done
 
-    def run_of(self, out, data, progress=lambda *_: None, **more):
+    def run_of(self, out, *data, progress=lambda *_: None, **more):
         """A silent run, not begun."""
         settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, **more}
         options = encode.Options(tokenizer=FOLDERS["chatml"])
-        return run.Run(argparse.Namespace(paths=[data], out=self.path(out), options=options, **settings), progress, lambda _: None)
+        return run.Run(argparse.Namespace(paths=data, out=self.path(out), options=options, **settings), progress, lambda _: None)
 
     def assert_same_files(self, a, b):
         a, b = contents(self.path(a)), contents(self.path(b))
         self.assertEqual((a.keys(), [name for name in a if a[name] != b[name]]), (b.keys(), []))
 
-    def documents_of(self, out, part, kind, of):
-        """[(ids, counts, sample, prompt, reward, values)] of all shards, by the offsets of data/README.md. What else is in them is
-        checked here: headers, sums, checksums and padding."""
-        found, before = [], 0
-        for path in sorted(glob.glob(self.path(f"{out}/{part}-*.bin"))):
-            with open(path, "rb") as file:
-                raw = file.read()
-            fields = dict(zip(FIELDS, struct.unpack_from("<8s2I6Q2I6Q2I", raw)))
-            count, tokens, width = fields["documents"], fields["tokens"], 2 if of.vocabulary <= 65536 else 4
-            padded = lambda offset: offset + -offset % 64
-            table = list(struct.iter_unpack("<QQQQQfI", raw[256:256 + 48 * count]))
-            ids_at = padded(256 + 48 * count)
-            counts_at = padded(ids_at + width * tokens)
-            values_at = padded(counts_at + tokens) if fields["values"] else 0
-            end = values_at + 4 * tokens if values_at else counts_at + tokens
-            self.assertEqual(fields, {
-                "magic": b"SBPSHARD", "version": 1, "order": 0x01020304, "header": 256, "file": end, "documents": len(table),
-                "tokens": sum(row[1] for row in table), "counted": sum(row[2] for row in table), "longest": max(row[1] for row in table),
-                "id_bytes": width, "kind": kind, "vocabulary": of.vocabulary, "tokenizer": of.fingerprint, "table": 256, "ids": ids_at,
-                "counts": counts_at, "values": values_at, "table_crc": zlib.crc32(raw[256:256 + 48 * count]),
-                "header_crc": zlib.crc32(raw[:124] + bytes(4) + raw[128:256])})
-            padding = raw[256 + 48 * count:ids_at] + raw[ids_at + width * tokens:counts_at] + raw[counts_at + tokens:values_at]
-            self.assertEqual((raw[128:256].rstrip(b"\0"), len(raw), padding.strip(b"\0")), (of.name.encode(), end, b""))
-            begin = 0
-            for row in table:
-                sections = [raw[at + size * begin:at + size * (begin + row[1])] for at, size in
-                            ((ids_at, width), (counts_at, 1), (values_at, 4))[:3 if values_at else 2]]
-                self.assertEqual((row[0], row[2], row[6]), (begin, sum(sections[1]), zlib.crc32(b"".join(sections))))
-                values = np.frombuffer(sections[2], "<f4").tolist() if values_at else None
-                found.append((np.frombuffer(sections[0], f"<u{width}").tolist(), sections[1], before + row[3], *row[4:6], values))
-                begin += row[1]
-            before += table[-1][3] + 1
-        return found
+
+def shard_bytes(of, kind, samples):
+    """A shard of these samples, each a list of documents, as data/README.md has it."""
+    documents = [(group, document) for group, sample in enumerate(samples) for document in sample]
+    width, values_follow = 2 if of.vocabulary <= 65536 else 4, documents[0][1].values is not None
+    table, sections, counted = b"", [b"", b"", b""], 0
+    for group, d in documents:
+        own = [struct.pack(f"<{len(d.ids)}{'H' if width == 2 else 'I'}", *d.ids), bytes(d.counts.tolist()),
+               struct.pack(f"<{len(d.ids)}f", *d.values) if values_follow else b""]
+        table += struct.pack("<QQQQQfI", len(sections[1]), len(d.ids), sum(own[1]), group, d.prompt, d.reward, zlib.crc32(b"".join(own)))
+        sections, counted = [section + more for section, more in zip(sections, own)], counted + sum(own[1])
+    padded, at, whole = lambda raw: raw + bytes(-len(raw) % 64), [], bytes(256) + table
+    for section in sections[:2 + values_follow]:
+        at.append(len(padded(whole)))
+        whole = padded(whole) + section
+    longest = max(len(d.ids) for _, d in documents)
+    header = struct.pack("<8s2I6Q2I6QI", b"SBPSHARD", 1, 0x01020304, 256, len(whole), len(documents), len(sections[1]), counted, longest,
+                         width, kind, of.vocabulary, of.fingerprint, 256, *at, *[0] * (3 - len(at)), zlib.crc32(table))
+    name = of.name.encode().ljust(128, b"\0")
+    return header + struct.pack("<I", zlib.crc32(header + bytes(4) + name)) + name + whole[256:]
+
+
+def expected_shards(of, kind, rows, most):
+    """The bytes of each shard of up to `most` tokens: a sample that does not fit begins another."""
+    shards, size = [[]], 0
+    for _, documents in map(of.encode, rows):
+        tokens = sum(len(document.ids) for document in documents)
+        if shards[-1] and size + tokens > most:
+            shards, size = [*shards, []], 0
+        shards[-1].append(documents)
+        size += tokens
+    return [shard_bytes(of, kind, samples) for samples in shards]
 
 
 class Runs(WithCommand):
@@ -179,32 +175,36 @@ class Runs(WithCommand):
         """Samples of each kind, those for training and those for validation, in several shards each."""
         for name, (kind, rows, words) in KINDS.items():
             of, validation = encoder("chatml"), run.in_validation(np.arange(len(rows)), 3, 0.2)
-            said = self.prepare(name, self.write(name + ".jsonl", rows), "--val-fraction", "0.2", "--seed", "3", "--shard-tokens", "150").stdout
-            paths = sorted(glob.glob(self.path(name + "/*.bin")))
-            self.assertTrue(self.path(name + "/train-00002.bin") in paths and len(contents(self.path(name))) == len(paths) + 2)
+            data, options = self.write(name + ".jsonl", rows), ["--val-fraction", "0.2", "--seed", "3", "--shard-tokens", "150"]
+            said = self.prepare(name, data, *options).stdout
+            made = contents(self.path(name))
+            paths = [self.path(f"{name}/{each}") for each in made if each.endswith(".bin")]
+            self.assertTrue("train-00002.bin" in made and len(made) == len(paths) + 2)
             inspected = self.run_main("inspect", *paths)
             self.assertEqual(inspected.returncode, 0, inspected.stderr)
             for each in words:
                 self.assertIn(each, said + inspected.stdout)
             for part, wanted in (("train", False), ("val", True)):
-                of_part = [row for row, value in zip(rows, validation) if value == wanted]
-                expected = [(d.ids.tolist(), d.counts.tobytes(), i, d.prompt, d.reward, None if d.values is None else d.values.tolist())
-                            for i, row in enumerate(of_part) for d in of.encode(row)[1]]
-                self.assertEqual(self.documents_of(name, part, kind, of), expected)
+                expected = expected_shards(of, kind, [row for row, value in zip(rows, validation) if value == wanted], 150)
+                self.assertEqual({f"{part}-{i:05d}.bin": shard for i, shard in enumerate(expected)},
+                                 {each: content for each, content in made.items() if each.startswith(part)})
         choices = [run.in_validation(np.arange(4000), seed, 0.25) for seed in (0, 1)]
         self.assertTrue(0.2 < choices[0].mean() < 0.3 and (choices[0] != choices[1]).any())
 
     def test_large_vocabularies_have_ids_of_four_bytes(self):
         self.assertEqual(shards.id_bytes_of(65536), 2)
         tokenizer = samples.byte_level()
-        tokenizer.add_tokens([f"<extra{i}>" for i in range(65537 - tokenizer.get_vocab_size())])
+        more = [f"<extra{i}>" for i in range(65537 - tokenizer.get_vocab_size())]
+        tokenizer.add_tokens(more)
         folder = samples.tokenizer_folder(self.path("large"), tokenizer, None, None, "<|im_end|>")
-        self.prepare("out", self.write("a.jsonl", [{"text": f"hello <extra{65536 - len(samples.SPECIAL) - 400}>"}]), tokenizer=folder)
-        self.documents_of("out", "train", 0, encode.Encoder(encode.Options(tokenizer=folder)))
+        rows = [{"text": "hello " + token} for token in (more[3], more[-1])]
+        self.prepare("out", self.write("a.jsonl", rows), tokenizer=folder)
+        expected = expected_shards(encode.Encoder(encode.Options(tokenizer=folder)), 0, rows, 1000)
+        self.assertEqual(expected, [contents(self.path("out"))["train-00000.bin"]])
 
     def test_bad_samples_refuse_the_run(self):
         self.prepare("good", self.write("good.jsonl", [GOOD] * 3))
-        lines = [GOOD, "", "{", *["["] * 29, *[{"text": ""}] * 12, KINDS["pairs"][1][0], GOOD, GOOD]
+        lines = ["\ufeff" + json.dumps(GOOD), "", "{", *["["] * 29, *[{"text": ""}] * 12, KINDS["pairs"][1][0], GOOD, GOOD]
         data, reasons = self.write("a.jsonl", lines), ["malformed line"] * 30 + ["empty sample"] * 12 + ["another kind"]
         done = self.refused(1, "43 bad samples, listed in .*rejected.jsonl; .*--skip-bad", self.command("out", data))
         self.assertEqual([done.stderr.count(f": {reason}: ") for reason in dict.fromkeys(reasons)], [10, 10, 1])
@@ -304,11 +304,11 @@ class Runs(WithCommand):
         self.refused(1, "another run is at work", self.command("out", data))
         os.close(holder.lock)
         with self.assertRaisesRegex(run.Failure, "changed while it was read"):
-            self.run_of("out", data, lambda *_: samples.write_text(data, "{}\n")).run()
+            self.run_of("out", data, progress=lambda *_: samples.write_text(data, "{}\n")).run()
         self.assertEqual(glob.glob(self.path("out/*.bin")), [])
         kill = lambda *_: [process.kill() for process in multiprocessing.active_children()]
         with mock.patch.object(workers, "encoder", None), self.assertRaisesRegex(workers.WorkerFailure, "a worker has ended with status -9"):
-            self.run_of("killed", many, kill, workers=2).run()
+            self.run_of("killed", many, progress=kill, workers=2).run()
 
     def test_a_full_disk(self):
         data = self.write("a.jsonl", samples.conversations(600))
@@ -323,10 +323,17 @@ class Runs(WithCommand):
         self.assert_same_files("full", "whole")
 
     def test_kill_9_at_every_step(self):
-        """At each fsync, rename and removal of a small run with advantages and two workers: before it is done, and after."""
-        data, kills = self.write("a.jsonl", [*map(samples.rollout, range(40)), "{", *map(samples.rollout, range(40, 80))]), 0
+        """At each fsync, rename and removal of a small run with advantages, inputs of each kind and two workers: before it is done, and
+        after."""
+        rows, kills = [samples.rollout(i) for i in range(80)], 0
+        data = [self.write("a.jsonl", [*rows[:20], "", "{", *rows[20:30]]), self.path("b.jsonl.gz")]
+        with gzip.open(data[1], "wb") as zipped:
+            zipped.write(contents(self.work)["a.jsonl"])
+        if pyarrow:
+            data.append(self.path("c.parquet"))
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[30:]), data[2], row_group_size=20)
         with mock.patch.object(inputs, "BATCH_ROWS", 8), mock.patch.object(run, "STATE_SECONDS", 0):
-            run_to = lambda out, **more: self.run_of(out, data, shard_tokens=150, **more).run()
+            run_to = lambda out, **more: self.run_of(out, *data, shard_tokens=150, **more).run()
             run_to("whole")
             self.assertGreater(len(glob.glob(self.path("whole/*.bin"))), 5)
             for name, after in itertools.product(("fsync", "replace", "remove"), (False, True)):
@@ -355,26 +362,6 @@ class Runs(WithCommand):
             if last:
                 os._exit(9)
         setattr(os, name, dying)
-
-    def test_positions(self):
-        """Reading goes on from every position as it would have."""
-        records = [{"text": samples.words(random.Random(i), 30)} for i in range(50)]
-        paths = [self.write("a.jsonl", ["\ufeff" + json.dumps(records[0]), "", *records[1:]]), self.write("b.jsonl", records[:7])]
-        with gzip.open(self.path("c.jsonl.gz"), "wb") as zipped:
-            zipped.write(contents(self.work)["a.jsonl"])
-        paths.append(self.path("c.jsonl.gz"))
-        if pyarrow:
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), self.path("d.parquet"), row_group_size=20)
-            paths.append(self.path("d.parquet"))
-        flat = lambda batches: [(batch.file, *row) for batch in batches for row in batch.rows]
-        with mock.patch.object(inputs, "BATCH_ROWS", 4):
-            batches = list(inputs.batches(paths, inputs.START))
-            rows = flat(batches)
-            self.assertEqual(len(rows), 107 + (50 if pyarrow else 0))
-            self.assertEqual([row[1:] for row in rows[:50]], [row[1:] for row in rows[57:107]])  # zipped or not
-            for i, batch in enumerate(batches):
-                self.assertEqual(flat(inputs.batches(paths, batch.end)), flat(batches[i + 1:]))
-            self.assertEqual([number for number, _ in batches[0].rows], [1, 3, 4, 5])
 
     def test_workers_do_not_change_a_byte(self):
         data = self.write("a.jsonl", [*samples.conversations(500), "{", {"text": "hello " * 40000}, *samples.conversations(200, 5)])

@@ -7,8 +7,7 @@ import random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-           "<s>", "</s>"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 LINES = ["hello world, how are you doing today?", "the weather is nice and the sun shines", "two and two is four: 2 + 2 = 4",
          "def add(a, b):\n    return a + b\n", "user assistant system tool model think", "  spaces   between    words  "]
 
@@ -18,14 +17,6 @@ CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou 
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
-LLAMA3 = """{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}"""
-
 # No generation prompt; the system message is put into the last user message, so that prefixes are none.
 MISTRAL = """{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
 {%- set rest = messages[1:] if system else messages %}
@@ -33,8 +24,8 @@ MISTRAL = """{%- set system = messages[0].content if messages[0].role == 'system
 {%- for message in rest %}
     {%- if message.role == 'user' %}
         {{- '[INST] ' + (system + '\n\n' if system and loop.last or system and loop.index0 == rest | length - 2 else '') }}
-        {{- message.content + ' [/INST]' }}
-    {%- elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}
+        {{- message.content | trim + ' [/INST]' }}
+    {%- elif message.role == 'assistant' %}{{ ' ' + message.content | trim + eos_token }}
     {%- else %}{{ raise_exception('only user and assistant') }}
     {%- endif %}
 {%- endfor %}"""
@@ -75,36 +66,20 @@ GENERATION = """{% for message in messages %}
 # A template that is wrong: what it calls generated is the user's.
 WRONG = GENERATION.replace("== 'assistant'", "== 'user'")
 
-# Everything templates may use, in one.
-FEATURES = """{%- set ns = namespace(found=false, count=0) %}
-{% for message in messages if message.role != 'tool' %}
+# What templates use of what transformers gives them, and what 5.23 makes of it in test_renderings.
+FEATURES = """{%- set ns = namespace(count=0) %}
+{% for message in messages %}
     {% if loop.index > 3 %}{% break %}{% endif %}
     {% if message.role == 'system' %}{% continue %}{% endif %}
     {% set ns.count = ns.count + 1 %}
-    <{{ message.role }} {{ ns.count }}> {{ message.content | trim | replace('a', 'b') }} {{ message['missing'] }}
-    {{ message | tojson }} {{ message.reasoning_content }}
+    {{ ns.count }} {{ message.content | trim }} {{ message['missing'] }} {{ message | tojson }} {{ message.reasoning_content }}
 {% endfor %}
-{% macro shout(text) %}{{ text | upper }}!{% endmacro %}
-{{ shout(eos_token) }}{{ tools | tojson(indent=2) if tools else 'no tools' }} {{ bos_token is defined }}
-{{ dict(a=1) }} {{ documents is none }} {{ enable_thinking | default('unset') }}
+{{ tools | tojson(indent=2) if tools else 'no tools' }} {{ bos_token is defined }} {{ documents is none }}
 {#- gone -#}
-{% if add_generation_prompt %}<assistant>{% endif %}"""
-FEATURES_RENDERED = """    <user 1> cbt <b>&\u00e9 
-    {"role": "user", "content": " cat <b>&\u00e9 "} 
-    <assistant 2> b 
-    {"thinking": "why", "role": "assistant", "content": "a", "reasoning_content": "why"} why
-<|IM_END|>![
-  {
-    "type": "function",
-    "function": {
-      "name": "f\u00e9"
-    }
-  }
-] False
-{'a': 1} True unset<assistant>"""
+{% if add_generation_prompt %}<assistant>{{ eos_token }}{% endif %}"""
 
 TEMPLATES = {  # with bos and eos
-    "chatml": (CHATML, None, "<|im_end|>"), "llama3": (LLAMA3, "<|begin_of_text|>", "<|eot_id|>"), "mistral": (MISTRAL, "<s>", "</s>"),
+    "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),
     "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "bare": (None, None, None),
     "generation": (GENERATION, None, "<|im_end|>"), "wrong": (WRONG, None, "<|im_end|>")}
 

@@ -84,7 +84,6 @@ class Masks(Tested):
         thought = "<think>\n\n</think>\n\n"
         reasoned = [{**m, "reasoning_content": r} if r else m for m, r in zip(long, (None, "hm", None, "well"))]
         wide = "\u00e9t\u00e9 \U0001f600 \u4f60"
-        turn = lambda role, text: f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"
         call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "two"}}}
         called = '\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": "two"}}\n</tool_call>'
         tools = [*chat("2+2"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "4"},
@@ -93,8 +92,6 @@ class Masks(Tested):
         for name, messages, expected in (
                 ("chatml", long, im(*helped, *spoken, "Bye")),
                 ("chatml", chat(wide, wide, fake, "Bye"), im(*helped, "user", wide, "*assistant", wide, "user", fake, "*assistant", "Bye")),
-                ("llama3", chat("Hi", "  Hello\n\nthere ", system="Be brief"), "<|begin_of_text|>" + turn("system", "Be brief") +
-                 turn("user", "Hi") + turn("assistant", "\u00abHello\n\nthere").replace("Hello", "Hello") + "\u00bb"),
                 ("mistral", chat("Hi", "Hello", "And?", "Bye"), "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] And? [/INST]\u00ab Bye</s>\u00bb"),
                 ("mistral", chat("Hi", "Hello", "And?", "Bye", system="Be brief"),  # which moves
                  "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] Be brief\n\nAnd? [/INST]\u00ab Bye</s>\u00bb"),
@@ -197,7 +194,7 @@ class Masks(Tested):
     def test_the_check_finds_wrong_masks(self):
         with self.assertRaisesRegex(encode.MaskFailure, "assistant's .*should count"):
             self.documents("wrong", {"messages": chat("How are you today, my friend?", "I am fine and you are kind")})
-        for name in ("chatml", "thinking", "generation", "mistral", "llama3"):
+        for name in ("chatml", "thinking", "generation", "mistral"):
             record = {"messages": chat("hello world the weather", "nice and two are four", "how are you doing", "words between us")}
             (document,) = self.documents(name, record)
             right = document.counts
@@ -223,7 +220,7 @@ class Masks(Tested):
 
     def test_long_conversations(self):
         rng = random.Random(5)
-        for name in ("chatml", "llama3", "mistral", "thinking", "opening"):
+        for name in ("chatml", "mistral", "thinking", "opening"):
             turns = encoder(name).turns
             for variant in range(16):
                 messages = samples.long_conversation(rng, rng.randint(1, 20), variant)
@@ -277,11 +274,15 @@ class Templates(Tested):
             templates.load_chat_template(folder)
 
     def test_renderings(self):
-        """The first as transformers 5.23 renders it."""
+        """The first as transformers 5.23 has it."""
         messages = [{"role": "system", "content": "x"}, {"role": "user", "content": " cat <b>&\u00e9 ", "name": None},
-                    {"role": "tool", "content": "t"}, {"role": "assistant", "content": "a", "reasoning_content": "why"}, *chat("not reached")]
+                    {"role": "assistant", "content": "a", "reasoning_content": "why"}, *chat("not reached")]
         tools = [{"type": "function", "function": {"name": "f\u00e9"}}]
-        self.assertEqual(templates.render(samples.FEATURES, messages, True, tools=tools, eos_token="<|im_end|>"), samples.FEATURES_RENDERED)
+        self.assertEqual(
+            templates.render(samples.FEATURES, messages, True, tools=tools, eos_token="<|im_end|>"),
+            '    1 cat <b>&\u00e9  {"role": "user", "content": " cat <b>&\u00e9 "} \n    2 a  {"thinking": "why", "role": "assistant", '
+            '"content": "a", "reasoning_content": "why"} why\n[\n  {\n    "type": "function",\n    "function": {\n      "name": "f\u00e9"\n'
+            "    }\n  }\n] False True<assistant><|im_end|>")
         template = templates.ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26))
         self.assertEqual(template.render(chat("Hi")), "26 Jul 2024")
         # {% generation %} in a macro, whose text comes later than it was made
