@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
-from checks import TRAIN, WORK, check, close, train
+from checks import WORK, check, close, train
 
 sys.path[1:1] = ["test/golden", "data"]
 
@@ -33,15 +33,13 @@ LR, DECAY, EPSILON = 2e-3, 0.1, 1e-5  # an epsilon above the rounding of a gradi
 STEPS = ["--lr", LR, "--schedule", "constant", "--weight-decay", DECAY, "--epsilon", EPSILON, "--grad-clip", 0.5]
 
 
-def near(what, ours, theirs, rounding=0.0):
-    theirs = float(theirs)
-    check(what, ours is not None and abs(ours - theirs) <= TOLERANCE * abs(theirs) + max(1e-6, float(rounding)), f"{ours}, not {theirs}")
-
-
 def results_agree(what, found, loss, metrics):
-    near(f"{what}: loss", found.get("loss"), loss)
-    for key, value in metrics.items():
-        near(f"{what}: {key}", found.get(key), *(value if isinstance(value, tuple) else (value,)))
+    """A metric is a number, or a pair with what its rounding may add."""
+    for key, value in {"loss": loss, **metrics}.items():
+        theirs, rounding = map(float, value if isinstance(value, tuple) else (value, 0))
+        ours = found.get(key)
+        near = ours is not None and abs(ours - theirs) <= TOLERANCE * abs(theirs) + max(1e-6, rounding)
+        check(f"{what}: {key}", near, f"{ours}, not {theirs}")
 
 
 def near_tensors(what, ours, theirs, tolerance):
