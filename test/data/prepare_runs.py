@@ -43,8 +43,8 @@ FOLDERS = samples.tokenizer_folders(WORK.name)
 GOOD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 LEFT_OUT = {"messages": [{"role": "user", "content": "Hi"}]}
 KINDS = {  # of each: its number in the header, samples, and what is said of these
-    "documents": (0, [{"text": "hello world", "prompt": None, "completion": None, "messages": None}, {"prompt": "2 + 2 =", "completion": " 4"},
-                      *samples.conversations(80, most=5)], ("MODEL --data ", "whole; version 1, documents, ")),
+    "documents": (0, [{"text": "hello world", "prompt": None, "completion": None, "messages": None},
+                      {"prompt": "2 + 2 =", "completion": " 4"}, *samples.conversations(80, most=5)], ("MODEL --data ", "whole; version 1, documents, ")),
     "pairs": (1, [{"prompt": f"{i} + 2 =", "chosen": " 4", "rejected": " 5 and six"} for i in range(40)],
               ("MODEL --objective dpo", "preference pairs", " pairs\n")),
     "groups": (2, [{"prompt": "2+2", "completions": [" 4", " 5", " 6", " 7"][:2 + i % 3], "rewards": [i / 2, -1.0, 0.0, 3.0][:2 + i % 3]}
@@ -294,16 +294,13 @@ class Runs(WithCommand):
             self.refused(1, words, arguments)
         self.assertEqual(glob.glob(self.path("out/*.bin")), [])
 
-    def test_a_template_whose_mask_is_wrong_refuses_the_run(self):
-        data = self.write("a.jsonl", samples.conversations(300))
-        for count in ("1", "2"):
-            self.refused(1, "a.jsonl:1: the loss mask does not lie where it should",
-                         self.command("out", data, "--workers", count, tokenizer="wrong"))
-            self.assertEqual(os.listdir(self.path("out")), [])
-
-    def test_what_happens_beside_a_run(self):
-        """Another run in its folder, inputs that change, workers that die."""
+    def test_what_ends_a_run(self):
+        """Wrong masks, another run in its folder, inputs that change, workers that die."""
         data, many = self.write("a.jsonl", [GOOD]), self.write("many.jsonl", samples.conversations(4000, most=4))
+        for count in "12":
+            command = self.command("wrong", many, "--workers", count, tokenizer="wrong")
+            self.refused(1, "many.jsonl:1: the loss mask does not lie where it should", command)
+            self.assertEqual(os.listdir(self.path("wrong")), [])
         holder = run.Folder(self.path("out"))
         self.refused(1, "another run is at work", self.command("out", data))
         os.close(holder.lock)
@@ -311,7 +308,7 @@ class Runs(WithCommand):
             self.run_of("out", data, progress=lambda *_: samples.write_text(data, "{}\n")).run()
         self.assertEqual(glob.glob(self.path("out/*.bin")), [])
         kill = lambda *_: [process.kill() for process in multiprocessing.active_children()]
-        with mock.patch.object(workers, "encoder", None), self.assertRaisesRegex(workers.WorkerFailure, "a worker has ended with status -9"):
+        with mock.patch.object(workers, "encoder", None), self.assertRaisesRegex(workers.WorkerFailure, "ended with status -9"):
             self.run_of("killed", many, progress=kill, workers=2).run()
 
     def test_a_full_disk(self):

@@ -53,7 +53,6 @@ THINKING = """{%- set ns = namespace(last=-1) %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 # The generation prompt opens the reasoning, which old turns do not have any more.
-assert "{{ '<|im_start|>assistant\n' }}" in THINKING
 OPENING = THINKING.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}")
 
 GENERATION = """{% for message in messages %}
@@ -139,7 +138,8 @@ def words(rng, most):
 def conversations(count, seed=0, most=40):
     rng = random.Random(seed)
     for _ in range(count):
-        yield {"messages": [{"role": role, "content": words(rng, most)} for _ in range(rng.randint(1, 4)) for role in ("user", "assistant")]}
+        turns = rng.randint(1, 4)
+        yield {"messages": [{"role": role, "content": words(rng, most)} for role in ("user", "assistant") * turns]}
 
 
 def rollout(i):
@@ -150,16 +150,16 @@ def rollout(i):
 
 def long_conversation(rng, turns, variant):
     """Bits of `variant`: empty contents, reasoning, tool calls, space around contents."""
-    messages = []
+    messages, now = [], lambda bit, chance: variant & bit and rng.random() < chance
     for _ in range(turns):
         user, assistant = ({"role": role, "content": words(rng, 6)} for role in ("user", "assistant"))
-        if variant & 1 and rng.random() < .2:
+        if now(1, .2):
             assistant["content"] = ""
-        if variant & 2 and rng.random() < .3:
+        if now(2, .3):
             assistant["reasoning_content"] = words(rng, 4)
-        if variant & 4 and rng.random() < .3:
+        if now(4, .3):
             assistant["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {"a": 'x"\n' + words(rng, 2), "n": 3}}}]
-        if variant & 8 and rng.random() < .5:
+        if now(8, .5):
             user["content"], assistant["content"] = user["content"] + " \n", "\n" + assistant["content"] + " "
         messages += [user, assistant]
     return messages

@@ -151,8 +151,8 @@ def simpo(beta, gamma):
 
 
 def orpo(weight):
-    odds = lambda d: d.mean(d.logp).exp() / (1 - d.mean(d.logp).exp())
-    return of_pairs(lambda c, r: -c.mean(c.logp) - weight * F.logsigmoid(torch.log(odds(c) / odds(r))),
+    log_odds = lambda d: d.mean(d.logp) - torch.log1p(-d.mean(d.logp).exp())
+    return of_pairs(lambda c, r: -c.mean(c.logp) - weight * F.logsigmoid(log_odds(c) - log_odds(r)),
                     lambda d: weight * d.mean(d.logp), lambda d: d.mean(d.logp))
 
 
@@ -353,15 +353,15 @@ with open(sys.argv[1], "w") as record:
 def rollouts(bench, rng):
     """Two steps on the completions of each of two rollouts, whose old policy is the one that wrote them. Of 2 prompts at a time there are
     3 completions each, of which not all fit into one stream. With adapters there is a divergence from the model without them."""
-    what, run, record, recorder = f"{bench.name}, rollouts", *(f"{WORK}/{bench.name}-{name}" for name in ("rollout", "record", "recorder.py"))
-    beta, temperature = 0.1 if bench.adapter else 0, 1.3
+    what, beta, temperature = f"{bench.name}, rollouts", 0.1 if bench.adapter else 0, 1.3
+    run, record, recorder = (f"{WORK}/{bench.name}-{name}" for name in ("rollout", "record", "recorder.py"))
     prompts = [Document(rng.integers(0, bench.vocabulary, n), np.zeros(n, np.uint8), n, sample=i) for i, n in enumerate((6, 1, 11, 3))]
     with open(recorder, "w") as file:
         file.write(RECORDER)
-    train("train", *bench.weights, "--objective", "grpo", "--rollout",
-          "--data", write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts), "--batch", 2, "--group-size", 3,
-          "--seq-len", 24, "--max-new-tokens", 12, *STEPS, "--steps", 4, "--updates", 2, "--temperature", temperature, "--stop-ids", "5,17,33",
-          "--beta", beta, "--quiet", "--out", run, "--reward-command", f"{sys.executable} {recorder} {record}")
+    train("train", *bench.weights, "--objective", "grpo", "--rollout", "--batch", 2, "--group-size", 3, "--seq-len", 24,
+          "--data", write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts), "--max-new-tokens", 12,
+          "--temperature", temperature, "--stop-ids", "5,17,33", "--beta", beta, *STEPS, "--steps", 4, "--updates", 2, "--quiet",
+          "--out", run, "--reward-command", f"{sys.executable} {recorder} {record}")
     with open(record) as file:
         lines = [json.loads(line) for line in file]
     check(f"{what}: three completions of each prompt", sorted((line["prompt_number"], line["prompt_ids"]) for line in lines) ==

@@ -92,7 +92,7 @@ class Masks(Tested):
         for name, messages, expected in (
                 ("chatml", long, im(*helped, *spoken, "Bye")),
                 ("chatml", chat(wide, wide, fake, "Bye"), im(*helped, "user", wide, "*assistant", wide, "user", fake, "*assistant", "Bye")),
-                ("mistral", chat("Hi", "Hello", "And?", "Bye"), "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] And? [/INST]\u00ab Bye</s>\u00bb"),
+                ("mistral", chat("Hi", " Hello\n\nyou "), "<s>[INST] Hi [/INST]\u00ab Hello\n\nyou</s>\u00bb"),
                 ("mistral", chat("Hi", "Hello", "And?", "Bye", system="Be brief"),  # which moves
                  "<s>[INST] Hi [/INST]\u00ab Hello</s>\u00bb[INST] Be brief\n\nAnd? [/INST]\u00ab Bye</s>\u00bb"),
                 ("sentencepiece", chat("hello", "hello w\u00e9", "2", "4"),
@@ -119,7 +119,8 @@ class Masks(Tested):
             with self.subTest(name=name, messages=messages):
                 self.assertEqual(self.marked(name, {"messages": messages}), [expected])
         for name in ("chatml", "generation", "thinking"):  # and what is trained on
-            said = "system", "Be brief", "user", "Hi", "assistant", "Hello", "user", "And?", "assistant", thought * (name == "thinking") + "Bye"
+            bye = thought * (name == "thinking") + "Bye"
+            said = "system", "Be brief", "user", "Hi", "assistant", "Hello", "user", "And?", "assistant", bye
             starred = lambda *roles: im(*("*" * (text in roles) + text for text in said))
             for train_on, expected in (("last", im(*said[:-2], "*assistant", said[-1])), ("assistant,user", starred("assistant", "user")),
                                        ("all", im(*said).replace("<|im_start|>", "<|im_start|>\u00ab", 1) + "\u00bb")):
@@ -166,7 +167,8 @@ class Masks(Tested):
                  ["2 + 2 =|\u00ab 4<|im_end|>\u00bb", "2 + 2 =|\u00ab 5<|im_end|>\u00bb"], {}),
                 ("generation", whole, pair, {}), ("generation", {**whole, "prompt": None}, pair, {}),
                 ("generation", {"prompt": chat("Hi"), "chosen": messages[1:], "rejected": chat("Hi", "No")[1:]}, pair, {}),
-                ("sentencepiece", {"prompt": "hello", "answer": "w"}, "<s> hello|w", {}), ("sentencepiece", {"prompt": "<s>hello"}, "<s> hello|", {}),
+                ("sentencepiece", {"prompt": "hello", "answer": "w"}, "<s> hello|w", {}),
+                ("sentencepiece", {"prompt": "<s>hello"}, "<s> hello|", {}),
                 ("chatml", {"prompt": chat("Hi"), "completion": "ho"}, asked, prompts)):
             with self.subTest(name=name, record=record):
                 self.assertEqual(self.marked(name, record, **options), expected if isinstance(expected, list) else [expected])
@@ -286,8 +288,9 @@ class Templates(Tested):
         template = templates.ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=datetime.datetime(2024, 7, 26))
         self.assertEqual(template.render(chat("Hi")), "26 Jul 2024")
         # {% generation %} in a macro, whose text comes later than it was made
-        text, places = templates.ChatTemplate("{% macro say(m) %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endmacro %}"
-                                              "{% for m in messages %}{{ m.role }}{{ say(m) }}{% endfor %}").render_generation(chat("Hi", "ho"))
+        template = templates.ChatTemplate("{% macro say(m) %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endmacro %}"
+                                          "{% for m in messages %}{{ m.role }}{{ say(m) }}{% endfor %}")
+        text, places = template.render_generation(chat("Hi", "ho"))
         self.assertEqual([text[begin:end] for begin, end in places], ["Hi", "ho"])
 
     def test_templates_that_fail(self):
@@ -311,16 +314,16 @@ class Rejections(Tested):
         for reason, cases in {
                 UNKNOWN: (
                     ({}, "keys are none"), ({"content": "x"}, "keys are content"), ({"text": "a", "messages": messages}, "messages or text"),
-                    ({"prompt": "a", "chosen": "b"}, ""), ({"chosen": "a", "rejected": "b"}, "no prompt"), ({"answer": "a"}, "answer"),
+                    ({"chosen": "a", "rejected": "b"}, "no prompt"), ({"answer": "a"}, "answer"), (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    (group(), "keys are prompt, completions"), (tokens(train=None), "has no train"), (tokens(advantages=None), "keys are ids, train")),
+                    (group(), "keys are prompt, completions"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
                     (says(role="user"), "neither content"), (says(role="user", content=3), "content is a number"),
                     (says(role="user", content=[{"type": "image"}]), "not text"), ({"prompt": "a", "completion": messages}, "completion"),
-                    (group(rewards=[1]), "2 completions, 1 rewards"), (group(completions=["b"], rewards=[1]), "one completion alone is no group"),
+                    (group(rewards=[1]), "2 completions, 1 rewards"), (group(completions=["b"], rewards=[1]), "one completion alone"),
                     (group(rewards=[0, float("nan")]), "rewards[1] is nan"), (group(rewards=[None, 1]), "rewards[0] is null"),
-                    (group(rewards=["1", 1]), "rewards[0]"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "answer": 5}, "answer is a number"),
+                    (group(rewards=["1", 1]), "rewards[0]"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "answer": 5}, "a number"),
                     (tokens(advantages=[0, 1, 2]), "2 ids, 2 of train, 3 advantages"), (tokens(train=[0]), "1 of train"),
                     (tokens(ids=[1, -2]), "ids[1] is -2, not a token's number"), (tokens(ids=[1.5, 2]), "ids[0] is 1.5"),
                     (tokens(ids=[1, 2000]), "ids[1] is 2000, the vocabulary has"), (tokens(train=[0, 2]), "train[1] is 2, not 0 or 1"),
@@ -329,9 +332,9 @@ class Rejections(Tested):
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
                     *(({"messages": messages, "chat_template_kwargs": {name: []}}, name) for name in records.TAKEN)),
                 EMPTY: (
-                    ({"text": ""}, ""), ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
-                    ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), (group(completions=[], rewards=[]), "completions"),
-                    ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt")),
+                    ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
+                    ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), ({"prompt": ""}, "prompt"),
+                    (group(completions=[], rewards=[]), "completions"), ({"prompt": []}, "prompt")),
                 records.UNKNOWN_ROLE: (
                     (says(role="robot", content="Hi"), '"robot"'), (says(content="Hi"), "null"), (says(role=["user"], content="x"), "user"),
                     ({"conversations": [{"from": "observation", "value": "x"}]}, "observation"),
@@ -357,8 +360,9 @@ class Rejections(Tested):
         os.mkdir(broken)
         FOLDERS["broken"] = os.path.dirname(samples.write_text(broken + "/tokenizer.json", "{}"))
         for name, words, options, record in (
-                ("bare", "no chat template", {}, {"messages": chat("Hi", "Hello")}), ("bare", "no end-of-text token is known", {}, {"text": "a"}),
-                ("bare", "has no end-of-text token 'nope'", {"eos_token": "nope"}, None), ("broken", "cannot be read as a tokenizer", {}, None),
+                ("bare", "no chat template", {}, {"messages": chat("Hi", "Hello")}),
+                ("bare", "no end-of-text token is known", {}, {"text": "a"}), ("broken", "cannot be read as a tokenizer", {}, None),
+                ("bare", "has no end-of-text token 'nope'", {"eos_token": "nope"}, None),
                 ("bare", "a list, not an object", {"template_arguments": "[1]"}, None),
                 ("chatml", "unknown role 'robot'", {"train_on": "assistant,robot"}, None),
                 *(("bare", name, {"template_arguments": json.dumps({name: 1})}, None) for name in records.TAKEN)):
