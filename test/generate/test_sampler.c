@@ -258,6 +258,14 @@ TEST(seeds_reproduce) {
     assert_int_equal(different, MODELS - 1);
 }
 
+TEST(random_streams_do_not_overlap) {
+    uint64_t bits[32 * 32];
+    for (size_t i = 0; i < COUNT_OF(bits); i++) {
+        bits[i] = random_bits(9, i / 32, i % 32);
+        for (size_t k = 0; k < i; k++) assert_true(bits[k] != bits[i]);
+    }
+}
+
 // Feeding tokens after some were drawn continues the text: as if everything had been the prompt.
 TEST(feeding_goes_on) {
     static const SamplingSettings greedy = {0, 0, 1, 0};
