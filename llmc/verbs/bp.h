@@ -76,12 +76,10 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Loss and gradient of one pass; returns its seconds on this rank. guarded: it must not allocate
+// Loss and gradient of one pass, from gradients of zero; returns its seconds on this rank. guarded: it must not allocate
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
-    grads_zero(&run->streambp.memory);
-    ops_device->finish();
     allocation_guard = guarded && getenv("STREAMBP_ALLOCATION_GUARD") != NULL;
     result->loss = 0, result->metrics.count = 0;
     for (size_t i = 0; i < own; i++) {
@@ -104,8 +102,11 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const Parameter *bad = NULL;
     PassResult result = bp_count(run, loader, whole);
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
-    for (size_t repeat = 0; repeat < repeats; repeat++)
+    for (size_t repeat = 0; repeat < repeats; repeat++) {
+        grads_zero(&run->streambp.memory);
+        ops_device->finish();
         result.seconds_each[repeat] = bp_pass(run, loader, whole, &result, repeat > 0);
+    }
     result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
     for (size_t repeat = 0; repeat < repeats; repeat++)
         sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
@@ -127,6 +128,8 @@ static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = bp_machine(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
     PassResult again = bp_count(run, loader, whole);
+    grads_zero(&run->streambp.memory);
+    ops_device->finish();
     run->streambp.ops = run->streambp.memory.ops = &timed;
     double seconds = bp_pass(run, loader, whole, &again, 1);
     run->streambp.ops = run->streambp.memory.ops = ops_device;
