@@ -76,7 +76,7 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Loss and gradient of one pass, from gradients of zero; returns its seconds on this rank. guarded: it must not allocate
+// Loss and gradient of one pass, where gradients are zero; returns its seconds on this rank. guarded: no allocation
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
