@@ -59,12 +59,12 @@ build_ops() { # precision, op set
     case $2 in
     cuda | cudnn)
         cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2"
-        cuda="$CXX -x c++ $as_cxx $flags -O2 -MMD -MF $o.cuda.d -c llmc/ops/cuda/ops_cuda.cu -o $folder/ops_cuda.o"
+        cuda="$CXX -x c++ $flags $as_cxx -O2 -MMD -MF $o.cuda.d -c llmc/ops/cuda/ops_cuda.cu -o $folder/ops_cuda.o"
         make_with "$o" "$cpu && $cuda && ld -r $folder/ops_cpu.o $folder/ops_cuda.o -o $o"
         ;;
     nccl)
         nccl=$(nccl_flags) || { rm -f "$o"; return 0; }
-        make_with "$o" "$CXX $as_cxx $flags $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $o"
+        make_with "$o" "$CXX $flags $as_cxx $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $o"
         ;;
     *) make_with "$o" "$cpu -o $o" ;;
     esac
@@ -81,7 +81,7 @@ build_program() { # name, precision, op set
     case $1 in ops | cuda_on_cpu | plan | estimate | tokenizer | packing | dist) ;; *) flags="$flags -O0" ;; esac
     source=$(ls test/*/test_"$1".c test/*/test_"$1".cc 2>/dev/null)
     case $source in
-    *.cc) make_with "$target" "$CXX $as_cxx $flags -MMD -MF $target.d $source $libraries -o $target" ;;
+    *.cc) make_with "$target" "$CXX $flags $as_cxx -MMD -MF $target.d $source $libraries -o $target" ;;
     *)
         [ "$folder/ops.o" -nt "$target" ] && rm -f "$target"
         compile="$CC -std=gnu11 $flags -MMD -MF $target.d $source"

@@ -178,8 +178,8 @@ TEST(configurations_that_are_written) {
         "llama,rope_type=llama3,factor=1e6,low_freq_factor=1e-3,high_freq_factor=3.5",
         "mistral,sliding_window=1,rope_type=yarn,factor=4,truncate=false",
         "mistral,num_hidden_layers=4096,sliding_window=17",
-        "qwen2,rope_type=yarn,factor=4,original_max_position_embeddings=100,attention_factor=1.5,beta_fast=16,beta_"
-        "slow=0.1",
+        ("qwen2,rope_type=yarn,factor=4,original_max_position_embeddings=100,attention_factor=1.5,"
+         "beta_fast=16,beta_slow=0.1"),
         "qwen3,rope_type=yarn,factor=40,mscale=0.707,mscale_all_dim=0.1",
         "qwen3,rope_type=yarn,factor=40,mscale_all_dim=0.1",
         "qwen3,num_hidden_layers=1024,layer_types=f",

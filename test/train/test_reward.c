@@ -178,8 +178,8 @@ TEST(numbers) {
     static const char *const answers[] = {
         "1|-2.5e-3|  7 |0|{\"reward\": 1}|{\"a\": {\"reward\": 2}, \"reward\": -3e2}",
         "NaN|nan|-inf|Infinity|1e999|{\"reward\": 1e999}|1e39",
-        "|one|1 2|1,|+1|0x10|true|null|[1]|{}|1.0.0|e|-|{\"reward\": \"1\"}|{\"reward\": 1} 2|{\"reward\": 1|"
-        "{\"rewards\": 1}|{\"reward\": 1, \"reward\": 2}|{\"reward\": null}|{\"reward\": NaN}"};
+        ("|one|1 2|1,|+1|0x10|true|null|[1]|{}|1.0.0|e|-|{\"reward\": \"1\"}|{\"reward\": 1} 2|{\"reward\": 1|"
+         "{\"rewards\": 1}|{\"reward\": 1, \"reward\": 2}|{\"reward\": null}|{\"reward\": NaN}")};
     static const float values[] = {1, -2.5e-3f, 7, 0, 1, -300};
     char text[64];
     float reward;

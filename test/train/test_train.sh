@@ -29,13 +29,13 @@ check 'a record of the options' [ "$(grep -c '^{"step": 1, "version": .*"seq_len
 refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
 unset STREAMBP_ALLOCATION_GUARD
 
-# ---- kill -9 at random moments, resumed until it is through: the same bits, whatever a part keeps of attention -------------
+# ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps of attention ----
 kills=0 tries=0 keeping='--keep attention --keep-on host'
-while [ $tries -lt 12 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
+while [ $tries -lt 4 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
     tries=$((tries + 1))
     "$TRAIN" train $common --out "$WORK/killed" --resume $([ $((tries % 2)) = 0 ] || echo $keeping) >"$WORK/out" 2>"$WORK/err" &
     process=$!
-    sleep "$(awk -v t=$tries 'BEGIN { srand(t * 7919); printf "%.2f", 0.03 + 0.25 * rand() * (1 + t / 4) }')"
+    while kill -0 $process 2>/dev/null && ! [ -e "$WORK/killed/checkpoint-0000000$((2 * tries))" ]; do sleep 0.01; done
     kill -9 $process 2>/dev/null && kills=$((kills + 1))
     wait $process 2>/dev/null || [ $? = 137 ] || fail "a resumed run ended with an error: $(tail -n 1 "$WORK/err")"
 done
