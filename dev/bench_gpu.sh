@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the GPU reaches: make bench-gpu [PRECISION=bf16|fp32] [REPEATS=21] [LENGTHS="4096 32768 131072"]
+# Rates that the GPU reaches: make bench-gpu [PRECISION=bf16|fp32] [REPEATS=21] [LENGTHS="4096 32768 131072"]
 # Every op at the shapes of Qwen3-8B (dev/cuda/bench.cu), then one forward and backward pass of 8B models at several lengths, where
 # the plan says that they fit. One file, dev/results/bench-<device>-<date>.json; a second run on the same day replaces it. What fails is
 # recorded as such, and the exit status is 1 then.
@@ -44,7 +44,7 @@ clocks_after=$(ask clocks.sm,clocks.mem)
 product=$(json_number product_tflop_per_s <"$folder/ops")
 
 # ---- bp ------------------------------------------------------------------------------------------------------------------------------
-# What may be planned: measured use is to stay within 2 % + 300 MiB of the plan, and the context takes about 500 MiB.
+# Memory that may be planned: measured use is to stay within 2 % + 300 MiB of the plan, and the context takes about 500 MiB.
 room=$(ask memory.free | awk '{ printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
 share_of() { # rate, of which rate: a number, or null where that is not known
     if [ -n "$2" ]; then awk "BEGIN { printf \"%.4f\", $1 / $2 }"; else printf null; fi

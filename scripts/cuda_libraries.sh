@@ -1,5 +1,5 @@
 #!/bin/sh
-# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|nccl|report
+# Libraries that BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|nccl|report
 # flags: the compiler's flags for cuDNN's attention (nothing without cuDNN); fails with one line where cuBLASLt is missing.
 # nccl: those for NCCL's collectives (nothing without NCCL, or without MPI, which connects it).
 # report: a line for each library, for people.
@@ -31,7 +31,7 @@ int main() { return (int)cublasLtGetVersion(); }' | links -lcublasLt; then
     exit 1
 fi
 
-# What was named must be there.
+# A library that was named must be there.
 [ -z "${NCCL:-}" ] || [ -f "$NCCL/include/nccl.h" ] ||
     { echo "NCCL=$NCCL: there is no include/nccl.h in it; name the folder above include/ and lib/" >&2; exit 1; }
 [ -z "${CUDNN:-}" ] || [ -f "$CUDNN/include/cudnn_version.h" ] ||

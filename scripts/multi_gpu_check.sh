@@ -1,5 +1,5 @@
 #!/bin/sh
-# What several GPUs of one machine do together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; all parts without a PART.
+# Several GPUs of one machine together: scripts/multi_gpu_check.sh [--dry-run] [PART ...]; all parts without a PART.
 #
 #   correctness   `bp` on every GPU, for each ZeRO stage and each way of sharing streams, against one GPU: loss, gradient norm
 #   bandwidth     the collectives through our ops (dev/collectives.c), and those of nccl-tests where they are installed

@@ -112,7 +112,7 @@ build_gpu_program() { # name, precision
     make_with "$target" "$before $compile -MMD -MF $target.d -c $(ls test/*/test_"$1".c) -o $target.o && $NVCC_LINK $objects $libraries -o $target"
 }
 
-# What scripts run: ./train as a user builds it, the same sanitized, a Python.
+# Programs that scripts run: ./train as a user builds it, the same sanitized, a Python.
 build_plain() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN"; }
 build_sanitized() {
     build_ops fp32 onednn || return 1

@@ -1,6 +1,6 @@
 # Sourced by the tests that need Python: find_python sets $python to one that has modules, or to nothing. $PYTHON goes first.
 
-# Of data/: what prepare.py needs. A jinja2 before 3.1.6 is refused by it.
+# For data/: what prepare.py needs. A jinja2 before 3.1.6 is refused by it.
 DATA_MODULES='tokenizers, numpy, jinja2'
 
 has_modules() { # python, modules

@@ -211,7 +211,7 @@ if [ -n "$gpu" ]; then . test/gpu.sh; else
     TRAIN=$(folder_of fp32 onednn)/train TRAIN_PLAIN=build/cpu-fp32$compiler/train NCCL_OPS=$(folder_of fp32 nccl)/ops.o
     export TRAIN TRAIN_PLAIN NCCL_OPS
 fi
-# What many rows stand on, the slowest first: op sets' objects, and what scripts run.
+# Foundations of many rows, the slowest first: op sets' objects, and what scripts run.
 foundations() {
     if [ -n "$gpu" ]; then
         cut -d ' ' -f 2 "$run/rows" | sort -u | sed 's/^/--program gpu_ops /'

@@ -175,7 +175,7 @@ options() {
     done
 }
 plans() {
-    # What is said about an unknown name holds all names; what is no name is refused.
+    # The message about an unknown name holds all names; what is no name is refused.
     each './train-fp32 plan --init nothing'
     presets=$(for word in $(cat "$WORK"/old/stderr "$WORK"/new/stderr | tr -cs 'a-z0-9.\n-' '\n' | sort -u); do
         each "./train-fp32 plan --init $word"

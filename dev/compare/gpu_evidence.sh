@@ -1,5 +1,5 @@
 #!/bin/sh
-# What is measured on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
+# Measurements on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
 #   dev/compare/gpu_evidence.sh [--dry] PART OUT
 #     build         the program for this GPU, then tests on it ($TESTS, of test/gpu.sh)
 #     speed-32k     8B shape: StreamBP, with kept attention, gradient checkpointing; where the time goes, against the roofline

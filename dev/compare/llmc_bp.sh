@@ -112,7 +112,7 @@ commit=$(git -C "$llmc" rev-parse --short HEAD 2>/dev/null || echo unknown)
 eval "\"\$driver\" --checkpoint \"\$work/model.bin\" --version \"\$commit\" $passed" >"$work/out" 2>"$work/err"
 status=$?
 cat "$work/err" >&2
-# What does not fit is a result. llm.c ends where an allocation fails; the driver asks before, but cannot know of every library's.
+# A run that does not fit is a result. llm.c ends where an allocation fails; the driver asks before, but cannot know of every library's.
 if [ $status != 0 ] && grep -qiE 'out of (host )?memory|memory allocation' "$work/err"; then
     echo '{"contender": "llmc", "error": "out of memory"}'
     exit 0

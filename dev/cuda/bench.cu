@@ -187,7 +187,7 @@ static void bench_attention(const Bench &b) {
                                 t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), &shape, t.scratch.summed());
     });
 #if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
-    // What a chunk's rate is held against: cuDNN over the whole stream at once. Backward, which is deterministic in
+    // A chunk's rate is held against this: cuDNN over the whole stream at once. Backward, which is deterministic in
     // memory for every pair, over the heads of one key/value head.
     const double pairs = 0.5 * (double)T * (double)(T + 1);
     const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)shape.scale, 1},

@@ -136,7 +136,7 @@ TEST(writers_do_not_mix) {
     expect_files("two", 2);
 }
 
-// What a process of the same number left, or one on another machine is writing, stays as it is.
+// A file that a process of the same number left, or one on another machine is writing, stays as it is.
 TEST(names_that_are_taken_are_left_alone) {
     const char *path = scratch_path("taken/file");
     char taken[600];

@@ -218,7 +218,7 @@ static Guarded *guarded_normal(GuardedRole role, const char *name, DType type, s
     return guarded_values(role, name, type, values, count);
 }
 
-// What the op left in element i.
+// Value that the op left in element i.
 static double result(const Guarded *t, size_t i) { return element_to_double(t->after + t->offset, t->type, i); }
 
 static void tensors_load(void) {

@@ -52,7 +52,7 @@ static Options parse(const char *text) {
     return options_parse(line->argc, line->argv);
 }
 
-// What a function of options prints into a file.
+// Text that a function of options prints into a file.
 static char *printed(void (*print)(FILE *, const Options *), const Options *options) {
     FILE *file = tmpfile();
     char *text = (char *)case_memory(32768);
@@ -97,7 +97,7 @@ static int is_of_rollout(const char *tested) {
     return !strcmp(tested, "rollout");
 }
 
-// What gives the tested option a meaning: an objective that it belongs to, or the option that it needs.
+// Options that give the tested one a meaning: an objective that it belongs to, or the option that it needs.
 static void add_company(CommandLine *line, const char *tested) {
     char text[64];
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
@@ -129,7 +129,7 @@ static Verb verb_of(const OptionRow *row) {
     return (Verb)verb;
 }
 
-// What the verb cannot do without and the row under test means something with, except what excludes it.
+// Options that the verb needs and the row under test goes with, except those that exclude it.
 static CommandLine least_line(Verb verb, const char *tested) {
     const int group = !strcmp(tested, "group-size"), rollout = is_of_rollout(tested), train = verb == VERB_TRAIN;
     const struct {

@@ -48,7 +48,7 @@ TEST(every_row_round_trips) {
     assert_true(rounds > 300);
 }
 
-// What is joined to its option by a sign belongs to it, whatever it looks like; a list ends at the next option.
+// Text joined to its option by a sign belongs to it, whatever it looks like; a list ends at the next option.
 TEST(values_arrive) {
     Options o =
         parse("train --model=--quiet --data=--json b.bin c.bin --memory-limit 80GiB --resume --method checkpoint "
@@ -145,7 +145,7 @@ static void print_help(FILE *file, const Options *options) {
     options_help(file, help_verb);
 }
 
-// Whether a line of the help begins with this option.
+// True if a line of the help begins with this option.
 static int help_lists(const char *help, const char *name) {
     char wanted[64];
     snprintf(wanted, sizeof(wanted), "\n  --%s", name);

@@ -65,7 +65,7 @@ GENERATION = """{% for message in messages %}
 # A template that is wrong: what it calls generated is the user's.
 WRONG = GENERATION.replace("== 'assistant'", "== 'user'")
 
-# What templates use of what transformers gives them, and what 5.23 makes of it in test_renderings.
+# The parts of transformers' renderer that templates use, and what 5.23 makes of them in test_renderings.
 FEATURES = """{%- set ns = namespace(count=0) %}
 {% for message in messages %}
     {% if loop.index > 3 %}{% break %}{% endif %}

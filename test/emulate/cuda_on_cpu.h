@@ -95,7 +95,7 @@ struct Thread {
     unsigned fetch_count, fetch_room, groups; // groups: as many were committed
 };
 
-// What the lanes of a warp bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one
+// Values that lanes bring to a warp operation. Two sets: a fast lane may bring the next value while a slow one
 // still has to read the last; nobody gets further ahead than that.
 struct Warp {
     unsigned arrived, turn; // turn: which set

@@ -117,7 +117,7 @@ static void compare_signatures(const Group *g) {
             die("pretended NCCL: rank %zu of this meeting asks for another collective as no. %zu", r, done + 1);
 }
 
-// Whether the first group of the queue has ended; it is started where it was not.
+// True if the first group of the queue has ended; it is started where it was not.
 static bool end_first(void) {
     Group *g = &queue[done];
     int ended = 0;

@@ -167,7 +167,7 @@ __global__ void fetch_kernel(float *out, const float *x, FetchFault fault) {
     for (int i = 0; i < 4; i++) out[other + i] = sum[i];
 }
 
-// How many sums are right
+// Number of sums that are right
 static int launch_fetch(FetchFault fault) {
     float *x = (float *)aligned_alloc(16, FETCH_TILES * FETCH_WIDTH * sizeof(float)), out[FETCH_WIDTH];
     int right = 0;

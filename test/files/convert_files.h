@@ -64,7 +64,7 @@ static size_t count_paths(const char *format, const char *path) {
 
 static size_t count_names(const char *folder) { return count_paths("%s/*", folder); }
 
-// What a conversion that was cut off left beside the path.
+// Files that a conversion that was cut off left beside the path.
 static size_t count_temporaries(const char *path) { return count_paths("%s.*", path); }
 
 static void expect_nothing_at(const char *path) {

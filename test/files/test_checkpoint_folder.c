@@ -87,7 +87,7 @@ TEST(opening) {
     expect_refused(save_body, &saving, 1, "lock: cannot be written: Is a directory; choose another --out");
 }
 
-// What a run that was cut off left is cleared away by the next.
+// Leftovers of a run that was cut off are cleared away by the next.
 TEST(leftovers_are_cleared) {
     Saving saving = {scratch_path("out"), 2, 8, 1};
     save_usual();

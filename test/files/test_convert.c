@@ -151,7 +151,7 @@ TEST(only_the_type_is_changed) {
     }
 }
 
-// What is written for a configuration is read as the same one. Returns the text of config.json.
+// A configuration that is written is read as the same one. Returns the text of config.json.
 static const char *expect_read_back(const char *of) {
     static char json[HF_CONFIG_TEXT];
     Config config = config_from_text(of, "test", EXIT_USAGE);

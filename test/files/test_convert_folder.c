@@ -140,7 +140,7 @@ TEST(a_signal_leaves_nothing) { // the other signals are in test_file.c
     expect_nothing_at(c.to);
 }
 
-// What a kill leaves is cleared away by the next conversion to that place, but for what somebody else put there.
+// Leftovers of a kill are cleared away by the next conversion to that place, but for what somebody else put there.
 TEST(leftovers_of_kills) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1};
     end_signal = SIGKILL, end_after = 3;

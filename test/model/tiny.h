@@ -82,7 +82,7 @@ static Batch tiny_batch(const size_t *length, size_t documents, size_t V, int ma
     return batch;
 }
 
-// What objectives look at, of pairs or groups of two documents. Every document keeps a target at least.
+// Inputs of objectives, of pairs or groups of two documents. Every document keeps a target at least.
 static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, uint64_t seed) {
     batch_allocate_answers(batch, 1, old);
     for (size_t d = 0; d < batch->documents; d++) {

@@ -47,7 +47,7 @@ static int on_twins; // whose turn it is
 
 static void *of(const Guarded *t) { return !t ? NULL : on_twins ? t->twin : t->data; }
 
-// What is in a tensor before the op.
+// Values of a tensor before the op.
 static const double *doubles_of(const Guarded *t) {
     double *values = t->values ? NULL : case_doubles(t->count);
     for (size_t i = 0; values && i < t->count; i++) values[i] = element_to_double(t->before + t->offset, t->type, i);
@@ -82,7 +82,7 @@ static void twins_lay_out(void) {
         ON_TWINS(REFERENCE(op)(__VA_ARGS__));                                                                          \
     } while (0)
 
-// What the reference left in t.
+// Values that the reference left in t.
 static double *expected(const Guarded *t) {
     if (TWINS_ARE_DOUBLE) return (double *)t->twin;
     double *values = case_doubles(t->count);
@@ -268,7 +268,7 @@ typedef struct {
     size_t NH, NKV, HD;
 } Heads;
 
-// Of the cases below; 0: none. Set by the tests of windows alone.
+// The window of the cases below; 0: none. Set by the tests of windows alone.
 static size_t case_window;
 
 // For each of N tokens, whether a query of the spans sees its key.

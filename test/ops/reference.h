@@ -184,7 +184,7 @@ static double *attention_memory(Spans spans) {
     return (double *)malloc(most * sizeof(double));
 }
 
-// Of one range of keys, without what was found before: shape->accumulate is not for the reference.
+// One range of keys, without what was found before: shape->accumulate is not for the reference.
 static void reference_attention_forward(double *out, double *lse, const double *q, const double *k, const double *v,
                                         const AttentionShape *a, void *scratch) {
     const Spans spans = a->spans;

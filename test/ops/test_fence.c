@@ -119,7 +119,7 @@ static const char *const models[] = {TINY_GPT2,
                                      TINY_MISTRAL ",sliding_window=2"};
 enum { TEXT = 12, PROMPT = 5, METHODS = METHOD_FULL + 1 };
 
-// What a training step leaves: loss, validation loss, gradient norm, and every byte of weights and moments; and a text.
+// Results of a training step: loss, validation loss, gradient norm, and every byte of weights and moments; and a text.
 typedef struct {
     double loss, validation_loss, norm;
     int32_t text[TEXT];

@@ -24,7 +24,7 @@ typedef struct {
     Guarded *q, *out_sum, *lse, *out, *dout, *given_out, *given_lse, *dq_sum, *dq, *scratch;
 } PartCase;
 
-// Where token 0 of the stream would be, of a tensor that begins with token `first`.
+// Address of token 0 of the stream, for a tensor that begins with token `first`.
 static void *from_token_zero(const Guarded *t, size_t first, size_t row) {
     return (void *)((uintptr_t)t->data - first * row * dtype_size(t->type));
 }

@@ -344,7 +344,7 @@ static size_t planned(const Model *model, World w, size_t N) {
     return plan_make(&settings, &batch).total_bytes;
 }
 
-// Where layer inputs dominate, two ranks need at most 0.6 of one's memory each.
+// With layer inputs the largest part, two ranks need at most 0.6 of one's memory each.
 TEST(two_ranks_need_little_more_than_half) {
     static const char *const deep[] = {
         "qwen3,hidden_size=512,intermediate_size=1024,num_hidden_layers=28,num_attention_heads=8,num_key_value_heads=4,"

@@ -133,7 +133,7 @@ TEST(a_step_by_hand) {
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
 }
 
-// Where bytes are slow, each product takes as long as its operands: smaller chunks read and write dW more often.
+// With slow memory each product takes as long as its operands: smaller chunks read and write dW more often.
 TEST(products_that_wait_for_operands) {
     const double bandwidth = 10, C = 64, FF = 96, V = 160, L = 3, N = SMALL_N;
     const double rows = small_rows, matrices = small_matrices;

@@ -274,7 +274,7 @@ TEST(formula_counts_what_the_walk_counts) {
     printf("             %zu walks\n", walks);
 }
 
-// What a further token takes between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
+// Cost of a further token between two lengths: bytes of keys and values in evaluation, FLOPs of a pass in training.
 typedef struct {
     double kv, flops;
 } Growth;
@@ -293,7 +293,7 @@ static Growth growth(const char *text, size_t near, size_t far) {
     return g;
 }
 
-// What a window is for: keys and values of the stream's length are not there where every layer has one, and a token's
+// A window's use: keys and values of the stream's length are not there where every layer has one, and a token's
 // attention costs a window's pairs, not the stream's.
 TEST(windows_bound_memory_and_flops) {
 #define WIDE                                                                                                           \

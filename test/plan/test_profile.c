@@ -39,7 +39,7 @@ static void expect_close(const char *what, double found, double expected) {
     if (!(fabs(found - expected) <= 1e-12 * expected)) test_fail("%s: %.17g, not %.17g", what, found, expected);
 }
 
-// What all rows count together is what the plan counts; exactly, where the plan divides nothing.
+// The rows count together what the plan counts; exactly, where the plan divides nothing.
 static void expect_counts(const OpCounts *plan, int exactly) {
     enum { COUNTS = sizeof(OpCounts) / sizeof(double) };
     for (size_t k = 0; k < COUNTS; k++) {

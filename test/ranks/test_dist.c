@@ -248,7 +248,7 @@ TEST(transfers_are_late_and_in_order) {
     tensor_free(&t);
 }
 
-// What MPI takes beside tensors does not grow with them.
+// Memory that MPI takes beside tensors does not grow with them.
 TEST(large_collectives_need_no_memory_of_their_size) {
     const size_t count = (size_t)48 << 20, size = dtype_size(ops_device->summed);
     void *x = ops_device->allocate(count / size * size);

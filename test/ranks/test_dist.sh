@@ -11,7 +11,7 @@ fi
 export WORK TRAIN
 LIMIT=150 # s, on a busy machine
 
-# What each process runs. RANK1_*: another folder, program or more options for rank 1 alone.
+# The command of each process. RANK1_*: another folder, program or more options for rank 1 alone.
 cat >"$WORK/rank.sh" <<'EOF'
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 echo $$ >"$WORK/pid.$rank"
@@ -88,7 +88,7 @@ check "a rank that is killed is named" grep -qE 'rank 1 .*signal 9|rank 1 on' "$
 in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
-# Of a single document that 2 ranks share one has all the work, for longer than --timeout; the other waits.
+# A single document that 2 ranks share is one's whole work, for longer than --timeout; the other waits.
 if ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lcjson -lm -o "$WORK/make_documents" &&
     "$WORK/make_documents" "$WORK/long.bin" 96 6000 5; then pass; else fail "make_documents.c does not compile"; fi
 PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")

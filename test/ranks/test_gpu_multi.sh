@@ -1,5 +1,5 @@
 #!/bin/sh
-# Where there are several GPUs: a pass on all of them, for every ZeRO stage, against one (scripts/multi_gpu_check.sh).
+# With several GPUs: a pass on all of them, for every ZeRO stage, against one (scripts/multi_gpu_check.sh).
 . test/cli.sh
 . scripts/common.sh
 if [ "$(gpus_here)" -lt 2 ]; then

@@ -204,7 +204,7 @@ TEST(qwen2_fp16) { ALONE(FOLDER("qwen2-fp16")); }
 TEST(qwen3_bf16) { ALONE(FOLDER("qwen3-bf16")); }
 #endif
 
-// What gradients_write writes has transformers' names and shapes, and these values.
+// Gradients as gradients_write writes them have transformers' names and shapes, and these values.
 static void written(const char *folder, const char *reference_path) {
     const double allowed = ops_device->stored == DTYPE_BF16 ? 0.1 : 1e-5;
     const char *out = scratch_path("gradients.safetensors");

@@ -128,7 +128,7 @@ TEST(gradients_of_the_type_of_weights) {
 }
 
 // ---- steps of the optimizer -----------------------------------------------------------------------------------------
-// What this rank does not own of memory that holds all: nobody may look at it.
+// Parts of memory that this rank does not own: nobody may look at them.
 static void poison_others(const Model *table, void *memory, DType type) {
     double *own = read_shard(table, world, sharding_whole(), memory, type, NAN);
     device_write(ops_device, memory, type, own, table->elements);

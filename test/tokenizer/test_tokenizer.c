@@ -185,7 +185,7 @@ TEST(text_in_pieces) {
     }
 }
 
-// What can still become a character is kept back, what cannot is not.
+// Bytes that can still become a character are kept back, others are not.
 TEST(pieces_are_whole_characters) {
     static const char smile[] = "\360\237\231\202";
     char memory[64];

@@ -1,4 +1,4 @@
-// What a run says: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
+// Output of a run: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
 // own.
 #include "test/base/child.h"
 #include "llmc/train/log.h"

@@ -111,7 +111,7 @@ typedef struct {
     size_t answered;   // rewards that it leaves
 } Verdict;
 
-// What is said of each, in time and in one line; then a new command answers.
+// One line about each, in time; then a new command answers.
 static void expect_verdicts(const Verdict *verdict, size_t count) {
     float reward[40];
     for (size_t i = 0; i < count; i++) {
@@ -160,7 +160,7 @@ TEST(large_batches) {
     expect_answers(answering("plainly"), asked, COUNT_OF(asked), 0.5, 0);
 }
 
-// What a launcher has told this process is not for the command; the rest of the environment is.
+// Variables of a launcher are not for the command; the rest of the environment is.
 TEST(a_command_outside_the_ranks) {
     char names[] = "OMPI_COMM_WORLD_SIZE PMIX_RANK PMI_SIZE SLURM_STEP_NUM_TASKS SLURM_PROCID "
                    "OMPI_ALLOW_RUN_AS_ROOT SLURM_JOB_ID SLURM_NODELIST TEST_REWARD"; // the last four are
@@ -238,7 +238,7 @@ TEST(commands_that_print_garbage) {
     expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
-// What is wrong between two batches is told at the next.
+// A fault between two batches is told at the next.
 TEST(between_two_batches) {
     float reward;
     Reward r;

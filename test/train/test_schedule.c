@@ -82,7 +82,7 @@ TEST(fractions_at_their_limits) {
     expect_rate(&s, 7, s.peak * (0.1 + 0.9 * (1 - sqrt(0.25))), 1e-15);
 }
 
-// What --schedule offers is what there is.
+// --schedule offers what there is.
 TEST(names_are_those_of_the_option) {
     const char *names = option_rows[option_find("schedule")].value;
     size_t count = 0;

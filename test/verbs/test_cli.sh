@@ -161,7 +161,7 @@ check 'and no others' [ "$(tr ',' '\n' <"$WORK/some" | grep -ac 'dtype')" = 7 ]
 sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out" | tr -s ', ' '\n' | sort -g >"$WORK/seconds"
 check 'seconds of each pass' [ "$(wc -l <"$WORK/seconds")" = 3 ]
 check 'and their median' [ "$(sed -n 2p "$WORK/seconds")" = "$(json seconds)" ]
-# Where the time goes: one more pass, of which nothing else changes.
+# A profile: one more pass, of which nothing else changes.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
 sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/}$//' "$WORK/out" >"$WORK/results"
 export STREAMBP_ALLOCATION_GUARD=1

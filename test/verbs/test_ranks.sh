@@ -113,7 +113,7 @@ cp "$WORK/ranks.safetensors" "$WORK/before.safetensors"
 together 2 --sp 2
 check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WORK/before.safetensors"
 
-# What the plan says is what a rank does; a reference that is computed in the pass counts, too.
+# A rank does what the plan says; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
     '2 --zero 3 --sp 2 --objective dpo --lora-rank 3'; do

@@ -13,7 +13,7 @@ from transformers.utils import logging
 logging.disable_progress_bar()
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# What a config.json that is written anew may say otherwise: how the model was trained and saved, and special tokens, which
+# Keys that a config.json written anew may say otherwise: how the model was trained and saved, and special tokens, which
 # weights know nothing of.
 FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop",
         "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp",
