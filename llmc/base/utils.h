@@ -31,13 +31,17 @@ static __thread void (*die_caught)(int code, const char *message);
 // Output of one of several processes (dist.h sets it); zeros: alone. One for the whole program, whichever translation
 // units it has: hence weak.
 typedef struct {
-    char name[320]; // "rank 3 on HOST: ", before errors
-    int silent;     // another process speaks to people
-    int failed;     // the exit code that die chose
+    const char *program; // as it was called, "./train": main sets it
+    char name[320];      // "rank 3 on HOST: ", before errors
+    int silent;          // another process speaks to people
+    int failed;          // the exit code that die chose
     // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
     void (*before_error)(int code);
 } Voice;
 __attribute__((weak)) Voice voice;
+
+// For command lines that a user can type.
+static const char *program_called(void) { return voice.program ? voice.program : PROGRAM_NAME; }
 
 // The process whose output people read: rank 0 of several.
 static int is_main_rank(void) { return !voice.silent; }

@@ -133,8 +133,8 @@ static void run_allocate(Run *run, SequenceBound bound) {
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
-        die("the device refused one allocation of %s that the plan needs; see `train plan` for what takes it",
-            human_bytes((double)run->plan.total_bytes));
+        die("the device refused one allocation of %s that the plan needs; see `%s plan` for what takes it",
+            human_bytes((double)run->plan.total_bytes), program_called());
     if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
     if (run->plan.host_bytes && !run->host_memory)
         die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "

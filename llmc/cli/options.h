@@ -64,7 +64,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb 
     va_end(args);
     for (char *c = message; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
-    die_usage("%s; see train %s --help", message, verb_rows[verb].name);
+    die_usage("%s; see %s %s --help", message, program_called(), verb_rows[verb].name);
 }
 
 // "a, b or c" of "a|b|c"
@@ -185,8 +185,8 @@ static Verb options_verb(int argc, char **argv, int *first) {
     for (int verb = 0; verb < VERBS; verb++)
         snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
     words_text(all, text, sizeof(text));
-    die_usage("'%s' is not a verb, it must be %s%s%s%s; see train --help", argv[1], text,
-              nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+    die_usage("'%s' is not a verb, it must be %s%s%s%s; see %s --help", argv[1], text,
+              nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "", program_called());
 }
 
 // The row of an argument "--name" or "--name=value" (then *value is set).

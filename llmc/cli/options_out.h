@@ -125,18 +125,18 @@ static void help_options(FILE *out, Verb verb) {
 
 // VERBS: the help of the program.
 static void options_help(FILE *out, Verb verb) {
+    const char *program = program_called();
     if (verb == VERBS) {
-        fputs("train: exact streamed backpropagation for long sequences\n\nusage: train [VERB] --option value ...\n\n"
-              "Verbs\n",
-              out);
+        fprintf(out, "train: exact streamed backpropagation for long sequences\n\n");
+        fprintf(out, "usage: %s [VERB] --option value ...\n\nVerbs\n", program);
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
         fputs("\nExamples\n", out);
-        for (int i = 0; i < VERBS; i++) fprintf(out, "  train %s %s\n", verb_rows[i].name, verb_rows[i].example);
-        fputs("\nOptions (train VERB --help shows those of one verb; defaults stand in brackets)\n", out);
+        for (int i = 0; i < VERBS; i++) fprintf(out, "  %s %s %s\n", program, verb_rows[i].name, verb_rows[i].example);
+        fprintf(out, "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n", program);
     } else {
         fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
-        fprintf(out, "usage: train %s --option value ...\n", verb_rows[verb].name);
-        fprintf(out, "example: train %s %s\n", verb_rows[verb].name, verb_rows[verb].example);
+        fprintf(out, "usage: %s %s --option value ...\n", program, verb_rows[verb].name);
+        fprintf(out, "example: %s %s %s\n", program, verb_rows[verb].name, verb_rows[verb].example);
         if (verb == VERB_PLAN)
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
@@ -204,7 +204,8 @@ static void echo_option(FILE *out, const OptionRow *row, const char *value, size
 
 // The command line that repeats this run: what was given, as it was understood.
 static void options_echo(FILE *out, const Options *options) {
-    size_t column = (size_t)fprintf(out, "train %s", verb_rows[options->verb].name);
+    echo_quoted(out, program_called());
+    size_t column = strlen(program_called()) + (size_t)fprintf(out, " %s", verb_rows[options->verb].name);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)options + row->offset;

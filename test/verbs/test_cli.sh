@@ -5,6 +5,7 @@
 
 # ---- usage ------------------------------------------------------------------------------------------------------------------
 refuses 2 'unknown model .nothing.*gpt2' bp --init nothing
+refuses 2 "unknown option --zzzzzzzz; see $TRAIN bp --help" bp --zzzzzzzz
 refuses 2 'unknown key .colour' bp --init llama,colour=3
 refuses 2 'hidden_size=-8' bp --init llama,hidden_size=-8
 refuses 2 'rope_theta=nan' bp --init llama,rope_theta=nan
