@@ -68,8 +68,9 @@ CHOICE(DType, moments, "moments", "fp32", DTYPE_FP32, DTYPE_BF16, STEPS, "fp32|b
        "type of AdamW's moments")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "a second, fp32 copy of the weights for the optimizer; auto: where the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES",
-      "limit such as 80GiB: a plan finds the longest T within it, a run that needs more is refused before it starts")
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",
+      "limit such as 40GiB or h100 (what a card leaves to a plan): a plan finds the longest T within it, a run that "
+      "needs more is refused before it starts")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
        "plan a training run, or a pass without optimizer")
 

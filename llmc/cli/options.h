@@ -80,6 +80,9 @@ static void words_text(const char *choices, char *text, size_t size) {
     }
 }
 
+// An option of bytes that also takes a card's name, for what that card leaves to a plan.
+static int option_takes_card(const OptionRow *row) { return !strcmp(row->value, "BYTES|CARD"); }
+
 // Describes the values that an option accepts.
 static const char *option_allowed(const OptionRow *row, char *text, size_t size) {
     const char *kind = row->kind == OPTION_REAL ? "a number" : "a whole number", *word = option_word(row);
@@ -91,7 +94,11 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
         else
             snprintf(text, size, "%s from %.10g to %.10g", kind, row->least, row->most);
         break;
-    case OPTION_BYTES: snprintf(text, size, "bytes, such as 80GiB, 900MB or 65536"); break;
+    case OPTION_BYTES:
+        snprintf(text, size, option_takes_card(row) ? "bytes such as 80GiB, or a card's: "
+                                                          : "bytes, such as 80GiB, 900MB or 65536");
+        if (option_takes_card(row)) words_text(CARD_NAMES, text + strlen(text), size - strlen(text));
+        break;
     case OPTION_CHOICE: words_text(row->value, text, size); break;
     case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
     default: snprintf(text, size, "%s", row->value); break;
@@ -101,18 +108,28 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 }
 
 // ---- values --------------------------------------------------------------------------------------------------------
-// The enum value of one of the row's words; its words are in the order of the enum.
-static int choice_parse(const OptionRow *row, const char *text, void *field) {
-    const char *words = row->value;
-    for (int value = (int)row->least; *words; value++) {
+// The index of a word in "a|b|c"; -1: it is none of them.
+static int word_index(const char *words, const char *text) {
+    for (int i = 0; *words; i++) {
         const size_t length = strcspn(words, "|");
-        if (length == strlen(text) && !strncmp(words, text, length)) {
-            memcpy(field, &value, sizeof(value));
-            return 1;
-        }
+        if (length == strlen(text) && !strncmp(words, text, length)) return i;
         words += length + (words[length] != 0);
     }
-    return 0;
+    return -1;
+}
+
+// The enum value of one of the row's words; its words are in the order of the enum.
+static int choice_parse(const OptionRow *row, const char *text, void *field) {
+    const int value = (int)row->least + word_index(row->value, text);
+    if (value < (int)row->least) return 0;
+    memcpy(field, &value, sizeof(value));
+    return 1;
+}
+
+static int bytes_parse(const OptionRow *row, const char *text, size_t *bytes) {
+    const int card = option_takes_card(row) ? word_index(CARD_NAMES, text) : -1;
+    if (card >= 0) *bytes = card_usable_bytes(card);
+    return card >= 0 || parse_bytes(text, bytes);
 }
 
 static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
@@ -151,7 +168,7 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     }
     default: {
         size_t value = 0;
-        int parsed = row->kind == OPTION_BYTES ? parse_bytes(text, &value) : parse_size(text, &value);
+        int parsed = row->kind == OPTION_BYTES ? bytes_parse(row, text, &value) : parse_size(text, &value);
         if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
         *(size_t *)field = value;
         return 1;

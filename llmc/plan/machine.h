@@ -1,6 +1,6 @@
 /*
 What machines can do, and how long work and traffic take on them: a row for each kind of node, for the estimates of
-estimate.h and the floors of profile.h alone. Rates are of bf16.
+estimate.h and the floors of profile.h alone. Rates are of bf16. And the memory of cards, for limits of plans.
 
 Where a number comes from stands beside it. "measured": on such a GPU, with the libraries that op set "cuda" calls.
 "data sheet": NVIDIA's, dense and without sparsity, links in one direction. "assumed": neither; what that rests on is
@@ -12,13 +12,41 @@ said where it stands. Estimates are no better than these.
 #include "llmc/base/utils.h"
 #include "plan.h"
 
+#define GIBIBYTE (1024.0 * 1024 * 1024)
+
+// ---- cards ---------------------------------------------------------------------------------------------------------
+// What a card leaves to a plan: the total that CUDA reports, less CARD_RESERVED. Totals are the least that PyTorch's
+// "total capacity of" has for such a card in public reports of 2023 to 2026; the driver keeps the rest, and ECC a
+// sixteenth where it takes memory.
+#define CARD_NAMES    "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
+#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
+
+static const struct {
+    const char *gpu;
+    double gib;
+} cards[] = {
+    // in the order of CARD_NAMES, which begins as machines do
+    {"A100 80 GB", 79.1},
+    {"H100 80 GB", 79.1},
+    {"H200", 139.8},
+    {"A100 40 GB", 39.4},
+    {"B200", 178.3},
+    {"L40S, other 48 GB with ECC", 44.4},
+    {"RTX 5090", 31.3},
+    {"RTX 4090, 3090", 23.5},
+    {"RTX 4080, other 16 GB", 15.4},
+    {"RTX 3060, other 12 GB", 11.5},
+};
+
+static size_t card_usable_bytes(int card) { return (size_t)(cards[card].gib * GIBIBYTE - CARD_RESERVED); }
+
+// ---- machines ------------------------------------------------------------------------------------------------------
 // The source of a constant, in the order of basis_names.
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {"measured", "data sheet", "assumed"};
 
 typedef enum {
     GPUS_PER_NODE,
-    MEMORY_BYTES,
     PEAK_FLOPS, // per second, as the next three
     PRODUCT_FLOPS,
     ATTENTION_FORWARD_FLOPS,
@@ -41,7 +69,6 @@ static const struct {
     Basis basis; // of rates on a GPU that was not measured: assumed
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
-    {"memory", " GiB", 1024.0 * 1024 * 1024, BASIS_DATA_SHEET},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
     {"products", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
@@ -64,12 +91,10 @@ typedef struct {
 
 // Measured on H100 and H200, bf16: cuBLASLt's products 770 to 800 TFLOP/s; cuDNN 9.19, causal attention over 32k tokens
 // with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
-// Memory: the GB of the data sheets are 2^30 bytes, less what the driver keeps.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
 // (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
 // here.
-#define GIBIBYTE        (1024.0 * 1024 * 1024)
 #define SHARES_AND_HOPS 0.85, 0.8, 2e-6, 5e-6
 #define OF_H100(flops)  (312e12 * (flops) / 989)
 
@@ -79,18 +104,20 @@ static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
      0,
-     {8, 80 * GIBIBYTE, 312e12, OF_H100(780), OF_H100(688), OF_H100(581), 2.0e12, 300e9, 25e9, 32e9, SHARES_AND_HOPS}},
+     {8, 312e12, OF_H100(780), OF_H100(688), OF_H100(581), 2.0e12, 300e9, 25e9, 32e9, SHARES_AND_HOPS}},
     {"h100",
      "H100 SXM",
      1,
-     {8, 80 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
+     {8, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
     {"h200",
      "H200 SXM",
      1,
-     {8, 141 * GIBIBYTE, 989e12, 780e12, 688e12, 581e12, 4.8e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
+     {8, 989e12, 780e12, 688e12, 581e12, 4.8e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
 };
 #undef SHARES_AND_HOPS
 #undef OF_H100
+
+static size_t machine_usable_bytes(const Machine *m) { return card_usable_bytes((int)(m - machines)); }
 
 // FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
 static double machine_ridge(const Machine *m) {

@@ -47,9 +47,9 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
         out,
         "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
         e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
-    if ((double)run->plan.total_bytes > machine->value[MEMORY_BYTES])
-        fprintf(out, "step     but the plan does not fit into the %s of an %s\n",
-                human_bytes(machine->value[MEMORY_BYTES]), machine->gpu);
+    if (run->plan.total_bytes > machine_usable_bytes(machine))
+        fprintf(out, "step     but the plan does not fit into the %s that an %s leaves to it\n",
+                human_bytes((double)machine_usable_bytes(machine)), machine->gpu);
 }
 
 // Into an open object; null where there is no estimate.
@@ -102,15 +102,16 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
-// machine: NULL where no time is estimated
-static void plan_json(const Run *run, StepShape step, size_t longest, const Machine *machine,
+// limit: 0: none; machine: NULL where no time is estimated
+static void plan_json(const Run *run, StepShape step, size_t limit, size_t longest, const Machine *machine,
                       const Estimate *estimate) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     report_plan_json(&json, &run->plan.arena);
     json_size(&json, "host_bytes", run->plan.host_bytes);
-    if (run->options->memory_limit) json_size(&json, "max_seq_len", longest);
+    if (limit) json_size(&json, "max_seq_len", longest);
+    if (machine) json_size(&json, "usable_bytes", machine_usable_bytes(machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, estimate);
     json_object_end(&json);
@@ -118,9 +119,9 @@ static void plan_json(const Run *run, StepShape step, size_t longest, const Mach
 }
 
 static int verb_plan(const Options *options) {
-    const size_t limit = options->memory_limit;
-    const Machine *machine =
-        options->ranks > 1 || option_given(options, "machine") ? &machines[options->machine] : NULL;
+    const int given = option_given(options, "machine");
+    const Machine *machine = options->ranks > 1 || given ? &machines[options->machine] : NULL;
+    const size_t limit = options->memory_limit || !given ? options->memory_limit : machine_usable_bytes(machine);
     Run run;
     Estimate estimate = {0};
     DataLoader data = {0};
@@ -142,7 +143,7 @@ static int verb_plan(const Options *options) {
         fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)limit),
                 run.plan.total_bytes > limit ? "; the planned one does not" : "");
     if (machine) report_estimate(&run, machine, &estimate);
-    if (options->json) plan_json(&run, step, longest, machine, &estimate);
+    if (options->json) plan_json(&run, step, limit, longest, machine, &estimate);
     free(shape.document_start);
     if (options->data.count) dataloader_close(&data);
     run_close(&run);

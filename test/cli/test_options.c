@@ -108,6 +108,23 @@ TEST(words_are_those_of_the_enums) {
     expect_names("dpo-loss", dpo_loss_names, DPO_LOSSES);
 }
 
+// A limit of memory is bytes or what a card has; other bytes are not.
+TEST(cards_are_limits) {
+    static const struct {
+        const char *card;
+        double gib;
+    } known[] = {{"a100", 78.1}, {"h100", 78.1}, {"h200", 138.8}, {"l40s", 43.4}, {"rtx4090", 22.5}, {"rtx3060", 10.5}};
+    const OptionRow *row = &option_rows[option_find("memory-limit")];
+    size_t bytes;
+    for (size_t i = 0; i < COUNT_OF(known); i++) {
+        test_case("%s", known[i].card);
+        assert_true(bytes_parse(row, known[i].card, &bytes) && bytes == (size_t)(known[i].gib * GIBIBYTE));
+        assert_false(bytes_parse(&option_rows[option_find("max-shard-size")], known[i].card, &bytes));
+    }
+    for (int i = 0; i < MACHINES; i++) assert_int_equal(word_index(CARD_NAMES, machines[i].name), i);
+    assert_int_equal(word_index(CARD_NAMES, "rtx3060"), COUNT_OF(cards) - 1);
+}
+
 // Numbers that --help and the READMEs promise
 TEST(promised_defaults) {
     static const char *const promised[][2] = {{"lr", "3e-4"},    {"weight-decay", "0.1"}, {"beta1", "0.9"},
