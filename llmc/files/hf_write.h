@@ -11,6 +11,7 @@ folder is complete or absent.
 #include "hf_weights.h"
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"
+#include "merge.h"
 #include "safetensors.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "weights.h"
@@ -25,7 +26,7 @@ typedef struct {
 typedef struct {
     const WeightSource *source;
     const char *kept;         // folder from which config.json and the small files come, or NULL
-    char tokenizer[PATH_MAX]; // the tokenizer file of the run that is written, where that folder has none; else ""
+    char tokenizer[PATH_MAX]; // tokenizer file of the run that is written, where that folder has none; else ""
     int retype;               // config.json gets the type that is written
     size_t max_shard_size;    // bytes of tensors in a file
     HfTensor *tensors;        // [parameter_count] file by file, as they lie there
@@ -108,17 +109,22 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
     output_commit(&output);
 }
 
-// A run has the tokenizer file that belongs to the folder's tokenizer.json, where the folder itself may have none.
+// A run, of adapters that are merged or of the model, has the tokenizer file that belongs to the folder's
+// tokenizer.json, where the folder itself may have none.
 static void hf_find_tokenizer(HfWrite *write) {
+    const WeightSource *source = write->source;
+    const char *kept = write->kept ? write->kept : "";
     char path[PATH_MAX], found[PATH_MAX];
-    if (!write->kept) return;
-    path_join(path, write->kept, TOKENIZER_NAME);
-    if (path_exists(path) || !tokenizer_beside(write->source->path, found)) return;
-    path_join(path, write->kept, "tokenizer.json");
-    if (path_exists(path) && tokenizer_is_of(found, path))
+    path_join(path, kept, TOKENIZER_NAME);
+    if (source->random || (*kept && path_exists(path))) return;
+    if (!(source->merge && tokenizer_beside(source->merge->adapter->path, found)) &&
+        !tokenizer_beside(source->path, found))
+        return;
+    path_join(path, kept, "tokenizer.json");
+    if (!*kept || (path_exists(path) && tokenizer_is_of(found, path)))
         memcpy(write->tokenizer, found, sizeof(found));
     else
-        note("%s is not copied: it was not made of a tokenizer.json in %s", found, write->kept);
+        note("%s is not copied: it was not made of a tokenizer.json in %s", found, kept);
 }
 
 // ---- what goes where ------------------------------------------------------------------------------------------------

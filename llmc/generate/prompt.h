@@ -23,14 +23,17 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// The file that --tokenizer names, or finds: beside the model, and where that has none beside the shards of a training
-// run, where data/prepare.py wrote it. NULL: none. path: room for its name
+// The file that --tokenizer names, or finds: beside the adapters, beside the model, and where these have none beside the
+// shards of a training run, where data/prepare.py wrote it. NULL: none. path: room for its name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
-    const char *model = run->source ? run->source->path : o->model, *word = o->tokenizer;
+    const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
+                                  run->source ? run->source->path : o->model};
+    const char *word = o->tokenizer;
     if (!strcmp(word, "none") || !strcmp(word, "bytes")) return NULL;
     if (strcmp(word, "auto") != 0) return word;
-    if (model && tokenizer_beside(model, path)) return path;
+    for (size_t i = 0; i < 2; i++)
+        if (beside[i] && tokenizer_beside(beside[i], path)) return path;
     if (o->verb != VERB_TRAIN || !o->data.count || !tokenizer_beside_shard(o->data.path[0], path)) return NULL;
     return !*run->tokenizer_path || tokenizer_is_of(path, run->tokenizer_path) ? path : NULL;
 }

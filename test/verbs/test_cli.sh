@@ -240,6 +240,14 @@ printf 'Hello\nAnd then?\n' >"$WORK/turns"
 "$TRAIN" sample --max-new-tokens 100 --ignore-eos --model "$model" --chat --max-context 45 <"$WORK/turns" >"$WORK/out" 2>"$WORK/err"
 check 'and so does one that an answer has filled' [ $? = 0 ]
 check 'which is said' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
+# A run of adapters has the tokenizer that its base, a flat file, lacks.
+mkdir "$WORK/flat"
+cp "$WORK/base/checkpoint-00000001/model.bin" "$WORK/flat"
+succeeds train --model "$WORK/flat/model.bin" --data $SHARD --seq-len 64 --steps 1 --lora-rank 2 --out "$WORK/lora"
+cp $TOKENIZERS/qwen2.tok "$WORK/lora/tokenizer.tok" # as beside shards
+succeeds sample --model "$WORK/flat/model.bin" --adapter "$WORK/lora" --chat --prompt 'Hello' --max-new-tokens 4
+succeeds convert --model "$WORK/flat/model.bin" --adapter "$WORK/lora" --merge --out "$WORK/merged"
+check 'merged, the tokenizer goes with the model' cmp -s $TOKENIZERS/qwen2.tok "$WORK/merged/tokenizer.tok"
 # Generation ends at an end id: of 442 likely tokens one is drawn soon enough.
 small=${TINY%96}442
 succeeds sample --init $small --tokenizer $TOKENIZERS/qwen2.tok --prompt x --max-new-tokens 2000 --json --seed 3
