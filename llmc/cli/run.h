@@ -59,6 +59,17 @@ static void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
+// --rope-scaling, in place of what the model has.
+static void run_scale(Run *run, Config *config) {
+    char old[1024], own[1024];
+    const Config scaled = config_scale(config, run->options->rope_scaling, "--rope-scaling", EXIT_USAGE);
+    config_scaling_text(config, old, sizeof(old)), config_scaling_text(&scaled, own, sizeof(own));
+    if (config->rope_type != ROPE_DEFAULT && strcmp(old, own) != 0)
+        note("--rope-scaling replaces the model's own, %s", old);
+    *config = scaled;
+    if (run->source) run->source->config = run->source->model.config = scaled;
+}
+
 // From --model or --init, or from `model` where a run that is resumed names neither.
 static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
@@ -79,6 +90,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
         config = run->source->config;
         memcpy(remark, run->source->remark, sizeof(remark));
     }
+    if (options->rope_scaling) run_scale(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
     run_open_lora(run);
@@ -91,9 +103,9 @@ static void check_positions(const Run *run, size_t T, const char *what) {
     if (c->family->learned_positions)
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
-    if (run->options->verb != VERB_PLAN)
-        note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions", what, T,
-             c->max_position_embeddings);
+    note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling "
+         "yarn,factor=%.0f scales them",
+         what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));
 }
 
 // The model with settings for a pass over it. `model`: as run_open_model has it

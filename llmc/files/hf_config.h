@@ -420,7 +420,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
 // ---- keeping one ----------------------------------------------------------------------------------------------------
 // Bytes [begin, end) of the value of a key of the outermost object in a text that has been parsed. 0: there is none.
 static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
-    size_t first, depth = 0;
+    size_t first, depth = 0, inner = 0;
     for (size_t i = 0; i < length; i++) {
         depth += text[i] == '{' || text[i] == '[';
         depth -= text[i] == '}' || text[i] == ']';
@@ -430,28 +430,65 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
         *begin = i + 1 + strspn(text + i + 1, " \t\r\n");
         if (text[*begin] != ':') continue; // a value, not a key
         *begin += 1 + strspn(text + *begin + 1, " \t\r\n");
-        const char *value = text + *begin;
-        *end = *begin + (*value == '"' ? strcspn(value + 1, "\"") + 2 : strcspn(value, ",} \t\r\n"));
+        for (*end = *begin; inner || !strchr(",} \t\r\n", text[*end]); ++*end) {
+            inner += text[*end] == '{' || text[*end] == '[';
+            inner -= text[*end] == '}' || text[*end] == ']';
+            if (text[*end] != '"') continue;
+            for (++*end; text[*end] != '"'; ++*end) *end += text[*end] == '\\';
+        }
         return 1;
     }
     return 0;
 }
 
-// Replaces the type of the weights in a config.json; all else stays. out: [length + 64]; returns the new length.
-static size_t hf_config_with_type(const char *text, size_t length, DType type, char *out) {
-    static const char *keys[] = {"dtype", "torch_dtype"};
+// Replaces the value of a key; where there is none, `add` begins the object with it. text: zero-terminated, with room;
+// returns the new length.
+static size_t hf_config_replace(char *text, size_t length, const char *key, const char *value, size_t bytes, int add) {
     size_t begin, end;
-    memcpy(out, text, length);
-    for (size_t i = 0; i < 2; i++) {
-        char name[16];
-        out[length] = 0;
-        if (!json_value_span(out, length, keys[i], &begin, &end)) continue;
-        snprintf(name, sizeof(name), "\"%s\"", hf_dtype_name(type));
-        memmove(out + begin + strlen(name), out + end, length - end);
-        memcpy(out + begin, name, strlen(name));
-        length += strlen(name) - (end - begin);
+    char name[64] = "";
+    if (!json_value_span(text, length, key, &begin, &end)) {
+        if (!add) return length;
+        begin = end = strcspn(text, "{") + 1;
+        snprintf(name, sizeof(name), "\n  \"%s\": ", key);
     }
-    out[length] = 0;
+    const size_t before = strlen(name), after = *name != 0;
+    memmove(text + begin + before + bytes + after, text + end, length - end + 1);
+    memcpy(text + begin, name, before);
+    memcpy(text + begin + before, value, bytes);
+    if (after) text[begin + before + bytes] = ',';
+    return length + before + bytes + after - (end - begin);
+}
+
+// Replaces the type of the weights in a config.json; all else stays.
+static size_t hf_config_with_type(char *text, size_t length, DType type) {
+    char name[16];
+    snprintf(name, sizeof(name), "\"%s\"", hf_dtype_name(type));
+    length = hf_config_replace(text, length, "dtype", name, strlen(name), 0);
+    return hf_config_replace(text, length, "torch_dtype", name, strlen(name), 0);
+}
+
+#define HF_ROPE_TEXT 4096 // bytes of rotary positions, at most
+
+// Replaces the scaling of rotary positions, in the form that the config.json has: rope_parameters, or else rope_scaling.
+static size_t hf_config_with_rope(char *text, size_t length, const Config *config) {
+    static const char *const keys[] = {"max_position_embeddings", "original_max_position_embeddings", "rope_parameters",
+                                       "rope_scaling"};
+    char rope[HF_ROPE_TEXT];
+    size_t begin, end;
+    const int parameters = json_value_span(text, length, "rope_parameters", &begin, &end);
+    const int theta = json_value_span(text, length, "rope_theta", &begin, &end);
+    JsonOut json = json_open_text(rope, sizeof(rope), JSON_LINE);
+    json_object(&json, NULL);
+    if (parameters && !theta) json_null(&json, "rope_scaling"); // it would hide the rope_theta of rope_parameters
+    hf_put_rope(&json, config);
+    json_size(&json, keys[0], config->max_position_embeddings);
+    json_size(&json, keys[1], config->original_max_position_embeddings);
+    json_object_end(&json);
+    const size_t written = json_text_end(&json);
+    if (!written) die("internal: rotary positions are longer than %d bytes", HF_ROPE_TEXT);
+    for (size_t i = 0; i < 4; i++)
+        if (json_value_span(rope, written, keys[i], &begin, &end))
+            length = hf_config_replace(text, length, keys[i], rope + begin, end - begin, i == 3 && !parameters);
     return length;
 }
 

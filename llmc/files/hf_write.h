@@ -27,7 +27,8 @@ typedef struct {
     const WeightSource *source;
     const char *kept;         // folder from which config.json and the small files come, or NULL
     char tokenizer[PATH_MAX]; // tokenizer file of the run that is written, where that folder has none; else ""
-    int retype;               // config.json gets the type that is written
+    int retype;               // config.json gets the type that is written,
+    int rescale;              // and the scaling of rotary positions
     size_t max_shard_size;    // bytes of tensors in a file
     HfTensor *tensors;        // [parameter_count] file by file, as they lie there
     DType type;               // that all of them have, or one that holds them all
@@ -157,6 +158,17 @@ static void hf_cut_shards(HfWrite *write) {
     qsort(write->tensors, count, sizeof(*write->tensors), hf_compare_order);
 }
 
+// The folder's config.json is of this model, or of this model before its positions were scaled.
+static void hf_check_kept(HfWrite *write) {
+    const Config *config = &write->source->config;
+    char ours[1024], theirs[1024];
+    Config like = hf_directory_config(write->kept, theirs, sizeof(theirs));
+    config_scaling_text(config, ours, sizeof(ours)), config_scaling_text(&like, theirs, sizeof(theirs));
+    write->rescale = config->rope_type != ROPE_DEFAULT && strcmp(ours, theirs) != 0;
+    if (write->rescale) like = config_scale(&like, ours, write->kept, EXIT_RUNTIME);
+    hf_check_same_model(config, write->source->path, &like, write->kept);
+}
+
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
 static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
                                 size_t max_shard_size) {
@@ -164,12 +176,8 @@ static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, 
     HfWrite write = {0};
     write.source = source;
     write.max_shard_size = max_shard_size;
-    if (kept) {
-        char remark[256];
-        Config like = hf_directory_config(kept, remark, sizeof(remark));
-        hf_check_same_model(&source->config, source->path, &like, kept);
-    }
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
+    if (write.kept) hf_check_kept(&write);
     hf_find_tokenizer(&write);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : source->dtype;
@@ -255,9 +263,10 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     if (write->kept) {
         path_join(path, write->kept, "config.json");
         char *text = input_read_text(path, HF_CONFIG_MAX, &length);
-        out = (char *)checked_malloc(length + 64, path);
-        memcpy(out, text, length);
-        if (write->retype) length = hf_config_with_type(text, length, write->type, out);
+        out = (char *)checked_malloc(length + 64 + HF_ROPE_TEXT, path);
+        memcpy(out, text, length + 1);
+        if (write->retype) length = hf_config_with_type(out, length, write->type);
+        if (write->rescale) length = hf_config_with_rope(out, length, &write->source->config);
         free(text);
     } else {
         out = (char *)checked_malloc(HF_CONFIG_TEXT, "config.json");

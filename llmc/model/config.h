@@ -348,4 +348,52 @@ static void config_to_text(const Config *config, char *text, size_t size) {
     }
 }
 
+// ---- scaling from the command line ----------------------------------------------------------------------------------
+// The positions of the model before they were scaled.
+static size_t config_unscaled_positions(const Config *config) {
+    return config->rope_type == ROPE_LINEAR ? (size_t)((double)config->max_position_embeddings / config->factor)
+                                            : config->original_max_position_embeddings;
+}
+
+// How rotary positions are scaled, as config_scale reads it: "TYPE,key=value,...".
+static void config_scaling_text(const Config *config, char *text, size_t size) {
+    char value[LAYER_TYPES_MAX + 1];
+    size_t used = (size_t)snprintf(text, size, "%s", rope_type_names[config->rope_type]);
+    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS && used < size; key++) {
+        if (!key->scaling || key->kind == KEY_ROPE_TYPE || !config_uses_key(config, key)) continue;
+        config_key_text(config, key, value);
+        used += (size_t)snprintf(text + used, size - used, ",%s=%s", key->name, value);
+    }
+}
+
+// The model with this scaling of rotary positions instead of its own, and with as many positions as that makes. A model
+// that has this scaling already stays as it is.
+static Config config_scale(const Config *config, const char *scaling, const char *where, int code) {
+    char text[4096], same[4096], type[16];
+    const char *keys = scaling + strcspn(scaling, ",");
+    Config plain = *config, scaled;
+    if (config->family->learned_positions)
+        die_with(code, "%s: %s has a table of positions, which cannot be scaled", where, config->family->name);
+    plain.rope_type = ROPE_DEFAULT;
+    config_to_text(&plain, text, sizeof(text));
+    plain = config_from_text(text, where, code);
+    scaled = plain, scaled.given = 0, scaled.original_max_position_embeddings = config_unscaled_positions(config);
+    snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
+    if (!text_is_one_of(type, "linear|llama3|yarn"))
+        die_with(code, "%s: '%s' is no way of scaling; linear, llama3 and yarn are, such as yarn,factor=4", where, type);
+    config_set(&scaled, "rope_type", type, where, code);
+    scaled.given = 0;
+    config_set_all(&scaled, keys + (*keys != 0), where, code);
+    for (size_t i = 0; i < CONFIG_KEYS; i++)
+        if ((scaled.given >> i & 1) &&
+            (config_keys[i].kind == KEY_ROPE_TYPE || !(config_keys[i].scaling >> scaled.rope_type & 1)))
+            die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
+    scaled.given |= plain.given;
+    config_finish(&scaled, where, code);
+    config_to_text(config, text, sizeof(text)), config_to_text(&scaled, same, sizeof(same));
+    const double positions = scaled.factor * (double)scaled.original_max_position_embeddings;
+    scaled.max_position_embeddings = (size_t)fmax(1, fmin(positions, 1e9));
+    return strcmp(text, same) ? scaled : *config;
+}
+
 #endif

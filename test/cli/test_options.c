@@ -458,8 +458,8 @@ TEST(echo_and_json) {
         const char *line, *echo, *json; // a part of it
     } cases[] = {
         {"info --model m", "train info --model m\n",
-         "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"dtype\": \"build\", \"seed\": 42, \"json\": false, "
-         "\"quiet\": false}\n"},
+         "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"rope_scaling\": null, \"dtype\": \"build\", "
+         "\"seed\": 42, \"json\": false, \"quiet\": false}\n"},
         {"info --seed 42 --model=--help", "train info --model=--help --seed 42\n", "\"model\": \"--help\""},
         // what plays no part in a plan is left out
         {"plan --init gpt2 --data d.bin --batch 2 --lr 1", "train plan --init gpt2 --data d.bin --batch 2\n", ""},

@@ -145,9 +145,38 @@ TEST(only_the_type_is_changed) {
         char out[200];
         size_t length = strlen(cases[i].before);
         assert_true(strlen(cases[i].before) + 64 <= sizeof(out));
-        length = hf_config_with_type(cases[i].before, length, DTYPE_BF16, out);
+        length = hf_config_with_type(strcpy(out, cases[i].before), length, DTYPE_BF16);
         assert_string_equal(out, cases[i].after);
         assert_int_equal(length, strlen(cases[i].after));
+    }
+}
+
+// Scaled positions in a config.json that is kept, of transformers 4 or 5, are read as those of the scaled model.
+TEST(config_json_gets_the_scaling_of_positions) {
+    static const char *const folders[] = {"llama", "llama-sharded", "qwen2", "qwen2-fp16", "llama3", "llama-linear",
+                                          "qwen3-yarn", "qwen2-yarn", "gemma3", "gemma3-linear", "mistral"};
+    static const char *const scalings[] = {"yarn,factor=4", "linear,factor=2.5",
+                                           "llama3,factor=8,low_freq_factor=1,high_freq_factor=4",
+                                           "yarn,factor=2,original_max_position_embeddings=64,beta_fast=16"};
+    for (size_t i = 0; i < COUNT_OF(folders) * COUNT_OF(scalings); i++) {
+        const char *path = golden_path(folders[i % COUNT_OF(folders)]);
+        char json[HF_CONFIG_TEXT], remark[256], from[PATH_MAX], wanted[4096], found[4096];
+        size_t length;
+        path_join(from, path, "config.json");
+        Config config = hf_config_read(from, remark, sizeof(remark));
+        config = config_scale(&config, scalings[i / COUNT_OF(folders)], "test", EXIT_USAGE);
+        char *text = input_read_text(from, HF_CONFIG_MAX, &length);
+        memcpy(json, text, length + 1);
+        length = hf_config_with_rope(json, length, &config);
+        free(text);
+        assert_int_equal(length, strlen(json));
+        write_file(scratch_path("scaled.json"), json, length);
+        Config back = hf_config_read(scratch_path("scaled.json"), remark, sizeof(remark));
+        config_to_text(&config, wanted, sizeof(wanted)), config_to_text(&back, found, sizeof(found));
+        assert_string_equal(found, wanted);
+        back = config_scale(&back, scalings[i / COUNT_OF(folders)], "test", EXIT_USAGE); // which it has already
+        config_to_text(&back, found, sizeof(found));
+        assert_string_equal(found, wanted);
     }
 }
 

@@ -17,6 +17,14 @@ refuses 2 'rope_theta is not a key of gpt2, whose keys are' bp --init gpt2,rope_
 refuses 2 'mlp_bias is not a key of qwen3' plan --init qwen3-8b,mlp_bias=false
 refuses 2 'layer_types=sf, but the sliding_window of mistral is in every layer or in none' plan --init mistral,layer_types=sf
 refuses 2 'rope_type yarn needs a rope_theta above 1' plan --init llama,rope_type=yarn,factor=2,rope_theta=1
+refuses 2 'rope-scaling: rope_type yarn needs factor' plan --init llama --rope-scaling yarn
+refuses 2 "rope-scaling: 'dynamic' is no way of scaling; linear, llama3 and yarn are" plan --init llama --rope-scaling dynamic,factor=2
+refuses 2 'rope-scaling: low_freq_factor is not a key of linear scaling' plan --init llama --rope-scaling linear,factor=2,low_freq_factor=1
+refuses 2 'rope-scaling: hidden_size is not a key of yarn scaling' plan --init llama --rope-scaling yarn,factor=2,hidden_size=64
+refuses 2 'rope-scaling: gpt2 has a table of positions' plan --init gpt2 --rope-scaling yarn,factor=2
+succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
+says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$' \
+    'note: --seq-len 300000 is above max_position_embeddings 262144: .*; --rope-scaling yarn,factor=19 scales them'
 refuses 1 '^train: --json: ' eval --init $TINY --data=--json
 refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
 refuses 2 'not bytes' sample --init $TINY --prompt hello

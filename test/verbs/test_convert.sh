@@ -34,6 +34,28 @@ refuses 1 'is no complete checkpoint: it has no DONE' info --model "$WORK/run/ch
 cp $GOLDEN/llama/config.json "$WORK/run2"
 refuses 1 'run2: holds neither model.safetensors' info --model "$WORK/run2" # a model, whatever else is there
 
+# ---- scaled positions, from the command line to config.json ----------------------------------------------------------------------
+scaling='--rope-scaling yarn,factor=4,original_max_position_embeddings=16'
+succeeds eval --model "$WORK/published" --data $SHARD --seq-len 64 --val-steps 2 --json
+plain=$(json loss)
+succeeds eval --model "$WORK/published" $scaling --data $SHARD --seq-len 64 --val-steps 2 --json
+scaled=$(json loss)
+check 'scaling is in force' [ "$scaled" != "$plain" ]
+succeeds train --model "$WORK/published" $scaling --data $SHARD --seq-len 64 --steps 1 --lr 0 --weight-decay 0 --out "$WORK/yarn" --quiet
+succeeds eval --model "$WORK/yarn" --data $SHARD --seq-len 64 --val-steps 2 --json
+check 'a checkpoint keeps it' [ "$(json loss)" = "$scaled" ]
+succeeds train --model "$WORK/published" $scaling --data $SHARD --seq-len 64 --steps 1 --lr 0 --weight-decay 0 --out "$WORK/yarn" --quiet --resume
+succeeds train $scaling --data $SHARD --seq-len 64 --steps 1 --lr 0 --weight-decay 0 --out "$WORK/yarn" --quiet --resume
+refuses 1 'yarn/checkpoint-00000001: was trained with model ' train --model "$WORK/published" --data $SHARD --seq-len 64 --steps 1 --lr 0 \
+    --weight-decay 0 --out "$WORK/yarn" --quiet --resume
+succeeds convert --model "$WORK/published" $scaling --out "$WORK/yarn1" # config.json is kept but for what is scaled
+succeeds convert --model "$WORK/yarn" --like "$WORK/published" --out "$WORK/yarn2"
+check 'the same from a run' same "$WORK/yarn1/config.json" "$WORK/yarn2/config.json"
+check 'as many positions as that makes' grep -q '"max_position_embeddings": 64,' "$WORK/yarn1/config.json"
+succeeds eval --model "$WORK/yarn2" --data $SHARD --seq-len 64 --val-steps 2 --json
+check 'and convert writes it' [ "$(json loss)" = "$scaled" ]
+refuses 1 'another model: its max_position_embeddings is 64, that of ' convert --model "$WORK/published" --like "$WORK/yarn1" --out "$WORK/x"
+
 # ---- choices ------------------------------------------------------------------------------------------------------------------------
 succeeds convert --model $GOLDEN/llama --out "$WORK/shards" --max-shard-size 50KB --dtype bf16
 check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]-of-00002.safetensors')" = 2 ]

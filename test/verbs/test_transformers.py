@@ -86,10 +86,30 @@ def random_model(name, text):
     check(f"{out}: logits", torch.isfinite(logits(model)).all())
 
 
+def scaled(name, text, scaling, **keys):
+    """--rope-scaling is what transformers makes of the same rope_scaling, in the original's config.json and in one of ours."""
+    source, out = f"{GOLDEN}/{name}", f"{WORK}/scaled-{name}"
+    config = AutoConfig.from_pretrained(source, rope_scaling=scaling, **keys)
+    expected = logits(AutoModelForCausalLM.from_pretrained(source, config=config).eval())
+    check(f"{out}: matters", not torch.equal(expected, logits(load(source)[0])))
+    convert("--model", source, "--rope-scaling", text, "--out", out)
+    convert("--model", source, "--rope-scaling", text, "--out", f"{out}.bin")
+    convert("--model", f"{out}.bin", "--out", f"{out}-own")
+    for folder in (out, f"{out}-own"):
+        check(f"{folder}: logits", torch.equal(expected, logits(load(folder)[0])))
+        check(f"{folder}: positions", AutoConfig.from_pretrained(folder).max_position_embeddings == config.max_position_embeddings)
+
+
 names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/config.json"))
 check("golden models", len(names) >= 9)
 for name in names:
     golden(name)
+YARN4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+for name in ("llama", "llama-sharded", "qwen3"):  # of transformers 5, of 4, with a head_dim
+    theta = AutoConfig.from_pretrained(f"{GOLDEN}/{name}").rope_parameters["rope_theta"]
+    scaled(name, "yarn,factor=4,original_max_position_embeddings=16", YARN4 | {"rope_theta": theta}, max_position_embeddings=64)
+scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "rope_theta": AutoConfig.from_pretrained(
+    f"{GOLDEN}/mistral").rope_parameters["rope_theta"]}, max_position_embeddings=int(2.5 * 128))
 convert("--model", f"{GOLDEN}/gpt2/gpt2_llmc_fp32.bin", "--out", f"{WORK}/llmc")
 compare("llm.c -> hf", f"{GOLDEN}/gpt2", f"{WORK}/llmc")
 SMALL = "hidden_size=32,intermediate_size=52,num_hidden_layers=2,num_attention_heads=4,vocab_size=99"
