@@ -75,7 +75,8 @@ static StepReport train_step(Trainer *t, size_t step) {
     report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
 
     // 1. Micro-batches: this rank's, of the data or of the completions that the model writes now.
-    report.micro_batches = o->rollout ? trainer_rollout(t, step, &report) : assigned_batches(t->run.assignment);
+    report.micro_batches =
+        o->rollout ? trainer_rollout(t, step, &report) : prefetch_wait(&t->train_batches)->step_batches;
 
     // 2. Forward and backward of each: gradients accumulate, the last micro-batch sums them over the ranks.
     grads_zero(&s->memory);

@@ -46,6 +46,9 @@ SIZE(seq_len, "seq-len", "1024", 1, MOST_TOKENS, READS, "T", "tokens of a docume
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; from shards of documents, whole ones are packed into a sequence of B x T tokens")
 SIZE(grad_accum, "grad-accum", "1", 1, 1048576, PASSES, "N", "micro-batches of a step")
+SIZE(samples, "samples", "off", 1, OPTION_UNBOUNDED, PASSES, "N",
+     "documents, pairs or groups of a step, exactly, in as many micro-batches as they take; the last step of an epoch "
+     "has what is left; off: --grad-accum micro-batches, however many they hold")
 CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "auto|on|off",
        "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's "
        "micro-batches; auto: of documents only")

@@ -117,6 +117,7 @@ static void run_open(Run *run, const Options *o, const char *model) {
     run->assignment = o->verb == VERB_EVAL
                           ? assign_evaluation(world, greatest_common_divisor(o->batch, world_replicas(world)))
                           : assign_step(world, o->grad_accum);
+    if (o->samples) run->assignment = assign_rounds(run->assignment, (o->samples + o->batch - 1) / o->batch);
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------
@@ -144,8 +145,10 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
+    if (paths != &o->data) settings.step = 0;
     DataLoader loader = dataloader_open(paths->path, paths->count, &settings);
     if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
+    if (settings.step) run->assignment = assign_rounds(run->assignment, dataloader_step(&loader, 0));
     return loader;
 }
 

@@ -57,7 +57,8 @@ static int computes_reference(const Options *o, const Objective *objective, cons
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
-    const int trains = options_train(o), sums = o->grad_accum > 1 || (o->rollout && o->batch > 1);
+    const int trains = options_train(o), several = o->rollout ? o->batch > 1 : o->grad_accum > 1;
+    const int sums = several || o->samples > o->batch;
     RunSettings settings = {0};
     options_check_storage(o, stored);
     settings.model = model, settings.lora = lora;
@@ -95,6 +96,7 @@ static int scales_rewards(const Options *o) {
 // Settings that data is opened with; the run adds log-probabilities and the tokenizer's path.
 static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
     DataSettings settings = {0};
+    settings.step = o->samples;
     settings.B = o->batch, settings.T = o->seq_len, settings.vocab_size = run->model->config.vocab_size;
     settings.shuffle = shuffle, settings.seed = o->seed;
     settings.use = o->verb == VERB_LOGPROBS ? DATA_READS : o->rollout ? DATA_PROMPTS : DATA_TRAINS;

@@ -113,6 +113,15 @@ static uint64_t dataloader_after(DataLoader *d, uint64_t position, size_t count)
     return position;
 }
 
+// Micro-batches of the step at a position, of data that is packed by steps.
+static size_t dataloader_step(DataLoader *d, uint64_t position) {
+    const EpochSequences *e = dataloader_epoch(d, position);
+    const size_t first = position % d->samples, step = d->packing.step, number = e->begin[first] / step;
+    size_t end = first;
+    while (end < e->sequences && e->begin[end] / step == number) end++;
+    return end - first;
+}
+
 // Targets, documents and groups of the `count` micro-batches from a position on; the index knows, nothing is read.
 static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t count) {
     TargetCounts counts = {0, 0, 0};
@@ -188,6 +197,13 @@ static void dataloader_report(FILE *out, const DataLoader *d) {
     fprintf(out, "packing  %zu sequences of at most %zu positions, %.1f %% full, %s\n", d->first_epoch_sequences,
             d->packing.capacity, 100 * packing_fill(&d->packing, d->first_epoch_sequences),
             d->packing.shuffle ? "shuffled every epoch" : "in the order of the files");
+    const size_t last = d->samples - (d->packing.windows - 1) * d->packing.step;
+    if (!d->packing.step) return;
+    fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step,
+            !d->sample              ? "segments"
+            : s->kind == KIND_PAIRS ? "pairs"
+                                    : "groups");
+    fprintf(out, last < d->packing.step ? ", the last of %zu\n" : "\n", last);
 }
 
 #endif

@@ -34,6 +34,7 @@ typedef enum {
 
 typedef struct {
     size_t B, T, vocab_size;
+    size_t step;     // samples of a step, exactly; 0: a step is a number of sequences
     Shuffle shuffle; // auto: documents are shuffled, llm.c's shards are not
     LongDocuments long_documents;
     uint64_t seed;
@@ -328,13 +329,17 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
 }
 
 // ---- packing --------------------------------------------------------------------------------------------------------
-// Bound of any epoch's sequences where they are shuffled: no more positions than fit, and no more documents than of the
-// shortest fit.
+// Bound of any epoch's sequences where they are shuffled: no more positions than fit, or than the longest samples of a
+// step have, and no more documents than of the shortest fit.
 static SequenceBound documents_bound_shuffled(const DataLoader *d) {
+    const size_t together = d->packing.step ? d->packing.step : d->samples;
     SequenceBound bound = {0, 0, 0};
     size_t N = 0;
     PackingItem *item = (PackingItem *)checked_calloc(2 * d->segments, sizeof(PackingItem), "the lengths of documents");
-    bound.N = min_size(d->packing.positions, d->packing.capacity);
+    for (size_t i = 0; i < d->samples; i++) item[i].positions = packing_length(&d->packing, i);
+    packing_sort(item, item + d->segments, d->samples);
+    for (size_t i = 0; i < together; i++) bound.N += item[i].positions;
+    bound.N = min_size(bound.N, d->packing.capacity);
     for (size_t i = 0; i < d->segments; i++) item[i].positions = d->segment[i].positions;
     packing_sort(item, item + d->segments, d->segments);
     bound.longest = item[0].positions;
@@ -342,6 +347,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
         N += item[i].positions;
         bound.documents++;
     }
+    bound.documents = min_size(bound.documents, together * d->largest_sample);
     free(item);
     return bound;
 }
@@ -372,7 +378,11 @@ static void documents_pack(DataLoader *d) {
         die_usage("--batch %zu x --seq-len %zu x %zu (documents of a sample): at most %d tokens of one sequence can be "
                   "indexed; use --grad-accum",
                   B, T, n, INT32_MAX);
-    d->packing = packing_allocate(length, stride, d->samples, B * T * n, shuffle, d->settings.seed);
+    if (d->regular && d->settings.step % B)
+        die_usage("--samples %zu: of llm.c's shards a step is whole micro-batches of --batch %zu; take a multiple",
+                  d->settings.step, B);
+    const size_t step = d->regular ? d->settings.step / B : d->settings.step;
+    d->packing = packing_allocate(length, stride, d->samples, B * T * n, step, shuffle, d->settings.seed);
     d->epoch[0] = epoch_sequences_allocate(&d->packing);
     if (shuffle) d->epoch[1] = epoch_sequences_allocate(&d->packing);
     packing_epoch(&d->packing, &d->epoch[0], 0);

@@ -8,6 +8,8 @@ positions, without padding and without cutting a sample.
                                  window leaves unfilled does not matter in a large one; many windows let epochs differ
                                  in what meets in a sequence.
     in the order of the file     next-fit: a sequence ends where the next sample does not fit.
+    by steps                     of so many samples each, in either order; a step is a window, whose sequences follow
+                                 each other. The last step of an epoch has the samples that are left.
 
 A tree over the sequences finds the first one with room, so a window of n samples takes O(n log n). An epoch's sequences
 follow from lengths, seed and epoch alone. Samples that fill a sequence each are only permuted. Everything is allocated
@@ -41,6 +43,7 @@ typedef struct {
     const uint32_t *length; // positions of the first sample, not owned
     size_t stride;          // bytes to the next sample's; 0: each fills a sequence
     size_t samples, capacity;
+    size_t step;      // samples of a step; 0: not packed by steps
     size_t positions; // of all samples
     size_t windows, largest_window, max_sequences;
     int shuffle;
@@ -55,10 +58,14 @@ static uint32_t packing_length(const Packing *p, size_t sample) {
 }
 
 // ---- order ----------------------------------------------------------------------------------------------------------
+static void identity_permutation(uint32_t *out, size_t count) {
+    for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
+}
+
 // purpose: RANDOM_STREAM_...
 static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t purpose, uint64_t epoch) {
     const uint64_t stream = random_mix(purpose) + epoch;
-    for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
+    identity_permutation(out, count);
     for (size_t i = count; i > 1; i--) {
         size_t j = (size_t)random_below(seed, stream, i, i);
         uint32_t moved = out[i - 1];
@@ -131,28 +138,30 @@ static void packing_next_fit(const Packing *p, EpochSequences *e) {
     size_t used = p->capacity;
     for (size_t i = 0; i < p->samples; i++) {
         if (used + packing_length(p, i) > p->capacity) {
-            e->permutation[e->sequences] = (uint32_t)e->sequences;
             e->begin[e->sequences++] = (uint32_t)i;
             used = 0;
         }
-        e->order[i] = (uint32_t)i;
         used += packing_length(p, i);
     }
 }
 
 // The sequences of an epoch. Where nothing is shuffled, all epochs are epoch 0.
 static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
+    const size_t window = p->step ? p->step : p->samples / p->windows, larger = p->step ? 0 : p->samples % p->windows;
     e->epoch = epoch, e->sequences = 0;
-    if (p->shuffle && p->stride) {
-        random_permutation(e->order, p->samples, p->seed, RANDOM_STREAM_SAMPLES, epoch);
+    identity_permutation(e->order, p->samples);
+    if (p->step || (p->shuffle && p->stride)) {
+        if (p->shuffle) random_permutation(e->order, p->samples, p->seed, RANDOM_STREAM_SAMPLES, epoch);
         for (size_t w = 0; w < p->windows; w++) {
-            size_t first = p->samples / p->windows * w + min_size(w, p->samples % p->windows);
-            packing_window(p, e, first, p->samples / p->windows + (w < p->samples % p->windows));
+            const size_t first = w * window + min_size(w, larger);
+            packing_window(p, e, first, min_size(window + (w < larger), p->samples - first));
         }
     } else {
         packing_next_fit(p, e);
     }
-    if (p->shuffle) random_permutation(e->permutation, e->sequences, p->seed, RANDOM_STREAM_SEQUENCES, epoch);
+    identity_permutation(e->permutation, e->sequences);
+    if (p->shuffle && !p->step)
+        random_permutation(e->permutation, e->sequences, p->seed, RANDOM_STREAM_SEQUENCES, epoch);
     e->begin[e->sequences] = (uint32_t)p->samples;
 }
 
@@ -167,20 +176,20 @@ static void packing_allocate_window(Packing *p, size_t samples) {
     p->room = (uint32_t *)checked_calloc(2 * leaves, sizeof(uint32_t), "packing");
 }
 
-// samples: at least one, none longer than the capacity, fewer than 2^32.
-static Packing packing_allocate(const uint32_t *length, size_t stride, size_t samples, size_t capacity, int shuffle,
-                                uint64_t seed) {
+// samples: at least one, none longer than the capacity, fewer than 2^32. step: 0: not by steps
+static Packing packing_allocate(const uint32_t *length, size_t stride, size_t samples, size_t capacity, size_t step,
+                                int shuffle, uint64_t seed) {
     Packing p = {0};
-    p.length = length, p.stride = stride, p.samples = samples;
+    p.length = length, p.stride = stride, p.samples = samples, p.step = min_size(step, samples);
     p.capacity = capacity, p.shuffle = shuffle, p.seed = seed;
     for (size_t i = 0; i < samples; i++) p.positions += packing_length(&p, i);
     const double samples_a_sequence = (double)capacity * (double)samples / (double)p.positions;
     const double window = fmax(PACKING_SEQUENCES * samples_a_sequence, PACKING_WINDOW);
-    p.windows = max_size((size_t)((double)samples / window), 1);
-    p.largest_window = (samples + p.windows - 1) / p.windows;
+    p.windows = step ? (samples + p.step - 1) / p.step : max_size((size_t)((double)samples / window), 1);
+    p.largest_window = step ? p.step : (samples + p.windows - 1) / p.windows;
     // of a window's sequences at most one is half empty or more; of next-fit's, any two in a row hold more than one
     p.max_sequences = min_size(2 * p.positions / capacity + p.windows + 1, samples);
-    if (shuffle && stride) packing_allocate_window(&p, p.largest_window);
+    if (step || (shuffle && stride)) packing_allocate_window(&p, p.largest_window);
     return p;
 }
 

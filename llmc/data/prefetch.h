@@ -20,12 +20,14 @@ typedef struct {
     Batch batch;              // the part that is this rank's
     size_t number;            // within its step
     TargetCounts step_counts; // of all micro-batches of its step
+    size_t step_batches;      // this rank's of its step
     uint64_t after;           // the position after it; of a rank's last in a step, after the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
-    Assignment assignment;
+    Assignment assignment; // of data packed by steps, of the step that is read
+    size_t step;           // micro-batches of that step; in the last round of its assignment there may be fewer
     MicroBatch slot[2];
     double waited; // seconds in prefetch_take, ever
     pthread_t thread;
@@ -55,28 +57,39 @@ static void prefetch_caught(int code, const char *message) {
 // The rank's i-th of a step; the loader is at the position after the one before it.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
-    const size_t own = assigned_batches(assignment);
-    const size_t skipped = i ? assignment.stride - 1 : assignment.first;
-    const size_t left = i + 1 == own ? assignment.stride - 1 - assignment.first : 0;
+    const size_t own = assigned_batches(assignment), number = assigned_number(assignment, i);
+    const size_t before = i ? min_size(assigned_number(assignment, i - 1) + 1, p->step) : 0;
     DataLoader *loader = p->loader;
-    loader->next = dataloader_after(loader, loader->next, skipped);
-    dataloader_next(loader, &micro->whole);
-    loader->next = micro->after = dataloader_after(loader, loader->next, left);
-    micro->batch = batch_part(&micro->whole, assignment.parts, assignment.part);
-    micro->number = assigned_number(assignment, i);
+    loader->next = dataloader_after(loader, loader->next, min_size(number, p->step) - before);
+    if (number < p->step) dataloader_next(loader, &micro->whole);
+    if (i + 1 == own) loader->next = dataloader_after(loader, loader->next, p->step - min_size(number + 1, p->step));
+    micro->after = loader->next;
+    micro->batch =
+        number < p->step ? batch_part(&micro->whole, assignment.parts, assignment.part) : batch_empty(&micro->whole);
+    micro->number = number, micro->step_batches = own;
+}
+
+// The loader is at the first micro-batch of a step; returns the counts of all of them.
+static TargetCounts prefetch_begin_step(Prefetch *p) {
+    p->step = p->assignment.batches;
+    if (p->loader->packing.step) {
+        p->step = dataloader_step(p->loader, p->loader->next);
+        p->assignment = assign_rounds(p->assignment, p->step);
+    }
+    return dataloader_targets(p->loader, p->loader->next, p->step);
 }
 
 static void prefetch_fill(Prefetch *p) {
-    const size_t own = assigned_batches(p->assignment);
     TargetCounts counts = {0, 0, 0};
+    size_t own = 1;
     pthread_mutex_lock(&p->lock);
-    for (size_t i = 0;; i++) {
-        MicroBatch *micro = &p->slot[i % 2];
+    for (size_t i = 0;; i = (i + 1) % own) {
+        MicroBatch *micro = &p->slot[p->filled % 2];
         while (!p->stop && p->filled - p->freed == 2) pthread_cond_wait(&p->changed, &p->lock);
         if (p->stop) break;
         pthread_mutex_unlock(&p->lock);
-        if (i % own == 0) counts = dataloader_targets(p->loader, p->loader->next, p->assignment.batches);
-        prefetch_read(p, i % own, micro);
+        if (i == 0) counts = prefetch_begin_step(p), own = assigned_batches(p->assignment);
+        prefetch_read(p, i, micro);
         micro->step_counts = counts;
         pthread_mutex_lock(&p->lock);
         p->filled++;
@@ -147,19 +160,25 @@ static void prefetch_free(Prefetch *p) {
 }
 
 // ---- taking ---------------------------------------------------------------------------------------------------------
-// The next micro-batch, the caller's until the next call.
-static MicroBatch *prefetch_take(Prefetch *p) {
+// Frees what was taken and waits for the next micro-batch.
+static MicroBatch *prefetch_wait(Prefetch *p) {
     double begin = seconds_now();
     pthread_mutex_lock(&p->lock);
     p->freed = p->taken;
     pthread_cond_broadcast(&p->changed);
     while (p->filled == p->taken && !p->failed) pthread_cond_wait(&p->changed, &p->lock);
     int failed = p->filled == p->taken ? p->failed : 0;
-    if (!failed) p->taken++;
     pthread_mutex_unlock(&p->lock);
     if (failed) die_with(failed, "%s", p->message);
     p->waited += seconds_now() - begin;
-    return &p->slot[(p->taken - 1) % 2];
+    return &p->slot[p->taken % 2];
+}
+
+// The next micro-batch, the caller's until the next call.
+static MicroBatch *prefetch_take(Prefetch *p) {
+    MicroBatch *next = prefetch_wait(p);
+    p->taken++;
+    return next;
 }
 
 #endif

@@ -132,8 +132,9 @@ its documents each (batch_part). Replica d takes micro-batches i with i % g == d
     A 1, D 4    g 1, parts 4    a quarter of the micro-batch for each
     A 6, D 4    g 2, parts 2    half of three micro-batches for each
 
-Every rank has the same number of them. Where the last round of an evaluation is not full, or no document falls to a
-part, a rank takes a stream of one token that does not count: collectives need all ranks.
+Every rank has the same number of them. Where the last round of an evaluation or of a step of so many samples
+(assign_rounds) is not full, or no document falls to a part, a rank takes a stream of one token that does not count:
+collectives need all ranks.
 */
 typedef struct {
     size_t batches;       // of a step
@@ -165,6 +166,18 @@ static Assignment assign_step(World w, size_t batches) {
 static Assignment assign_evaluation(World w, size_t parts) {
     const size_t together = world_replicas(w) / parts;
     return assign_by(w, together, together);
+}
+
+// The same ranks' assignment of a step of `batches` micro-batches, however many: rounds of one for each replica, or of
+// parts where the replicas are more. In the last round a rank may take nothing.
+static Assignment assign_rounds(Assignment a, size_t batches) {
+    const size_t replicas = a.stride * a.parts, replica = a.first * a.parts + a.part;
+    size_t stride = min_size(batches, replicas);
+    while (replicas % stride) stride++;
+    const size_t parts = replicas / stride;
+    const Assignment rounds = {(batches + stride - 1) / stride * stride, stride, replica / parts, parts,
+                               replica % parts};
+    return rounds;
 }
 
 // All micro-batches for one process.

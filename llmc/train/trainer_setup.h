@@ -89,6 +89,7 @@ static void trainer_schedule(Trainer *t) {
     schedule->decay_fraction = o->decay_fraction;
     schedule->warmup = o->warmup;
     schedule->steps = o->steps     ? o->steps
+                      : o->samples ? t->data.packing.windows
                       : o->rollout ? o->updates * (prompts / o->batch)
                                    : dataloader_batches(&t->data) / o->grad_accum;
     if (!schedule->steps && o->rollout)
@@ -188,6 +189,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
     trainer_objective_settings(t);
     add_setting(t, "--grad-accum", SETTING_KEPT, "%zu", o->grad_accum);
+    if (o->samples) add_setting(t, "--samples", SETTING_KEPT, "%zu", o->samples);
     add_setting(t, "--seed", SETTING_KEPT, "%zu", o->seed);
     add_setting(t, "AdamW", SETTING_KEPT, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g",
                 o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);

@@ -47,6 +47,7 @@ static void bp_answers(const Run *run, Batch *batch) {
 static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
+    if (o->samples && number >= dataloader_step(loader, 0)) return batch_empty(whole);
     if (o->data.count)
         loader->next = number, dataloader_next(loader, whole);
     else
@@ -141,7 +142,7 @@ static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
 static DataLoader bp_open_data(Run *run) {
     const Options *o = run->options;
     DataLoader loader = run_open_data(run, &o->data, SHUFFLE_OFF);
-    if (o->grad_accum > dataloader_batches(&loader))
+    if (!o->samples && o->grad_accum > dataloader_batches(&loader))
         die("--grad-accum %zu: the data has %zu micro-batches, and a pass reads none twice; give more data or "
             "accumulate fewer",
             o->grad_accum, dataloader_batches(&loader));

@@ -25,7 +25,7 @@ static uint32_t *lognormal_lengths(size_t count, double median, double sigma, si
 // Declares the packing p of these lengths and room e for its epochs.
 #define PACKING(p, e, length, count, capacity, shuffle, seed)                                                          \
     SCOPED(packing_free)                                                                                               \
-    Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, shuffle, seed);                            \
+    Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 0, shuffle, seed);                         \
     SCOPED(epoch_sequences_free) EpochSequences e = epoch_sequences_allocate(&p)
 
 // ---- what must hold for any epoch -----------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ TEST(first_fit_decreasing_is_what_it_says) {
         size_t capacity = most + test_random_below(400);
         test_case("%zu pieces of %zu at most into %zu", count, most, capacity);
         uint32_t *length = uniform_lengths(count, 1, most), *bin = (uint32_t *)case_memory(count * sizeof(uint32_t));
-        SCOPED(packing_free) Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 1, round);
+        SCOPED(packing_free) Packing p = packing_allocate(length, sizeof(uint32_t), count, capacity, 0, 1, round);
         for (size_t i = 0; i < count; i++) p.item[i].sample = (uint32_t)i, p.item[i].positions = length[i];
         packing_sort(p.item, p.spare, count);
         for (size_t i = 1; i < count; i++) {
@@ -188,6 +188,32 @@ TEST(not_shuffled_is_the_order_of_the_file) {
     assert_int_equal(e.sequences, 5);
     for (size_t i = 0; i < 7; i++) assert_int_equal(e.order[i], i);
     for (size_t i = 0; i <= 5; i++) assert_int_equal(e.begin[i], begins[i]);
+}
+
+// Every step is so many samples of the epoch's order, in sequences of its own; the last has what is left.
+TEST(steps_hold_so_many_pieces) {
+    for (size_t round = 0; round < 40; round++) {
+        const size_t count = 1 + test_random_below(60), step = 1 + test_random_below(70), most = min_size(step, count);
+        const int shuffle = round % 2;
+        test_case("%zu pieces in steps of %zu, %s", count, step, shuffle ? "shuffled" : "in order");
+        SCOPED(packing_free)
+        Packing p = packing_allocate(uniform_lengths(count, 1, 90), sizeof(uint32_t), count, 100, step, shuffle, 5);
+        SCOPED(epoch_sequences_free) EpochSequences e = epoch_sequences_allocate(&p);
+        assert_int_equal(p.windows, (count + most - 1) / most);
+        for (size_t epoch = 0; epoch < 2; epoch++) {
+            packing_epoch(&p, &e, epoch);
+            check_epoch(&p, &e);
+            size_t ends = 0; // of steps, at ends of sequences
+            for (size_t s = 0; s < e.sequences; s++) {
+                assert_int_equal(e.permutation[s], s);
+                assert_int_equal((e.begin[s + 1] - 1) / most, e.begin[s] / most);
+                ends += e.begin[s + 1] % most == 0 || e.begin[s + 1] == count;
+                for (size_t i = e.begin[s]; i < e.begin[s + 1] && !shuffle; i++)
+                    assert_int_equal(e.order[i] / most, e.begin[s] / most);
+            }
+            assert_int_equal(ends, p.windows);
+        }
+    }
 }
 
 TEST(permutations_are_uniform) {

@@ -5,7 +5,8 @@
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
-#define RANKS 6
+#define RANKS        6
+#define MOST_BATCHES 40 // of a step of samples
 
 static World world_of(size_t ranks, size_t rank, size_t sp) {
     World w = {ranks, rank, 0, sp};
@@ -32,6 +33,23 @@ TEST(every_part_of_every_micro_batch_once) {
                 }
             }
             for (size_t i = 0; i < A; i++)
+                for (size_t d = 0; d < parts; d++) assert_int_equal(taken[i][d], 1);
+        }
+    }
+}
+
+TEST(rounds_of_any_number_once) {
+    for (size_t D = 1; D <= 12; D++) {
+        for (size_t A = 1; A <= 12; A++) {
+            unsigned char taken[12 + 12][12] = {{0}};
+            size_t own = 0, parts = 1;
+            for (size_t d = 0; d < D; d++) {
+                const Assignment any = assign_rounds(assign_step(world_of(D, d, 1), 1 + A % 5), A);
+                own = assigned_batches(any), parts = any.parts;
+                for (size_t i = 0; i < own; i++) taken[assigned_number(any, i)][any.part]++;
+            }
+            assert_int_equal(own, parts > 1 ? 1 : (A + D - 1) / D);
+            for (size_t i = 0; i < own * D / parts; i++)
                 for (size_t d = 0; d < parts; d++) assert_int_equal(taken[i][d], 1);
         }
     }
@@ -178,19 +196,22 @@ static void ranks_end(Ranks *ranks, size_t D) {
 
 // One step of D ranks, held against the loader alone; returns the place behind it, and how many parts were empty.
 static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *whole, size_t A, size_t *empty) {
-    const Assignment any = ranks->ahead[0].assignment;
-    const SequenceBound bound = dataloader_part_bound(alone, any.parts);
-    size_t covered[RANKS * 2] = {0};
+    const size_t own_batches = prefetch_wait(&ranks->ahead[0])->step_batches;
+    const int samples = alone->packing.step > 0;
+    const SequenceBound bound = dataloader_part_bound(alone, samples ? 1 : ranks->ahead[0].assignment.parts);
+    if (samples) A = dataloader_step(alone, alone->next);
+    size_t covered[MOST_BATCHES] = {0};
     TargetCounts counts = {0, 0, 0}, own = {0, 0, 0};
     uint64_t after = 0;
     for (size_t i = 0; i < A; i++)
         dataloader_next(alone, &whole[i]), counts = target_counts_add(counts, batch_count(&whole[i]));
-    for (size_t i = 0; i < assigned_batches(any); i++) {
+    for (size_t i = 0; i < own_batches; i++) {
         for (size_t d = 0; d < D; d++) {
             const MicroBatch *micro = prefetch_take(&ranks->ahead[d]);
             const Batch *part = &micro->batch;
-            const Assignment assignment = ranks->ahead[d].assignment;
-            assert_int_equal(micro->number, assigned_number(assignment, i));
+            const Assignment assignment = assign_step(world_of(D, d, 1), A);
+            assert_int_equal(micro->step_batches, own_batches);
+            if (!samples) assert_int_equal(micro->number, assigned_number(assignment, i));
             assert_true(micro->step_counts.tokens == counts.tokens && micro->step_counts.documents == counts.documents);
             assert_true(micro->step_counts.groups == counts.groups);
             assert_true(part->N <= bound.N && part->documents <= bound.documents);
@@ -215,20 +236,22 @@ static uint64_t expect_step(Ranks *ranks, size_t D, DataLoader *alone, Batch *wh
 // Steps by changing numbers of ranks, each going on where the one before it stopped.
 static void expect_dealt(const char *path, const DataSettings *settings, size_t A, int regular) {
     DataLoader alone = open_data(path, settings);
-    Batch whole[RANKS];
+    Batch whole[MOST_BATCHES];
     size_t empty = 0;
     uint64_t place = 0;
+    if (settings->step) A = MOST_BATCHES;
     for (size_t i = 0; i < A; i++) whole[i] = batch_for(&alone);
     for (size_t D = 1; D <= RANKS; D++) {
-        const size_t parts = assign_step(world_of(D, 0, 1), A).parts;
+        const size_t parts = settings->step ? 1 : assign_step(world_of(D, 0, 1), A).parts;
         if (regular && settings->B % parts) continue;
         test_case("B %zu, T %zu, %zu micro-batches, %zu ranks", settings->B, settings->T, A, D);
         Ranks *ranks = ranks_begin(path, settings, D, A, place);
         for (size_t step = 0; step < 8; step++) place = expect_step(ranks, D, &alone, whole, A, &empty);
         ranks_end(ranks, D);
     }
-    if (!regular && settings->B == 1) assert_true(empty > 0); // a stream of one document has no second part
-    if (regular) assert_int_equal(empty, 0);
+    if (!regular && !settings->step && settings->B == 1)
+        assert_true(empty > 0); // a stream of one document has no second part
+    if (regular && !settings->step) assert_int_equal(empty, 0);
     for (size_t i = 0; i < A; i++) batch_free(&whole[i]);
     dataloader_close(&alone);
 }
@@ -272,6 +295,23 @@ TEST(documents_of_equal_length) {
             settings.shuffle = A < 4 ? SHUFFLE_ON : SHUFFLE_AUTO;
             expect_dealt("test/golden/tokens_uint16.bin", &settings, A, 1);
         }
+    }
+}
+
+// Steps of so many samples, whose number of micro-batches changes, over the ends of epochs.
+TEST(steps_of_samples) {
+    const Objective dpo = objective_of(OBJECTIVE_DPO);
+    MadeShard made = made_shard(4), pairs = made_kind(KIND_PAIRS);
+    MadeDocument document[120];
+    for (size_t step = 1; step <= 34; step += 11) { // of 60 pairs, 40 documents, 240 documents of 17 positions
+        DataSettings settings = answer_settings(1 + step % 3, 40, &dpo);
+        settings.step = step;
+        made_groups(&pairs, document, 0, 60, 2, 40);
+        expect_dealt(kept_shard(&pairs, document, 120), &settings, 0, 0);
+        settings.objective = NULL, settings.T = 100, settings.shuffle = step % 2 ? SHUFFLE_ON : SHUFFLE_OFF;
+        expect_dealt(kept_shard(&made, made_documents(0, 40, 150, 3), 40), &settings, 0, 0);
+        settings.T = 17, settings.B = step % 2 + 1, settings.step = step + step % 2;
+        expect_dealt("test/golden/tokens_uint16.bin", &settings, 0, 1);
     }
 }
 

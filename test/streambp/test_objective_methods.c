@@ -3,7 +3,7 @@ Objectives through the model: every objective's loss and gradients are the same 
 whole or cut into micro-batches, with pairs and groups in any order, for the model and for its adapters; and they are
 the slope of the loss.
 */
-#include "test/base/testing.h"
+#include "test/data/answer_files.h"
 #include "test/model/tiny.h"
 
 static double bound(void) {
@@ -53,7 +53,7 @@ static TinyCase case_make(const Tried *t, int lora) {
     return c;
 }
 
-static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected) {
+static void expect_same_result(const TinyCase *c, TinyResult found, TinyResult expected) {
     tiny_expect_same(tiny_table(c), found, expected, bound(), 0.1, 0);
 }
 
@@ -74,7 +74,7 @@ TEST(methods_agree) {
             for (size_t j = 0; j < COUNT_OF(runs); j++) {
                 if (!all_cases() && (i + j + (size_t)lora) % 2) continue;
                 TinyResult other = tiny_case_run(&c, runs[j].method, runs[j].chunk, runs[j].logits_chunk, &c.batch, 1);
-                expect_same(&c, other, full);
+                expect_same_result(&c, other, full);
                 free(other.gradient);
             }
             free(full.gradient);
@@ -115,11 +115,54 @@ TEST(accumulation_and_order) {
             parts[k + 1] = batch_of_units(&c.batch, order + begin[k], begin[k + 1] - begin[k]);
         TinyResult turned = tiny_case_run(&c, METHOD_STREAM, 10, 11, parts, 1);
         TinyResult summed = tiny_case_run(&c, METHOD_STREAM, 4, 6, parts + 1, 3);
-        expect_same(&c, turned, whole);
-        expect_same(&c, summed, whole);
+        expect_same_result(&c, turned, whole);
+        expect_same_result(&c, summed, whole);
         free(turned.gradient), free(summed.gradient), free(whole.gradient);
         for (size_t k = 0; k < 4; k++) batch_free(&parts[k]);
         tiny_case_free(&c);
+    }
+}
+
+// A shard of `kind` whose ids are the model's: 9 samples of documents of at most 12 tokens.
+static const char *samples_shard(ShardKind kind, size_t vocabulary) {
+    const MadeShard made = made_kind(kind);
+    MadeDocument document[36];
+    const size_t count = kind_has_groups(kind) ? made_groups(&made, document, 0, 9, kind == KIND_PAIRS ? 2 : 4, 12) : 9;
+    if (!kind_has_groups(kind)) memcpy(document, made_documents(0, 9, 12, 3), 9 * sizeof(MadeDocument));
+    for (size_t d = 0; d < count; d++)
+        for (size_t t = 0; t < document[d].tokens; t++) ((uint32_t *)(uintptr_t)document[d].id)[t] %= vocabulary;
+    return write_shard("samples.bin", &made, document, count);
+}
+
+// The second step of 4 samples, in sequences of at most B x 12 tokens; returns their number.
+static size_t second_step(const char *path, const Objective *objective, size_t B, Batch batch[4]) {
+    DataSettings settings = answer_settings(B, 12, objective);
+    settings.step = 4;
+    SCOPED_LOADER loader = open_data(path, &settings);
+    loader.next = dataloader_after(&loader, 0, dataloader_step(&loader, 0));
+    const size_t count = dataloader_step(&loader, loader.next);
+    for (size_t i = 0; i < count; i++) batch[i] = dataloader_batch(&loader), dataloader_next(&loader, &batch[i]);
+    return count;
+}
+
+TEST(a_step_of_samples_is_one_batch_of_them) {
+    static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_SIMPO, OBJECTIVE_GRPO};
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        TinyCase c = tiny_case(TINY_QWEN3, 0);
+        c.settings.objective = objective_of(kinds[k]);
+        objective_resolve(&c.settings.objective);
+        c.settings.gradient_type = dtype_of_sums(c.model.dtype);
+        const char *path = samples_shard(objective_data[kinds[k]], c.model.config.vocab_size);
+        Batch one[4], several[4];
+        assert_int_equal(second_step(path, &c.settings.objective, 9, one), 1);
+        const size_t count = second_step(path, &c.settings.objective, 1, several);
+        assert_true(count > 1);
+        TinyResult whole = tiny_case_run(&c, METHOD_STREAM, 7, 5, one, 1);
+        TinyResult summed = tiny_case_run(&c, METHOD_STREAM, 4, 6, several, count);
+        expect_same_result(&c, summed, whole);
+        free(whole.gradient), free(summed.gradient);
+        for (size_t i = 0; i < count; i++) batch_free(&several[i]);
+        batch_free(&one[0]), tiny_case_free(&c);
     }
 }
 
@@ -160,10 +203,10 @@ TEST(plain_policy_gradient) {
             if (!(tiny_difference(&c.model.parameters[t], found.gradient, expected.gradient) <= 1e-6))
                 test_fail("gradient of %s is not the plain policy gradient's", c.model.parameters[t].name);
     } else {
-        expect_same(&c, found, expected);
+        expect_same_result(&c, found, expected);
     }
     free(found.gradient), free(expected.gradient);
     tiny_case_free(&c), tiny_case_free(&plain);
 }
 
-int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

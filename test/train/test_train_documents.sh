@@ -78,6 +78,37 @@ refuses 1 'faulty.bin: the checksum of document 6 is wrong' train --init $TINY -
     --shuffle off --save-every 1 --out "$WORK/faulty"
 check 'steps before it are saved' [ -f "$WORK/faulty/checkpoint-00000006/DONE" ]
 
+# ---- so many documents a step ---------------------------------------------------------------------------------------------------------
+for batch in 1 2 9; do # as many sequences as they take
+    succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch $batch --samples 7 --json
+    check "7 samples in sequences of $batch x 64 have their loss" close "$loss" "$(json loss)" $same_loss
+    check 'and their gradient' close "$norm" "$(json grad_norm)" $same_gradient
+done
+sampled="--init $TINY --data $WORK/train-*.bin --seq-len 128 --batch 2 --samples 13 --lr 1e-3 --schedule constant --seed 7"
+succeeds train $sampled --out "$WORK/sampled" --save-every 4 --keep-checkpoints 9
+samples=$(sed -n 's/.*; \([0-9]*\) segments of.*/\1/p' "$WORK/out")
+check 'an epoch is as many steps as its samples make' [ "$(grep -c '"loss"' "$WORK/sampled/log.jsonl")" = $(((samples + 12) / 13)) ]
+check 'the header says how long its last step is' \
+    grep -q "^steps    $(((samples + 12) / 13)) an epoch, of 13 segments, the last of $((samples % 13))\$" "$WORK/out"
+steps=$(((samples + 12) / 13 + 5))
+succeeds train $sampled --steps $steps --out "$WORK/sampled-on"
+rm -r "$WORK/sampled/checkpoint-"*[!48] # from a step within the epoch, over its end
+succeeds train $sampled --steps $steps --out "$WORK/sampled" --resume
+check 'steps of samples resume to the bit' cmp -s "$WORK/sampled/checkpoint-$(printf %08d $steps)/model.bin" \
+    "$WORK/sampled-on/checkpoint-$(printf %08d $steps)/model.bin"
+refuses 1 'was trained with --samples 13, now it is 12' train $(echo "$sampled" | sed 's/--samples 13/--samples 12/') --steps $steps --out "$WORK/sampled" --resume
+refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3
+succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
+norm=$(json grad_norm)
+succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --json
+check 'a sample of running text is T tokens' [ "$norm" = "$(json grad_norm)" ]
+for options in '--samples 1' '--samples 3' '--samples 100'; do # a plan is for the longest of a step
+    succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 9 $options --json
+    planned=$(json plan_bytes)
+    succeeds plan --for bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 9 $options --json
+    check "bp's plan with $options is plan's" [ "$(json total_bytes)" = "$planned" ]
+done
+
 # ---- llm.c's shards, shuffled ------------------------------------------------------------------------------------------------------------
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc" --schedule constant
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 3 --shuffle on --out "$WORK/llmc-half" --schedule constant
@@ -106,8 +137,10 @@ check 'a table for people, of llm.c shards too' [ "$(grep -cE '^ +(0|1|2-3|4-7|8
 
 # ---- what ends the completions of a rollout --------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 6,4,7 3 2 prompts
+printf '#!/bin/sh\nexec sed -u "s/.*/0/"\n' >"$WORK/nothing"
+chmod +x "$WORK/nothing"
 rollout="--init ${TINY%96}60000 --data $WORK/prompts.bin --seq-len 16 --objective grpo --rollout --group-size 2 --max-new-tokens 4 --steps 1
-    --tokenizer $GOLDEN/tokenizers/gpt2.tok --reward-command cat>/dev/null --reward-failure skip --reward-timeout 0.1"
+    --tokenizer $GOLDEN/tokenizers/gpt2.tok --reward-command $WORK/nothing"
 ends() { # folder
     sed -n 's/.*ends=\([0-9a-f]*\).*/\1/p' "$1/checkpoint-00000001/state.json"
 }

@@ -84,6 +84,8 @@ each '4 --zero 2' -- '2' '2 --sp 2'
 "$WORK/make_documents" "$WORK/long.bin" 96 60,61,62 5
 alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin"
 each '3 --zero 2' '4 --sp 2' -- '2 --zero 1' '4 --zero 3'
+alone --init $TINY --seq-len 60 --samples 7 --data "$WORK/train.bin"
+each '3 --zero 2' -- '4 --sp 2'
 alone --init $TINY --seq-len 64 --data "$WORK/long.bin"
 each '3 --zero 3' -- '2' '4 --sp 2 --zero 1'
 
@@ -175,6 +177,8 @@ trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.b
     --lr 1e-3 --warmup 2 --seed 3
 with=trained_together
 each '4 --sp 2 --zero 3' -- '3 --zero 2'
+trained samples --init $TINY --data "$WORK/train.bin" --seq-len 60 --samples 12 --lr 1e-3 --seed 3
+trained_together 3 --zero 2
 # Streams of many lengths: of a shorter one a rank may own more.
 "$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
 trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
