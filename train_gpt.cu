@@ -177,6 +177,7 @@ int main(int argc, char **argv) {
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting
     Options options = options_parse(argc, argv);
     join_ranks(&options);
+    options_check_output(&options);
     progress_off = options.quiet;
     use_threads(options.threads);
     int status = verbs[options.verb](&options);

@@ -109,6 +109,7 @@ compare() { # precision, processes, arguments: exit 0 in both, the same JSON and
         command="OMP_NUM_THREADS=1 ./mpirun.sh $2 $command"
     fi
     all=$((all + 1))
+    rm -f "$WORK"/*/out/[gl] # files that one command after the other writes
     each "$command"
     for side in old new; do
         status=$(cat "$WORK/$side/status")

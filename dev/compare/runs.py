@@ -74,6 +74,11 @@ class Runner:
             record if self.options.resume and settled and record["key"] == self.key(contender, repeat, limit) else None
         )
 
+    def run(self, contender, case):
+        if case.grads_out and os.path.exists(case.grads_out):
+            os.remove(case.grads_out)  # of a contender that failed behind it; none is replaced
+        return contender.run(case, self.options.timeout)
+
     def process(self, contender, lengths, what, repeat, limit, with_gradients=False):
         """Records of these lengths: kept ones, and those of one new process for the others."""
         records = {T: self.kept(contender, T, what, repeat, limit) for T in lengths}
@@ -87,7 +92,7 @@ class Runner:
             else None
         )
         case = Case(missing, repeat, grads_out, ",".join(self.names), limit)
-        found = contender.run(case, self.options.timeout)
+        found = self.run(contender, case)
         for T in missing:
             record = {
                 "contender": contender.name,
@@ -131,7 +136,7 @@ class Runner:
             return None
         self.provide_tokens(T)
         case = Case([T], 1, path, ",".join(self.names), self.options.memory_limit)
-        result = contender.run(case, self.options.timeout)[T]
+        result = self.run(contender, case)[T]
         write_json(
             self.path(contender, T, "reference"),
             {"key": self.key(contender, 1, self.options.memory_limit), "result": result},

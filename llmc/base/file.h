@@ -15,10 +15,14 @@ that names the file, the offset and the size. Output is in output.h.
 #endif
 
 // ---- paths ----------------------------------------------------------------------------------------------------------
+static int same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
 // `path` names the file that is open as fd.
 static int path_is_file(const char *path, int fd) {
     struct stat named, opened;
-    return !stat(path, &named) && !fstat(fd, &opened) && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+    return !stat(path, &named) && !fstat(fd, &opened) && same_file(&named, &opened);
 }
 
 static int path_exists(const char *path) {

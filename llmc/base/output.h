@@ -2,9 +2,9 @@
 Output that is complete or absent: files, and folders of files. Both are written beside their place under a name of this
 process's own, synced, and renamed by output_commit or folder_commit. Whatever ends the program before that removes
 them, short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only
-regular files are replaced; where a symbolic link stands, the file it leads to is. Every failure ends the program with
-one line that names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most
-FOLDER_FEW files.
+regular files are replaced, and folders that hold nothing but files of ours; where a symbolic link stands, the file it
+leads to is. What is read is not written over (output_refuse_input). Every failure ends the program with one line that
+names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW files.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -27,6 +27,8 @@ typedef struct {
     char (*names)[256]; // [capacity] files in it
     size_t capacity;
     volatile size_t count;
+    int (*ours)(const char *name); // a file of this name may be removed
+    int replaces;                  // a folder that is there
     char few[FOLDER_FEW][256]; // the names, where they fit
 } OutputFolder;
 
@@ -90,6 +92,50 @@ static void strip_temporary(char *name) {
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
         die("%.200s...: this path is too long to write to", path);
+}
+
+// ---- inputs ---------------------------------------------------------------------------------------------------------
+// `path`, or where it is not there yet the folder it would be in, is `folder` or lies in it.
+static int path_lies_in(const char *path, const struct stat *folder) {
+    char place[PATH_MAX], above[PATH_MAX];
+    struct stat status;
+    snprintf(above, sizeof(above), "%s", path);
+    while (!realpath(above, place) && strcmp(above, "/") != 0) {
+        snprintf(place, sizeof(place), "%s", above);
+        folder_above(above, place);
+    }
+    for (;; memcpy(place, above, sizeof(above))) {
+        if (stat(place, &status) == 0 && same_file(&status, folder)) return 1;
+        if (!strcmp(place, "/")) return 0;
+        folder_above(above, place);
+    }
+}
+
+// A folder holds the file, or one of the folders in it does, so many levels deep; links are followed.
+static int folder_holds(const char *folder, const struct stat *file, int levels) {
+    struct stat status;
+    const struct dirent *entry;
+    int found = 0;
+    DIR *directory = opendir(folder);
+    while (directory && !found && (entry = readdir(directory))) {
+        char path[PATH_MAX];
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        path_join(path, folder, entry->d_name);
+        if (stat(path, &status) != 0) continue;
+        found = same_file(&status, file) || (levels && S_ISDIR(status.st_mode) && folder_holds(path, file, levels - 1));
+    }
+    if (directory) closedir(directory);
+    return found;
+}
+
+// Refuses an output that is `input`, in it, or around it, under whatever names. option: how the input was given
+static void output_refuse_input(const char *path, const char *option, const char *input) {
+    struct stat in, out;
+    if (stat(input, &in) != 0) return; // reading it says why
+    const int there = stat(path, &out) == 0, folder = S_ISDIR(in.st_mode);
+    if ((folder && path_lies_in(path, &in)) ||
+        (there && (same_file(&in, &out) || path_lies_in(input, &out) || (folder && folder_holds(input, &out, 2)))))
+        die("%s: is read, or lies in what is read: --%s %s; choose another place", path, option, input);
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------
@@ -218,18 +264,6 @@ static void folder_write_file(OutputFolder *folder, const char *name, const void
     output_commit(&file);
 }
 
-// Everything in it is written and synced: the rename makes it count.
-static void folder_commit(OutputFolder *folder) {
-    fsync(folder->fd);
-    if (rename(folder->temporary, folder->path) != 0)
-        die("%s: the finished folder cannot be given its name: %s; choose another --out", folder->path,
-            strerror(errno));
-    folder_pending = NULL;
-    sync_folder_of(folder->path);
-    close(folder->fd);
-    if (folder->names != folder->few) free(folder->names);
-}
-
 // Removes the folder open as fd, which is closed, and of its files those whose names `ours` knows, unfinished ones too.
 // 0: it holds other files and stays.
 static int folder_remove(const char *path, int fd, int (*ours)(const char *name)) {
@@ -248,7 +282,26 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     return rmdir(path) == 0;
 }
 
-// ---- a folder at a place that a user chose: free, or an empty folder ------------------------------------------------
+// Everything in it is written and synced: the rename makes it count. What is replaced makes way just before.
+static void folder_commit(OutputFolder *folder) {
+    char old[PATH_MAX];
+    int fd = folder->replaces ? open(folder->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    fsync(folder->fd);
+    temporary_name(old, folder->path, 1000);
+    if ((fd >= 0 && rename(folder->path, old) != 0) || rename(folder->temporary, folder->path) != 0) {
+        const int error = errno;
+        if (fd >= 0) rename(old, folder->path);
+        die("%s: the finished folder cannot be given its name: %s; choose another --out", folder->path,
+            strerror(error));
+    }
+    folder_pending = NULL;
+    sync_folder_of(folder->path);
+    if (fd >= 0 && !folder_remove(old, fd, folder->ours)) note("%s holds other files and stays", old);
+    close(folder->fd);
+    if (folder->names != folder->few) free(folder->names);
+}
+
+// ---- a folder at a place that a user chose: free, an empty folder, or one to replace --------------------------------
 // folder->path = where a folder that is to be written to `path` has to go.
 static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
@@ -265,9 +318,13 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
             path);
     DIR *directory = opendir(folder->path);
     if (!directory) die("%s: cannot be looked through: %s; choose another --out", path, strerror(errno));
-    while ((entry = readdir(directory)))
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            die("%s: the folder is not empty; choose a new --out", path);
+    while ((entry = readdir(directory))) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (!folder->replaces) die("%s: the folder is not empty; choose a new --out, or say --overwrite", path);
+        if (!folder->ours(entry->d_name))
+            die("%s: holds %s, which convert does not write; look through it, or choose a new --out", path,
+                entry->d_name);
+    }
     closedir(directory);
     if (stat(".", &here) == 0 && here.st_dev == status.st_dev && here.st_ino == status.st_ino)
         die("%s: is the folder this program runs in, which cannot be replaced; give a new name", path);
@@ -295,13 +352,15 @@ static int space_available(const char *folder, uint64_t *bytes) {
     return 1;
 }
 
-// bytes, files: what will be in it. ours: a file of this name, found in a folder that was left over, may be removed.
+// bytes, files: what will be in it. ours: a file of this name, found in a folder that was left over or is replaced, may
+// be removed.
 static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
-                        int (*ours)(const char *name)) {
+                        int (*ours)(const char *name), int replaces) {
     char above[PATH_MAX], stale[PATH_MAX];
     const struct dirent *entry;
     uint64_t available;
     memset(folder, 0, sizeof(*folder));
+    folder->ours = ours, folder->replaces = replaces;
     signals_prepare();
     folder_resolve(folder, path);
     folder_above(above, folder->path);

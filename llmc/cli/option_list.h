@@ -182,6 +182,8 @@ TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "Hugging Face folder to write")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|llmc",
        "format to write: a flat .bin, a Hugging Face folder or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin")
+FLAG(overwrite, "overwrite", ON(BP) | ON(LOGPROBS) | ON(CONVERT),
+     "replace what --out or --grads-out names if it is there; what is read is never replaced")
 TEXT(like, "like", NULL, ON(CONVERT), "DIR",
      "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, ON(CONVERT), "BYTES",

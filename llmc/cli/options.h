@@ -411,6 +411,29 @@ static Options options_parse(int argc, char **argv) {
     return options;
 }
 
+// The file or folder that a verb writes and a user names; NULL: none. Of train it is a folder with rules of its own.
+static const char *options_output(const Options *o) {
+    return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN ? NULL : o->out;
+}
+
+// Refuses an output that is there, unless --overwrite, or that any other option may name as an input.
+static void options_check_output(const Options *o) {
+    const char *out = options_output(o);
+    for (size_t i = 0; out && i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const void *field = (const char *)o + row->offset;
+        const char *text = row->kind == OPTION_TEXT ? *(const char *const *)field : NULL;
+        const PathList *list = (const PathList *)field;
+        if (text && text != out) output_refuse_input(out, row->name, text);
+        if (row->kind != OPTION_PATHS || !list->count || !path_exists(out)) continue;
+        ShardPaths found = shard_paths_find(list->path, list->count);
+        for (size_t k = 0; k < found.count; k++) output_refuse_input(out, row->name, found.at[k].path);
+        shard_paths_free(&found);
+    }
+    if (out && !o->overwrite && path_exists(out) && !path_is_directory(out)) // of a folder folder_open decides
+        die("%s: is there already; choose another name, or say --overwrite", out);
+}
+
 // `build`: the dtype of the op set. Another can be planned and converted to.
 static void options_check_dtype(const Options *o, DType build) {
     if (o->verb == VERB_PLAN || o->verb == VERB_CONVERT || o->dtype == DTYPE_AUTO || o->dtype == (int)build) return;

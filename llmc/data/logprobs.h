@@ -87,14 +87,6 @@ typedef struct {
     LogprobHeader header;
 } LogprobWriter;
 
-// A file of another kind is not replaced: a shard or a model named by mistake.
-static void logprobs_check_path(const char *path) {
-    struct stat status;
-    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return; // output_open's to judge
-    if (!file_begins_with(path, LOGPROBS_MAGIC))
-        die("%s: is there already and is no file of log-probabilities; choose another name, or remove it", path);
-}
-
 // header: what it shall say; sizes, checksums and `targets` are filled in. Every value is 0 at first.
 static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
@@ -104,7 +96,6 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     h->begin.version = LOGPROBS_VERSION, h->begin.byte_order = FILE_BYTE_ORDER;
     h->begin.header_bytes = sizeof(*h), h->begin.bytes = logprobs_offset(h->tokens);
     memset(h->zeros, 0, sizeof(h->zeros));
-    logprobs_check_path(path);
     output_open(&w->output, path, h->begin.bytes);
     if (ftruncate(w->output.fd, (off_t)h->begin.bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }

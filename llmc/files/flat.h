@@ -106,7 +106,7 @@ static void flat_append(FlatWriter *writer, const void *elements, size_t bytes) 
 // Converts any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
 static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     FlatWriter writer;
-    weights_check_output(source, path, dtype);
+    weights_check_output(source, dtype);
     flat_begin(&writer, path, &source->model, dtype);
     for (Slabs s = slabs_of_all(&source->model, "converting"); slabs_next(&s);) {
         weights_read(source, s.parameter, s.begin, s.count, dtype, staged.bytes);

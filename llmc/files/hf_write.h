@@ -277,13 +277,14 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
 }
 
 // Everything that is wrong with the place, the models or the disk is said before the first weight is read.
-static void hf_write(HfWrite *write, const char *path) {
+// replaces: a folder of such files that is there.
+static void hf_write(HfWrite *write, const char *path, int replaces) {
     size_t count = write->source->model.parameter_count, end;
     HfKeptFiles kept = hf_find_kept(write->kept);
     OutputFolder folder;
     double done = 0;
     folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 3,
-                hf_is_written_name);
+                hf_is_written_name, replaces);
     hf_write_config(write, &folder);
     for (size_t i = 0; i < kept.count; i++) {
         char from[PATH_MAX];

@@ -94,7 +94,7 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
     llmc_gpt2_check(source);
     if (dtype != DTYPE_FP32 && dtype != DTYPE_BF16)
         die("%s: llm.c's files are fp32 or bf16, not %s; give --dtype", path, dtype_name(dtype));
-    weights_check_output(source, path, dtype);
+    weights_check_output(source, dtype);
     source_set_table(&target, source->model);
     output_open(&output, path, llmc_locate_tensors(&target, dtype, padded));
     output_write(&output, 0, header, sizeof(header));

@@ -166,11 +166,8 @@ static void source_finish(WeightSource *source) {
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Ends the program where a model cannot become the file `path` of `dtype`.
-static void weights_check_output(const WeightSource *source, const char *path, DType dtype) {
-    for (size_t i = 0; i < source->file_count; i++)
-        if (path_is_file(path, source->files[i].fd))
-            die("%s: is a file of the model that is read; give --out another name", path);
+// Ends the program where a model cannot become a file of `dtype`.
+static void weights_check_output(const WeightSource *source, DType dtype) {
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
         die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
 }

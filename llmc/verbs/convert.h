@@ -30,7 +30,7 @@ static size_t convert_write(const Options *options, const WeightSource *source, 
         weights_convert(source, options->out, type);
     } else {
         HfWrite write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
-        hf_write(&write, options->out);
+        hf_write(&write, options->out, options->overwrite);
         hf_write_free(&write);
         return write.shards;
     }

@@ -232,14 +232,7 @@ static void write_there(const void *path) {
     write_half(&w, (const char *)path);
 }
 
-TEST(files_of_other_kinds_are_not_replaced) {
-    const char *path = scratch_path("shard.bin");
-    write_file(path, "SBPSHARD and more", 17);
-    expect_refused(write_there, path, 1, "shard.bin: is there already and is no file of log-probabilities");
-    write_file(path, "x", 1);
-    expect_refused(write_there, path, 1, "shard.bin: is there already and is no file of log-probabilities");
-    expect_refused(write_there, scratch_folder(), 1, "is a directory");
-}
+TEST(folders_are_not_replaced) { expect_refused(write_there, scratch_folder(), 1, "is a directory"); }
 
 // ---- of something else --------------------------------------------------------------------------------------------
 typedef struct {

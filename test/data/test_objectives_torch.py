@@ -300,7 +300,7 @@ class Bench:
         loss, metrics = case.formula(score(self.model, documents, case.temperature, **known))
         self.model.zero_grad()
         loss.backward()
-        found = train("bp", *self.options(case), *CHUNKS, "--json", "--quiet", "--grads-out", out)
+        found = train("bp", *self.options(case), *CHUNKS, "--json", "--quiet", "--grads-out", out, "--overwrite")
         results_agree(what, json.loads(found or "{}"), loss, metrics)
         near_tensors(f"{what}: gradients", load_file(out), trainable(self.model, lambda p: p.grad), GRADIENT)
         if self.adapter or not case.of_itself:

@@ -81,7 +81,7 @@ static void convert_what_shrinks(const void *context) {
     WeightSource *source = weights_open(c->from);
     HfWrite write = hf_write_prepare(source, NULL, NULL, c->max_shard_size);
     if (truncate(source->files[0].path, 100000) != 0) exit(3);
-    hf_write(&write, c->to);
+    hf_write(&write, c->to, 0);
 }
 
 static void convert_read_only(const void *context) {
@@ -120,7 +120,7 @@ static void convert_and_end(const void *context) {
     HfWrite write = hf_write_prepare(source, NULL, NULL, 1);
     OutputFolder folder;
     OutputFile file;
-    folder_open(&folder, c->to, 1000, 30, hf_is_written_name);
+    folder_open(&folder, c->to, 1000, 30, hf_is_written_name, 0);
     hf_write_config(&write, &folder);
     for (size_t i = 0; i < end_after; i++) {
         Progress progress = progress_begin(NULL, "", 0, 1);
@@ -170,7 +170,7 @@ TEST(others_at_work_are_left_alone) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT};
     OutputFolder folder;
     OutputFile file;
-    folder_open(&folder, c.to, 100, 1, hf_is_written_name);
+    folder_open(&folder, c.to, 100, 1, hf_is_written_name, 0);
     folder_open_file(&folder, &file, "config.json", 2);
     output_write(&file, 0, "{}", 2);
     output_commit(&file);

@@ -77,6 +77,40 @@ succeeds convert --model "$WORK/random.bin" --out "$WORK/random2"
 check '--init is written as well' same "$WORK/random/model.safetensors" "$WORK/random2/model.safetensors"
 check 'with the same config.json' same "$WORK/random/config.json" "$WORK/random2/config.json"
 
+# ---- what is there, and what is read -----------------------------------------------------------------------------------------------------
+tree() { (cd "$WORK" && find published run2 random.bin data.bin -type f -exec cksum {} + | sort); }
+cp $SHARD "$WORK/data.bin"
+mkdir "$WORK/cache" "$WORK/cache/blobs" "$WORK/cache/snapshot"
+cp $GOLDEN/llama/config.json "$WORK/cache/snapshot"
+mv "$WORK/copy/model.safetensors" "$WORK/cache/blobs/x"
+ln -s ../blobs/x "$WORK/cache/snapshot/model.safetensors"
+ln -s "$WORK/random.bin" "$WORK/link"
+ln "$WORK/data.bin" "$WORK/hard"
+ln -s "$WORK/published" "$WORK/way"
+rm "$WORK/run2/config.json"
+before=$(tree)
+there='is there already; choose another name, or say --overwrite'
+bp="bp --model $WORK/random.bin --data $WORK/data.bin --seq-len 32"
+refuses 1 "$there" $bp --grads-out "$WORK/flat"
+refuses 1 "$there" convert --init $TINY --out "$WORK/copy.bin"
+refuses 1 "$there" logprobs --init $TINY --data $SHARD --seq-len 8 --out "$WORK/flat"
+refuses 1 'is not empty; choose a new --out, or say --overwrite' convert --init $TINY --out "$WORK/again"
+reads="is read, or lies in what is read: --"
+for out in random.bin link data.bin hard; do refuses 1 "$reads(model|data)" $bp --grads-out "$WORK/$out" --overwrite; done
+cached="convert --model $WORK/cache/snapshot --to flat --overwrite"
+refuses 1 "${reads}model" $cached --out "$WORK/cache/blobs/x"
+refuses 1 "${reads}model" convert --model "$WORK/run2" --to flat --out "$WORK/run2/checkpoint-00000001/model.bin" --overwrite
+refuses 1 "${reads}like" convert --model "$WORK/random.bin" --like "$WORK/published" --out "$WORK/way" --overwrite
+for out in published published/inner way/inner/deeper .; do
+    refuses 1 "${reads}model" convert --model "$WORK/published" --to hf --out "$WORK/$out" --overwrite
+done
+refuses 1 'holds lock, which convert does not write' convert --init $TINY --out "$WORK/run" --overwrite
+check 'what was read or there is as it was' [ "$(tree)" = "$before" ]
+succeeds $cached --out "$WORK/flat"
+check '--overwrite replaces a file' same "$WORK/flat" "$WORK/copy.bin"
+succeeds convert --model "$WORK/copy.bin" --out "$WORK/shards" --overwrite
+check 'and a folder, of which nothing stays' [ "$(ls "$WORK/shards" | tr '\n' ' ')$(ls "$WORK" | grep -c 'shards\.')" = 'config.json model.safetensors 0' ]
+
 # ---- refusals -----------------------------------------------------------------------------------------------------------------------
 refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"
 refuses 2 'max-shard-size is about Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
@@ -84,7 +118,6 @@ refuses 2 'max-shard-size' convert --model $GOLDEN/llama --max-shard-size 0 --ou
 refuses 2 'safetensors file alone is no model' convert --model $GOLDEN/llama --out "$WORK/x.safetensors"
 refuses 1 'is not of the family gpt2, so llm.c cannot hold it' convert --model $GOLDEN/llama --to llmc --out "$WORK/x"
 refuses 1 'layer_norm_epsilon, so llm.c' convert --init gpt2,layer_norm_epsilon=1e-6,num_hidden_layers=1,hidden_size=8,num_attention_heads=2 --to llmc --out "$WORK/x"
-refuses 1 'is a file of the model that is read' convert --model "$WORK/llmc" --to llmc --out "$WORK/llmc"
 refuses 1 'another model: its vocab_size is 131, that of --init is 96' convert --init $TINY --like $GOLDEN/llama --out "$WORK/x"
 check 'nothing is left of what was refused' [ -z "$(ls "$WORK" | grep -E '^x|tmp$')" ]
 finish

@@ -79,7 +79,7 @@ succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
 succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --old-logprobs "$WORK/old.logprobs" --any-reference
 
 # ---- for people ----------------------------------------------------------------------------------------------------
-succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs"
+succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs" --overwrite
 check 'it says what it wrote' \
     grep -q 'x.logprobs: [0-9]* log-probabilities of 10 documents, on average -[0-9.]*$' "$WORK/out"
 check 'it says what it reads' grep -q '^data     10 documents in 2 shards' "$WORK/out"

@@ -40,7 +40,7 @@ ranks_refuse() { # CODE PATTERN P arguments: one line, in a name or two of a ran
 # ---- one pass ---------------------------------------------------------------------------------------------------------------
 alone() { # arguments of bp: what ranks are held against
     common=$*
-    run bp $common --json --grads-out "$WORK/alone.safetensors" || fail "exit $? of: train bp $common: $(tail -n 1 "$WORK/err")"
+    run bp $common --json --grads-out "$WORK/alone.safetensors" --overwrite || fail "exit $? of: train bp $common: $(tail -n 1 "$WORK/err")"
     loss=$(json loss) tokens=$(json tokens) norm=$(json grad_norm) flops=$(json model_flops)
 }
 near() { # found, expected, tolerance: of numbers that may be 0 but for rounding
