@@ -33,7 +33,7 @@ completion_ids and reference_ids instead.
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
 #define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
-#define ROLLOUT_FAILURES      10                  // steps in a row without any reward that a run goes on after
+#define ROLLOUT_FAILURES      10 // steps in a row without any reward that end a run; the first one does
 
 typedef struct {
     size_t prompts, group_size; // P, G: of this replica
@@ -91,6 +91,7 @@ typedef struct {
     Metrics metrics;                         // of the step, beside those of the objective
     double sampling_seconds, reward_seconds; // of the step
     size_t failures;                         // steps in a row
+    int rewarded;                            // some step of this process has had a reward
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -257,21 +258,29 @@ static size_t rollout_lines(void *context, char *out, size_t room) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// Rank 0 reports that a replica's command has failed and is started again. left_out: groups of this replica.
-// Collective.
-static void rollout_note_failures(const Rollout *r, size_t step, int failed, size_t left_out) {
+// A replica's command has failed: rank 0 reports it, and that the command is started again; a run that gets no rewards
+// ends. left_out: groups of this replica. Collective.
+static void rollout_count_failures(Rollout *r, size_t step, int failed, size_t left_out) {
+    const size_t prompts = r->settings.step_prompts;
     double sums[2] = {(double)failed, (double)left_out};
     char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
     size_t first;
     dist_sum(RANKS_ALL, sums, 2);
+    const int rewarded = sums[1] < (double)prompts;
+    r->rewarded |= rewarded, r->failures = rewarded ? 0 : r->failures + 1;
     if (sums[0] == 0) return;
     dist_smallest(failed ? 0 : 1, &first);
     memcpy(message, r->command.message, sizeof(message));
     dist_broadcast(RANKS_ALL, message, sizeof(message), first);
     if (dist_ranks() > 1) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
+    if (!rewarded && !r->rewarded)
+        die("step %zu: %s%s; no completion was rewarded in the first step; try the command by hand on a line of JSON",
+            step, whose, message);
+    if (r->failures == ROLLOUT_FAILURES)
+        die("step %zu: %s%s; there was no reward in %d steps", step, whose, message, ROLLOUT_FAILURES);
     if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
     note("step %zu: %s%s%s; it is started again, and %.0f of %zu groups are left out", step, whose, message, others,
-         sums[1], r->settings.step_prompts);
+         sums[1], prompts);
 }
 
 // Asks for the rewards; returns how many completions, from the first on, have theirs: all, unless the command fails.
@@ -281,13 +290,10 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
     memset(&r->line, 0, sizeof(r->line));
     const int failed = !reward_ask(&r->command, rollout_lines, r, texts, r->reward);
     const size_t known = failed ? r->command.answered : texts;
-    r->failures = known < s->group_size ? r->failures + 1 : 0;
     if (failed && s->stop)
         die("step %zu: %s (--reward-failure skip goes on without the groups whose rewards fail)", step,
             r->command.message);
-    if (r->failures == ROLLOUT_FAILURES)
-        die("step %zu: %s; there was no reward in %d steps", step, r->command.message, ROLLOUT_FAILURES);
-    rollout_note_failures(r, step, failed, s->prompts - known / s->group_size);
+    rollout_count_failures(r, step, failed, s->prompts - known / s->group_size);
     if (failed) reward_restart(&r->command);
     return known;
 }

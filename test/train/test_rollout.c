@@ -379,7 +379,9 @@ TEST(lines_of_a_tokenizer) {
 static void skip_failures(const void *how) {
     RolloutSettings settings = rollout_settings();
     settings.stop = 0;
-    Rolling *r = rolling_open(settings, (const char *)how, "bytes");
+    const int later = !strcmp(how, "fails later");
+    Rolling *r = rolling_open(settings, later ? "fails" : (const char *)how, "bytes");
+    r->rollout.rewarded = later; // in a step before
     for (size_t number = 1; number <= 12; number++) {
         size_t sequences = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
         expect_sequences(r, sequences, known, r->rollout.settings.sequence_tokens);
@@ -403,7 +405,8 @@ TEST(failures) {
         !strstr(child->err, "note: step 12: the reward command ended after 10 of 12 answers, with exit code 9; it is "
                             "started again, and 1 of 3 groups are left out"))
         test_fail("exit code %d: %.300s", child->code, child->err);
-    child = run_child(skip_failures, "fails");
+    expect_refused(skip_failures, "fails", EXIT_RUNTIME, "exit code 8; no completion was rewarded in the first step");
+    child = run_child(skip_failures, "fails later");
     if (child->code != EXIT_RUNTIME || !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
                                                            "with exit code 8; there was no reward in 10 steps"))
         test_fail("exit code %d: %s", child->code, child->err);

@@ -62,5 +62,7 @@ check 'the last checkpoint is what it was' [ "$(cat "$WORK/straight/checkpoint-0
 succeeds train $common --steps 2 --reward-failure skip --reward-timeout 2 \
     --reward-command 'for i in 1 2 3 4 5 6 7 8 9; do read -r x; echo $((i % 3)); done'
 check 'groups without rewards are left out' grep -q '3 of 4 groups are left out' "$WORK/err"
+refuses 1 'step 1: .* with exit code 3; no completion was rewarded in the first step' \
+    train $common --steps 2 --reward-failure skip --reward-command 'exit 3'
 check 'no reward command is left' [ -z "$(ps -eo args | grep "$WORK/reward.sh" | grep -v grep)" ]
 finish
