@@ -1,8 +1,8 @@
 #!/bin/sh
-# The longest sequences of fine-tuning within 79 GiB, as `plan` has them, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
+# The longest sequences of fine-tuning on a card of 80 GB, as `plan` has them, beside Table 3 of the StreamBP paper (arXiv 2506.03077):
 # SFT, GRPO and DPO of Qwen3-4B to 32B, all weights or LoRA, everything on one device.
 #
-#     scripts/paper_max_length.sh        TRAIN=./train LIMIT=79 (GiB)
+#     scripts/paper_max_length.sh        TRAIN=./train LIMIT=a100 (or bytes)
 #
 # Nothing is trained or allocated. The paper's values come from scripts/paper/tables.csv and are always called the paper's.
 # Exit 1 where a length of ours is below the paper's own for StreamBP.
@@ -10,13 +10,14 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 TRAIN=${TRAIN:-./train}
-LIMIT=${LIMIT:-79} # what an A800 of 80 GB leaves to a program that keeps nothing for anything else
+LIMIT=${LIMIT:-a100} # the paper's A800 is one; ./train knows what it leaves to a program
 [ -x "$TRAIN" ] || { echo "paper_max_length.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 
+BYTES=$(usable_bytes "$LIMIT")
 LORA="--lora-rank 32 --lora-alpha 128 --lora-targets all"
 
 # longest MODEL OBJECTIVE [more options] -> tokens of one sequence; 0 where not even one fits
-longest() { longest_within "${LIMIT}GiB" "$@"; }
+longest() { longest_within "$LIMIT" "$@"; }
 longest_within() { # BYTES, and as above
     longest_limit=$1 longest_model=$2 longest_objective=$3
     shift 3

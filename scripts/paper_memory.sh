@@ -1,9 +1,9 @@
 #!/bin/sh
 # Memory of one backpropagation against the sequence length, as `plan` has it, beside what the StreamBP paper measured
 # (arXiv 2506.03077): its Figure 3 (Qwen3-8B, 14B, and 32B with LoRA), its longest sequences, and its Table 9 (Llama 3.1 8B,
-# Gemma 3 1B).
+# Gemma 3 1B). The picture is of Qwen3-8B, with what can be trained.
 #
-#     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper
+#     scripts/paper_memory.sh        TRAIN=./train OUT=build/paper CARD=a100
 #
 # Nothing is trained or allocated. Writes $OUT/memory.csv and $OUT/memory.png, prints the tables. The paper's values come from
 # scripts/paper/*.csv and are always called the paper's. README shows scripts/paper/memory.png, a copy of $OUT/memory.png.
@@ -15,7 +15,9 @@ OUT=${OUT:-build/paper}
 [ -x "$TRAIN" ] || { echo "paper_memory.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 mkdir -p "$OUT"
 
-LIMIT=78 # GiB that an 80 GB A800 or H100 leaves to a program
+CARD=${CARD:-a100} # what the paper measured on; ./train knows what it leaves to a program
+LIMIT=$(usable_bytes "$CARD")
+GIB=$(awk -v bytes="$LIMIT" 'BEGIN { printf "%.1f", bytes / 2^30 }')
 FIG3=scripts/paper/fig3_bp_memory.csv
 
 FIG3_MODELS="qwen3-8b qwen3-14b qwen3-32b-lora" # -lora: adapters of rank 32 on all linear layers have gradients, nothing else
@@ -32,30 +34,31 @@ total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }
 longest() { # MODEL METHOD [chunk options]
     longest_model=$1 longest_method=$2
     shift 2
-    plan "$longest_model" "$longest_method" 1024 --memory-limit ${LIMIT}GiB "$@" | json_number max_seq_len
+    plan "$longest_model" "$longest_method" 1024 --memory-limit "$CARD" "$@" | json_number max_seq_len
 }
 
-# ---- every point, ours and the paper's -------------------------------------------------------------------------------------
+# ---- the picture's points: Qwen3-8B, ours and the paper's -----------------------------------------------------------------
 csv=$OUT/memory.csv
-echo "panel,method,source,seq_len,bytes" >"$csv"
-lengths=$(awk 'BEGIN { for (i = 0; i <= 36; i++) printf "%d\n", 512 * 2 ^ (i / 4) }') # 512 to 256k, four to an octave
-for model in $FIG3_MODELS llama3.1-8b; do
-    for method in full checkpoint stream; do
-        for T in $lengths; do
-            echo "$(title $model),$method,plan,$T,$(total $model $method "$T")" >>"$csv"
-        done
-    done
+HERO=qwen3-8b
+echo "series,method,source,seq_len,bytes" >"$csv"
+series() { # NAME METHOD SOURCE [options of ./train plan]: a line of ours
+    series_name=$1 series_method=$2 series_source=$3
+    shift 3
+    for T in 512 1024 $(awk 'BEGIN { for (T = 4096; T <= 229376; T += 4096) print T }'); do
+        echo "$series_name,$series_method,$series_source,$T,$("$TRAIN" plan --init $HERO --method "$series_method" --seq-len "$T" \
+            --dtype bf16 --json --quiet "$@" | json_number total_bytes)"
+    done >>"$csv"
+}
+series 'training|all weights' stream plan --moments bf16 --master none
+series 'training|LoRA' stream plan --lora-rank 32
+series 'a pass|checkpoint' checkpoint pass --for bp
+series 'a pass|StreamBP' stream pass --for bp $PAPER_CHUNKS
+for method in checkpoint stream; do # both in 2^30 bytes
+    name=$([ $method = stream ] && echo StreamBP || echo checkpoint)
+    awk -F, -v model=$HERO -v method=$method -v name="the paper|$name" \
+        '$1 == model && $2 == method { printf "%s,%s,paper,%d,%.0f\n", name, $2, $3, $4 * 2^30 }' $FIG3 >>"$csv"
 done
-# The paper's values, both in 2^30 bytes; for Table 9 see the note that is printed below.
-for model in $FIG3_MODELS; do
-    awk -F, -v model=$model -v title="$(title $model)" '$1 == model { printf "%s,%s,paper,%d,%.0f\n", title, $2, $3, $4 * 2^30 }' $FIG3
-done >>"$csv"
 table9() { awk -F, -v m="$1" '$1 == "table9_bp_gb" && $2 == m { sub("k", "000", $4); print $4, ($5 == "" ? "-" : $5), $6, $8 }' $PAPER_TABLES; }
-table9 llama3.1-8b | while read -r T full checkpoint stream; do
-    [ "$full" = - ] || echo "full $T $full"
-    echo "checkpoint $T $checkpoint"
-    echo "stream $T $stream"
-done | awk -v title="$(title llama3.1-8b)" '{ printf "%s,%s,paper,%d,%.0f\n", title, $1, $2, $3 * 2^30 }' >>"$csv"
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------
 echo "One forward and backward pass, bf16 weights and gradients (32B: those of LoRA adapters), no optimizer. 'ours' is the plan"
@@ -91,7 +94,7 @@ done | awk '{ k = ($4 - $3) / 1000; ours = ($7 - $6) / 2^30 / k
               printf "%-14s %-11s %8s %8.3f %8.3f %12.2f\n", $1, $2, "", ours, $5 / k, ours / ($5 / k) }'
 
 echo
-echo "Longest sequence within $LIMIT GiB, in k tokens"
+echo "Longest sequence within $GIB GiB ($CARD), in k tokens"
 printf '%-14s %-11s %8s %8s %8s %12s\n' model method defaults ours paper ours/paper
 for model in $FIG3_MODELS; do
     for method in full checkpoint stream; do
@@ -121,9 +124,11 @@ awk -v w="$weights" 'BEGIN {
 echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
-    "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --limit-gib $LIMIT --caption "\
-Lines: the plan of ./train for one forward and backward pass; bf16 weights and gradients, no optimizer; 32B: gradients of LoRA adapters of rank 32; stream with the paper's chunks (500, logits 100).\n\
-Crosses: the paper's own values (StreamBP, arXiv 2506.03077: Figure 3 for Qwen3, Table 9 for Llama), measured on an A800. Dashed: $LIMIT GiB. Below a method's name: its longest sequence."
+    "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --title "Memory of Qwen3-8B in bf16, against the length of a sequence" \
+        --limit "80 GB card=$LIMIT" --limit "24 GB card=$(usable_bytes rtx4090)" --caption "\
+Lines: ours, planned by ./train, not run on a GPU yet. Solid: training with AdamW (all weights: moments in bf16; LoRA: rank 32). \
+Dashed: one forward and backward pass without an update, in the paper's chunks. Crosses: the paper's measurements of that on an \
+A800 of 80 GB (arXiv 2506.03077, Figure 3). Checkpoint: gradient checkpointing. Dotted: what a card leaves to a program."
     echo "points: $csv   picture: $OUT/memory.png"
 else
     echo "points: $csv"

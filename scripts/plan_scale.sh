@@ -16,8 +16,7 @@ MOST=${MOST:-4096}
 [ -x "$TRAIN" ] || { echo "plan_scale.sh: there is no $TRAIN yet; run make first" >&2; exit 1; }
 mkdir -p "$OUT"
 
-LIMIT=78       # GiB that a GPU of 80 GB leaves to a program
-PAPER_LIMIT=79 # as in paper_max_length.sh: one that keeps nothing for anything else
+GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }') # that a GPU leaves to a program
 LONG_RUNS=scripts/paper/long_runs.csv
 GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # op set "cuda"'s own, whatever this build is for
 PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
@@ -46,7 +45,7 @@ for model in qwen3-8b llama3.1-8b; do
     for series in "sp = GPUs, gathered" "sp = GPUs, ring" "sp 8"; do
         for P in $ranks; do
             sp=$P
-            set -- --grad-dtype bf16 --machine h100 $GPU_CHUNKS --memory-limit ${LIMIT}GiB
+            set -- --grad-dtype bf16 --machine h100 $GPU_CHUNKS --memory-limit h100
             case $series in
             *gathered) [ "$sp" = 1 ] || set -- "$@" --kv gather ;;
             *ring) [ "$sp" = 1 ] || set -- "$@" --kv ring ;;
@@ -64,8 +63,8 @@ done | sed 's/, gathered/ gathered/; s/, ring/ ring/; s/;/,/g' >>"$csv"
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
         T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
-        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS --memory-limit ${LIMIT}GiB)
-        [ "$(echo "$json" | json_number total_bytes)" -le $((LIMIT << 30)) ] || continue
+        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS --memory-limit h100)
+        [ "$(echo "$json" | json_number total_bytes)" -le "$(echo "$json" | json_number usable_bytes)" ] || continue
         echo "million,$(title $model) sp = GPUs,plan,$P,$T,$(echo "$json" | estimated)"
     done
 done >>"$csv"
@@ -82,8 +81,8 @@ zero2() { # RANKS T [more options]: A800, pure bf16
 }
 table4=$(awk -F, '$1 == "table4_zero2_max_len" { split($3, run, " "); print run[2], $6, $8 }' $PAPER_TABLES |
     while read -r P checkpoint stream; do
-        adam=$(zero2 "$P" 1024 $PAPER_CHUNKS --memory-limit ${PAPER_LIMIT}GiB | json_number max_seq_len)
-        bp=$(longest qwen3-8b "$P" 1 2 --grad-accum "$P" --grad-dtype bf16 --for bp $PAPER_CHUNKS --memory-limit ${PAPER_LIMIT}GiB)
+        adam=$(zero2 "$P" 1024 $PAPER_CHUNKS --memory-limit a100 | json_number max_seq_len)
+        bp=$(longest qwen3-8b "$P" 1 2 --grad-accum "$P" --grad-dtype bf16 --for bp $PAPER_CHUNKS --memory-limit a100)
         echo "$P $checkpoint $stream $adam $bp"
     done)
 echo "$table4" | awk '{ printf "table4,Adam in bf16,plan,%d,%d,,,\ntable4,no optimizer,plan,%d,%d,,,\n", $1, $4, $1, $5
@@ -103,7 +102,7 @@ lengths() { # series: a line for each number of GPUs
 }
 cat <<END
 Everything of ours below is a plan, and every time an estimate; nothing was run. One to $MOST H100 in nodes of eight,
-bf16, AdamW with fp32 moments and master weights, ZeRO-3, everything on the devices, within $LIMIT GiB of each.
+bf16, AdamW with fp32 moments and master weights, ZeRO-3, everything on the devices, within $GIB GiB of each.
 
 Longest sequence, and the step that trains on it. 'alone': the share of a step in which ranks communicate and compute nothing.
 On fewer GPUs than the first line has, weights, gradients and optimizer leave no room for a token.
@@ -137,7 +136,7 @@ done
 cat <<END
 
 The paper's Table 4: longest sequence of Qwen3-8B in k = 1000 tokens, ZeRO-2, a sequence for each GPU of 80 GB
-(ours within $PAPER_LIMIT GiB, its chunks; the paper does not say whether Adam's moments are there)
+(ours within $GIB GiB, its chunks; the paper does not say whether Adam's moments are there)
                  paper (measured)               ours (planned)
   GPUs   checkpoint       stream   Adam in bf16   no optimizer
 END
@@ -162,8 +161,8 @@ echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
     "$python" scripts/plot_scale.py --in "$csv" --out "$OUT/scale.png" --caption "\
-Lines: ours, planned and estimated, not run: H100 (Table 5: A100) in nodes of eight, bf16, ZeRO-3 (Tables: ZeRO-2), everything on the devices, within $LIMIT GiB of each.\n\
-Marks: measured by their authors: StreamBP (arXiv 2506.03077, Tables 4 and 5, A800), ALST (arXiv 2506.13996, H100, host memory too), TRL's guide (2026, H100, host memory too)."
+Ours on paper, nothing was run: H100 in nodes of eight, bf16, AdamW with fp32 state, ZeRO-3, everything on the devices, within $GIB GiB of \
+each. Passed around: --kv ring; gathered: --kv gather; eight: --sp 8. What others measured stands in the tables."
     echo "points: $csv   picture: $OUT/scale.png"
 else
     echo "points: $csv"

@@ -2,9 +2,10 @@
 
     plot_log.py --out run.png [--mean 20] [--level 3.21 --level-name "unigram entropy"] RUN/log.jsonl...
 
-A panel for the loss and for every other metric (METRICS) that a log holds, runs over one another. A thin line is every step,
-marks are validations. --mean: also a line of the mean of the last so many steps. A level is a horizontal line in the panel of
-the loss, to compare with.
+A panel for the reward, the loss and every other metric (METRICS) that a log holds, runs over one another; what is zero to within rounding
+(the loss of a rollout whose advantages sum to 0, say) is named below them. A line is every step, marks are validations. --mean: thin
+lines, and thick ones of the mean of so many steps, as many before a step as behind it. A level is a horizontal line in the
+panel of the loss, to compare with.
 """
 
 import argparse
@@ -16,18 +17,18 @@ import plot_style as style
 from plot_style import plt
 
 METRICS = {  # of log.jsonl, in the order of the panels; validations have val_ before the name
+    "reward": "mean reward",
     "loss": "loss",
     "rewards/accuracies": "share of pairs ranked right",
     "rewards/margins": "margin of rewards, chosen less rejected",
-    "reward": "mean reward",
     "kl": "KL from the reference, nats per token",
-    "clip_fraction": "share of tokens clipped",
+    "clip_fraction": "clipped share",
     "entropy": "entropy, nats per token",
     "completion_length": "tokens of a completion",
 }
 SHARES = ("rewards/accuracies", "clip_fraction")  # drawn from 0
 COLUMNS = 3
-LINE_HEIGHT = 10  # points between two labels
+ROUNDING = 1e-6  # below it a value is zero
 
 
 def read(path):
@@ -50,40 +51,36 @@ def name_of(path):
     return os.path.basename(os.path.dirname(os.path.abspath(path)))
 
 
+def is_zero(series):
+    return all(abs(value) < ROUNDING for points in series for _, value in points)
+
+
 def means(points, count):
-    """The mean of each point and the count - 1 before it; the first ones have fewer."""
+    """The mean of the `count` points around each: as many before as behind it, fewer where there are no more."""
     values = [value for _, value in points]
-    return [(step, sum(values[max(0, i + 1 - count):i + 1]) / min(i + 1, count)) for i, (step, _) in enumerate(points)]
+    sides = [min(i, len(values) - 1 - i, count // 2) for i in range(len(values))]
+    return [(step, sum(values[i - k:i + k + 1]) / (2 * k + 1)) for i, ((step, _), k) in enumerate(zip(points, sides))]
 
 
 def draw(axes, steps, validations, colour, mean):
     """One run's lines in one panel; returns the point that its label stands at, and what that is."""
     if steps:
-        axes.plot(*zip(*steps), color=colour, linewidth=1.0, alpha=0.25 if mean else 0.55)
+        axes.plot(*zip(*steps), color=colour, linewidth=1.0, alpha=0.3 if mean else 0.8)
     if mean and steps:
         steps = means(steps, mean)
         axes.plot(*zip(*steps), color=colour)
     if validations:
-        axes.plot(*zip(*validations), color=colour, linestyle="none" if mean else "-", marker="o", markersize=4)
-    # the two lines end close together, so one label names the one that matters
+        axes.plot(*zip(*validations), color=colour, linestyle="none", marker="o", markersize=5, clip_on=False)
+    # the two end close together, so one label names the one that matters
     return (validations[-1], "validation") if validations else (steps[-1], "training")
 
 
-def label(axes, labels):
-    """Words at the ends of lines, [(point, text, colour)], pushed up where they would lie on one another."""
-    below = float("-inf")
-    for point, text, colour in sorted(labels, key=lambda entry: entry[0][1]):
-        at = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
-        below = max(at, below + LINE_HEIGHT)
-        axes.annotate(f" {text}", point, xytext=(3, below - at), textcoords="offset points", va="center", color=colour,
-                      annotation_clip=False)
-
-
-def caption(runs, mean):
-    """What lines and marks are."""
-    lines = f"Thin lines: every step; others: the mean of the last {mean}." if mean else "Thin lines: every step."
+def caption(runs, mean, zero):
+    """What lines and marks are, and what is not drawn."""
+    text = f"Thin lines: every step; thick: the mean of the {mean} steps around it." if mean else "Lines: every step."
     validated = any(validations for _, found, _ in runs for _, validations in found.values())
-    return lines + (" Marks: validations, whose last value is given." if validated else " Given is the last value.")
+    text += (" Points: validations." if validated else "") + " Numbers: last values."
+    return text + (f" Zero throughout: {', '.join(METRICS[metric] for metric in zero)}." if zero else "")
 
 
 def main():
@@ -97,14 +94,16 @@ def main():
 
     runs = [(name_of(path), *read(path)) for path in options.logs]
     metrics = [metric for metric in METRICS if any(metric in found for _, found, _ in runs)]
+    zero = [metric for metric in metrics if all(is_zero(found.get(metric, ())) for _, found, _ in runs)]
+    metrics = [metric for metric in metrics if metric not in zero] or zero
     columns = min(len(metrics), COLUMNS)
     rows = -(-len(metrics) // columns)
     alone = len(metrics) == 1
     figure, axes = plt.subplots(rows, columns, squeeze=False,
-                                figsize=(5.6, 3.3) if alone else (3.6 * columns, 2.6 * rows))
+                                figsize=(6.4, 3.6) if alone else (2.6 * columns, 2.3 * rows))
     for unused in axes.flat[len(metrics):]:
         unused.remove()
-    colours = itertools.cycle([*style.COLOURS.values()][::-1] + ["#4e9a51", "#7b5ea7", style.GREY])
+    colours = itertools.cycle(style.COLOURS[name] for name in ("stream", "full", "checkpoint", "paper", "hf", "llmc"))
     colours = [next(colours) for _ in runs]
     last = max(points[-1][0] for _, found, _ in runs for series in found.values() for points in series if points)
 
@@ -113,7 +112,7 @@ def main():
         for (name, found, _), colour in zip(runs, colours):
             if metric in found:
                 point, what = draw(axis, *found[metric], colour, options.mean)
-                text = f"{what} {point[1]:.3f}" if alone else f"{point[1]:.4g}"
+                text = f"{what} {point[1]:.3f}" if alone else f"{point[1]:.3g}"
                 labels[metric].append((point, f"{name}, {text}" if alone and len(runs) > 1 else text, colour))
         (axis.set_ylabel if alone else axis.set_title)(METRICS[metric])
         axis.set_xlabel("step")
@@ -121,20 +120,18 @@ def main():
         if metric in SHARES:
             axis.set_ylim(0, None)
     if "loss" in metrics and all(objective == "sft" for *_, objective in runs):
-        axes[0, 0].set_ylabel("loss, nats per token")
+        (axes[0, 0].set_ylabel if alone else axes.flat[metrics.index("loss")].set_title)("loss, nats per token")
     if "loss" in metrics and options.level is not None:
-        axes[0, 0].axhline(options.level, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.flat[metrics.index("loss")].axhline(options.level, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)))
         labels["loss"].append(((last, options.level), f"{options.level_name} {options.level:.3f}", style.GREY))
 
     figure.tight_layout(w_pad=1.0 if alone else 4.0)
     for metric, axis in zip(metrics, axes.flat):
-        label(axis, labels[metric])
-    if not alone:
-        if len(runs) > 1:
-            lines = [plt.Line2D([], [], color=colour) for _, colour in zip(runs, colours)]
-            figure.legend(lines, [name for name, *_ in runs], loc="lower left", bbox_to_anchor=(0, 1), frameon=False,
-                          ncol=len(runs))
-        style.caption(figure, caption(runs, options.mean))
+        style.label(axis, labels[metric])
+    if not alone and len(runs) > 1:
+        lines = [plt.Line2D([], [], color=colour) for _, colour in zip(runs, colours)]
+        figure.legend(lines, [name for name, *_ in runs], loc="lower left", bbox_to_anchor=(0, 1), ncol=len(runs))
+    style.caption(figure, caption(runs, options.mean, zero))
     style.save(figure, options.out)
 
 

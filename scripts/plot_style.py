@@ -1,6 +1,7 @@
 """How every picture of this project looks. Imported by the plot_*.py beside it."""
 
 import argparse
+import textwrap
 
 import matplotlib
 
@@ -8,15 +9,20 @@ matplotlib.use("Agg")  # draws files, needs no display
 import matplotlib.pyplot as plt
 
 # One colour per method, and per program of others that it is compared with, the same in every picture; told apart in grey too.
-COLOURS = {"full": "#c0504d", "checkpoint": "#d9a13b", "stream": "#1f6fb4",
+COLOURS = {"full": "#c0504d", "checkpoint": "#b9770e", "stream": "#1f6fb4",
            "stream-keep": "#5aa9dd", "hf": "#7a5195", "hf-chunked": "#b07cc6", "paper": "#4f9a5c", "llmc": "#333333"}
-GREY = "#666666"
+GREY = "#555555"
+
+# A README shows a picture about 900 pixels wide. At 220 dots per inch it then has two dots to a pixel, and 9 points are 14 pixels.
+WIDTH = 7.6  # inches, at most
+LINE = 11  # points between two labels
 
 plt.rcParams.update({
-    "figure.dpi": 110,
-    "savefig.dpi": 110,
+    "savefig.dpi": 220,
     "font.size": 9,
     "axes.titlesize": 10,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,9 +60,21 @@ def size(n, _position=None):
         n /= 1024
 
 
+def label(axes, labels):
+    """Words at the ends of lines, [(point, text, colour)], pushed up where they would lie on one another."""
+    below = float("-inf")
+    for point, text, colour in sorted(labels, key=lambda entry: entry[0][1]):
+        at = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
+        below = max(at, below + LINE)
+        axes.annotate(f" {text}", point, xytext=(3, below - at), textcoords="offset points", va="center", color=colour,
+                      annotation_clip=False)
+
+
 def caption(figure, text):
-    """Small print below a picture."""
-    figure.text(0.01, 0.0, text, ha="left", va="top", fontsize=7.5, color=GREY, linespacing=1.4)
+    """Small print below a picture, in lines that are as wide."""
+    columns = int(16.5 * figure.get_figwidth())
+    text = "\n".join(textwrap.fill(line, columns) for line in text.replace("\\n", "\n").split("\n"))
+    figure.text(0.01, 0.0, text, ha="left", va="top", fontsize=8.5, color=GREY, linespacing=1.4)
 
 
 def save(figure, path):
