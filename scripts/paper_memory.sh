@@ -49,10 +49,10 @@ series() { # NAME METHOD SOURCE [options of ./train plan]: a line of ours
             --dtype bf16 --json --quiet "$@" | json_number total_bytes)"
     done >>"$csv"
 }
-series 'training|all weights' stream plan --moments bf16 --master none
-series 'training|LoRA' stream plan --lora-rank 32
-series 'a pass|checkpoint' checkpoint pass --for bp
-series 'a pass|StreamBP' stream pass --for bp $PAPER_CHUNKS
+series 'our training|all weights' stream plan --moments bf16 --master none
+series 'our training|LoRA' stream plan --lora-rank 32
+series 'our pass|checkpoint' checkpoint pass --for bp
+series 'our pass|StreamBP' stream pass --for bp $PAPER_CHUNKS
 for method in checkpoint stream; do # both in 2^30 bytes
     name=$([ $method = stream ] && echo StreamBP || echo checkpoint)
     awk -F, -v model=$HERO -v method=$method -v name="the paper|$name" \
@@ -118,7 +118,7 @@ done | awk -F, '{ ratio = $5 == "-" ? "-" : sprintf("%.2f", $4 / 2^30 / $5)
 weights=$(plan llama3.1-8b stream 1024 | json_number weights)
 awk -v w="$weights" 'BEGIN {
     printf "The paper heads Table 9 with GB. Its weights and gradients alone take 2 x %.2f = %.1f GB (10^9 bytes), more than the\n", w / 1e9, 2 * w / 1e9
-    printf "31.8 it gives for 3k tokens, and %.1f GiB: we read its GB as 2^30 bytes, here and in the picture.\n", 2 * w / 2^30 }'
+    printf "31.8 it gives for 3k tokens, and %.1f GiB: we read its GB as 2^30 bytes, here.\n", 2 * w / 2^30 }'
 
 # ---- the picture -----------------------------------------------------------------------------------------------------------
 echo
@@ -126,7 +126,7 @@ python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
     "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --title "Memory of Qwen3-8B in bf16, against the length of a sequence" \
         --limit "80 GB card=$LIMIT" --limit "24 GB card=$(usable_bytes rtx4090)" --caption "\
-Lines: ours, planned by ./train, not run on a GPU yet. Solid: training with AdamW (all weights: moments in bf16; LoRA: rank 32). \
+Lines: planned by ./train, not run on a GPU yet. Solid: training with AdamW (all weights: moments in bf16; LoRA: rank 32). \
 Dashed: one forward and backward pass without an update, in the paper's chunks. Crosses: the paper's measurements of that on an \
 A800 of 80 GB (arXiv 2506.03077, Figure 3). Checkpoint: gradient checkpointing. Dotted: what a card leaves to a program."
     echo "points: $csv   picture: $OUT/memory.png"

@@ -39,7 +39,7 @@ def main():
     options = style.parser(__doc__).parse_args()
 
     series = read(options.input)
-    figure, (time, memory) = plt.subplots(1, 2, figsize=(8.4, 3.3))
+    figure, (time, memory) = plt.subplots(1, 2, figsize=(style.WIDTH, 3.3))
     draw(time, series, "time_ratio")
     time.set_title("Time of forward and backward, over `stream`'s")
     time.set_ylim(0, None)
@@ -48,7 +48,7 @@ def main():
     memory.set_ylim(0, None)
     handles, labels = memory.get_legend_handles_labels()
     figure.tight_layout(w_pad=2.0)
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncol=4)
     if options.caption:
         style.caption(figure, options.caption)
     style.save(figure, options.out)

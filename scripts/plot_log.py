@@ -19,9 +19,9 @@ from plot_style import plt
 METRICS = {  # of log.jsonl, in the order of the panels; validations have val_ before the name
     "reward": "mean reward",
     "loss": "loss",
-    "rewards/accuracies": "share of pairs ranked right",
-    "rewards/margins": "margin of rewards, chosen less rejected",
-    "kl": "KL from the reference, nats per token",
+    "rewards/accuracies": "pairs ranked right, share",
+    "rewards/margins": "reward: chosen - rejected",
+    "kl": "KL from reference, nats",
     "clip_fraction": "clipped share",
     "entropy": "entropy, nats per token",
     "completion_length": "tokens of a completion",

@@ -42,10 +42,10 @@ def main():
 
     with open(options.input, newline="") as file:
         rows = list(csv.DictReader(file))
-    figure, (length, time) = plt.subplots(1, 2, figsize=(style.WIDTH - 1.2, 3.6))
-    ends = draw(length, rows, "length", "tokens", f"Planned: longest sequence of {MODEL}, tokens")
+    figure, (length, time) = plt.subplots(1, 2, figsize=(style.WIDTH, 3.6))
+    ends = draw(length, rows, "length", "tokens", "Longest sequence, tokens (planned)")
     length.yaxis.set_major_formatter(style.tokens)
-    draw(time, rows, "million", "seconds", "Estimated: a step of a million tokens, s")
+    draw(time, rows, "million", "seconds", "Step of a million tokens, s (estimated)")
     time.yaxis.set_major_formatter(lambda n, _position: f"{n:g}")
     figure.tight_layout(w_pad=7)
     style.label(length, ends)

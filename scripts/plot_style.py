@@ -66,13 +66,13 @@ def label(axes, labels):
     for point, text, colour in sorted(labels, key=lambda entry: entry[0][1]):
         at = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
         below = max(at, below + LINE)
-        axes.annotate(f" {text}", point, xytext=(3, below - at), textcoords="offset points", va="center", color=colour,
+        axes.annotate(text, point, xytext=(6, below - at), textcoords="offset points", va="center", color=colour,
                       annotation_clip=False)
 
 
 def caption(figure, text):
     """Small print below a picture, in lines that are as wide."""
-    columns = int(16.5 * figure.get_figwidth())
+    columns = int(17 * figure.get_figwidth())
     text = "\n".join(textwrap.fill(line, columns) for line in text.replace("\\n", "\n").split("\n"))
     figure.text(0.01, 0.0, text, ha="left", va="top", fontsize=8.5, color=GREY, linespacing=1.4)
 

@@ -111,7 +111,7 @@ static void plan_json(const Run *run, StepShape step, size_t limit, size_t longe
     report_plan_json(&json, &run->plan.arena);
     json_size(&json, "host_bytes", run->plan.host_bytes);
     if (limit) json_size(&json, "max_seq_len", longest);
-    if (machine) json_size(&json, "usable_bytes", machine_usable_bytes(machine));
+    if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
     if (machine) report_estimate_json(&json, run, machine, estimate);
     json_object_end(&json);

@@ -146,7 +146,7 @@ ranks --machine h200
 check 'whose memory is the limit' [ "$(json usable_bytes) $(($(json max_seq_len) > 4096))" = '149035365171 1' ]
 with_machine=$(json max_seq_len)
 ranks --memory-limit h200
-check 'a card is a limit by name' [ "$(json max_seq_len)" = "$with_machine" ]
+check 'a card is a limit by name' [ "$(json max_seq_len) $(json usable_bytes)" = "$with_machine 149035365171" ]
 ranks --machine h200
 check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
