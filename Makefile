@@ -193,9 +193,8 @@ lint:
 .PHONY: dev-cuda dev-cuda-check dev-cudnn-plans dev-collectives bench-gpu
 DEV_CUDA  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/bench.cu,$(wildcard dev/cuda/*.cu)))
 DEV_CHECK := $(filter-out linear,$(DEV_CUDA))# that one is cuBLASLt's alone
-DEV_FLAGS  = -DPROGRAM_NAME='"$(basename $(@F))"'
 ifeq ($(BACKEND),cuda)
-DEV_NVCC   = $(NVCC) $(NVCC_FLAGS) $(DEV_FLAGS)
+DEV_NVCC   = $(NVCC) $(NVCC_FLAGS)
 dev-cuda: $(DEV_CUDA:%=$(BUILD)/dev_%)
 
 $(DEV_CUDA:%=$(BUILD)/dev_%.o): $(BUILD)/dev_%.o: dev/cuda/%.cu $(BUILD)/flags
@@ -205,7 +204,7 @@ $(DEV_CUDA:%=$(BUILD)/dev_%): %: %.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/cudnn_plans: dev/cuda/cudnn_plans.cc $(BUILD)/flags
-	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE -DPROGRAM_NAME='"cudnn_plans"' $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< -o $@ -ldl
+	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< -o $@ -ldl
 
 $(BUILD)/stand_in/libcuda.so.1: dev/cuda/libcuda_stand_in.c
 	@mkdir -p $(@D)
@@ -233,7 +232,7 @@ endif
 
 build/dev-cuda-check-$(PRECISION)/dev_%: dev/cuda/%.cu
 	@mkdir -p $(@D)
-	$(CXX) -std=c++20 -x c++ -DCUDA_ON_CPU $(DEV_FLAGS) $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(CXX_WARNINGS) \
+	$(CXX) -std=c++20 -x c++ -DCUDA_ON_CPU $(filter-out -DHAVE_ONEDNN,$(DEFINES)) $(CXX_WARNINGS) \
 	    -Wno-unknown-pragmas -Wno-pass-failed -O1 -g -fsanitize=address,undefined -I. -MMD -MP $< -o $@ -lm
 
 dev-cuda-check: $(DEV_CHECK:%=build/dev-cuda-check-$(PRECISION)/dev_%)
@@ -244,7 +243,7 @@ dev-cuda-check: $(DEV_CHECK:%=build/dev-cuda-check-$(PRECISION)/dev_%)
 dev-collectives: $(BUILD)/collectives
 
 $(BUILD)/collectives.o: dev/collectives.c $(BUILD)/flags
-	$(CC) $(DRIVER_FLAGS) $(DEV_FLAGS) -MMD -MP -c $< -o $@
+	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops_$(BACKEND).o
 	$(if $(filter cuda,$(BACKEND)),$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS),$(CC) $(HAVE_OPENMP) $^ $(LDLIBS)) $(LDFLAGS) -o $@

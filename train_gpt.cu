@@ -171,7 +171,6 @@ static void join_ranks(const Options *o) {
 int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
                                           verb_logprobs, verb_sample, verb_convert, verb_info};
-    voice.program = argv[0];
     dist_start();
     signals_prepare();
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting

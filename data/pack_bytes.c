@@ -8,7 +8,6 @@ have been seen before is left out, so that nothing is trained on twice or both t
 validation shard is made of VAL_PIECES stretches, the ends of as many equal parts of the text: each is long enough for
 long contexts, and together they resemble the whole. Shards are complete or absent.
 */
-#define PROGRAM_NAME "pack_bytes"
 #include "llmc/base/output.h"
 #include "llmc/base/hash.h"
 

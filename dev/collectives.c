@@ -8,9 +8,6 @@ median of REPEATS (7) batches of calls, of the slowest rank. GB/s counts the byt
 n: what nccl-tests call the bus bandwidth. `exchange` sends all n to the next rank, and receives as many from the one
 before.
 */
-#ifndef PROGRAM_NAME
-#define PROGRAM_NAME "collectives"
-#endif
 #include "llmc/ranks/dist.h"
 #include "llmc/ops/ops.h"
 

@@ -3,7 +3,6 @@ One forward and backward pass of llm.c, several times, as a contender of compare
 builds this against the user's checkout (llmc_bp.h) and starts it. The result is one JSON object, the last line on
 standard output; what llm.c prints goes to standard error.
 */
-#define PROGRAM_NAME "llmc_bp"
 #include "llmc/files/gradients.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/ranks/dist_mpi.h" // without HAVE_MPI: this process is alone

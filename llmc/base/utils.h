@@ -18,10 +18,6 @@ Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 #define EXIT_USAGE   2
 #define DIE_MESSAGE  9216 // bytes: two paths and what is wrong with them
 
-#ifndef PROGRAM_NAME
-#define PROGRAM_NAME "train"
-#endif
-
 // Called before a line goes to stderr: who draws there (the progress bar) makes room.
 static void (*before_message)(void);
 
@@ -31,17 +27,16 @@ static __thread void (*die_caught)(int code, const char *message);
 // Output of one of several processes (dist.h sets it); zeros: alone. One for the whole program, whichever translation
 // units it has: hence weak.
 typedef struct {
-    const char *program; // as it was called, "./train": main sets it
-    char name[320];      // "rank 3 on HOST: ", before errors
-    int silent;          // another process speaks to people
-    int failed;          // the exit code that die chose
+    char name[320]; // "rank 3 on HOST: ", before errors
+    int silent;     // another process speaks to people
+    int failed;     // the exit code that die chose
     // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
     void (*before_error)(int code);
 } Voice;
 __attribute__((weak)) Voice voice;
 
 // For command lines that a user can type.
-static const char *program_called(void) { return voice.program ? voice.program : PROGRAM_NAME; }
+static const char *program_called(void) { return program_invocation_name; }
 
 // The process whose output people read: rank 0 of several.
 static int is_main_rank(void) { return !voice.silent; }
@@ -56,7 +51,8 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
     fflush(stdout);
     if (voice.before_error) voice.before_error(code);
     if (before_message) before_message();
-    fprintf(stderr, "%s: %s%s\n", PROGRAM_NAME, voice.name, message); // at once: a launcher writes there, too
+    // At once, in one piece: a launcher writes there, too.
+    fprintf(stderr, "%s: %s%s\n", program_invocation_short_name, voice.name, message);
     voice.failed = code;
     exit(code);
 }

@@ -127,14 +127,14 @@ static void help_options(FILE *out, Verb verb) {
 static void options_help(FILE *out, Verb verb) {
     const char *program = program_called();
     if (verb == VERBS) {
-        fprintf(out, "train: exact streamed backpropagation for long sequences\n\n");
+        fputs("streambp.c: exact streamed backpropagation for long sequences\n\n", out);
         fprintf(out, "usage: %s [VERB] --option value ...\n\nVerbs\n", program);
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
         fputs("\nExamples\n", out);
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %s %s %s\n", program, verb_rows[i].name, verb_rows[i].example);
         fprintf(out, "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n", program);
     } else {
-        fprintf(out, "train %s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
+        fprintf(out, "%s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
         fprintf(out, "usage: %s %s --option value ...\n", program, verb_rows[verb].name);
         fprintf(out, "example: %s %s %s\n", program, verb_rows[verb].name, verb_rows[verb].example);
         if (verb == VERB_PLAN)

@@ -119,7 +119,7 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 }
 
 // ---- opening ------------------------------------------------------------------------------------------------------
-#define LOGPROBS_AGAIN "remove it and compute it again (train logprobs)"
+#define LOGPROBS_AGAIN "remove it and compute it again (verb logprobs)"
 
 // With a right checksum, too: another program may have written it.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
@@ -146,7 +146,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
             (size_t)f->file.bytes, sizeof(*h));
     input_read(&f->file, 0, h, sizeof(*h));
     if (memcmp(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic)) != 0)
-        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; `train logprobs` "
+        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; the verb logprobs "
             "writes one",
             path);
     file_header_check(&h->begin, &f->file, "file of log-probabilities", LOGPROBS_VERSION, LOGPROBS_AGAIN,
@@ -193,21 +193,21 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
     char had[64], want[64];
     if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
         die("%s: holds log-probabilities of other data or by another tokenizer: of %zu tokens in %zu documents "
-            "(%016llx), %s has %zu in %zu (%016llx); compute them again for this data (train logprobs)",
+            "(%016llx), %s has %zu in %zu (%016llx); compute them again for this data (verb logprobs)",
             path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);
     if (wanted->model_key && h->model_key != wanted->model_key)
         die("%s: holds log-probabilities under another model: %s (%s, %016llx), the run's reference is %s (%s, "
-            "%016llx); compute them again with that (train logprobs)",
+            "%016llx); compute them again with that (verb logprobs)",
             path, h->model, dtype_name((DType)h->dtype), (unsigned long long)h->model_key, wanted->model,
             dtype_name((DType)wanted->dtype), (unsigned long long)wanted->model_key);
     if (h->temperature != wanted->temperature)
         die("%s: holds log-probabilities at temperature %g, this run's is %g; compute them again with --temperature "
-            "%g (train logprobs)",
+            "%g (verb logprobs)",
             path, h->temperature, wanted->temperature, wanted->temperature);
     if (!logprobs_cut_serves(h, wanted))
         die("%s: holds log-probabilities of documents that are %s, this run has them %s; compute them again with this "
-            "run's --seq-len and --long (train logprobs)",
+            "run's --seq-len and --long (verb logprobs)",
             path, logprobs_cut_text(h, had), logprobs_cut_text(wanted, want));
 }
 

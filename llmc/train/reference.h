@@ -189,13 +189,13 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     if (place < 0) {
         if (!at_hand)
             die("%s: is gone, the reference's log-probabilities that this run began with, and the model is another by "
-                "now; put it back, or compute them again with the first model (train logprobs) and give "
+                "now; put it back, or compute them again with the first model (verb logprobs) and give "
                 "--reference-logprobs",
                 path[0]);
         place = reference_place(path, folder_is_writable);
         if (place < 0)
             die("%s: the reference's log-probabilities cannot be kept there: %s; give --out, a folder for them, or "
-                "compute them with train logprobs and give --reference-logprobs",
+                "compute them with the verb logprobs and give --reference-logprobs",
                 path[0], strerror(errno));
         reference_compute(run, data, batch, &wanted, path[place]);
     }

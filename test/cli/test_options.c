@@ -486,4 +486,8 @@ TEST(echo_and_json) {
     }
 }
 
-int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
+int main(int argc, char **argv) {
+    static char name[] = "train"; // as messages call it
+    program_invocation_name = program_invocation_short_name = name;
+    RUN_LISTED(argc, argv, NULL);
+}

@@ -147,7 +147,7 @@ static void read_all(const void *context) {
 // One line that says why, with exit code 1; notes before it are no refusals.
 static void refused_by(ChildBody body, const void *context, const char *words) {
     const Child *child = run_child(body, context);
-    const char *line = strstr(child->err, "train: ");
+    const char *line = strstr(child->err, program_invocation_short_name);
     if (child->code != EXIT_RUNTIME) test_fail("exit code %d: %s", child->code, child->err);
     if (!line || count_lines(line) != 1) test_fail("not one line: %s", child->err);
     if (!strstr(line, words)) test_fail("stderr is: %s(expected: %s)", line, words);

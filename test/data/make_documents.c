@@ -2,7 +2,6 @@
 // A document walks through the ids: mostly one up, sometimes anywhere. MASKED: so many of its first targets do not
 // count; they are its prompt. KIND: documents, advantages (documents with these), pairs, prompts, or a number: groups
 // of so many, the reward a random one.
-#define PROGRAM_NAME "make_documents"
 #include "llmc/base/random.h"
 #include "shard_writer.h"
 

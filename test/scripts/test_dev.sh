@@ -10,7 +10,7 @@ builds() { # name, command...
 folder=build/cpu-fp32$(case ${CC%% *} in cc | gcc | */cc | */gcc) ;; *) echo "-$(basename "${CC%% *}")" ;; esac)
 make_target() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$folder/$1"; }
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
-    $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -DPROGRAM_NAME='"check"' -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
+    $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
         -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$WORK/program"
 }
 
@@ -23,7 +23,7 @@ for source in dev/cuda/*.cu; do
     case $source in
     */linear.cu | */bench.cu) # cuBLASLt's and the driver's own
         if command -v "${NVCC:-nvcc}" >/dev/null; then
-            builds "$source" "${NVCC:-nvcc}" -std=c++20 -x cu -O0 -Xptxas -O0 -DPROGRAM_NAME='"check"' -D_GNU_SOURCE -DPRECISION_BF16 -diag-suppress 177 \
+            builds "$source" "${NVCC:-nvcc}" -std=c++20 -x cu -O0 -Xptxas -O0 -D_GNU_SOURCE -DPRECISION_BF16 -diag-suppress 177 \
                 -I. -c "$source" -o "$WORK/program.o"
         else
             skip "$source" 'nvcc is not installed'
@@ -34,7 +34,7 @@ for source in dev/cuda/*.cu; do
 done
 cudnn=$(scripts/cuda_libraries.sh flags 2>/dev/null | grep -o -e '-DHAVE_CUDNN.*')
 if [ -n "$cudnn" ]; then
-    builds dev/cuda/cudnn_plans.cc $CXX -std=c++20 -fsyntax-only -D_GNU_SOURCE -DPROGRAM_NAME='"check"' $(scripts/cuda_libraries.sh flags) -I. dev/cuda/cudnn_plans.cc
+    builds dev/cuda/cudnn_plans.cc $CXX -std=c++20 -fsyntax-only -D_GNU_SOURCE $(scripts/cuda_libraries.sh flags) -I. dev/cuda/cudnn_plans.cc
 else
     skip dev/cuda/cudnn_plans.cc 'there is no cuDNN with its front end'
 fi

@@ -170,9 +170,9 @@ static void expect_done(const Child *child) {
 
 // One rank has said, for all, what is wrong.
 static void expect_job_refused(const Child *child, const char *words) {
-    const char *line = strstr(child->err, PROGRAM_NAME ": ");
+    const char *line = strstr(child->err, "test_checkpoint_ranks: ");
     if (child->code != 1) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
-    if (!line || strstr(line + 1, PROGRAM_NAME ": ") || !strstr(line, words))
+    if (!line || strstr(line + 1, "test_checkpoint_ranks: ") || !strstr(line, words))
         test_fail("stderr is: %s(expected: %s)", child->err, words);
 }
 

@@ -3,7 +3,6 @@ Log-probabilities computed with a model: keys that change with what they name an
 packed and cut documents against each document by itself, and a training run's reference: computed once, found again,
 never half of one. What a run does with it is in test_logprobs.sh.
 */
-#define PROGRAM_NAME "train"
 #include "test/data/document_files.h"
 #include "llmc/cli/memory.h"
 #include "llmc/train/reference.h"

@@ -30,6 +30,9 @@ refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
 refuses 2 'not bytes' sample --init $TINY --prompt hello
 refuses 2 'outside the vocabulary' sample --init $TINY --prompt-ids 5,96
 refuses 2 '--chat needs the model.s tokenizer file' sample --init $TINY --chat --prompt hello
+cp "$TRAIN" "$WORK/streambp" # messages call the program as it was called
+"$WORK/streambp" bp --chnk 1 2>"$WORK/err"
+says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
