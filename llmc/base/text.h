@@ -17,6 +17,19 @@ static int parse_size(const char *text, size_t *value) {
     return 1;
 }
 
+// "32k", "1M": of `thousand`, and of its square
+static int parse_count(const char *text, size_t thousand, size_t *value) {
+    char digits[24];
+    const size_t length = strcspn(text, "kKM"), unit = !text[length]         ? 1
+                                                       : text[length] == 'M' ? thousand * thousand
+                                                                             : thousand;
+    if (length >= sizeof(digits) || (text[length] && text[length + 1])) return 0;
+    snprintf(digits, sizeof(digits), "%.*s", (int)length, text);
+    if (!parse_size(digits, value) || *value > SIZE_MAX / unit) return 0;
+    *value *= unit;
+    return 1;
+}
+
 static int parse_double(const char *text, double *value) {
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '-' || *text == '.')) return 0;

@@ -11,7 +11,8 @@ type field is the member of struct Options. A row is written as its kind, which 
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
 A default is written as it would be typed. A number whose default is a word ("auto", "off") accepts that word too: the
-field is then 0, or NAN where it is a double, and means what the help says. A choice is stored as the value of its enum:
+field is then 0, or NAN where it is a double, and means what the help says. A row whose most is MOST_TOKENS counts tokens: 32k is 32768
+there, and 32000 of anything else. A choice is stored as the value of its enum:
 the row gives those of its first and its last word, which stand in the order of the enum.
 */
 #define FLAG(field, name, verbs, help) OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
@@ -61,8 +62,8 @@ SECTION("Backward pass and memory")
 CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_FULL, PASSES, "stream|checkpoint|full",
        "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
        "activation")
-SIZE(chunk, "chunk", "auto", 1, OPTION_UNBOUNDED, READS, "N", "tokens of a chunk")
-SIZE(logits_chunk, "logits-chunk", "auto", 1, OPTION_UNBOUNDED, READS, "N", "tokens whose logits exist at one time")
+SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens of a chunk")
+SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")
 CHOICE(int, keep, "keep", "none", 0, 1, PASSES, "none|attention",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "
        "attention output and log-sum-exp, so that backward does not run attention forward again")
@@ -161,7 +162,8 @@ TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON
 FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are written")
 
 SECTION("Optimization")
-SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: once through the data")
+SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: as --epochs says")
+REAL(epochs, "epochs", "1", 1e-6, 1e6, ON(TRAIN), "E", "how often to go through the data where --steps is not given")
 REAL(lr, "lr", "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
@@ -177,6 +179,9 @@ REAL(epsilon, "epsilon", "1e-8", 1e-30, 1, ON(TRAIN), "X", "added to the root of
 REAL(grad_clip, "grad-clip", "1", 0, 1e9, ON(TRAIN), "X", "clip the norm of the whole gradient to X; 0: no clipping")
 
 SECTION("Run")
+TEXT(config, "config", NULL, EVERYWHERE, "FILE",
+     "take what the command line leaves out from a file: lines of --option value, a JSON object, or a run's log.jsonl "
+     "or folder; options of other verbs in it have no effect")
 TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write")

@@ -122,20 +122,81 @@ static const struct {
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 
-// Options that other programs have, and that are refused by name: objectives here are a weight per token (objective.h).
+#define OF_THE_WHOLE_STEP                                                                                              \
+    "give --samples N of a whole step, over all ranks and micro-batches; with --rollout --batch N prompts"
+// What transformers, TRL and PEFT call an option whose meaning is the same. `also`: the value of another one, unless it
+// is given, that makes it the same.
+static const struct {
+    const char *typed, *option, *also, *value;
+} option_aliases[] = {
+    {"model-name-or-path", "model", NULL, NULL},
+    {"output-dir", "out", NULL, NULL},
+    {"max-length", "seq-len", "long", "truncate"},
+    {"max-seq-length", "seq-len", "long", "truncate"},
+    {"learning-rate", "lr", NULL, NULL},
+    {"lr-scheduler-type", "schedule", "final-lr-fraction", "0"},
+    {"warmup-steps", "warmup", NULL, NULL},
+    {"max-steps", "steps", NULL, NULL},
+    {"num-train-epochs", "epochs", NULL, NULL},
+    {"max-grad-norm", "grad-clip", NULL, NULL},
+    {"adam-beta1", "beta1", NULL, NULL},
+    {"adam-beta2", "beta2", NULL, NULL},
+    {"adam-epsilon", "epsilon", NULL, NULL},
+    {"save-steps", "save-every", NULL, NULL},
+    {"save-total-limit", "keep-checkpoints", NULL, NULL},
+    {"eval-steps", "val-every", NULL, NULL},
+    {"lora-r", "lora-rank", NULL, NULL},
+    {"lora-target-modules", "lora-targets", NULL, NULL},
+    {"use-rslora", "rslora", NULL, NULL},
+    {"num-generations", "group-size", NULL, NULL},
+    {"num-iterations", "updates", NULL, NULL},
+    {"max-completion-length", "max-new-tokens", NULL, NULL},
+    {"epsilon-high", "clip-high", NULL, NULL},
+};
+#define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
+
+// Options of other programs that mean something else here, or nothing: what to give instead.
 static const struct {
     const char *option, *reason;
-} options_not_in_this_version[] = {
-    {"entropy-bonus", "the gradient of an entropy is not a weight per token"},
-    {"entropy-coef", "the gradient of an entropy is not a weight per token"},
-    {"critic",
-     "a critic is a second model, and its loss is not a weight per token; ppo takes advantages with the data"},
-    {"value-model",
-     "a critic is a second model, and its loss is not a weight per token; ppo takes advantages with the data"},
-    {"sft-label-smoothing",
+} options_of_others[] = {
+    {"per-device-train-batch-size", OF_THE_WHOLE_STEP},
+    {"train-batch-size", OF_THE_WHOLE_STEP},
+    {"gradient-accumulation-steps", OF_THE_WHOLE_STEP},
+    {"per-device-eval-batch-size", "validation takes sequences of --batch x --seq-len tokens; leave it out"},
+    {"resume-from-checkpoint", "give --resume and --out with the run's folder, whose last checkpoint is taken"},
+    {"warmup-ratio", "give --warmup with a number of steps"},
+    {"logging-steps", "every step is logged; leave it out"},
+    {"report-to", "a run logs to log.jsonl in --out; scripts/log_export.py makes other formats of it"},
+    {"save-strategy", "give --save-every with a number of steps"},
+    {"eval-strategy", "give --val-data and --val-every with a number of steps"},
+    {"bf16", "the build decides: make PRECISION=bf16 trains in bf16 with fp32 master weights; plan takes --dtype bf16"},
+    {"fp16", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
+    {"torch-dtype", "the build decides: make PRECISION=bf16, fp32 or double; plan takes --dtype"},
+    {"gradient-checkpointing", "--method stream, the default, needs less; --method checkpoint is the same"},
+    {"packing", "documents are always packed, whole and apart from each other; leave it out"},
+    {"optim", "AdamW is the only optimizer; --moments bf16 halves its state"},
+    {"deepspeed", "--zero 1, 2 or 3 shards a run over the processes of mpirun"},
+    {"dataset-name", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
+    {"dataset", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
+    {"train-file", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
+    {"use-peft", "--lora-rank R trains adapters"},
+    {"load-in-4bit", "weights in 4 bits are not in this version"},
+    {"load-in-8bit", "weights in 8 bits are not in this version"},
+    {"loss-type", "of dpo it is --dpo-loss, of grpo, gspo and ppo --normalisation"},
+    {"reward-funcs", "--reward-command starts a program that rewards completions"},
+    {"max-prompt-length", "prompts are as long as in --data; --seq-len limits prompt and completion together"},
+    {"entropy-bonus", "the gradient of an entropy is not a weight per token, so it is not in this version"},
+    {"entropy-coef", "the gradient of an entropy is not a weight per token, so it is not in this version"},
+    {"critic", "a critic is a second model and not in this version; ppo takes advantages with the data"},
+    {"value-model", "a critic is a second model and not in this version; ppo takes advantages with the data"},
+    {"label-smoothing-factor",
      "targets spread over the vocabulary are not a weight per token; --label-smoothing is of dpo"},
 };
-#define OPTIONS_NOT_IN_THIS_VERSION (sizeof(options_not_in_this_version) / sizeof(options_not_in_this_version[0]))
+#define OPTIONS_OF_OTHERS (sizeof(options_of_others) / sizeof(options_of_others[0]))
+
+// Where the command line gives one of two, the other in a --config has no effect.
+static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}};
+#define OPTION_RIVALS (sizeof(option_rivals) / sizeof(option_rivals[0]))
 
 // Options that belong to some objectives, as a bit for each, and are refused with the others.
 #define OF(kind)       (1u << (kind))

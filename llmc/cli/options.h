@@ -8,7 +8,7 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
-#include "options_out.h"
+#include "options_file.h"
 
 #ifndef STREAMBP_VERSION
 #define STREAMBP_VERSION "0.1"
@@ -55,6 +55,8 @@ static const char *option_nearest(const char *typed, Verb verb) {
 }
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
+static char options_where[PATH_MAX + 24]; // "FILE:LINE: " of options that are read from a file
+
 // One line, ending with where to read on; exit 2.
 __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
     char message[1024];
@@ -64,7 +66,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb 
     va_end(args);
     for (char *c = message; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
-    die_usage("%s; see %s %s --help", message, program_called(), verb_rows[verb].name);
+    die_usage("%s%s; see %s %s --help", options_where, message, program_called(), verb_rows[verb].name);
 }
 
 // "a, b or c" of "a|b|c"
@@ -95,8 +97,9 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
             snprintf(text, size, "%s from %.10g to %.10g", kind, row->least, row->most);
         break;
     case OPTION_BYTES:
-        snprintf(text, size, option_takes_card(row) ? "bytes such as 80GiB, or a card's: "
-                                                          : "bytes, such as 80GiB, 900MB or 65536");
+        snprintf(text, size,
+                 option_takes_card(row) ? "bytes such as 80GiB, or a card's: "
+                                        : "bytes with a unit, such as 80GiB or 900MB");
         if (option_takes_card(row)) words_text(CARD_NAMES, text + strlen(text), size - strlen(text));
         break;
     case OPTION_CHOICE: words_text(row->value, text, size); break;
@@ -150,6 +153,11 @@ static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
     }
 }
 
+// A bare number below 1 MiB: meant are rather GiB.
+static int bytes_lack_unit(const char *text, size_t bytes) {
+    return bytes < (size_t)1 << 20 && !text[strspn(text, "0123456789.")];
+}
+
 // Stores the value of one row; returns 0 where the text is not one.
 static int option_set(const OptionRow *row, Options *options, const char *text) {
     void *field = (char *)options + row->offset;
@@ -168,7 +176,8 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     }
     default: {
         size_t value = 0;
-        int parsed = row->kind == OPTION_BYTES ? bytes_parse(row, text, &value) : parse_size(text, &value);
+        int parsed = row->kind == OPTION_BYTES ? bytes_parse(row, text, &value) && !bytes_lack_unit(text, value)
+                                               : parse_count(text, row->most == MOST_TOKENS ? 1024 : 1000, &value);
         if (!zero && (!parsed || (double)value < row->least || (double)value > row->most)) return 0;
         *(size_t *)field = value;
         return 1;
@@ -202,30 +211,32 @@ static Verb options_verb(int argc, char **argv, int *first) {
     for (int verb = 0; verb < VERBS; verb++)
         snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
     words_text(all, text, sizeof(text));
-    die_usage("'%s' is not a verb, it must be %s%s%s%s; see %s --help", argv[1], text,
-              nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "", program_called());
+    die_usage("'%s' is not a verb, it must be %s%s%s%s; see %s --help", argv[1], text, nearest ? " (did you mean " : "",
+              nearest ? nearest : "", nearest ? "?)" : "", program_called());
 }
 
-// The row of an argument "--name" or "--name=value" (then *value is set).
-static int options_row_of(const char *argument, Verb verb, const char **value) {
-    char name[64], verbs[96];
+// The row of an argument "--name" or "--name=value" (then *value is set). *alias: of option_aliases, or OPTION_ALIASES
+static int options_row_of(const char *argument, Verb verb, const char **value, size_t *alias) {
+    char typed[64], name[64], verbs[96];
     if (!looks_like_option(argument))
         options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
                        *argument == '-' ? "" : ", values follow an option");
     size_t length = strcspn(argument + 2, "=");
     *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
-    snprintf(name, sizeof(name), "%.*s", (int)min_size(length, 63), argument + 2);
-    int index = option_find(name);
-    for (size_t i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++)
-        if (!strcmp(options_not_in_this_version[i].option, name))
-            options_refuse(verb, "--%s is not in this version: %s", name, options_not_in_this_version[i].reason);
+    snprintf(typed, sizeof(typed), "%.*s", (int)min_size(length, 63), argument + 2);
+    option_name(typed, name);
+    for (size_t i = 0; i < OPTIONS_OF_OTHERS; i++)
+        if (!strcmp(options_of_others[i].option, name))
+            options_refuse(verb, "--%s: %s", name, options_of_others[i].reason);
+    for (*alias = 0; *alias < OPTION_ALIASES && strcmp(option_aliases[*alias].typed, name) != 0;) ++*alias;
+    int index = option_find(*alias < OPTION_ALIASES ? option_aliases[*alias].option : name);
     if (index < 0) {
         const char *nearest = option_nearest(name, verb);
         options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
                        nearest ? nearest : "", nearest ? "?" : "");
     }
-    if (!option_accepted(&option_rows[index], verb))
-        options_refuse(verb, "--%s is not an option of %s but of %s", name, verb_rows[verb].name,
+    if (!option_accepted(&option_rows[index], verb) && !*options_where)
+        options_refuse(verb, "--%s is not an option of %s but of %s", option_rows[index].name, verb_rows[verb].name,
                        option_verbs_text(&option_rows[index], verbs, sizeof(verbs)));
     return index;
 }
@@ -236,6 +247,9 @@ static void options_refuse_value(const OptionRow *row, Verb verb, const char *va
     for (size_t i = 0; i < NOT_IN_THIS_VERSION; i++)
         if (!strcmp(not_in_this_version[i].option, row->name) && !strcmp(not_in_this_version[i].word, value))
             options_refuse(verb, "--%s %s is not in this version, it must be %s", row->name, value, allowed);
+    size_t bytes;
+    if (row->kind == OPTION_BYTES && parse_bytes(value, &bytes) && bytes_lack_unit(value, bytes))
+        options_refuse(verb, "--%s %s would be %zu bytes; write --%s %sGiB", row->name, value, bytes, row->name, value);
     if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
     options_refuse(verb, "--%s is '%s', it must be %s", row->name, value, allowed);
 }
@@ -251,14 +265,18 @@ static int options_take_paths(int argc, char **argv, int i, PathList *list, cons
     return i;
 }
 
+#define GIVEN_AS_ALIAS 2 // in Options.given, and from there on: by that alias
+static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
+
 // Reads the option at argv[i]; returns the index of the next.
 static int options_parse_one(Options *options, int argc, char **argv, int i) {
     Verb verb = options->verb;
     const char *value = NULL;
-    int index = options_row_of(argv[i], verb, &value), joined = value != NULL;
+    size_t alias;
+    int index = options_row_of(argv[i], verb, &value, &alias), joined = value != NULL;
     const OptionRow *row = &option_rows[index];
     if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
-    options->given[index] = 1;
+    options->given[index] = alias < OPTION_ALIASES ? (unsigned char)(GIVEN_AS_ALIAS + alias) : 1;
     if (row->kind == OPTION_FLAG) {
         if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
         option_set(row, options, "");
@@ -321,6 +339,7 @@ static void options_check(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {train && !o->out && o->resume, "--resume needs --out, the folder to continue in"},
         {train && !o->out && o->save_every, "--save-every needs --out, the folder to save in"},
+        {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
         {verb == VERB_BP && option_given(o, "machine") && !o->profile,
@@ -374,6 +393,8 @@ static void options_check(const Options *o) {
         {o->beta == 0 && kind & OF_PREFERENCES, "--beta 0 leaves nothing of the objective; give a number above 0"},
         {o->temperature == 0 && kind & OF_POLICY,
          "--temperature 0 has no gradient; the objective takes a number above 0"},
+        {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,
+         "--epsilon is AdamW's; the objective's clipping is --clip-low and --clip-high"},
         {o->temperature == 0 && verb == VERB_LOGPROBS,
          "--temperature 0 leaves the likeliest token alone; give a number above 0"},
     };
@@ -383,6 +404,58 @@ static void options_check(const Options *o) {
 
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
+
+// Bytes of a row's field.
+static size_t option_bytes(const OptionRow *row) {
+    switch (row->kind) {
+    case OPTION_FLAG:
+    case OPTION_CHOICE: return sizeof(int);
+    case OPTION_PATHS: return sizeof(PathList);
+    case OPTION_IDS: return sizeof(IdList);
+    default: return sizeof(size_t); // a double and a pointer are as long
+    }
+}
+
+// Adds the options of --config that the command line has not given. Of JSON, and so of a log, defaults are not given.
+static void options_add_config(Options *options) {
+    const OptionWords *words = option_words_read(options->config);
+    Options file, defaults;
+    char a[64], b[64];
+    options_set_defaults(&file), options_set_defaults(&defaults);
+    file.verb = options->verb;
+    for (int i = 0; i < (int)words->count;) {
+        snprintf(options_where, sizeof(options_where), "%s:%zu: ", options->config, words->line[i]);
+        i = options_parse_one(&file, (int)words->count, words->word, i);
+    }
+    *options_where = 0;
+    for (size_t i = 0; i < OPTION_RIVALS; i++)
+        for (size_t k = 0; k < 2; k++)
+            if (option_given(options, option_rivals[i][k])) file.given[option_find(option_rivals[i][1 - k])] = 0;
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const char *text = option_text(row, &file, a, sizeof(a)), *usual = option_text(row, &defaults, b, sizeof(b));
+        const int is_default = words->json && text && usual && !strcmp(text, usual);
+        if (!file.given[i] || options->given[i] || is_default || !option_accepted(row, options->verb)) {
+            if (row->kind == OPTION_IDS) free(((IdList *)(void *)((char *)&file + row->offset))->id);
+            continue;
+        }
+        memcpy((char *)options + row->offset, (char *)&file + row->offset, option_bytes(row));
+        options->given[i] = file.given[i];
+    }
+    if (words->logged && !options->quiet) note("%s: --out and --resume of that run are left out", options->config);
+}
+
+// What an alias of another program means beside its option.
+static void options_add_meaning(Options *options) {
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        if (options->given[i] < GIVEN_AS_ALIAS || !option_aliases[options->given[i] - GIVEN_AS_ALIAS].also) continue;
+        const size_t alias = (size_t)options->given[i] - GIVEN_AS_ALIAS;
+        const int also = option_find(option_aliases[alias].also);
+        if (options->given[also]) continue;
+        option_set(&option_rows[also], options, option_aliases[alias].value);
+        options->given[also] = 1;
+    }
+}
 
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
 static Options options_parse(int argc, char **argv) {
@@ -406,6 +479,8 @@ static Options options_parse(int argc, char **argv) {
         stdout_finish();
         exit(0);
     }
+    if (options.config) options_add_config(&options);
+    options_add_meaning(&options);
     options_check_tables(&options);
     options_check(&options);
     return options;

@@ -14,6 +14,14 @@ defaults.
 #define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------
+// The name of an option as rows have it: "seq-len" of seq_len.
+static const char *option_name(const char *typed, char name[64]) {
+    snprintf(name, 64, "%s", typed);
+    for (char *c = name; *c; c++)
+        if (*c == '_') *c = '-';
+    return name;
+}
+
 // -1: no row has this name
 static int option_find(const char *name) {
     for (size_t i = 0; i < OPTION_ROWS; i++)
@@ -132,7 +140,10 @@ static void options_help(FILE *out, Verb verb) {
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
         fputs("\nExamples\n", out);
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %s %s %s\n", program, verb_rows[i].name, verb_rows[i].example);
-        fprintf(out, "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n", program);
+        fprintf(out,
+                "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n"
+                "Of tokens 32k are 32768 and 1M are 1048576; of steps, and whatever else, 32k are 32000.\n",
+                program);
     } else {
         fprintf(out, "%s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
         fprintf(out, "usage: %s %s --option value ...\n", program, verb_rows[verb].name);
@@ -165,9 +176,9 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
 
 static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
-// Options of the verb but for --help and --version.
+// Options of the verb; what a --config says is echoed instead of its name.
 static int option_echoed(const OptionRow *row, Verb verb) {
-    return option_of(row, verb) && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
+    return option_of(row, verb) && !text_is_one_of(row->name, "config|help|version");
 }
 
 // One word, quoted where a shell would read it differently.

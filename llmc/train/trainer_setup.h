@@ -81,23 +81,21 @@ static SequenceBound trainer_allocate(Trainer *t) {
 
 static void trainer_schedule(Trainer *t) {
     const Options *o = t->run.options;
-    const size_t prompts = o->rollout ? t->data.prompts : 0;
     Schedule *schedule = &t->state.schedule;
     schedule->kind = o->schedule;
     schedule->peak = o->lr;
     schedule->final_fraction = o->final_lr_fraction;
     schedule->decay_fraction = o->decay_fraction;
     schedule->warmup = o->warmup;
-    schedule->steps = o->steps     ? o->steps
-                      : o->samples ? t->data.packing.windows
-                      : o->rollout ? o->updates * (prompts / o->batch)
-                                   : dataloader_batches(&t->data) / o->grad_accum;
-    if (!schedule->steps && o->rollout)
-        die("the data has %zu prompts, a step takes --batch %zu; give --steps to go through them again", prompts,
-            o->batch);
+    const size_t epoch = o->rollout   ? t->data.prompts
+                         : o->samples ? t->data.packing.windows
+                                      : dataloader_batches(&t->data);
+    const size_t taken = o->rollout ? o->batch : o->samples ? 1 : o->grad_accum;
+    const double steps = o->epochs * (double)epoch / (double)taken;
+    schedule->steps = o->steps ? o->steps : (o->rollout ? o->updates : 1) * (size_t)(steps * (1 + 1e-12));
     if (!schedule->steps)
-        die("one epoch has %zu micro-batches, a step takes --grad-accum %zu; give --steps to go through the data again",
-            dataloader_batches(&t->data), o->grad_accum);
+        die("an epoch is %.3g steps (%zu %s, of which a step takes %zu); give more --epochs, or --steps",
+            steps / o->epochs, epoch, o->rollout ? "prompts" : "micro-batches", taken);
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------

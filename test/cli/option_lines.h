@@ -168,7 +168,7 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
         snprintf(text, size, "%.0f", fmin(row->most, i == 0 ? 1e15 : row->least + 6 + (double)i));
         break;
     case OPTION_REAL: snprintf(text, size, "%.17g", fmax(row->least, fmin(row->most, 1) * (double)(i + 1) / 17)); break;
-    case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 12345 * i); break;
+    case OPTION_BYTES: snprintf(text, size, i == 0 ? "80GiB" : "%zu", 1234567 * i); break;
     case OPTION_TEXT: snprintf(text, size, "%s", strings[i]); break;
     case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
     case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;

@@ -32,7 +32,7 @@ TEST(every_row_round_trips) {
     size_t rounds = 0;
     for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];
-        if (!strcmp(row->name, "help") || !strcmp(row->name, "version")) continue;
+        if (text_is_one_of(row->name, "config|help|version")) continue;
         for (size_t verb = 0; verb < VERBS; verb++) {
             for (size_t i = 0; option_of(row, (Verb)verb) && i < (row->kind == OPTION_FLAG ? 1 : 5); i++) {
                 char value[128] = "";
@@ -263,13 +263,134 @@ TEST(what_comes_later_is_refused_by_name) {
                  not_in_this_version[i].word);
         value_refused(&option_rows[option_find(not_in_this_version[i].option)], not_in_this_version[i].word, message);
     }
-    for (size_t i = 0; i < OPTIONS_NOT_IN_THIS_VERSION; i++) {
-        const char *name = options_not_in_this_version[i].option;
+    for (size_t i = 0; i < OPTIONS_OF_OTHERS; i++) {
+        const char *name = options_of_others[i].option;
         assert_int_equal(option_find(name), -1);
-        snprintf(message, sizeof(message), "--%s is not in this version: %s; see train train --help", name,
-                 options_not_in_this_version[i].reason);
+        snprintf(message, sizeof(message), "--%s: %s; see train train --help", name, options_of_others[i].reason);
+        assert_true(strlen(message) <= 200 - strlen("train: "));
         snprintf(text, sizeof(text), "train --model m --data d --%s 0.01", name);
         refused(text, message);
+    }
+}
+
+// ---- what other programs call them ----------------------------------------------------------------------------------
+TEST(aliases_are_the_options) {
+    for (size_t i = 0; i < OPTION_ALIASES; i++) {
+        const char *name = option_aliases[i].option;
+        test_case("--%s", option_aliases[i].typed);
+        assert_int_equal(option_find(option_aliases[i].typed), -1);
+        const OptionRow *row = &option_rows[option_find(name)];
+        const Verb verb = verb_of(row);
+        char value[128], typed[192], own[192];
+        CommandLine line = least_line(verb, name), ours = line;
+        if (row->kind != OPTION_FLAG) example_value(row, row->kind == OPTION_CHOICE ? 1 : 0, value, sizeof(value));
+        snprintf(typed, sizeof(typed), "--%s%s%s", option_aliases[i].typed, row->kind == OPTION_FLAG ? "" : "=",
+                 row->kind == OPTION_FLAG ? "" : value);
+        snprintf(own, sizeof(own), "--%s%s", name, typed + 2 + strlen(option_aliases[i].typed));
+        for (char *c = typed + 2; *c && *c != '='; c++)
+            if (*c == '-') *c = '_';
+        add(&line, typed), add(&ours, own);
+        if (option_aliases[i].also) {
+            snprintf(own, sizeof(own), "--%s=%s", option_aliases[i].also, option_aliases[i].value);
+            add(&ours, own);
+        }
+        Options a = options_parse(line.argc, line.argv), b = options_parse(ours.argc, ours.argv);
+        expect_same(&a, &b);
+        assert_string_equal(printed(options_echo, &a), printed(options_echo, &b)); // by our names
+    }
+    Options o = parse("bp --init gpt2 --max_length 64 --long split"); // what is said stays
+    assert_true(o.seq_len == 64 && o.long_documents == LONG_SPLIT);
+}
+
+TEST(counts_take_k_and_M) {
+    Options o =
+        parse("--init gpt2 --data d --seq-len 32k --chunk 2K --logits-chunk 1M --steps 10k --warmup 1M --seed 3k");
+    assert_true(o.seq_len == 32768 && o.chunk == 2048 && o.logits_chunk == 1048576);
+    assert_true(o.steps == 10000 && o.warmup == 1000000 && o.seed == 3000);
+    assert_string_equal(printed(options_echo, &o),
+                        "train train --init gpt2 --data d --seq-len 32768 --chunk 2048 "
+                        "--logits-chunk 1048576 \\\n    --steps 10000 --warmup 1000000 --seed "
+                        "3000\n");
+    refused("bp --init gpt2 --seq-len 2M1", "--seq-len is '2M1', it must be a whole number");
+    refused("bp --init gpt2 --seq-len k", "--seq-len is 'k', it must be a whole number");
+    refused("bp --init gpt2 --seq-len 99999999999999999999k", "it must be a whole number");
+    refused("bp --init gpt2 --seq-len 18446744073709551615k", "it must be a whole number");
+    refused("bp --init gpt2 --memory-limit 24", "--memory-limit 24 would be 24 bytes; write --memory-limit 24GiB;");
+    assert_true(parse("bp --init gpt2 --memory-limit 1048576").memory_limit == 1 << 20);
+    assert_true(parse("bp --init gpt2 --memory-limit 24KiB").memory_limit == 24 << 10);
+}
+
+// ---- options from a file --------------------------------------------------------------------------------------------
+// " --config" and the path of a file with this text are added to the line.
+static const char *with_file(const char *line, const char *name, const char *text) {
+    static char all[1024];
+    write_file(scratch_path(name), text, strlen(text));
+    snprintf(all, sizeof(all), "%s --config %s", line, scratch_path(name));
+    return all;
+}
+
+TEST(a_file_gives_what_the_line_does_not) {
+    static const char lines[] =
+        "# of all kinds\n--init gpt2 \t# a preset\r\n\nlearning_rate 3e-5\ndata 'a b.bin' c.bin\n"
+        "--like 'it\"s' # of convert\n--rslora\nlora_r=8\nmax_length 4k";
+    static const char json[] =
+        "{\"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": 3e-5,\n"
+        "\"seq_len\": 4096, \"long\": \"truncate\", \"rslora\": true, \"lora-rank\": 8, \"beta\":"
+        " \"auto\", \"stop_ids\": [], \"resume\": false, \"gamma\": null, \"objective\": \"sft\"}";
+    static const char log[] =
+        "{\"step\": 1, \"options\": {\"init\": \"llama\"}}\n{\"step\": 1, \"loss\": 1}\n"
+        "{\"step\": 2, \"version\": \"0.1\", \"options\": {\"verb\": \"train\", \"init\": \"gpt2\", "
+        "\"data\": [\"a b.bin\", \"c.bin\"], \"lr\": 3.0000000000000001e-05, \"seq_len\": 4096, "
+        "\"long\": \"truncate\", \"lora_rank\": 8, \"rslora\": true, \"dpo_loss\": \"sigmoid\", "
+        "\"lora_alpha\": \"auto\", \"resume\": true, \"out\": \"r\"}}\n"
+        "{\"step\": 2, \"sample\": \"\\\"options\\\": {\"}\n";
+    static const char *const paths[] = {"a b.bin", "c.bin"};
+    for (size_t i = 0; i < 4; i++) {
+        static const char *const names[] = {"o.args", "o.json", "o.jsonl", "log.jsonl"};
+        const char *line = with_file("train --out o", names[i], i == 0 ? lines : i == 1 ? json : log);
+        char folder[1024];
+        test_case("%s", names[i]);
+        Options wanted = parse("--init gpt2 --data d --seq-len 4096 --long truncate --rslora --lora-rank 8 --lr 3e-5");
+        wanted.data.path = paths, wanted.data.count = 2;
+        snprintf(folder, sizeof(folder), "train --out o --config %s", scratch_folder()); // a run's
+        Options o = parse(i == 3 ? folder : line);
+        assert_string_equal(o.out, "o");
+        assert_true(!option_given(&o, "objective") && !option_given(&o, "dpo-loss"));
+        o.out = NULL, o.config = NULL;
+        expect_same(&o, &wanted);
+        o = parse(with_file("eval --model m --seq-len 64 --data d", names[i], i == 0 ? lines : i == 1 ? json : log));
+        assert_true(!o.init && o.seq_len == 64 && o.data.count == 1 && !o.lora_rank && !o.like);
+        o = parse(with_file("train --model m --epochs 2", names[i], i == 0 ? lines : i == 1 ? json : log));
+        assert_true(!o.init && o.epochs == 2 && o.lora_rank == 8);
+    }
+}
+
+TEST(files_are_refused) {
+    static const char *const cases[][3] = {
+        {"a.args", "# x\n\nlr 1\nlearning-speed 1\n",
+         "a.args:4: unknown option --learning-speed; see train plan --help"},
+        {"b.args", "lr 1\n--lr 2", "b.args:2: --lr is given twice"},
+        {"c.args", "lr x", "c.args:1: --lr is 'x', it must be a number"},
+        {"d.args", "lr 1 2", "d.args:1: '2' does not belong here"},
+        {"e.args", "init gpt2\nper_device_train_batch_size 8", "e.args:2: --per-device-train-batch-size: give --batch"},
+        {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
+        {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
+        {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
+    static const char *const broken[][3] = {
+        {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},
+        {"j.json", "{\"lr\": 1", "j.json: is not valid JSON"},
+        {"k.json", "{\"lr\": {}}", "k.json: \"lr\" is an object, which no option takes"},
+        {"l.json", "{\"data\": [\"a\", true]}", "l.json: \"data\" is true, which no option takes"},
+        {"m.jsonl", "{\"step\": 1}\n", "m.jsonl: holds no record of a run's options"},
+        {"n.args", "", "n.args: is empty"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%s", cases[i][0]);
+        refused(with_file("plan", cases[i][0], cases[i][1]), cases[i][2]);
+    }
+    for (size_t i = 0; i < COUNT_OF(broken); i++) {
+        test_case("%s", broken[i][0]);
+        CommandLine line = words(with_file("plan", broken[i][0], broken[i][1]));
+        expect_refused(parse_in_child, &line, EXIT_RUNTIME, broken[i][2]);
     }
 }
 
@@ -489,5 +610,5 @@ TEST(echo_and_json) {
 int main(int argc, char **argv) {
     static char name[] = "train"; // as messages call it
     program_invocation_name = program_invocation_short_name = name;
-    RUN_LISTED(argc, argv, NULL);
+    RUN_LISTED(argc, argv, scratch_remove);
 }

@@ -1,0 +1,147 @@
+/*
+--config FILE: options in a file, read as the words of a command line. A file holds one of these:
+
+    lines    --option value, quoted as for a shell; a line's first word may lack its dashes; # begins a comment
+    JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list is as many values
+    a log    log.jsonl of a run, or the run's folder: what the last part of that run was told, but its --out and
+             --resume, so that no run writes into another's folder unasked
+
+options.h parses the words; the command line has precedence.
+*/
+#ifndef LLMC_OPTIONS_FILE_H
+#define LLMC_OPTIONS_FILE_H
+#include "llmc/files/checkpoint_folder.h"
+#include "options_out.h"
+
+#define OPTION_FILE_LIMIT ((size_t)1 << 20) // bytes, but of a log
+
+typedef struct {
+    char **word;  // [count]
+    size_t *line; // [count] of the file
+    size_t count;
+    char *text, *end; // what words lie in
+    int json, logged;
+} OptionWords;
+
+static void words_begin(OptionWords *w, size_t line) {
+    w->line[w->count] = line;
+    w->word[w->count++] = w->end;
+}
+
+static void words_put(OptionWords *w, const char *text, size_t bytes) {
+    memcpy(w->end, text, bytes);
+    w->end += bytes;
+}
+
+static void words_from_lines(OptionWords *w, const char *c, const char *path) {
+    int first = 1; // on its line
+    for (size_t line = 1;;) {
+        c += strspn(c, " \t\r");
+        if (*c == '#') c += strcspn(c, "\n");
+        if (!*c) return;
+        if (*c == '\n') {
+            line++, c++, first = 1;
+            continue;
+        }
+        words_begin(w, line);
+        if (first && *c != '-') words_put(w, "--", 2);
+        for (first = 0; !strchr(" \t\r\n", *c);) {
+            const size_t quoted = *c == '\'' || *c == '"';
+            const size_t length = quoted ? strcspn(c + 1, *c == '"' ? "\"\n" : "'\n") : strcspn(c, " \t\r\n'\"");
+            if (quoted && c[1 + length] != *c) die("%s:%zu: a quote is not closed on its line", path, line);
+            words_put(w, c + quoted, length);
+            c += length + 2 * quoted;
+        }
+        *w->end++ = 0;
+    }
+}
+
+// Values of one key, joined to it: of paths the first.
+static void words_put_values(OptionWords *w, const cJSON *item, int paths, const char *path) {
+    const int list = cJSON_IsArray(item);
+    char number[64];
+    for (const cJSON *value = list ? item->child : item; value; value = list ? value->next : NULL) {
+        const int first = !list || value == item->child;
+        const char *text = cJSON_IsString(value) ? value->valuestring : json_scalar_text(value, number, sizeof(number));
+        if (!cJSON_IsNumber(value) && !cJSON_IsString(value))
+            die("%s: \"%s\" is %s, which no option takes", path, item->string, text);
+        if (!first && paths) {
+            *w->end++ = 0;
+            words_begin(w, w->line[w->count - 1]);
+        } else {
+            words_put(w, first ? "=" : ",", 1);
+        }
+        words_put(w, text, strlen(text));
+    }
+}
+
+// text: of the file, in which the lines of keys are looked for; NULL: all are on `line`
+static void words_from_json(OptionWords *w, const cJSON *options, const char *text, size_t line, const char *path) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, options) {
+        char name[64];
+        const int index = option_find(option_name(item->string, name));
+        if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
+        if (text_is_one_of(item->string, w->logged ? "verb|out|resume" : "verb")) continue;
+        if (text) {
+            const char *at = strstr(text, item->string); // an escaped key is not found
+            line = 1;
+            for (const char *c = text; at && c < at; c++) line += *c == '\n';
+        }
+        words_begin(w, line);
+        words_put(w, "--", 2);
+        words_put(w, item->string, strlen(item->string));
+        if (!cJSON_IsTrue(item)) words_put_values(w, item, index >= 0 && option_rows[index].kind == OPTION_PATHS, path);
+        *w->end++ = 0;
+    }
+}
+
+// The last line with options in a log.
+static char *option_record(const char *path, size_t *line) {
+    char *text = NULL, *last = NULL;
+    size_t room = 0;
+    InputFile input = input_open(path);
+    FILE *file = fdopen(input.fd, "r");
+    if (!file) die("%s: cannot be read: %s", path, strerror(errno));
+    for (size_t number = 1; getline(&text, &room, file) > 0; number++) {
+        if (!strstr(text, "\"options\": {")) continue;
+        free(last);
+        last = text, text = NULL, room = 0, *line = number;
+    }
+    if (!last) die("%s: holds no record of a run's options, as a run's log.jsonl does", path);
+    fclose(file), free(input.path), free(text);
+    return last;
+}
+
+// The words stay until the program ends: options point into them.
+static const OptionWords *option_words_read(const char *given) {
+    static OptionWords words;
+    OptionWords *w = &words;
+    char path[PATH_MAX];
+    free(w->word), free(w->line), free(w->text);
+    memset(w, 0, sizeof(*w));
+    size_t length, line = 1;
+    snprintf(path, sizeof(path), "%s", given);
+    if (path_is_directory(given)) path_join(path, given, RECORDS_NAME);
+    const int log = text_ends_with(path, ".jsonl");
+    char *text = log ? option_record(path, &line) : input_read_text(path, OPTION_FILE_LIMIT, &length);
+    if (log) length = strlen(text);
+    if (strlen(text) != length) die("%s: holds a zero byte; it is no file of options", path);
+    w->word = (char **)checked_calloc(length + 1, sizeof(char *), path);
+    w->line = (size_t *)checked_calloc(length + 1, sizeof(size_t), path);
+    w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // a number may be written longer
+    w->json = text[strspn(text, " \t\r\n")] == '{';
+    if (w->json) {
+        cJSON *root = json_parse_object(text, length, path);
+        const cJSON *options = json_get(root, "options");
+        w->logged = cJSON_IsObject(options);
+        words_from_json(w, w->logged ? options : root, log ? NULL : text, line, path);
+        cJSON_Delete(root);
+    } else {
+        words_from_lines(w, text, path);
+    }
+    free(text);
+    return w;
+}
+
+#endif
