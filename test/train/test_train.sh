@@ -56,10 +56,11 @@ refuses 1 'AdamW|learning rate|--lr' train $(echo $common | sed 's/--lr 1e-2/--l
 cp $SHARD "$WORK/shard.bin"
 parts="--init $TINY --data $WORK/shard.bin --seq-len 64 --lr 1e-2 --schedule constant --out $WORK/parts --quiet"
 succeeds train $parts --steps 4
-succeeds train $parts --steps 6 --resume
+succeeds train --config "$WORK/parts" --epochs 0.09375 --out "$WORK/parts" --resume --quiet # 6 of 64 sequences
+check 'a share of an epoch as steps' [ -d "$WORK/parts/checkpoint-00000006" ]
 check 'a record of the options for each of two parts' \
-    [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": \([0-9]*\),.*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
-    '{"step": 1 of 4 {"step": 5 of 6 ' ]
+    [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
+    '{"step": 1 of 4 {"step": 5 of epoch ' ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
 refuses 1 'was trained with data' train $parts --steps 8 --resume
 for signal in INT TERM HUP; do
