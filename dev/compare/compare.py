@@ -41,6 +41,13 @@ def number(text, what="a number"):
     return int(match[1]) * UNITS[match[2]]
 
 
+def memory(text, train):
+    """80GiB, or what our program says that a card leaves, such as h100."""
+    words = [train, "plan", "--init", "gpt2", "--memory-limit", text, "--json", "--quiet"]
+    card = text[0].isalpha() and subprocess.run(words, capture_output=True, text=True)
+    return json.loads(card.stdout)["usable_bytes"] if card and not card.returncode else number(text, "an amount of memory")
+
+
 def chunk(text):
     if not re.fullmatch(r"[1-9]\d*|T/[1-9]\d*", text):
         usage(f"--chunk: '{text}' is not a number of tokens, nor a part of the length such as T/3")
@@ -79,7 +86,7 @@ def parse_options():
     parser.add_argument("--logits-chunk", type=int)
     parser.add_argument("--chunks", default="", help="ours once more with each of these chunks")
     parser.add_argument("--threads", type=int, help="of a CPU")
-    parser.add_argument("--memory-limit", help="such as 80GiB: ours by its plan, the others by PyTorch's allocator")
+    parser.add_argument("--memory-limit", help="such as 80GiB, or a card as h100: ours by its plan, the others by PyTorch's allocator")
     parser.add_argument(
         "--longest", action="store_true", help="also the longest length that each holds within --memory-limit"
     )
@@ -126,7 +133,6 @@ def settle(o):
     """Words become numbers, defaults what they stand for, and what cannot be is refused."""
     o.seq_lens = sorted({number(text, "a length") for text in o.seq_lens.split(",")})
     o.chunks = [chunk(text) for text in o.chunks.split(",") if text]
-    o.memory_limit = number(o.memory_limit, "an amount of memory") if o.memory_limit else None
     o.commands = dict(
         text.split("=", 1) if "=" in text else usage(f"--contender: '{text}' is not NAME=COMMAND")
         for text in o.contender
@@ -138,7 +144,7 @@ def settle(o):
                 + (": the first pass does not count" if name == "repeat" else "")
             )
     if o.longest and not o.memory_limit:
-        usage("--longest is of a --memory-limit: name it, such as 80GiB")
+        usage("--longest is of a --memory-limit: name it, such as h100 or 80GiB")
     if o.longest and any(text.startswith("T/") for text in [o.chunk or "", *o.chunks]):
         usage("--longest wants chunks of so many tokens: a part of the length grows with what is looked for")
     names = o.contenders.split(",") if o.contenders else [*contenders.DEFAULT, *o.commands]
@@ -157,6 +163,7 @@ def settle(o):
     o.train = os.path.abspath(o.train) if o.train else built if os.path.exists(built) else os.path.join(ROOT, "train")
     if not os.access(o.train, os.X_OK):
         usage(f"there is no {o.train}; run make first, or name our program with --train")
+    o.memory_limit = memory(o.memory_limit, o.train) if o.memory_limit else None
     for name in ("paper", "llmc", "out", "model"):  # contenders are started in the project's folder
         setattr(o, name, getattr(o, name) and os.path.abspath(getattr(o, name)))
     for name in ("python", "paper_python"):

@@ -19,7 +19,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . scripts/common.sh
-TRAIN=${TRAIN:-./train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-h200} MEMORY=${MEMORY:-80GiB} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
+TRAIN=${TRAIN:-./train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-h200} MEMORY=${MEMORY:-h100} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
 TESTS=${TESTS:-attention ops golden bp methods} PYTHON=${PYTHON:-python3}
 dry=
 [ "${1:-}" = --dry ] && dry=1 && shift

@@ -6,7 +6,7 @@
 #
 # --layers N: models of N layers, where memory or time demands it; the published values stay those of the whole model, and this is said.
 # --keys: of the shape, as ./train's --init has them. --divide N: lengths N times shorter, for a try. --limit: of Figure 3's longest
-# sequences (78GiB: what an 80 GB device leaves). Everything else goes to compare.py: --python, --paper, --paper-python, --resume, ...
+# sequences (a100, the card that the paper has; or 40GiB). Everything else goes to compare.py: --python, --paper, --paper-python, --resume, ...
 # Chunks are the paper's: a third of the sequence where time is measured, 500 tokens where memory is; 100 tokens of logits. Writes
 # $OUT/table1, ... (OUT=build/paper_tables), each with compare.md, .csv, .json and .png. Exit 1 where a comparison failed.
 set -eu
@@ -15,7 +15,7 @@ cd "$(dirname "$0")/../.."
 OUT=${OUT:-build/paper_tables}
 FIG3=scripts/paper/fig3_bp_memory.csv
 TABLE2_T=12000 # the paper does not say; its seconds of batch 1 are Table 1's at this length
-tables=1,2,3 layers= keys= divide=1 limit=78GiB status=0
+tables=1,2,3 layers= keys= divide=1 limit=a100 status=0
 while [ $# -ge 2 ]; do
     case $1 in
     --tables) tables=$2 ;;
