@@ -1,6 +1,7 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
 # scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
+# scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
 # scripts/plot_log.py: a panel for every metric that a log holds and that is not zero throughout.
 . test/cli.sh
 . scripts/common.sh
@@ -114,6 +115,59 @@ says out '^Measured by its authors: TRL, Qwen3-8B on 8 GPUs, 380 s'
 for basis in 'h100  *measured: products' 'data sheet: GPUs of a node' 'assumed: memory bandwidth reached' 'assumed: products 246'; do
     check "constants are told with where they come from: $basis" grep -q "$basis" "$WORK/out"
 done
+
+# ---- logs at others ------------------------------------------------------------------------------------------------------------
+mkdir -p "$WORK/stub/tensorboardX" "$WORK/followed"
+cat >"$WORK/stub/wandb.py" <<'END'
+import json, os
+def tell(*words): print(json.dumps(words), file=open(os.environ["CALLS"], "a"))
+class Run:
+    config = type("Config", (), {"update": lambda self, values, allow_val_change: tell("config", values)})()
+    def log(self, values, step): tell(step, values)
+    def finish(self): tell("finish")
+def init(**words): return tell("init", words) or Run()
+END
+cat >"$WORK/stub/tensorboardX/__init__.py" <<'END'
+import json, os
+class SummaryWriter:
+    def __init__(self, folder): pass
+    def __getattr__(self, name): return lambda *words: print(json.dumps([name, *words]), file=open(os.environ["CALLS"], "a"))
+END
+log=$WORK/followed/log.jsonl
+export CALLS="$WORK/calls"
+exporting() { PYTHONPATH=$WORK/stub python3 scripts/log_export.py "$@" 2>"$WORK/err"; }
+arrives() { # what, pattern: within five seconds
+    for _ in $(seq 50); do grep -qF -- "$2" "$CALLS" 2>/dev/null && break; sleep 0.1; done
+    check "log_export.py: $1" grep -qF -- "$2" "$CALLS"
+}
+printf '{"step": 1, "version": "0.1", "options": {"lr": 0.1, "objective": "grpo"}}\n{"step": 0, "val_loss": 5.5}\n{"step": 1, "loss": 2.5, "lr": ' >"$log"
+PYTHONPATH=$WORK/stub python3 scripts/log_export.py --wandb project --follow "$WORK/followed" 2>"$WORK/err" &
+follower=$!
+arrives 'a run begins' '["init", {"project": "project", "name": "followed"}]'
+arrives 'its options' '["config", {"lr": 0.1, "objective": "grpo"}]'
+arrives 'a validation' '[0, {"eval/loss": 5.5}]'
+check 'half a line is waited for' [ "$(grep -c 2.5 "$CALLS")" = 0 ]
+printf '0.05, "tokens": 64, "peak_share": null, "ended": 0.75, "clip_fraction": 0.5}\n{"step": 2, "loss": 1.5, "tokens": 64}\n' >>"$log"
+arrives 'the names of others' '[1, {"train/loss": 2.5, "train/learning_rate": 0.05, "train/num_tokens": 64, "train/completions/clipped_ratio": 0.25, "train/clip_ratio/region_mean": 0.5}]'
+arrives 'tokens of all steps' '[2, {"train/loss": 1.5, "train/num_tokens": 128}]'
+sed -i '$d' "$log" # as --resume does
+sleep 0.6
+printf '{"step": 2, "loss": 1.25, "tokens": 32}\n' >>"$log"
+arrives 'a step that is done again' '[2, {"train/loss": 1.25, "train/num_tokens": 96}]'
+kill -TERM $follower
+wait $follower
+check 'interrupted: exit 0' [ $? = 0 ]
+check 'and the run is finished' [ "$(tail -n 1 "$CALLS")" = '["finish"]' ]
+exporting --tensorboard "$WORK/tb" "$log"
+check 'TensorBoard has it' grep -qF '["add_scalar", "train/loss", 1.25, 2]' "$CALLS"
+exporting --tensorboard "$WORK/tb" "$WORK/none"
+check 'no such run: one line' grep -q 'there is no .*/none/log.jsonl; name the folder' "$WORK/err"
+echo '{"loss": 1}' >>"$log"
+exporting --tensorboard "$WORK/tb" "$log"
+check 'no record: one line' grep -q 'log.jsonl: line 5 is no record of a run' "$WORK/err"
+echo 'raise ImportError' >"$WORK/stub/wandb.py"
+exporting --wandb project "$log"
+check 'a missing package: what to install' grep -q 'pip install wandb' "$WORK/err"
 
 # ---- pictures of logs ---------------------------------------------------------------------------------------------------------
 python=$(python_with_matplotlib)

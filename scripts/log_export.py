@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Brings the log of a run, log.jsonl, to TensorBoard or Weights & Biases.
+
+    log_export.py --tensorboard FOLDER RUN            event files; tensorboard --logdir FOLDER shows them
+    log_export.py --wandb PROJECT [--name NAME] RUN   a run of that project; WANDB_MODE=offline keeps it here, for wandb sync
+
+RUN is the folder of a run or its log.jsonl. --follow stays with a run that goes on, until it is interrupted. Metrics have the names
+that transformers and TRL give them (train/loss, train/learning_rate, eval/loss, train/rewards/margins, ...); what these do not
+have keeps its own behind train/ or eval/.
+"""
+
+import argparse
+import glob
+import json
+import os
+import signal
+import sys
+import time
+
+NAMES = {  # of log.jsonl: transformers' and TRL's
+    "lr": "learning_rate",
+    "tokens": "num_tokens",  # a sum over steps, as there
+    "clip_fraction": "clip_ratio/region_mean",
+    "clip_low": "clip_ratio/low_mean",
+    "clip_high": "clip_ratio/high_mean",
+    "completion_length": "completions/mean_length",
+    "zero_spread": "frac_reward_zero_std",
+    "ended": "completions/clipped_ratio",  # the share that did not end
+}
+POLL = 0.5  # seconds between two looks at a log that is followed
+
+
+def missing(packages, target):
+    raise SystemExit(f"log_export.py: {target} needs a package that is not here: pip install {packages}")
+
+
+class TensorBoard:
+    def __init__(self, folder):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                missing("tensorboardX", "--tensorboard")
+        if glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
+            raise SystemExit(f"log_export.py: {folder}: holds event files; remove them or name another folder")
+        self.writer = SummaryWriter(folder)
+
+    def options(self, values):
+        self.writer.add_text("options", "\n".join(f"    {name}: {json.dumps(value)}" for name, value in values.items()))
+
+    def scalars(self, step, values):
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def sample(self, step, text):
+        self.writer.add_text("sample", text, step)
+
+    def flush(self):
+        self.writer.flush()
+
+    def close(self):
+        self.writer.close()
+
+
+class WandB:
+    def __init__(self, project, name):
+        try:
+            import wandb
+        except ImportError:
+            missing("wandb", "--wandb")
+        self.run = wandb.init(project=project, name=name)
+
+    def options(self, values):
+        self.run.config.update(values, allow_val_change=True)
+
+    def scalars(self, step, values):
+        self.run.log(values, step=step)
+
+    def sample(self, step, text):
+        self.run.log({"sample": text}, step=step)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.run.finish()
+
+
+def lines_of(path, follow):
+    """(number, line) of complete lines; with `follow` without end, and None whenever there is nothing more for now."""
+    number = at = 0
+    while True:
+        if os.path.exists(path):
+            at = min(at, os.path.getsize(path))  # --resume cuts off steps that are done again
+            with open(path, "rb") as file:
+                file.seek(at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # half of it is written
+                    at += len(line)
+                    number += 1
+                    yield number, line
+        yield None
+        if not follow:
+            return
+        time.sleep(POLL)
+
+
+def scalars_of(record, tokens):
+    """What a record measured, by the names that others know; tokens: of all steps so far."""
+    found = {}
+    for key, value in record.items():
+        if key == "step" or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        side, key = ("eval", key[4:]) if key.startswith("val_") else ("train", key)
+        if key == "tokens":
+            value = tokens if side == "train" else value
+        elif key == "ended":
+            value = 1 - value
+        found[f"{side}/{NAMES.get(key, key)}"] = value
+    return found
+
+
+def export(path, follow, target):
+    tokens, total = {}, 0  # of each step: one that is done again counts once
+    for entry in lines_of(path, follow):
+        if entry is None:
+            target.flush()
+            continue
+        number, line = entry
+        try:
+            record = json.loads(line)
+            step = record["step"]
+        except (ValueError, TypeError, KeyError):
+            raise SystemExit(f"log_export.py: {path}: line {number} is no record of a run")
+        if "options" in record:
+            target.options(record["options"])
+        if "sample" in record:
+            target.sample(step, record["sample"])
+        if "tokens" in record:
+            total += record["tokens"] - tokens.get(step, 0)
+            tokens[step] = record["tokens"]
+        values = scalars_of(record, total)
+        if values:
+            target.scalars(step, values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--tensorboard", metavar="FOLDER")
+    where.add_argument("--wandb", metavar="PROJECT")
+    parser.add_argument("--name", help="of the run at Weights & Biases [the folder's]")
+    parser.add_argument("--follow", action="store_true", help="wait for more until interrupted")
+    options = parser.parse_args()
+    path = os.path.abspath(options.run if options.run.endswith(".jsonl") else os.path.join(options.run, "log.jsonl"))
+    if not options.follow and not os.path.exists(path):
+        raise SystemExit(f"log_export.py: there is no {path}; name the folder of a run (--out) or its log.jsonl")
+    name = options.name or os.path.basename(os.path.dirname(path))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    target = TensorBoard(options.tensorboard) if options.tensorboard else WandB(options.wandb, name)
+    try:
+        export(path, options.follow, target)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        target.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
