@@ -63,7 +63,7 @@ done | sed 's/, gathered/ gathered/; s/, ring/ ring/; s/;/,/g' >>"$csv"
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
         T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))
-        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS --memory-limit h100)
+        json=$(plan $model "$P" "$P" 3 "$T" --machine h100 $GPU_CHUNKS --memory-limit h100) || continue # no length fits
         [ "$(echo "$json" | json_number total_bytes)" -le "$(echo "$json" | json_number usable_bytes)" ] || continue
         echo "million,$(title $model) sp = GPUs,plan,$P,$T,$(echo "$json" | estimated)"
     done

@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMORY_ERROR = "out of memory"
 # Messages of our own program where memory is short (llmc/cli/run.h, llmc/ops/cuda/platform.cuh).
-OUR_MEMORY_ERRORS = re.compile("the plan needs|refused one allocation|outside of the plan needs memory")
+OUR_MEMORY_ERRORS = re.compile("the plan needs|no length fits|refused one allocation|outside of the plan needs memory")
 WHAT = {
     "stream": "ours: StreamBP, chunk by chunk; the others are held against it",
     "stream-keep": "ours, keeping each layer's attention output (--keep attention)",
@@ -43,7 +43,7 @@ class Failure(Exception):
 
 
 def last_line(text):
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and line[0] != " "]
     return lines[-1][:300] if lines else "it said nothing on stderr"
 
 
@@ -232,7 +232,7 @@ class Ours(Contender):
         plan = subprocess.run(
             [self.options.train, "plan", "--for", "bp", *self.run_options(case)], capture_output=True, text=True
         )
-        if plan.returncode != 0:
+        if not plan.stdout:
             return None, f"failed: {last_line(plan.stderr)}"
         longest = json.loads(plan.stdout)["max_seq_len"]
         return (longest, None) if longest else (None, "not even one token fits")

@@ -93,6 +93,67 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
     return longest;
 }
 
+// ---- where no length fits ------------------------------------------------------------------------------------------
+#define WAYS_MOST 512 // bytes of the text
+
+// Adds a line to `text` where run `way` fits: the options to type, and the length that they give.
+static size_t way_out(const Run *way, size_t B, size_t limit, const char *options, char *text) {
+    const size_t longest = run_longest(way, B, limit), used = strlen(text);
+    if (longest)
+        snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu", options, longest);
+    return longest;
+}
+
+// What lets some length fit: adapters, a smaller optimizer, the fewest ranks that share a sequence.
+static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
+    const Options *o = run->options;
+    const World world = run->settings.world;
+    const size_t ranks = world_ranks(world);
+    char options[80];
+    Run way = *run;
+    if (run->settings.backward && !run->settings.lora) {
+        Lora lora = {0};
+        lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
+        lora_build(&lora, &run->model);
+        way.settings.lora = &lora, way.settings.reference = computes_reference(o, &way.settings.objective, &lora);
+        way_out(&way, B, limit, "--lora-rank 32", text);
+        lora_free(&lora);
+        way = *run;
+    }
+    if (run->settings.optimizer && run->model.dtype != DTYPE_FP64 &&
+        (run->settings.moment_type != DTYPE_BF16 || run->settings.master)) {
+        way.settings.moment_type = DTYPE_BF16, way.settings.master = 0;
+        way_out(&way, B, limit, "--moments bf16 --master none", text);
+        way = *run;
+    }
+    if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
+    for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
+        way.settings.world.ranks = P, way.settings.world.rank = P - 1, way.settings.world.zero = ZERO_WEIGHTS;
+        way.settings.world.sp = world_sp(world) * (P / ranks);
+        snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
+                 o->verb == VERB_PLAN ? "" : " ...");
+        if (way.settings.world.sp > 1)
+            snprintf(options + strlen(options), 32, " --sp %zu", way.settings.world.sp);
+        if ((P > 1 && (P > ranks || world.zero < 3)) && way_out(&way, B, limit, options, text)) return;
+    }
+}
+
+// B documents of a token do not fit.
+__attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, size_t limit, const char *whose) {
+    char ways[WAYS_MOST] = "", parts[128] = "";
+    Batch shape = batch_shape(regular_bound(B, 1));
+    const Plan least = plan_make(&run->settings, &shape);
+    free(shape.document_start);
+    for (int share = SHARE_WEIGHTS; share <= SHARE_OPTIMIZER; share++)
+        if (least.share[share])
+            snprintf(parts + strlen(parts), sizeof(parts) - strlen(parts), "%s%s %s", *parts ? ", " : "",
+                     share_names[share], human_bytes((double)least.share[share]));
+    ways_out(run, B, limit, ways);
+    die("no length fits: %s is %s, and one token already needs %s (%s)%s%s", whose, human_bytes((double)limit),
+        human_bytes((double)least.total_bytes), parts, *ways ? "; what would fit:" : "; take a smaller model or more memory", ways);
+}
+
+// ---- the refusal ---------------------------------------------------------------------------------------------------
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0
 // where there is only generation
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
@@ -103,12 +164,8 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
                 run->settings.cache_tokens, needed, whose, most);
         const size_t longest = run_longest(run, B, limit);
-        if (longest)
-            die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", needed, whose, most,
-                longest);
-        die("the plan needs %s, %s is %s, and no length fits: the model with its gradients and optimizer alone is "
-            "larger",
-            needed, whose, most);
+        if (!longest) die_no_length(run, B, limit, whose);
+        die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", needed, whose, most, longest);
     }
     if (host_is_short(&run->plan, run_host(run)))
         die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "

@@ -135,8 +135,10 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
                 run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,
                 human_count((double)run->lora.table.elements), run->options->adapter ? " of " : "",
                 run->options->adapter ? run->options->adapter : "");
-    fprintf(run->text, "plan     %s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
-            human_bytes((double)run->plan.total_bytes), option_chosen(run->options, "method"), run->plan.chunk,
+    fprintf(run->text, "plan     %s%s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            human_bytes((double)run->plan.total_bytes),
+            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "",
+            option_chosen(run->options, "method"), run->plan.chunk,
             run->plan.logits_chunk, human_flops(run->plan.counts.flops));
     report_regions(run->text, &run->plan.arena);
     if (run->plan.host_bytes)

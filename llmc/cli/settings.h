@@ -54,6 +54,24 @@ static int computes_reference(const Options *o, const Objective *objective, cons
     return objective_needs_reference(objective) && !o->reference_logprobs && (lora || single);
 }
 
+// Moments, and master weights where the model is in bf16.
+static void settings_add_optimizer(RunSettings *settings, const Options *o) {
+    settings->optimizer = 1;
+    settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
+}
+
+// What was asked for and is without effect.
+static void settings_note(const Options *o, World world) {
+    if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
+        note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
+             option_chosen(o, "method"));
+    if (o->method == METHOD_FULL && o->keep)
+        note("--method full keeps every activation: --keep attention is ignored");
+    if (world.zero && world_ranks(world) == 1)
+        note("--zero %zu has no effect in a single process: start N with mpirun -n N, plan them with --ranks N",
+             world.zero);
+}
+
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
@@ -68,19 +86,12 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.method = o->method;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.ring = o->kv == KEYS_RING;
-    if (o->keep) settings.keep = o->keep_on == KEEP_NOTHING ? KEEP_ON_DEVICE : o->keep_on;
-    if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
-        note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
-             option_chosen(o, "method"));
-    if (o->method == METHOD_FULL && o->keep) {
-        note("--method full keeps every activation: --keep attention is ignored");
-        settings.keep = KEEP_NOTHING;
-    }
+    if (o->keep && o->method != METHOD_FULL) settings.keep = o->keep_on == KEEP_NOTHING ? KEEP_ON_DEVICE : o->keep_on;
+    settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
-    settings.optimizer = trains;
     settings.moment_type = o->moments;
-    settings.master = trains && stored == DTYPE_BF16 && o->master != MASTER_NONE;
+    if (trains) settings_add_optimizer(&settings, o);
     if (stored == DTYPE_FP64) settings.gradient_type = settings.moment_type = DTYPE_FP64;
     return settings;
 }

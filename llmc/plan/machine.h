@@ -2,9 +2,8 @@
 What machines can do, and how long work and traffic take on them: a row for each kind of node, for the estimates of
 estimate.h and the floors of profile.h alone. Rates are of bf16. And the memory of cards, for limits of plans.
 
-Where a number comes from stands beside it. "measured": on such a GPU, with the libraries that op set "cuda" calls.
-"data sheet": NVIDIA's, dense and without sparsity, links in one direction. "assumed": neither; what that rests on is
-said where it stands. Estimates are no better than these.
+Where a number comes from stands beside it, and is printed with it; nothing here was measured with this program.
+Estimates are no better than these.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
@@ -43,7 +42,9 @@ static size_t card_usable_bytes(int card) { return (size_t)(cards[card].gib * GI
 // ---- machines ------------------------------------------------------------------------------------------------------
 // The source of a constant, in the order of basis_names.
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
-static const char *const basis_names[BASES] = {"measured", "data sheet", "assumed"};
+static const char *const basis_names[BASES] = {
+    "measured by NVIDIA (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, causal, 32k tokens)",
+    "NVIDIA's data sheets (dense; links in one direction)", "assumed"};
 
 typedef enum {
     GPUS_PER_NODE,
@@ -66,11 +67,11 @@ typedef enum {
 static const struct {
     const char *name, *suffix;
     double unit;
-    Basis basis; // of rates on a GPU that was not measured: assumed
+    Basis basis; // BASIS_MEASURED: of the machine that was measured, else assumed
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
-    {"products", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"products", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention backward", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -85,12 +86,13 @@ static const struct {
 
 typedef struct {
     const char *name, *gpu;
-    int measured;                    // its rates; else assumed
+    int measured;
     double value[MACHINE_CONSTANTS]; // in the order above
 } Machine;
 
-// Measured on H100 and H200, bf16: cuBLASLt's products 770 to 800 TFLOP/s; cuDNN 9.19, causal attention over 32k tokens
-// with heads of 128, forward 688 and backward 581. An A100 is taken to reach the same shares of its own peak.
+// Attention: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads of 128, backward in any
+// order of sums; op set "cuda" asks for a fixed one, which is slower. Products: 770 to 800 TFLOP/s is the usual report of
+// cuBLASLt on an H100. An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
 // (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
@@ -107,7 +109,7 @@ static const Machine machines[MACHINES] = {
      {8, 312e12, OF_H100(780), OF_H100(688), OF_H100(581), 2.0e12, 300e9, 25e9, 32e9, SHARES_AND_HOPS}},
     {"h100",
      "H100 SXM",
-     1,
+     0,
      {8, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
     {"h200",
      "H200 SXM",
@@ -124,7 +126,7 @@ static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// A line for each basis that some constant has.
+// Two lines for each basis that some constant has, and one of the memory.
 static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
     for (int basis = 0; basis < BASES; basis++) {
@@ -135,12 +137,14 @@ static void machine_print(FILE *out, const Machine *m) {
             if (printed++)
                 fputs(", ", out);
             else
-                fprintf(out, "%-8s %s: ", head, basis_names[basis]);
+                fprintf(out, "%-8s %s:\n         ", head, basis_names[basis]);
             fprintf(out, "%s %.4g%s", machine_constants[i].name, m->value[i] / machine_constants[i].unit,
                     machine_constants[i].suffix);
         }
         if (printed) fputc('\n', out), head = "";
     }
+    fprintf(out, "         memory for a plan: %s; CUDA's total in public reports of 2023 to 2026, less 1 GiB\n",
+            human_bytes((double)machine_usable_bytes(m)));
 }
 
 // ---- how long things take ------------------------------------------------------------------------------------------

@@ -102,30 +102,62 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
-// limit: 0: none; machine: NULL where no time is estimated
-static void plan_json(const Run *run, StepShape step, size_t limit, size_t longest, const Machine *machine,
-                      const Estimate *estimate) {
+typedef struct {
+    size_t limit, longest;             // 0: none
+    size_t train_bytes, train_longest; // of training with the options of a pass
+    const Machine *machine;            // NULL: no time is estimated
+    Estimate estimate;
+} PlanResult;
+
+static void plan_result_json(const Run *run, StepShape step, const PlanResult *r) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     report_plan_json(&json, &run->plan.arena);
     json_size(&json, "host_bytes", run->plan.host_bytes);
-    if (limit) json_size(&json, "max_seq_len", longest);
-    if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
+    if (r->limit) {
+        json_size(&json, "max_seq_len", r->longest);
+        json_bool(&json, "fits", run->plan.total_bytes <= r->limit);
+    }
+    json_bool(&json, "optimizer_update", run->settings.optimizer);
+    if (!run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
+    if (!run->settings.optimizer && r->limit) json_size(&json, "train_max_seq_len", r->train_longest);
+    if (r->limit || r->machine)
+        json_size(&json, "usable_bytes", r->limit ? r->limit : machine_usable_bytes(r->machine));
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
-    if (machine) report_estimate_json(&json, run, machine, estimate);
+    if (r->machine) report_estimate_json(&json, run, r->machine, &r->estimate);
     json_object_end(&json);
     json_finish(&json);
 }
 
+static void plan_result_text(const Run *run, const PlanResult *r) {
+    const Options *o = run->options;
+    const char *limit = human_bytes((double)r->limit), *bytes = human_bytes((double)run->plan.total_bytes);
+    FILE *out = run->text;
+    if (o->quiet) return;
+    if (r->limit && r->longest)
+        fprintf(out, "longest  --seq-len %zu fits into %s%s", r->longest, limit,
+                run->settings.optimizer ? "" : ", for a pass without an optimizer update");
+    if (r->longest && run->plan.total_bytes > r->limit)
+        fprintf(out, "; the planned --seq-len %zu needs %s and does not", o->seq_len, bytes);
+    if (r->longest) fputc('\n', out);
+    if (!run->settings.optimizer) {
+        fprintf(out, "train    the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
+        if (r->train_longest) fprintf(out, "; --seq-len %zu fits into %s", r->train_longest, limit);
+        fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
+    }
+    if (ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
+        fputs("cuda     is not in this plan of a CPU build: on a GPU, workspaces of its libraries add 0.5 to 1 %\n", out);
+    if (r->machine) report_estimate(run, r->machine, &r->estimate);
+}
+
 static int verb_plan(const Options *options) {
     const int given = option_given(options, "machine");
-    const Machine *machine = options->ranks > 1 || given ? &machines[options->machine] : NULL;
-    const size_t limit = options->memory_limit || !given ? options->memory_limit : machine_usable_bytes(machine);
-    Run run;
-    Estimate estimate = {0};
+    PlanResult r = {0};
+    Run run, train;
     DataLoader data = {0};
-    size_t longest = 0;
+    r.machine = options->ranks > 1 || given ? &machines[options->machine] : NULL;
+    r.limit = options->memory_limit || !given ? options->memory_limit : machine_usable_bytes(r.machine);
     run_open(&run, options, NULL);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
@@ -135,19 +167,28 @@ static int verb_plan(const Options *options) {
     PlanBound bound = plan_bound(&run, &data);
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);
-    run_plan(&run, &shape, limit);
-    if (limit) longest = run_longest(&run, bound_documents(bound.part, options->seq_len), limit);
-    if (machine) estimate = estimate_step(machine, &run.settings, &shape, step);
+    const size_t documents = bound_documents(bound.part, options->seq_len);
+    train = run;
+    settings_add_optimizer(&train.settings, options);
+    run_plan(&train, &shape, r.limit);
+    r.train_bytes = train.plan.total_bytes;
+    run_plan(&run, &shape, r.limit);
+    if (r.limit) r.longest = run_longest(&run, documents, r.limit);
+    if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
+    if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);
+    if (r.machine && !options->quiet)
+        fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
     report_run(&run, &data, bound.part);
-    if (limit && !options->quiet)
-        fprintf(run.text, "longest  --seq-len %zu fits into %s%s\n", longest, human_bytes((double)limit),
-                run.plan.total_bytes > limit ? "; the planned one does not" : "");
-    if (machine) report_estimate(&run, machine, &estimate);
-    if (options->json) plan_json(&run, step, limit, longest, machine, &estimate);
+    plan_result_text(&run, &r);
+    if (options->json) plan_result_json(&run, step, &r);
+    if (r.longest > options->seq_len && !options->quiet) check_positions(&run, r.longest, "the longest --seq-len,");
+    const int nothing = r.limit && !r.longest;
+    if (nothing && !(options->json && options->quiet)) // where the object says it
+        die_no_length(&run, documents, r.limit, options->memory_limit ? "--memory-limit" : "what the card leaves");
     free(shape.document_start);
     if (options->data.count) dataloader_close(&data);
     run_close(&run);
-    return 0;
+    return nothing ? EXIT_RUNTIME : 0;
 }
 
 #endif

@@ -58,7 +58,10 @@ refuses 2 '--system: .*gemma.tok: no system text' sample --init $LARGE --tokeniz
 # ---- memory and disks ---------------------------------------------------------------------------------------------------------
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --memory-limit 4MiB
 refuses 1 'no length fits' bp --init $TINY --seq-len 4096 --memory-limit 100KiB
-refuses 1 'plan needs' bp --init llama3.1-70b --seq-len 100000
+refuses 1 'no length fits.*one token already needs' bp --init llama3.1-70b --seq-len 100000
+refuses 1 'no length fits: --memory-limit is .*weights .*, gradients .*, optimizer ' train --init ${TINY%96}4096 --data $SHARD \
+    --seq-len 64 --memory-limit 2400KiB
+says err '^  --lora-rank 32 *gives --seq-len [1-9]' '^  mpirun -n [2-9] ... --zero 3 --sp [2-9] *gives --seq-len [1-9]'
 full() { # arguments: with a full disk behind stdout, exit 1 and a line that says so
     "$TRAIN" "$@" >/dev/full 2>"$WORK/err"
     check "exit 1 with a full disk behind stdout: train $*" [ $? = 1 ]
@@ -155,8 +158,38 @@ check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds"
 succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --grad-accum 2
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
-says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' '^machine  measured: products' \
-    '^ *data sheet: .* link between nodes' '^ *assumed: ' '^step     estimated on 16 H100 '
+says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' "^machine  NVIDIA's data sheets" \
+    '^ .* link between nodes' '^ *assumed:' '^ *products 780 .*attention forward' '^step     estimated on 16 H100 '
+check 'first of all, what estimates are' sh -c "head -n 1 '$WORK/out' | grep -q '^status   the GPU build has not run on hardware'"
+succeeds plan --init qwen3-0.6b --dtype bf16 --machine h200
+says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forward 688 .*, attention backward 581' \
+    '^cuda     is not in this plan of a CPU build'
+# A pass without an update is not what trains, and where nothing fits every way out is the plan's own answer.
+for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
+succeeds $for_bp --seq-len 200000
+says out '^plan  .* for a pass without an optimizer update' \
+    '^longest  --seq-len 1[0-9]* fits into 78.10 GiB, for a pass without .*; the planned --seq-len 200000 needs 9.* and does not' \
+    '^train    the same options with an optimizer need 18.*; no length fits'
+succeeds $for_bp --lora-rank 32 --json
+says out '"fits": true, "optimizer_update": false, '
+fitting=$(json train_max_seq_len) bytes=$(json train_total_bytes)
+succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --json
+says out '"optimizer_update": true, '
+check 'what trains is what its own plan says' [ "$(json max_seq_len) $(json total_bytes)" = "$fitting $bytes" ]
+refuses 1 'no length fits: what the card leaves is 78.10 GiB.*weights 15.26 GiB, gradients .*, optimizer 91' \
+    plan --init qwen3-8b --dtype bf16 --machine h100 --json
+check 'no length is 0 in JSON' [ "$(json max_seq_len) $(json fits)" = '0 false' ]
+cp "$WORK/err" "$WORK/ways"
+run plan --init qwen3-8b --dtype bf16 --machine h100 --json --quiet
+check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/err")" = '1 0 ' ]
+check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 3 ]
+sed -n 's/^  \(--.*\) gives --seq-len \(.*\)/\2 \1/p' "$WORK/ways" >"$WORK/each"
+while read -r length options; do
+    succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --json $options
+    check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]
+done <"$WORK/each"
+succeeds plan --init qwen3-0.6b --zero 3
+says err 'zero 3 has no effect in a single process'
 refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
 # Random pairs and groups: the policy is its own reference and its own past.
