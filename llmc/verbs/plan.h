@@ -181,7 +181,7 @@ static int verb_plan(const Options *options) {
     report_run(&run, &data, bound.part);
     plan_result_text(&run, &r);
     if (options->json) plan_result_json(&run, step, &r);
-    if (r.longest > options->seq_len && !options->quiet) check_positions(&run, r.longest, "the longest --seq-len,");
+    if (r.longest > options->seq_len && !options->quiet) check_positions(&run, r.longest, "the longest --seq-len");
     const int nothing = r.limit && !r.longest;
     if (nothing && !(options->json && options->quiet)) // where the object says it
         die_no_length(&run, documents, r.limit, options->memory_limit ? "--memory-limit" : "what the card leaves");

@@ -174,6 +174,7 @@ succeeds $for_bp --lora-rank 32 --json
 says out '"fits": true, "optimizer_update": false, '
 fitting=$(json train_max_seq_len) bytes=$(json train_total_bytes)
 succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --json
+says err '^note: the longest --seq-len 2[0-9]* is above max_position_embeddings 40960: .*--rope-scaling yarn,factor=6 '
 says out '"optimizer_update": true, '
 check 'what trains is what its own plan says' [ "$(json max_seq_len) $(json total_bytes)" = "$fitting $bytes" ]
 refuses 1 'no length fits: what the card leaves is 78.10 GiB.*weights 15.26 GiB, gradients .*, optimizer 91' \
