@@ -79,7 +79,7 @@ if ! given seq-len "$@"; then # prepare.py's last line names the length that the
     set -- --seq-len "$needed" "$@"
 fi
 ls "$work"/shards/val-*.bin >/dev/null 2>&1 && set -- --val-data "$work/shards/val-*.bin" "$@"
-[ ! -d "$work/run" ] || set -- "$@" --resume
+[ ! -e "$work/run/lock" ] || set -- "$@" --resume
 set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"
 announce "$@"
 "$@" || failed $?

@@ -1,6 +1,7 @@
 /*
-Paths and input. An InputFile is a regular file of known size, opened once and read at any offset with pread. It is not
-mapped: the pages of a mapped file would count as this process's memory. Every failure ends the program with one line
+Paths and input. Files are opened by file_open, and are regular files: nothing waits for a pipe or a device. An InputFile
+is of known size, opened once and read at any offset with pread. It is not mapped: the pages of a mapped file would count
+as this process's memory. Every failure ends the program with one line
 that names the file, the offset and the size. Output is in output.h.
 */
 #ifndef LLMC_FILE_H
@@ -57,6 +58,27 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
         die("%s/%s: this path is longer than the %d bytes the system allows", directory, name, PATH_MAX);
 }
 
+// ---- opening --------------------------------------------------------------------------------------------------------
+// Opens a regular file; -1: file_fault says why not. A pipe is not waited for, a device not touched. What is written in a
+// place that others may write to takes O_NOFOLLOW: a symbolic link is refused there.
+static int file_open(const char *path, int flags) {
+    struct stat status;
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    if (fd < 0 || (fstat(fd, &status) == 0 && S_ISREG(status.st_mode))) return fd;
+    close(fd);
+    errno = ENODEV;
+    return -1;
+}
+
+static const char *file_fault(void) {
+    static char text[160];
+    if (errno == ENODEV || errno == ENXIO) return "is not a regular file";
+    if (errno == ELOOP) return "is a symbolic link that is not followed; put the file itself there";
+    snprintf(text, sizeof(text), "cannot be opened: %s%s", strerror(errno),
+             errno == EMFILE ? "; raise the limit with ulimit -n" : "");
+    return text;
+}
+
 // ---- input ----------------------------------------------------------------------------------------------------------
 typedef struct {
     int fd;
@@ -67,12 +89,9 @@ typedef struct {
 static InputFile input_open(const char *path) {
     InputFile file;
     struct stat status;
-    file.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not block before fstat says what it is
-    if (file.fd < 0)
-        die("%s: cannot be opened: %s%s", path, strerror(errno),
-            errno == EMFILE ? "; raise the limit with ulimit -n" : "");
+    file.fd = file_open(path, O_RDONLY);
+    if (file.fd < 0) die("%s: %s", path, file_fault());
     if (fstat(file.fd, &status) != 0) die("%s: cannot be examined: %s", path, strerror(errno));
-    if (!S_ISREG(status.st_mode)) die("%s: is not a regular file", path);
     if (status.st_size == 0) die("%s: is empty", path);
     file.path = checked_strdup(path);
     file.bytes = (uint64_t)status.st_size;

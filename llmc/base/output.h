@@ -35,16 +35,33 @@ typedef struct {
 // ---- removal when the program ends early ----------------------------------------------------------------------------
 static OutputFile *volatile output_pending; // being written
 static OutputFolder *volatile folder_pending;
+static struct {
+    char folder[PATH_MAX], lock[PATH_MAX]; // of a run that has not begun, where this process made them; or empty
+    size_t there;                          // bytes of the folder's path that were there before
+} run_pending;
+
+// From now on the run's folder stays, however the run ends.
+static void run_began(void) { *run_pending.folder = *run_pending.lock = 0; }
 
 // Only system calls: a signal handler comes here.
+static void run_discard(void) {
+    if (*run_pending.lock) unlink(run_pending.lock);
+    for (size_t end = strlen(run_pending.folder); end > run_pending.there; end--) {
+        if (run_pending.folder[end] && run_pending.folder[end] != '/') continue;
+        run_pending.folder[end] = 0;
+        rmdir(run_pending.folder); // of one that holds something nothing happens
+    }
+    run_began();
+}
+
 static void output_discard(void) {
     OutputFolder *folder = folder_pending;
     if (output_pending) unlink(output_pending->temporary);
     output_pending = NULL;
     folder_pending = NULL;
-    if (!folder) return;
-    for (size_t i = 0; i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
-    rmdir(folder->temporary);
+    for (size_t i = 0; folder && i < folder->count; i++) unlinkat(folder->fd, folder->names[i], 0);
+    if (folder) rmdir(folder->temporary);
+    run_discard();
 }
 
 // Ctrl-C, a closed terminal, a batch system: unfinished output is removed, then the signal acts as by default.
@@ -388,9 +405,11 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
 }
 
 // Makes a folder and those above it. A new one is synced into the one above, so that it outlives a power failure as its
-// files do.
-static void make_folder(const char *path) {
+// files do. Returns how many bytes of the path were there.
+static size_t make_folder(const char *path) {
     char part[PATH_MAX];
+    size_t there = 0;
+    int made = 0;
     for (size_t i = 1; path[i - 1]; i++) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
@@ -400,7 +419,11 @@ static void make_folder(const char *path) {
             sync_folder_of(part);
         else if (!path_is_directory(part))
             die("%s: the folder cannot be created: %s; choose another --out", part, strerror(error));
+        else if (!made)
+            there = i;
+        made |= !error;
     }
+    return there;
 }
 
 #endif

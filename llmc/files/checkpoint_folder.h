@@ -80,7 +80,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     const char *name;
     memset(manifest, 0, sizeof(*manifest));
     path_join(path, checkpoint, MANIFEST_NAME);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = file_open(path, O_RDONLY);
     if (fd < 0) return "it has no " MANIFEST_NAME;
     ssize_t length = read(fd, text, MANIFEST_TEXT);
     close(fd);
@@ -152,7 +152,8 @@ static int checkpoint_is_written_name(const char *name) {
 
 // 0: it holds other files and stays.
 static int checkpoint_delete(const char *path) {
-    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), checkpoint_is_written_name);
+    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
+                         checkpoint_is_written_name);
 }
 
 // A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
@@ -224,6 +225,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
+#define LOCK_NAME  "lock"
 #define LOCK_TEXT  64 // bytes of the lock's file at most
 #define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
 
@@ -232,12 +234,18 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
-    int refused, tries = 0;
-    path_join(path, folder, "lock");
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) die("%s: cannot be written: %s; choose another --out", path, strerror(errno));
-    while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
-        usleep(100000);
+    int fd, refused, tries = 0;
+    path_join(path, folder, LOCK_NAME);
+    do { // once more where another run removed the lock that this one waited for: it was refused
+        fd = file_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
+        if (fd >= 0)
+            memcpy(run_pending.lock, path, sizeof(path));
+        else if (errno == EEXIST)
+            fd = file_open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+        if (fd < 0) die("%s: %s; choose another --out", path, file_fault());
+        while ((refused = flock(fd, LOCK_EX | LOCK_NB) != 0) && errno == EWOULDBLOCK && tries++ < LOCK_TRIES)
+            usleep(100000);
+    } while (!refused && !path_is_file(path, fd) && !close(fd));
     if (refused) {
         ssize_t length = errno == EWOULDBLOCK ? read(fd, owner, sizeof(owner) - 1) : -1;
         owner[strspn(owner, "0123456789")] = 0;
@@ -257,8 +265,8 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
 // Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
 static void folder_check_shared(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
-    path_join(path, folder, "lock");
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    path_join(path, folder, LOCK_NAME);
+    int fd = file_open(path, O_RDONLY);
     if (fd < 0 || read(fd, found, sizeof(found) - 1) < 0 || strcmp(found, text) != 0)
         die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file "
             "system that all machines share",
@@ -266,8 +274,22 @@ static void folder_check_shared(const char *folder, const char *text) {
     close(fd);
 }
 
+// --resume: a name that is mistyped begins no run.
+static void checkpoint_check_run(const char *folder) {
+    static const char *const names[] = {RECORDS_NAME, LOCK_NAME};
+    char path[PATH_MAX];
+    for (size_t i = 0; i < 2; i++) {
+        path_join(path, folder, names[i]);
+        if (path_exists(path)) return;
+    }
+    if (checkpoint_before(folder, CHECKPOINT_NONE) == CHECKPOINT_NONE)
+        die("--resume: %s %s; check --out, or leave --resume out to begin a run there", folder,
+            path_exists(folder) ? "is not the folder of a run" : "does not exist");
+}
+
 // Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
-// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Collective.
+// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Until checkpoint_began
+// the end of the program removes the folder and the lock, where this made them. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
     char lock[LOCK_TEXT] = "", records[PATH_MAX];
     struct stat status;
@@ -277,7 +299,9 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
     if (dist_rank() == 0) {
-        make_folder(path);
+        if (resume) checkpoint_check_run(path);
+        run_pending.there = make_folder(path);
+        memcpy(run_pending.folder, folder->path, sizeof(folder->path));
         folder->lock = folder_lock(path, lock);
         checkpoint_clear(path);
         folder->last = checkpoint_find_last(path);

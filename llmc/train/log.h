@@ -3,8 +3,8 @@ The log of a run: aligned step lines for people, log.jsonl in --out for programs
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} of a step, "val_loss" of a
 validation, "sample", and "options" of each part of the run, with the first step of that part. A resumed run first drops
-what lies beyond the step it resumes from, and the half line that a crash may have left: the file reads as if there had
-been no interruption.
+the records of steps beyond the one it resumes from, and the half line that a crash may have left: the file reads as if
+there had been no interruption. Lines that are not understood stay.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -40,32 +40,34 @@ typedef struct {
 } RunLog;
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
-// The step of a complete record, or SIZE_MAX. line[length] is zero-terminated.
-static size_t record_step(const char *line, size_t length) {
-    static const char opening[] = "{\"step\": ";
-    const size_t at = sizeof(opening) - 1;
-    if (length < at + 3 || memcmp(line, opening, at) != 0 || line[length - 2] != '}' || line[length - 1] != '\n' ||
-        line[at] < '0' || line[at] > '9')
-        return SIZE_MAX;
-    return (size_t)strtoull(line + at, NULL, 10);
+// The step of a record, or SIZE_MAX where the line is none of ours.
+static size_t record_step(const char *line) {
+    char number[21];
+    size_t step;
+    return sscanf(line, " { \"step\" : %20[0-9]", number) == 1 && parse_size(number, &step) ? step : SIZE_MAX;
 }
 
-// Truncates the file after its last record of a step up to `step`; 0 leaves nothing.
+// Drops records of steps after `step`, of 0 all, and a last line that was not finished. Other lines stay.
 static void records_truncate(const char *path, size_t step) {
-    FILE *file = fopen(path, "r+");
-    char *line = NULL;
-    size_t capacity = 0, keep = 0;
-    ssize_t length;
-    if (!file && errno == ENOENT) return;
-    if (!file) die("cannot open %s: %s", path, strerror(errno));
-    while (step > 0 && (length = getline(&line, &capacity, file)) > 0) {
-        size_t found = record_step(line, (size_t)length);
-        if (found == SIZE_MAX || found > step) break;
-        keep += (size_t)length;
+    char part[4097];
+    int fd = file_open(path, O_RDWR | O_NOFOLLOW), begins = 1, drop = 0;
+    off_t at = 0, kept = 0, whole = 0; // bytes read, kept of them, and kept up to the end of a line
+    ssize_t n = 0;
+    if (fd < 0 && errno == ENOENT) return;
+    if (fd < 0) die("%s: %s", path, file_fault());
+    while ((n = pread(fd, part, sizeof(part) - 1, at)) > 0) {
+        const char *end = (const char *)memchr(part, '\n', (size_t)n);
+        if (end) n = end + 1 - part;
+        part[n] = 0;
+        const size_t found = begins ? record_step(part) : SIZE_MAX;
+        if (begins) drop = found != SIZE_MAX && (found > step || !step);
+        if (!drop && kept < at && pwrite(fd, part, (size_t)n, kept) != n) break;
+        if (!drop) kept += n;
+        at += n, begins = end != NULL;
+        if (begins) whole = kept;
     }
-    if (ftruncate(fileno(file), (off_t)keep)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
-    free(line);
-    fclose(file);
+    if (n != 0 || ftruncate(fd, whole)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
+    close(fd);
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
@@ -79,8 +81,10 @@ static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t ste
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
         if (resume) records_truncate(log.path, step); // of a new run it is empty or absent: checkpoint_open has checked
-        log.records = fopen(log.path, "a");
-        if (!log.records) die("cannot write %s: %s; choose another --out", log.path, strerror(errno));
+        const int fd = file_open(log.path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+        log.records = fd < 0 ? NULL : fdopen(fd, "a");
+        if (!log.records) die("%s: %s; choose another --out", log.path, file_fault());
+        run_began();
     }
     log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);
     return log;

@@ -258,12 +258,10 @@ static void trainer_begin(Trainer *t, const Options *o) {
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
     if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
-    if (t->has_folder) {
-        if (dist_rank() == 0) tokenizer_keep(&t->run, o->out);
-        checkpoint_check_space(&t->folder, &t->tensors, o->out);
-    }
+    if (t->has_folder) checkpoint_check_space(&t->folder, &t->tensors, o->out);
     t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
                          t->state.step, t->state.schedule.steps);
+    if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out);
     runlog_options(&t->log, t->state.step, o);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }

@@ -180,6 +180,7 @@ static void end_while_saving(const void *path) {
     OutputFile file;
     static OutputFolder checkpoint;
     checkpoint_open(&folder, (const char *)path, 2, 0);
+    run_began();
     checkpoint_path(checkpoint.path, folder.path, 7, "");
     checkpoint_path(checkpoint.temporary, folder.path, 7, ".partial");
     checkpoint_begin(&checkpoint);
@@ -287,6 +288,70 @@ TEST(an_earlier_run_is_seen_before_anything_else) {
     assert_true(folder.last == CHECKPOINT_NONE);
     checkpoint_close(&folder);
     expect_text(log, "{\"step\": 1}\n");
+}
+
+static void resume_run(const void *path) {
+    CheckpointFolder folder;
+    checkpoint_open(&folder, (const char *)path, 2, 1);
+    if (folder.last == CHECKPOINT_NONE) die("no checkpoint");
+}
+
+static void refuse_run(const void *path) {
+    open_new_run(path);
+    die("refused");
+}
+
+static void end_before_the_run(const void *path) {
+    open_new_run(path);
+    raise(SIGTERM);
+}
+
+// A run that is refused leaves neither its lock nor folders that it made, and nothing of others goes.
+TEST(refused_runs_leave_nothing) {
+    fresh("refused");
+    expect_refused(refuse_run, scratch_path("refused/a/b//c/"), 1, "refused");
+    expect_files("refused", 0);
+    assert_int_equal(run_child(end_before_the_run, scratch_path("refused/a/b"))->code, 1000 + SIGTERM);
+    expect_files("refused", 0);
+    fresh("refused/empty");
+    expect_refused(refuse_run, scratch_path("refused/empty"), 1, "refused");
+    expect_files("refused/empty", 0);
+    write_file(scratch_path("refused/empty/lock"), "1\n", 2);
+    write_file(scratch_path("refused/empty/note"), "mine", 4);
+    expect_refused(refuse_run, scratch_path("refused/empty"), 1, "refused");
+    expect_files("refused/empty", 2);
+}
+
+// --resume with a name that is mistyped, or of another folder, begins no run; one that was ended early goes on.
+TEST(only_runs_are_resumed) {
+    fresh("resume"), fresh("resume/other");
+    expect_refused(resume_run, scratch_path("resume/no"), 1,
+                   "resume/no does not exist; check --out, or leave --resume out to begin a run there");
+    expect_refused(resume_run, scratch_path("resume/other"), 1, "resume/other is not the folder of a run; check --out");
+    expect_files("resume/other", 0);
+    expect_files("resume", 1);
+    write_file(scratch_path("resume/other/lock"), "1\n", 2);
+    expect_refused(resume_run, scratch_path("resume/other"), 1, "no checkpoint");
+}
+
+// What others may have put into the folder of a run is not followed, not waited for and not written through.
+TEST(pipes_and_links_in_the_folder_of_a_run) {
+    const char *mine = scratch_path("trap/mine"), *run = scratch_path("trap/run");
+    const char *lock = scratch_path("trap/run/lock"), *done = scratch_path("trap/run/checkpoint-00000001/DONE");
+    fresh("trap"), fresh("trap/run"), fresh("trap/run/checkpoint-00000001");
+    write_file(mine, "mine\n", 5);
+    write_file(scratch_path("trap/model.bin"), "mine\n", 5);
+    assert_int_equal(symlink(scratch_path("trap"), scratch_path("trap/run/checkpoint-00000002.removed")), 0);
+    alarm(20); // a pipe must not be waited for
+    assert_int_equal(mkfifo(done, 0666), 0);
+    assert_true(strstr(run_child(resume_run, run)->err, "is passed over: it has no DONE") != NULL);
+    assert_int_equal(symlink(mine, lock), 0);
+    expect_refused(resume_run, run, 1, "lock: is a symbolic link that is not followed");
+    assert_true(unlink(lock) == 0 && mkfifo(lock, 0666) == 0);
+    expect_refused(resume_run, run, 1, "lock: is not a regular file");
+    alarm(0);
+    expect_text(mine, "mine\n");
+    expect_text(scratch_path("trap/model.bin"), "mine\n");
 }
 
 // ---- standard output ------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ TEST(opening) {
     expect_refused(save_body, &saving, 1, "/proc/self/nothing: the folder cannot be created");
     saving.out = fresh_folder("locked");
     mkdir(scratch_path("locked/lock"), 0777);
-    expect_refused(save_body, &saving, 1, "lock: cannot be written: Is a directory; choose another --out");
+    expect_refused(save_body, &saving, 1, "lock: cannot be opened: Is a directory; choose another --out");
 }
 
 // Leftovers of a run that was cut off are cleared away by the next.

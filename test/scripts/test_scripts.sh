@@ -73,8 +73,11 @@ several 0 RANKS=3 TRAIN="$WORK/build/tell" scripts/run_single_node.sh bp --sp 3
 says out '^3 of bp --sp 3$'
 several 1 CUDA_VISIBLE_DEVICES= RANKS=0 scripts/run_single_node.sh bp
 several 2 SLURM_JOB_ID= TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out run
-several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out run
-says out 'build/tell --zero 3 --out run --resume$'
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out "$WORK/run"
+says out 'build/tell --zero 3 --out [^ ]*/run$'
+mkdir "$WORK/run" && touch "$WORK/run/lock"
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out "$WORK/run" --zero 3
+says out 'run --zero 3 --resume$'
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch bp --out run
 says out 'build/tell bp --out run$'
 

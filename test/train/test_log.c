@@ -4,6 +4,7 @@
 #include "llmc/train/log.h"
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
@@ -104,7 +105,7 @@ TEST(resuming_after_a_crash_at_any_byte) {
         size_t complete = 0, at = 0;
         while (at < cut) {
             const char *end = (const char *)memchr(whole + at, '\n', bytes - at);
-            size_t found = record_step(whole + at, (size_t)(end + 1 - (whole + at)));
+            size_t found = record_step(whole + at);
             assert_true(found != SIZE_MAX);
             at = (size_t)(end + 1 - whole);
             if (at <= cut) complete = found - 1;
@@ -126,27 +127,50 @@ TEST(resuming_after_a_crash_at_any_byte) {
     assert_true(tried > 100);
 }
 
-TEST(garbage_ends_the_log) {
-    static const char *const garbage[] = {"\n",
-                                          "{}\n",
-                                          "{\"step\": }\n",
-                                          "{\"step\": 2, \"loss\": 1\n",
-                                          "{\"loss\": 1, \"step\": 2}\n",
-                                          "{\"step\": -2}\n",
-                                          "x"};
-    const char *folder = scratch_path("garbage"), *path = scratch_path("garbage/log.jsonl");
+TEST(only_later_steps_and_half_lines_go) {
+    static const char *const others[] = {"\n", "{}\n", "{\"step\": }\n", "{\"loss\": 1, \"step\": 9}\n",
+                                         "{\"step\": -9}\n", "# a note\n", "\r\n"};
+    const char *folder = scratch_path("others"), *path = scratch_path("others/log.jsonl");
+    char text[9000], expected[9000];
     mkdir(folder, 0777);
-    for (size_t i = 0; i < COUNT_OF(garbage); i++) {
-        char text[256];
-        snprintf(text, sizeof(text), "{\"step\": 1, \"loss\": 1}\n%s{\"step\": 1, \"loss\": 2}\n", garbage[i]);
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        snprintf(text, sizeof(text),
+                 "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n{\"step\": 4}\n%s{\"step\":5}\n{\"step\": 2}\n"
+                 "{\"step\": 3, \"lo",
+                 others[i], others[i]);
+        snprintf(expected, sizeof(expected), "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n%s{\"step\": 2}\n",
+                 others[i], others[i]);
         write_file(path, text, strlen(text));
         RunLog log = runlog_open(NULL, folder, 1, 3, 9);
         runlog_close(&log);
-        assert_string_equal(read_whole(path, NULL), "{\"step\": 1, \"loss\": 1}\n");
+        assert_string_equal(read_whole(path, NULL), expected);
     }
+    snprintf(text, sizeof(text), "{\"step\": 4, \"a\": \"%07000d\"}\n{\"step\": 3, \"a\": %0900d}\n", 0, 0);
+    write_file(path, text, strlen(text)); // longer than what is read at once
+    records_truncate(path, 3);
+    assert_string_equal(read_whole(path, NULL), strchr(text, '\n') + 1);
     write_file(path, "{\"step\": 1}\n\0\0\0\0", 16); // what a power failure leaves
     records_truncate(path, 3);
     assert_string_equal(read_whole(path, NULL), "{\"step\": 1}\n");
+}
+
+static int is_resumed;
+static void open_log(const void *folder) { runlog_open(NULL, (const char *)folder, is_resumed, 3, 9); }
+
+TEST(pipes_and_links_are_not_written_to) {
+    const char *folder = scratch_path("trap"), *path = scratch_path("trap/log.jsonl"), *mine = scratch_path("mine");
+    mkdir(folder, 0777);
+    write_file(mine, "{\"step\": 9}\n", 12);
+    alarm(20); // a pipe must not be waited for
+    for (is_resumed = 0; is_resumed < 2; is_resumed++) {
+        assert_int_equal(symlink(mine, path), 0);
+        expect_refused(open_log, folder, 1, "log.jsonl: is a symbolic link that is not followed");
+        assert_true(unlink(path) == 0 && mkfifo(path, 0666) == 0);
+        expect_refused(open_log, folder, 1, "log.jsonl: is not a regular file");
+        assert_int_equal(unlink(path), 0);
+    }
+    alarm(0);
+    assert_string_equal(read_whole(mine, NULL), "{\"step\": 9}\n");
 }
 
 static size_t count_records(const char *text, const char *words) {
@@ -195,15 +219,20 @@ static void open_fresh(const void *folder) {
     runlog_close(&log);
 }
 
+static void open_fresh_within_a_limit(const void *folder) {
+    static const struct rlimit limit = {180, 180}; // an error line has room, a record has not
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) == 0) open_fresh(folder);
+}
+
 TEST(what_cannot_be_written_is_said) {
     expect_refused(open_fresh, "/proc/nowhere", EXIT_RUNTIME, "/proc/nowhere: the folder cannot be created");
     expect_refused(open_fresh, "/dev/null", EXIT_RUNTIME, "/dev/null: the folder cannot be created: File exists");
     mkdir(scratch_path("taken"), 0777), mkdir(scratch_path("taken/log.jsonl"), 0777);
-    expect_refused(open_fresh, scratch_path("taken"), EXIT_RUNTIME, "taken/log.jsonl: Is a directory");
+    expect_refused(open_fresh, scratch_path("taken"), EXIT_RUNTIME, "taken/log.jsonl: cannot be opened: Is a directory");
     mkdir(scratch_path("full"), 0777);
-    assert_int_equal(symlink("/dev/full", scratch_path("full/log.jsonl")), 0);
-    expect_refused(open_fresh, scratch_path("full"), EXIT_RUNTIME,
-                   "full/log.jsonl: No space left on device; make room, then continue with --resume");
+    expect_refused(open_fresh_within_a_limit, scratch_path("full"), EXIT_RUNTIME,
+                   "full/log.jsonl: File too large; make room, then continue with --resume");
 }
 
 // ---- step lines -----------------------------------------------------------------------------------------------------

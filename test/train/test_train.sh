@@ -33,7 +33,7 @@ unset STREAMBP_ALLOCATION_GUARD
 kills=0 tries=0 keeping='--keep attention --keep-on host'
 while [ $tries -lt 4 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
     tries=$((tries + 1))
-    "$TRAIN" train $common --out "$WORK/killed" --resume $([ $((tries % 2)) = 0 ] || echo $keeping) >"$WORK/out" 2>"$WORK/err" &
+    "$TRAIN" train $common --out "$WORK/killed" $([ ! -e "$WORK/killed" ] || echo --resume) $([ $((tries % 2)) = 0 ] || echo $keeping) >"$WORK/out" 2>"$WORK/err" &
     process=$!
     while kill -0 $process 2>/dev/null && ! [ -e "$WORK/killed/checkpoint-0000000$((2 * tries))" ]; do sleep 0.01; done
     kill -9 $process 2>/dev/null && kills=$((kills + 1))
