@@ -140,6 +140,54 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
     return text;
 }
 
+// ---- other files ----------------------------------------------------------------------------------------------------
+#define FILE_KIND_TEXT "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
+
+// What people have files of, by their first bytes, and where these belong. A text ends in a command that takes its path.
+static const struct {
+    const char *magic;
+    size_t bytes;
+    const char *name, *advice;
+} file_kinds[] = {{"SBPSHARD", 8, "a token shard", "it belongs to --data"},
+                  {"\x88\xd8\x34\x01", 4, "a token shard of llm.c", "it belongs to --data"},
+                  {"\xa1\xd9\x34\x01", 4, "a token shard of llm.c (Llama 3)", "it belongs to --data"},
+                  {"\x8a\xd8\x34\x01", 4, "an evaluation file of llm.c", "nothing here reads it"},
+                  {"\x8f\xd8\x34\x01", 4, "an optimizer state of llm.c", "nothing here reads it"},
+                  {"\xa3\xd9\x34\x01", 4, "a Llama 3 checkpoint of llm.c", "take the Hugging Face directory"},
+                  {"\xc6\xd7\x34\x01", 4, "an llm.c GPT-2 .bin", "it belongs to --model"},
+                  {"STREAMBP", 8, "a flat .bin of a model", "it belongs to --model"},
+                  {"SBPTOKEN", 8, "a tokenizer", "it belongs to --tokenizer"},
+                  {"SBPLOGPS", 8, "a file of log-probabilities", "it belongs to --reference-logprobs"},
+                  {"SBPADAMW", 8, "the optimizer of a checkpoint", "give the folder of its run"},
+                  {"GGUF", 4, "a GGUF model", "take the Hugging Face directory that it was made from"},
+                  {"PAR1", 4, "a Parquet table", FILE_KIND_TEXT},
+                  {"\x1f\x8b", 2, "compressed by gzip", "unpack it"},
+                  {"\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it"},
+                  {"PK\3\4", 4, "a zip archive (as PyTorch's .bin and .pt are)", "unpack it, or take safetensors"}};
+
+// Ends the program where the file is of another kind than `wanted`, and of one that is known.
+static void file_refuse_kind(const char *path, const char *wanted) {
+    unsigned char begin[512] = {0};
+    InputFile file = input_open(path);
+    const size_t bytes = min_size(file.bytes, sizeof(begin));
+    const char *name = NULL, *advice = NULL;
+    size_t printed = 0, blank;
+    input_read(&file, 0, begin, bytes);
+    input_close(&file);
+    for (size_t i = 0; i < sizeof(file_kinds) / sizeof(file_kinds[0]) && !name; i++)
+        if (!memcmp(begin, file_kinds[i].magic, file_kinds[i].bytes))
+            name = file_kinds[i].name, advice = file_kinds[i].advice;
+    if (!name && begin[7] == 0 && begin[8] == '{')
+        name = "a safetensors file", advice = "give the directory it is in with --model or --adapter";
+    while (printed < bytes && (begin[printed] >= ' ' || (begin[printed] >= '\t' && begin[printed] <= '\r'))) printed++;
+    if (!name && printed == bytes) {
+        blank = memcmp(begin, "\xef\xbb\xbf", 3) ? 0 : 3; // a byte order mark
+        while (blank < bytes && begin[blank] <= ' ') blank++;
+        name = begin[blank] == '{' || begin[blank] == '[' ? "JSON" : "text", advice = FILE_KIND_TEXT;
+    }
+    if (name) die("%s: is %s, not %s; %s%s", path, name, wanted, advice, strcmp(advice, FILE_KIND_TEXT) ? "" : path);
+}
+
 // The rest of a FILE, of at most `limit` bytes, with a zero behind it; the caller frees it.
 static char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
     size_t capacity = 65536, got;

@@ -21,7 +21,7 @@ from its number.
 static const struct {
     uint32_t magic, version;
     uint32_t id_bytes;
-} llmc_shard_kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+} llmc_shard_kinds[] = {{LLMC_SHARD_16, 1, 2}, {LLMC_SHARD_32, 7, 4}};
 #define LLMC_SHARD_KINDS (sizeof(llmc_shard_kinds) / sizeof(llmc_shard_kinds[0]))
 
 // Cut into micro-batches of B documents of T positions; ids are below `vocabulary`.

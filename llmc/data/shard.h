@@ -20,6 +20,8 @@ own checksum is checked when it is read (documents_read.h).
 #define TOKEN_SHARD_HEADER  256
 #define TOKEN_SHARD_ENTRY   48
 #define TOKEN_SHARD_ALIGN   64
+#define LLMC_SHARD_16       20240520                   // llm.c's magic numbers: ids of 16 bits,
+#define LLMC_SHARD_32       20240801                   // and of 32
 #define TABLE_ENTRIES       4096                       // read at a time
 #define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // at most: id, mask and value
 
@@ -95,11 +97,28 @@ static void shard_paths_free(ShardPaths *list) {
     free(list->at);
 }
 
-// True where the file begins as a shard of documents; else it may be one of llm.c's.
+// A folder in the place of shards.
+static void shard_refuse_folder(const char *path) {
+    char part[PATH_MAX];
+    glob_t found;
+    path_join(part, path, "config.json");
+    if (path_exists(part)) die("%s: is the folder of a model; it belongs to --model", path);
+    path_join(part, path, "*.bin");
+    if (glob(part, 0, NULL, &found) == GLOB_NOMATCH)
+        die("%s: is a folder without shards (*.bin); " FILE_KIND_TEXT "%s/*", path, path);
+    die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
+}
+
+// True where the file begins as a shard of documents; else it is one of llm.c's, if any.
 static int is_token_shard(const char *path) {
-    if (path_is_directory(path))
-        die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
-    return file_begins_with(path, TOKEN_SHARD_MAGIC);
+    uint32_t magic = 0;
+    if (path_is_directory(path)) shard_refuse_folder(path);
+    if (file_begins_with(path, TOKEN_SHARD_MAGIC)) return 1;
+    InputFile file = input_open(path);
+    input_read(&file, 0, &magic, min_size(file.bytes, sizeof(magic)));
+    input_close(&file);
+    if (magic != LLMC_SHARD_16 && magic != LLMC_SHARD_32) file_refuse_kind(path, "a token shard");
+    return 0;
 }
 
 // ---- the header -----------------------------------------------------------------------------------------------------

@@ -12,18 +12,6 @@ norm. Matrices are [out, in], as ours; the padding rows of wte are left out.
 #define LLMC_HEADER_INTS    256
 #define LLMC_VOCAB_MULTIPLE 128
 
-// The magic numbers of other files of llm.c, for better messages.
-static const char *llmc_magic_name(int32_t magic) {
-    switch (magic) {
-    case 20240520: return "a token shard of llm.c; it belongs to --data";
-    case 20240801: return "a token shard of llm.c (Llama 3); it belongs to --data";
-    case 20240522: return "an evaluation file of llm.c, not a model";
-    case 20240527: return "an optimizer state of llm.c, not a model";
-    case 20240803: return "a Llama 3 checkpoint of llm.c, which is not supported; give the Hugging Face directory";
-    default: return NULL;
-    }
-}
-
 static int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
 
 // Walks the file in its order: wte and wpe, then kinds outside and layers inside, then the last norm's two. The

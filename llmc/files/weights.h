@@ -24,13 +24,11 @@ static void weights_open_file(WeightSource *source, const char *path) {
         flat_open(source);
     } else if (number == LLMC_MODEL_MAGIC || number == llmc_swap_bytes(LLMC_MODEL_MAGIC)) {
         llmc_gpt2_open(source);
-    } else if (llmc_magic_name(number)) {
-        die("%s: is %s", path, llmc_magic_name(number));
     } else {
-        die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin%s", path,
-            text_ends_with(path, ".safetensors") || text_ends_with(path, ".json")
-                ? "; give the directory it is in"
-                : "; a Hugging Face model is given as its directory");
+        if (text_ends_with(path, ".safetensors") || text_ends_with(path, ".json"))
+            die("%s: is a file of a Hugging Face model; give the directory it is in", path);
+        file_refuse_kind(path, "a model");
+        die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin; a Hugging Face model is given as its directory", path);
     }
 }
 

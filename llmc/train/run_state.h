@@ -35,6 +35,7 @@ typedef struct {
     Schedule schedule;
     const RunSetting *settings;
     size_t setting_count;
+    const char *data; // the names of its files, of which the setting "data" is the content
 } RunState;
 
 // ---- state.json -----------------------------------------------------------------------------------------------------
@@ -97,6 +98,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_size(&json, "warmup", s->warmup);
     json_size(&json, "steps", s->steps);
     json_object_end(&json);
+    if (run->data) json_text(&json, "data_files", run->data);
     json_object(&json, "settings");
     for (size_t i = 0; i < run->setting_count; i++) json_text(&json, run->settings[i].name, run->settings[i].value);
     json_object_end(&json);
@@ -123,8 +125,8 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             "with the options that it began with",
             path, setting->name);
     const char *saved = state_string(settings, setting->name, path);
-    if (!strcmp(saved, now)) return;
-    const size_t begin = first_difference(saved, now); // of a list one entry is shown
+    if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
+    const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
     saved += begin, now += begin;
     const int saved_length = (int)strcspn(saved, ","), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
@@ -133,6 +135,20 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             checkpoint, setting->name, saved_length, saved, now_length, now);
     note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
          now_length, now, setting->change == SETTING_ROUNDS ? ", to other bits" : "");
+}
+
+static void run_state_compare_data(const RunState *run, const cJSON *root, const char *checkpoint) {
+    const char *saved = cJSON_GetStringValue(json_get(json_get(root, "settings"), "data")), *now = NULL;
+    const char *files = cJSON_GetStringValue(json_get(root, "data_files"));
+    for (size_t i = 0; i < run->setting_count; i++)
+        if (!strcmp(run->settings[i].name, "data")) now = run->settings[i].value;
+    if (!saved || !now || !strcmp(saved, now)) return;
+    if (files && run->data && !strcmp(files, run->data))
+        die("%s: was trained on %s, which holds other data now; resume with what it held, or begin a new run with "
+            "another --out",
+            checkpoint, files);
+    die("%s: was trained on %s, --data is %s now; resume with the same data, or begin a new run with another --out",
+        checkpoint, files ? files : "other data", run->data ? run->data : "another");
 }
 
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
@@ -171,6 +187,7 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
                 "version that it began with",
                 path, item->string);
     }
+    run_state_compare_data(run, root, checkpoint);
     Schedule saved = state_schedule(root, path);
     run_state_compare_schedule(run, &saved, checkpoint);
     cJSON_Delete(root);

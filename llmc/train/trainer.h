@@ -25,6 +25,7 @@ typedef struct {
     RunState state; // progress, with the settings that a resumed run must share
     RunSetting settings[TRAINER_SETTINGS];
     char setting_text[TRAINER_SETTINGS][1024];
+    char data_files[1024];
     int has_folder; // --out
     CheckpointFolder folder;
     TrainedTensors tensors; // of the checkpoints

@@ -175,7 +175,10 @@ static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
     const World world = t->run.settings.world;
     char config[4096];
-    t->state.settings = t->settings;
+    const DocumentShard *shard = t->data.shard, *last = &shard[t->data.shards - 1];
+    t->state.settings = t->settings, t->state.data = t->data_files;
+    snprintf(t->data_files, sizeof(t->data_files), last > shard ? "%.400s to %.400s (%zu files)" : "%.800s",
+             shard->header.path, last->header.path, t->data.shards);
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", SETTING_KEPT, "%s", config);
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);

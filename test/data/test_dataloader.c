@@ -270,8 +270,8 @@ TEST(malformed_files_are_refused) {
         {{20240520, 7, 100, 2, 100, 0, 50000}, "version 7"},
         {{20240801, 1, 100, 2, 100, 0, 50000},
          "version 1 of a token shard with magic number 20240801 is not known, expected 7"},
-        {{20240522, 1, 100, 2, 100, 0, 50000},
-         "bad.bin: is not a token shard, its magic number is 20240522, expected 20240520"},
+        {{20240521, 1, 100, 2, 100, 0, 50000},
+         "bad.bin: is not a token shard, its magic number is 20240521, expected 20240520"},
         {{0x88d83401, 0x01000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
         {{0xa1d93401, 0x07000000, 100, 2, 100, 0, 50000}, "bad.bin: was written on a big-endian machine"},
         {{20240520, 1, 100, 2, 99, 0, 50000},
@@ -282,12 +282,36 @@ TEST(malformed_files_are_refused) {
         refused_opening(opening(make_shard("bad.bin", rows[i].made)), rows[i].words);
     refused_opening(of_bytes(0, 0), "bad.bin: is empty");
     refused_opening(of_bytes(1023, 0), "its 1023 bytes are less than the header");
-    refused_opening(of_bytes(5000, 'x'), "is not a token shard");
     refused_opening(of_bytes(5000, 0), "is not a token shard");
     refused_opening(opening("README"), "README: cannot be opened: No such file");
     refused_opening(opening("nowhere/[ab]*.bin"), "no file matches 'nowhere/[ab]*.bin'");
-    refused_opening(opening(scratch_folder()), "is a folder; name its shards");
+    refused_opening(opening("test/golden"), "is a folder; name its shards");
     refused_opening(opening("/dev/null"), "is not a regular file");
+}
+
+// What is no shard at all is named, and what to do with it.
+TEST(other_files_are_named) {
+#define PREPARE "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
+    static const struct {
+        const char *begin, *words;
+    } rows[] = {
+        {" {\"messages\": []}", "other: is JSON, not a token shard; " PREPARE},
+        {"\xef\xbb\xbf[1]", "is JSON, not"},
+        {"# Title\r\n\ttext \xc3\xa4", "is text, not a token shard; " PREPARE},
+        {"PAR1", "is a Parquet table, not a token shard; " PREPARE},
+        {"\x1f\x8b\b", "is compressed by gzip, not a token shard; unpack it"},
+        {"STREAMBP\1", "is a flat .bin of a model, not a token shard; it belongs to --model"},
+        {"\xc6\xd7\x34\x01", "is an llm.c GPT-2 .bin, not a token shard; it belongs to --model"},
+        {"SBPTOKEN\1", "is a tokenizer, not a token shard; it belongs to --tokenizer"},
+        {"SBPLOGPS\1", "is a file of log-probabilities, not a token shard; it belongs to --reference-logprobs"}};
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        write_file(scratch_path("other"), rows[i].begin, strlen(rows[i].begin));
+        refused_opening(opening(scratch_path("other")), rows[i].words);
+    }
+    refused_opening(opening("test/golden/llama/model.safetensors"),
+                    "is a safetensors file, not a token shard; give the");
+    refused_opening(opening("test/golden/llama"), "llama: is the folder of a model; it belongs to --model");
+    refused_opening(opening("test/data"), "a folder without shards (*.bin); " PREPARE "test/data/*");
 }
 
 TEST(ids_outside_the_vocabulary_are_refused) {

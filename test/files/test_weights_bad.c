@@ -297,7 +297,7 @@ TEST(wrong_flat_files) {
         CHANGED_TEXT(FLAT, "hidden_size", "hidden_tide", "flat.bin: unknown key 'hidden_tide'"),
         CUT_TO(FLAT, -1, "so it is truncated"),
         CUT_TO(FLAT, 4095, "is truncated: 4095 bytes, the header alone has 4096"),
-        CUT_TO(FLAT, 3, "is neither a flat .bin nor an llm.c GPT-2 .bin; a Hugging Face model is given as its"),
+        CUT_TO(FLAT, 3, "is text, not a model; make shards for --data of it"),
         CUT_TO(FLAT, 0, "flat.bin: is empty"),
         EXTENDED_BY(FLAT, 1, "so something is behind the weights"),
     };
@@ -317,8 +317,8 @@ TEST(wrong_llmc_files) {
 #define FIELD(i, value, words) OTHER_NUMBER(LLMC, 4 * (i), 4, value, words)
     static const Damage rows[] = {
         FIELD(0, __builtin_bswap32(20240326), "was written on a machine of the other byte order"),
-        FIELD(0, 20240520, "is a token shard of llm.c; it belongs to --data"),
-        FIELD(0, 20240803, "is a Llama 3 checkpoint of llm.c, which is not supported"),
+        FIELD(0, 20240520, "is a token shard of llm.c, not a model; it belongs to --data"),
+        FIELD(0, 20240803, "is a Llama 3 checkpoint of llm.c, not a model; take the Hugging Face directory"),
         FIELD(1, 1, "is an llm.c model of version 1; 3 (fp32) and 5 (bf16) are read"),
         FIELD(2, -1, "max_position_embeddings=-1 is not a whole number"),
         FIELD(3, 0, "vocab_size=0 is out of range"),

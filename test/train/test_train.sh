@@ -62,7 +62,7 @@ check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
     '{"step": 1 of 4 {"step": 5 of epoch ' ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
-refuses 1 'was trained with data' train $parts --steps 8 --resume
+refuses 1 'was trained on .*/shard.bin, which holds other data now' train $parts --steps 8 --resume
 for signal in INT TERM HUP; do
     # env: a shell lets what it runs in the background ignore SIGINT, nohup lets it ignore SIGHUP, and what is ignored stays so
     env --default-signal=INT,TERM,HUP "$TRAIN" train --init $TINY --data $SHARD --seq-len 64 --steps 100000 --save-every 1 \

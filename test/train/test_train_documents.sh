@@ -67,8 +67,13 @@ succeeds train $common --out "$WORK/again" --resume
 check 'a resumed run ends in the same bits' same_run "$WORK/straight" "$WORK/again"
 refuses 1 'was trained with --shuffle on, now it is off' train $common --out "$WORK/again" --resume --shuffle off
 refuses 1 'was trained with --long split, now it is truncate' train $common --out "$WORK/again" --resume --long truncate
-refuses 1 'was trained with (data|--seed)' train $(echo "$common" | sed 's/--seed 7/--seed 8/') --out "$WORK/again" --resume
-refuses 1 'was trained with data' train $(echo "$common" | sed 's/train-\*/train-00000/') --out "$WORK/again" --resume
+refuses 1 'was trained with --seed 7, now it is 8' train $(echo "$common" | sed 's/--seed 7/--seed 8/') --out "$WORK/again" --resume
+refuses 1 'was trained on .*/train-00000.bin to .*/train-00001.bin \(2 files\), --data is .*/train-00000.bin now; resume with the same' \
+    train $(echo "$common" | sed 's/train-\*/train-00000/') --out "$WORK/again" --resume
+mv "$WORK/train-00001.bin" "$WORK/other"
+make_documents "$WORK/train-00001.bin" 96 "$(lengths 6)" 3 1
+refuses 1 'was trained on .*/train-00001.bin \(2 files\), which holds other data now' train $common --out "$WORK/again" --resume
+mv "$WORK/other" "$WORK/train-00001.bin"
 
 # ---- an error in the data ends the run where it comes, what was saved remains ---------------------------------------------------------
 cp "$WORK/seven.bin" "$WORK/faulty.bin"
@@ -114,7 +119,7 @@ succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 3 --shuffle on --out "$WORK/llmc-half" --schedule constant
 succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc-half" --schedule constant --resume
 check 'shuffled micro-batches resume' cmp -s "$WORK/llmc/checkpoint-00000006/model.bin" "$WORK/llmc-half/checkpoint-00000006/model.bin"
-refuses 1 'was trained with' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc-half" --schedule constant --resume
+refuses 1 'the run began with "--shuffle"' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc-half" --schedule constant --resume
 
 # ---- the loss by position ------------------------------------------------------------------------------------------------------------------
 model=$WORK/straight/checkpoint-00000014/model.bin
