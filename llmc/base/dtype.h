@@ -37,8 +37,9 @@ static uint16_t float_to_bf16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
 }
 
-// A constant as transformers has it: fp32, and bf16 in a bf16 model.
+// A constant as transformers has it: in the type of the model.
 static double rounded_to(DType type, double value) {
+    if (type == DTYPE_FP64) return value;
     return type == DTYPE_BF16 ? (double)bf16_to_float(float_to_bf16((float)value)) : (double)(float)value;
 }
 

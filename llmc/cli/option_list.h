@@ -33,8 +33,8 @@ TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "mistral, qwen2, qwen3, gemma3), its config.json keys overridden")
 TEXT(rope_scaling, "rope-scaling", NULL, EVERYWHERE, "TYPE,factor=X[,key=value,...]",
-     "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type, and "
-     "max_position_embeddings with them; checkpoints and convert keep it")
+     "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type; "
+     "max_position_embeddings grows with them; checkpoints and convert keep it")
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
        "element type of weights and activations; other than the build's own only for plan and convert")
 

@@ -469,7 +469,7 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
 
 #define HF_ROPE_TEXT 4096 // bytes of rotary positions, at most
 
-// Replaces the scaling of rotary positions, in the form that the config.json has: rope_parameters, or else rope_scaling.
+// Replaces the scaling of rotary positions, in the form that config.json has: rope_parameters, or else rope_scaling.
 static size_t hf_config_with_rope(char *text, size_t length, const Config *config) {
     static const char *const keys[] = {"max_position_embeddings", "original_max_position_embeddings", "rope_parameters",
                                        "rope_scaling"};

@@ -23,8 +23,8 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// The file that --tokenizer names, or finds: beside the adapters, beside the model, and where these have none beside the
-// shards of a training run, where data/prepare.py wrote it. NULL: none. path: room for its name
+// The file that --tokenizer names, or finds: beside the adapters, beside the model, and where these have none beside
+// the shards of a training run, where data/prepare.py wrote it. NULL: none. path: room for its name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,

@@ -380,7 +380,7 @@ static Config config_scale(const Config *config, const char *scaling, const char
     scaled = plain, scaled.given = 0, scaled.original_max_position_embeddings = config_unscaled_positions(config);
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
-        die_with(code, "%s: '%s' is no way of scaling; linear, llama3 and yarn are, such as yarn,factor=4", where, type);
+        die_with(code, "%s: '%s' is no way of scaling; give linear, llama3 or yarn: yarn,factor=4", where, type);
     config_set(&scaled, "rope_type", type, where, code);
     scaled.given = 0;
     config_set_all(&scaled, keys + (*keys != 0), where, code);

@@ -1,7 +1,7 @@
 /*
-The frequencies of rotary positions, as transformers computes them: in fp32, by any of the ways to stretch them over
-longer contexts. YaRN (arXiv 2309.00071) multiplies cosine and sine by a factor besides; queries and keys having it
-both, it is taken into the scale of attention here, by its square.
+The frequencies of rotary positions, to the bit as transformers has torch compute them on a CPU: in fp32, by any of the
+ways to stretch them over longer contexts (test/golden/rotary.txt). YaRN (arXiv 2309.00071) multiplies cosine and sine
+by a factor besides; queries and keys having it both, it is taken into the scale of attention here, by its square.
 */
 #ifndef LLMC_ROPE_FREQUENCY_H
 #define LLMC_ROPE_FREQUENCY_H
@@ -9,15 +9,42 @@ both, it is taken into the scale of attention here, by its square.
 
 #define TWO_PI 6.283185307179586
 
-// Low frequencies by 1 / factor, high ones as they are, in between a mixture by wavelength.
+// Rounded to fp32, and not fused with what is done to it next.
+static float rope_rounded(double x) {
+    volatile float rounded = (float)x;
+    return rounded;
+}
+
+// theta^y as torch has it from vector instructions: SLEEF's powf, whose polynomials decide the last bit
+static float rope_power(float theta, float y) {
+    int exponent;
+    float m = frexpf(theta, &exponent);
+    if (m < 0.75f) m *= 2, exponent--;
+    const double x = ((double)m - 1) / ((double)m + 1), x2 = x * x;
+    float p = fmaf(0.240320354700088500976562f, (float)x2, 0.285112679004669189453125f);
+    p = fmaf(p, (float)x2, 0.400007992982864379882812f);
+    const double cubic = x2 * (double)p + (0.66666662693023681640625 + 3.69183861259614332084311e-9);
+    const double ln2 = 0.69314718246459960938 - 1.904654323148236017e-9;
+    const double power = (double)y * (exponent * ln2 + 2 * x + x2 * x * cubic); // y log(theta)
+    const double q = (double)rintf(rope_rounded(power) * 1.442695040888963407f);
+    const double r = power - q * 0.693145751953125 - (double)rope_rounded(q * (double)1.428606765330187045e-6f);
+    float e = fmaf(0.00136324646882712841033936f, (float)r, 0.00836596917361021041870117f);
+    e = fmaf(e, (float)r, 0.0416710823774337768554688f);
+    e = fmaf(e, (float)r, 0.166665524244308471679688f);
+    e = fmaf(e, (float)r, 0.499999850988388061523438f);
+    return ldexpf((float)(1 + (r + r * r * (double)e)), (int)q);
+}
+
+// Low frequencies by 1 / factor, high ones as they are, in between a mixture by wavelength. Torch divides a number by a
+// tensor as number * (1 / tensor).
 static float rope_llama3(const Config *c, float frequency) {
-    const float length = (float)c->original_max_position_embeddings, factor = (float)c->factor;
-    const float low = (float)c->low_freq_factor, high = (float)c->high_freq_factor;
-    const float wavelength = (float)TWO_PI / frequency;
-    if (wavelength > length / low) return frequency / factor;
-    if (wavelength < length / high) return frequency;
-    float smooth = (length / wavelength - low) / (high - low);
-    return (1 - smooth) * frequency / factor + smooth * frequency;
+    const double length = (double)c->original_max_position_embeddings;
+    const float factor = (float)c->factor, wavelength = rope_rounded(1.0f / frequency) * (float)TWO_PI;
+    if (wavelength > (float)(length / c->low_freq_factor)) return frequency / factor;
+    if (wavelength < (float)(length / c->high_freq_factor)) return frequency;
+    const float turns = rope_rounded((double)(1.0f / wavelength) * length);
+    const float smooth = (turns - (float)c->low_freq_factor) / (float)(c->high_freq_factor - c->low_freq_factor);
+    return rope_rounded((double)((1 - smooth) * frequency / factor)) + rope_rounded((double)(smooth * frequency));
 }
 
 // The pair that turns `rotations` times over the original length.
@@ -29,21 +56,25 @@ static double rope_yarn_pair(const Config *c, double rotations) {
 // Fast pairs as they are, slow ones by 1 / factor, a ramp in between.
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
-    float as_is = 1.0f / power, stretched = 1.0f / ((float)c->factor * power);
     if (c->truncate) low = floor(low), high = ceil(high);
     low = fmax(low, 0), high = fmin(high, (double)c->head_dim - 1);
     if (low == high) high += 0.001;
-    float ramp = ((float)i - (float)low) / (float)(high - low);
-    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
-    return stretched * ramp + as_is * (1 - ramp);
+    const float ramp = ((float)i - (float)low) / (float)(high - low);
+    const float as_is = 1 - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
+    return rope_rounded((double)(1.0f / ((float)c->factor * power) * (1 - as_is))) +
+           rope_rounded((double)(1.0f / power * as_is));
 }
+
+enum { ROPE_VECTOR = 32 }; // torch takes so many powers at a time by SLEEF (with AVX-512), and what is left by powf
 
 // inverse_frequency[HD/2]; local: of layers with a window, where these have a base of their own
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
-    for (size_t i = 0; i < c->head_dim / 2; i++) {
-        const float power = (float)pow((double)theta, (double)((float)(2 * i) / (float)c->head_dim));
+    const size_t pairs = c->head_dim / 2;
+    for (size_t i = 0; i < pairs; i++) {
+        const float exponent = (float)(2 * i) / (float)c->head_dim;
+        const float power = i < pairs / ROPE_VECTOR * ROPE_VECTOR ? rope_power(theta, exponent) : powf(theta, exponent);
         switch (own ? ROPE_DEFAULT : c->rope_type) {
         case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;
         case ROPE_LLAMA3: inverse_frequency[i] = rope_llama3(c, 1.0f / power); break;
