@@ -21,11 +21,8 @@ for program in "$TRAIN" "$PACK"; do
     [ -x "$program" ] || { echo "demo.sh: there is no $program; run it by make demo" >&2; exit 1; }
 done
 
-MODEL=llama,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_dim=32
-MODEL=$MODEL,intermediate_size=384,vocab_size=256,max_position_embeddings=8192
+RECIPE=scripts/recipes/cpu-demo.args # the model and how it is trained
 T=8192
-STEPS=144
-LR=4e-3
 ENOUGH=1000000 # bytes of text
 MARGIN=0.4     # nats per byte
 # Threads that wait should sleep: elsewhere, with other programs on the same cores, spinning costs more than waking up.
@@ -76,10 +73,8 @@ fi
 entropy=$(sed -n 's/.*val\.bin: .*unigram entropy \([0-9.]*\).*/\1/p' "$OUT/packed.txt")
 
 # ---- training -----------------------------------------------------------------------------------------------------------------
-say "Training from scratch: $STEPS steps of one sequence of $T bytes, method stream"
-"$TRAIN" train --init "$MODEL" --data "$OUT/train.bin" --val-data "$OUT/val.bin" --seq-len $T --method stream \
-    --steps $STEPS --lr $LR --schedule cosine --warmup 8 --val-every $((STEPS / 2)) \
-    --out "$OUT/run"
+say "Training from scratch on sequences of $T bytes, by $RECIPE"
+"$TRAIN" train --config $RECIPE --data "$OUT/train.bin" --val-data "$OUT/val.bin" --out "$OUT/run"
 log=$OUT/run/log.jsonl
 before=$(json_number val_loss <"$log" | head -n 1)
 after=$(json_number val_loss <"$log" | tail -n 1)
@@ -98,14 +93,14 @@ printf '%8s %14s %14s %14s %14s\n' T full checkpoint stream "full/stream"
 for length in 1024 2048 4096 8192 16384 32768 65536 131072 262144; do
     row=$length
     for method in full checkpoint stream; do
-        planned=$("$TRAIN" plan --init "$MODEL" --seq-len $length --method $method --for bp --json --quiet | json_number total_bytes)
+        planned=$("$TRAIN" plan --config $RECIPE --seq-len $length --method $method --for bp --json --quiet | json_number total_bytes)
         echo "$method,$method,plan,$length,$planned" >>"$csv"
         row="$row $planned"
     done
     echo "$row"
 done | awk '{ printf "%8d %10.1f MiB %10.1f MiB %10.1f MiB %14.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $2 / $4 }'
 echo
-pass_json() { "$TRAIN" bp --init "$MODEL" --seq-len $1 --method $2 --json --quiet; }
+pass_json() { "$TRAIN" bp --config $RECIPE --seq-len $1 --method $2 --json --quiet; }
 short=$(pass_json 16 stream)
 process=$(awk -v peak="$(echo "$short" | json_number peak_bytes)" -v plan="$(echo "$short" | json_number plan_bytes)" \
     'BEGIN { printf "%.1f MiB", (peak - plan) / 2^20 }')

@@ -1,6 +1,7 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
 # scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
+# scripts/recipes/: each fits into the card that it names.
 # scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
 # scripts/plot_log.py: a panel for every metric that a log holds and that is not zero throughout.
 . test/cli.sh
@@ -117,6 +118,18 @@ check 'times are called estimated' [ "$(grep -c 'estimated s' "$WORK/out")" = 7 
 says out '^Measured by its authors: TRL, Qwen3-8B on 8 GPUs, 380 s'
 for basis in "h100  *NVIDIA's data sheets" '^ *GPUs of a node' '^ *assumed:' '^ *products 246'; do
     check "constants are told with where they come from: $basis" grep -q "$basis" "$WORK/out"
+done
+
+# ---- recipes ------------------------------------------------------------------------------------------------------------------
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" &&
+    "$WORK/make_documents" "$WORK/prompts.bin" 96 4096 1 0 prompts || fail 'no shard of prompts'
+PROMPTS=$WORK/prompts.bin scripts/recipes/plans.sh >"$WORK/out" 2>"$WORK/err"
+check 'every recipe fits into its card, as its comment says' [ $? = 0 ]
+cat "$WORK/err"
+check 'each has its plan' [ "$(grep -c '^| `[a-z0-9.-]*` | [0-9.]* of [0-9.]* GiB | [0-9]*k |$' "$WORK/out")" = "$(ls scripts/recipes/*.args | wc -l)" ]
+check 'and the table of the README is that' awk 'NR == FNR { wanted[$0]; next } { delete wanted[$0] } END { exit length(wanted) > 0 }' "$WORK/out" scripts/README.md
+for recipe in scripts/recipes/*.args; do
+    check "$recipe says how it is used" grep -q "^#     .*\./train --config $recipe .*--out run\$" "$recipe"
 done
 
 # ---- logs at others ------------------------------------------------------------------------------------------------------------

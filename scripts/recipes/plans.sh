@@ -1,0 +1,35 @@
+#!/bin/sh
+# The plan of every recipe of this folder, by ./train, as a table. A recipe names, in its comment "# plan OPTIONS: plan", what plan needs
+# beside it, and what plan says.
+#
+#     scripts/recipes/plans.sh             the table; exit status 1 where a recipe does not fit, or its comment says something else
+#     scripts/recipes/plans.sh --write     puts what plan says into the comments
+#
+# PROMPTS=FILE: a shard of prompts, without which a rollout has no plan and is left out.
+set -eu
+cd "$(dirname "$0")/../.."
+. scripts/common.sh
+TRAIN=${TRAIN:-./train} status=0
+echo "| recipe | plan | longest sequence |"
+echo "|---|---|---|"
+for file in scripts/recipes/*.args; do
+    name=$(basename "$file" .args)
+    comment=$(grep '^# plan' "$file")
+    options=${comment#\# plan}
+    options=${options%%:*}
+    case $options in
+    *PROMPTS*)
+        [ -n "${PROMPTS:-}" ] || { echo "plans.sh: $name: left out, it needs PROMPTS=FILE" >&2 && continue; }
+        options=${options%PROMPTS}$PROMPTS
+        ;;
+    esac
+    json=$("$TRAIN" plan --config "$file" $options --json --quiet) || { status=1 && continue; }
+    needs=$(echo "$json" | json_number total_bytes) usable=$(echo "$json" | json_number usable_bytes)
+    said=$(echo "$needs $usable $(echo "$json" | json_number max_seq_len)" |
+        awk '{ needs = $1 / 2^30; printf "%.*f of %.1f GiB; %.0fk tokens would fit\n", 1 + (needs < 1), needs, $2 / 2^30, $3 / 1000 }')
+    echo "| \`$name\` | ${said%;*} | ${said#*; } |" | sed 's/ tokens would fit / /'
+    [ "$needs" -le "$usable" ] || { echo "plans.sh: $name: does not fit" >&2 && status=1; }
+    [ "${1:-}" != --write ] || sed -i "s/^\(# plan[^:]*:\).*/\1 $said/" "$file"
+    grep -q "^# plan.*: $said\$" "$file" || { echo "plans.sh: $name: its comment does not say $said" >&2 && status=1; }
+done
+exit $status
