@@ -51,8 +51,8 @@ SIZE(samples, "samples", "off", 1, OPTION_UNBOUNDED, PASSES, "N",
      "documents, pairs or groups of a step, exactly, in as many micro-batches as they take; the last step of an epoch "
      "has what is left; off: --grad-accum micro-batches, however many they hold")
 CHOICE(Shuffle, shuffle, "shuffle", "auto", SHUFFLE_AUTO, SHUFFLE_OFF, STEPS, "auto|on|off",
-       "a new order every epoch, by --seed, of documents (and what they are packed with), or of llm.c's "
-       "micro-batches; auto: of documents only")
+       "a new order every epoch, by --seed, of documents (and what they are packed with), of --rollout's "
+       "prompts, or of llm.c's micro-batches; auto: not of llm.c's")
 CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, READS, "split|truncate|refuse",
        "documents of more than T tokens: split into segments of T that do not see each other, truncate to the first "
        "T, or refuse with an error")
@@ -164,7 +164,9 @@ FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are writ
 SECTION("Optimization")
 SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: as --epochs says")
 REAL(epochs, "epochs", "1", 1e-6, 1e6, ON(TRAIN), "E", "how often to go through the data where --steps is not given")
-REAL(lr, "lr", "3e-4", 0, 100, ON(TRAIN), "RATE", "peak learning rate of AdamW")
+REAL(lr, "lr", "auto", 0, 100, ON(TRAIN), "RATE",
+     "peak learning rate of AdamW; auto: with --init 3e-4; else sft 1e-5, dpo, simpo and orpo 5e-7, grpo, gspo and ppo "
+     "1e-6, of adapters ten times as much; a resumed run keeps its own")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")

@@ -402,6 +402,14 @@ static void options_check(const Options *o) {
         if (rules[i].refused) options_refuse(verb, "%s", rules[i].message);
 }
 
+// The learning rate of --lr auto in a new run.
+static double options_learning_rate(const Options *o) {
+    static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
+    const unsigned kind = OF(o->objective);
+    if (o->init) return 3e-4;
+    return rates[kind & OF_PREFERENCES ? 1 : kind & OF_POLICY ? 2 : 0][o->lora_rank || o->adapter];
+}
+
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 

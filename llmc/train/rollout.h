@@ -44,6 +44,7 @@ typedef struct {
     size_t slots;              // completions written side by side
     size_t sequence_tokens;    // positions of a sequence, at most; 0: room for one group
     SamplingSettings sampling; // its seed is the run's
+    int in_order;              // prompts come as they stand in the data
     int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
     int stop;                  // a reward command that fails ends the run; else its groups are left out
     int reference, old;        // allocate these log-probabilities, too
@@ -184,7 +185,7 @@ static void rollout_prompts(Rollout *r, size_t step) {
         int32_t *document = r->documents + p * r->room;
         if (epoch != r->epoch)
             random_permutation(r->order, count, s->sampling.seed, RANDOM_STREAM_ROLLOUT, r->epoch = epoch);
-        r->number[p] = r->order[k % count];
+        r->number[p] = s->in_order ? k % count : r->order[k % count];
         prompts_read(r->data, r->number[p], document, r->room, &r->prompt_tokens[p], &r->tokens[p]);
         for (size_t g = 0; g < s->group_size; g++) {
             Completion *text = &r->completion[p * s->group_size + g];
@@ -429,6 +430,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.sequence_tokens = s.group_size * o->seq_len;
     s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
+    s.in_order = o->shuffle == SHUFFLE_OFF;
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
     s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;

@@ -108,6 +108,16 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     return length;
 }
 
+// The learning rate of the run that a checkpoint (its folder) is of.
+static double run_state_peak(const char *checkpoint) {
+    char path[PATH_MAX];
+    path_join(path, checkpoint, "state.json");
+    cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
+    const double peak = state_schedule(root, path).peak;
+    cJSON_Delete(root);
+    return peak;
+}
+
 // ---- comparing ------------------------------------------------------------------------------------------------------
 // The start of the first entry that differs between two lists "a=1,b=2"; 0 where one list continues the other.
 static size_t first_difference(const char *a, const char *b) {

@@ -19,6 +19,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #define TRAINER_SETTINGS 40
 
 typedef struct {
+    Options options; // with the learning rate of --lr auto
     Run run;
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;

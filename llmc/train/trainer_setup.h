@@ -158,8 +158,8 @@ static void trainer_objective_settings(Trainer *t) {
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
         add_setting(t, "--rollout", SETTING_KEPT,
-                    "group-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s", o->group_size,
-                    o->top_k, o->top_p, o->updates,
+                    "%sgroup-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s",
+                    rollout->in_order ? "shuffle=off," : "", o->group_size, o->top_k, o->top_p, o->updates,
                     (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
     }
@@ -247,12 +247,18 @@ static void trainer_load(Trainer *t, const char *last) {
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
 // Everything before the first step.
-static void trainer_begin(Trainer *t, const Options *o) {
+static void trainer_begin(Trainer *t, const Options *given) {
+    Options *o = &t->options;
     char last[PATH_MAX] = "", model[PATH_MAX] = "";
     memset(t, 0, sizeof(*t));
+    *o = *given;
     t->validation_loss = NAN;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
+    if (isnan(o->lr)) {
+        o->lr = *last ? run_state_peak(last) : options_learning_rate(o);
+        o->given[option_find("lr")] = 1; // is echoed
+    }
     run_open(&t->run, o, o->model ? NULL : model);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);

@@ -127,11 +127,35 @@ TEST(cards_are_limits) {
 
 // Numbers that --help and the READMEs promise
 TEST(promised_defaults) {
-    static const char *const promised[][2] = {{"lr", "3e-4"},    {"weight-decay", "0.1"}, {"beta1", "0.9"},
+    static const char *const promised[][2] = {{"lr", "auto"},    {"weight-decay", "0.1"}, {"beta1", "0.9"},
                                               {"beta2", "0.95"}, {"epsilon", "1e-8"},     {"grad-clip", "1"}};
     for (size_t i = 0; i < COUNT_OF(promised); i++) {
         test_case("--%s", promised[i][0]);
         assert_string_equal(option_rows[option_find(promised[i][0])].fallback, promised[i][1]);
+    }
+}
+
+TEST(learning_rates) {
+    static const struct {
+        const char *line;
+        double rate;
+    } cases[] = {{"--model m", 1e-5},
+                 {"--model m --lora-rank 8", 1e-4},
+                 {"--model m --adapter a", 1e-4},
+                 {"--model m --objective dpo", 5e-7},
+                 {"--model m --objective simpo --lora-rank 8", 5e-6},
+                 {"--model m --objective orpo", 5e-7},
+                 {"--model m --objective ppo", 1e-6},
+                 {"--model m --objective gspo --rollout --reward-command r", 1e-6},
+                 {"--model m --objective grpo --lora-rank 8", 1e-5},
+                 {"--init gpt2 --objective dpo", 3e-4},
+                 {"--resume --out o", 1e-5}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[128];
+        snprintf(line, sizeof(line), "%s --data d", cases[i].line);
+        test_case("%s", line);
+        Options o = parse(line);
+        assert_true(isnan(o.lr) && options_learning_rate(&o) == cases[i].rate);
     }
 }
 

@@ -61,6 +61,12 @@ check 'a share of an epoch as steps' [ -d "$WORK/parts/checkpoint-00000006" ]
 check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
     '{"step": 1 of 4 {"step": 5 of epoch ' ]
+for steps in 1 2; do # the default learning rate, which a run keeps though it goes on from a model
+    succeeds train $([ $steps = 2 ] || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant --steps $steps \
+        --out "$WORK/rate" --resume
+    says out '--lr 0.0003'
+done
+check 'it is logged as a number' [ "$(grep -c '"options": .*"lr": 0.0003,' "$WORK/rate/log.jsonl")" = 2 ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
 refuses 1 'was trained on .*/shard.bin, which holds other data now' train $parts --steps 8 --resume
 for signal in INT TERM HUP; do
@@ -82,7 +88,7 @@ if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
     earlier=$GOLDEN/run-88e0adb # README.md there has the command; a checkpoint of step 4, the log of all 8 steps
     cp -r $earlier "$WORK/earlier"
     succeeds train --init $(echo $TINY | sed 's/=32/=16/; s/=48/=24/'),tie_word_embeddings=true --data $SHARD --val-data $SHARD \
-        --val-steps 4 --val-every 2 --seq-len 64 --batch 2 --grad-accum 2 --shuffle on --steps 8 --lr 1e-2 --warmup 2 --chunk 24 \
+        --val-steps 4 --val-every 2 --seq-len 64 --batch 2 --grad-accum 2 --shuffle on --steps 8 --warmup 2 --chunk 24 \
         --logits-chunk 20 --save-every 4 --seed 7 --out "$WORK/earlier" --resume
     check 'it goes on' [ -f "$WORK/earlier/checkpoint-00000008/DONE" ]
     logged() { grep -v '"options"' "$1/log.jsonl" | sed 's/, "\(val_\)\{0,1\}tokens".*//' | tr -s ' {}":,' '\n'; } # a word a line

@@ -47,6 +47,12 @@ for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo -
     succeeds train "$@" --steps 8 --out "$folder-b" --resume
     check "resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
 done
+succeeds train $any --objective grpo --group-size 2 --steps 2 --shuffle off --out "$WORK/order" --quiet \
+    --reward-command "while read -r line; do echo \"\$line\" >>$WORK/lines; echo 1; done"
+check '--shuffle off: prompts come in the order of the data' \
+    [ "$(sed 's/.*"prompt_number": \([0-9]*\).*/\1/' "$WORK/lines" | tr '\n' ' ')" = '0 0 1 1 2 2 3 3 4 4 5 5 6 6 7 7 ' ]
+refuses 1 'was trained with --rollout shuffle=off' train $any --objective grpo --group-size 2 --steps 3 --out "$WORK/order" \
+    --reward-command "$reward" --resume
 refuses 1 'rollout group-size=6, now it is group-size=5' \
     train $any --objective grpo --group-size 5 --reward-command "$reward" --steps 24 --out "$WORK/straight" --resume
 
