@@ -130,6 +130,45 @@ static const char *human_seconds(double seconds) {
     return text;
 }
 
+// ---- spelling -------------------------------------------------------------------------------------------------------
+#define SPELLING_MOST 32
+
+// Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
+static size_t spelling_distance(const char *a, const char *b) {
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i and j
+    if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
+    for (size_t i = 0; i <= m; i++) d[i][0] = i;
+    for (size_t j = 0; j <= n; j++) d[0][j] = j;
+    for (size_t i = 1; i <= m; i++) {
+        for (size_t j = 1; j <= n; j++) {
+            d[i][j] = min_size(min_size(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = min_size(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    }
+    return d[m][n];
+}
+
+// How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
+static size_t spelling_offer(const char *typed, const char *name) {
+    size_t length = strlen(typed), distance = spelling_distance(typed, name);
+    if (length >= 2 && !strncmp(typed, name, length)) return 0;
+    return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
+}
+
+// *nearest, which is *best far from what was typed (at first NULL, SIZE_MAX), becomes `name` where that is nearer.
+static void spelling_compare(const char *typed, const char *name, const char **nearest, size_t *best) {
+    const size_t distance = spelling_offer(typed, name);
+    if (distance < *best) *best = distance, *nearest = name;
+}
+
+// The end of a message, with what stands before the nearest; NULL: nothing
+static const char *did_you_mean(const char *before, const char *nearest) {
+    static char text[80];
+    snprintf(text, sizeof(text), nearest ? "; did you mean %s%.64s?" : "", before, nearest);
+    return text;
+}
+
 // ---- UTF-8 ----------------------------------------------------------------------------------------------------------
 // Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
 static size_t utf8_length(const unsigned char *text, size_t left) {

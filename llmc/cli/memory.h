@@ -99,8 +99,7 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 // Adds a line to `text` where run `way` fits: the options to type, and the length that they give.
 static size_t way_out(const Run *way, size_t B, size_t limit, const char *options, char *text) {
     const size_t longest = run_longest(way, B, limit), used = strlen(text);
-    if (longest)
-        snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu", options, longest);
+    if (longest) snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu", options, longest);
     return longest;
 }
 
@@ -132,8 +131,7 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
         way.settings.world.sp = world_sp(world) * (P / ranks);
         snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
                  o->verb == VERB_PLAN ? "" : " ...");
-        if (way.settings.world.sp > 1)
-            snprintf(options + strlen(options), 32, " --sp %zu", way.settings.world.sp);
+        if (way.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", way.settings.world.sp);
         if ((P > 1 && (P > ranks || world.zero < 3)) && way_out(&way, B, limit, options, text)) return;
     }
 }
@@ -150,7 +148,8 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
                      share_names[share], human_bytes((double)least.share[share]));
     ways_out(run, B, limit, ways);
     die("no length fits: %s is %s, and one token already needs %s (%s)%s%s", whose, human_bytes((double)limit),
-        human_bytes((double)least.total_bytes), parts, *ways ? "; what would fit:" : "; take a smaller model or more memory", ways);
+        human_bytes((double)least.total_bytes), parts,
+        *ways ? "; what would fit:" : "; take a smaller model or more memory", ways);
 }
 
 // ---- the refusal ---------------------------------------------------------------------------------------------------

@@ -14,32 +14,6 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 #define STREAMBP_VERSION "0.1"
 #endif
 
-// ---- spelling ------------------------------------------------------------------------------------------------------
-#define SPELLING_MOST 32
-
-// Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
-static size_t spelling_distance(const char *a, const char *b) {
-    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i and j
-    if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
-    for (size_t i = 0; i <= m; i++) d[i][0] = i;
-    for (size_t j = 0; j <= n; j++) d[0][j] = j;
-    for (size_t i = 1; i <= m; i++) {
-        for (size_t j = 1; j <= n; j++) {
-            d[i][j] = min_size(min_size(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                d[i][j] = min_size(d[i][j], d[i - 2][j - 2] + 1);
-        }
-    }
-    return d[m][n];
-}
-
-// How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
-static size_t spelling_offer(const char *typed, const char *name) {
-    size_t length = strlen(typed), distance = spelling_distance(typed, name);
-    if (length >= 2 && !strncmp(typed, name, length)) return 0;
-    return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
-}
-
 // The nearest option, first among those of the verb; NULL: none is near.
 static const char *option_nearest(const char *typed, Verb verb) {
     const char *nearest = NULL;
@@ -47,8 +21,7 @@ static const char *option_nearest(const char *typed, Verb verb) {
     for (int pass = 0; pass < 2 && !nearest; pass++) {
         for (size_t i = 0; i < OPTION_ROWS; i++) {
             if (!option_rows[i].verbs || (pass == 0 && !option_of(&option_rows[i], verb))) continue;
-            size_t distance = spelling_offer(typed, option_rows[i].name);
-            if (distance < best) best = distance, nearest = option_rows[i].name;
+            spelling_compare(typed, option_rows[i].name, &nearest, &best);
         }
     }
     return nearest;
@@ -204,15 +177,14 @@ static Verb options_verb(int argc, char **argv, int *first) {
     if (argc < 2 || argv[1][0] == '-') return VERB_TRAIN;
     *first = 2;
     for (int verb = 0; verb < VERBS; verb++) {
-        size_t distance = spelling_offer(argv[1], verb_rows[verb].name);
         if (!strcmp(argv[1], verb_rows[verb].name)) return (Verb)verb;
-        if (distance < best) best = distance, nearest = verb_rows[verb].name;
+        spelling_compare(argv[1], verb_rows[verb].name, &nearest, &best);
     }
     for (int verb = 0; verb < VERBS; verb++)
         snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
     words_text(all, text, sizeof(text));
-    die_usage("'%s' is not a verb, it must be %s%s%s%s; see %s --help", argv[1], text, nearest ? " (did you mean " : "",
-              nearest ? nearest : "", nearest ? "?)" : "", program_called());
+    die_usage("'%s' is not a verb, it must be %s%s; see %s --help", argv[1], text, did_you_mean("", nearest),
+              program_called());
 }
 
 // The row of an argument "--name" or "--name=value" (then *value is set). *alias: of option_aliases, or OPTION_ALIASES
@@ -232,8 +204,7 @@ static int options_row_of(const char *argument, Verb verb, const char **value, s
     int index = option_find(*alias < OPTION_ALIASES ? option_aliases[*alias].option : name);
     if (index < 0) {
         const char *nearest = option_nearest(name, verb);
-        options_refuse(verb, "unknown option --%s%s%s%s", name, nearest ? "; did you mean --" : "",
-                       nearest ? nearest : "", nearest ? "?" : "");
+        options_refuse(verb, "unknown option --%s%s", name, did_you_mean("--", nearest));
     }
     if (!option_accepted(&option_rows[index], verb) && !*options_where)
         options_refuse(verb, "--%s is not an option of %s but of %s", option_rows[index].name, verb_rows[verb].name,

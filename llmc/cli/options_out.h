@@ -131,6 +131,16 @@ static void help_options(FILE *out, Verb verb) {
     }
 }
 
+// Families and presets.
+static void help_models(FILE *out) {
+    fprintf(out, "\nModels of --init\n  ");
+    size_t column = help_wrap(out, families[0].name, 2, 2);
+    for (size_t i = 1; i < FAMILIES; i++) column = help_wrap(out, families[i].name, column, 2);
+    for (size_t i = 0; i < PRESETS; i++)
+        if (!family_find(presets[i].name)) column = help_wrap(out, presets[i].name, column, 2);
+    fputc('\n', out);
+}
+
 // VERBS: the help of the program.
 static void options_help(FILE *out, Verb verb) {
     const char *program = program_called();
@@ -152,6 +162,7 @@ static void options_help(FILE *out, Verb verb) {
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
     help_options(out, verb);
+    if (verb == VERBS || verb == VERB_INFO) help_models(out);
 }
 
 // ---- command line and JSON -----------------------------------------------------------------------------------------

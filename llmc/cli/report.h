@@ -138,8 +138,8 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     fprintf(run->text, "plan     %s%s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
             human_bytes((double)run->plan.total_bytes),
             run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "",
-            option_chosen(run->options, "method"), run->plan.chunk,
-            run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+            option_chosen(run->options, "method"), run->plan.chunk, run->plan.logits_chunk,
+            human_flops(run->plan.counts.flops));
     report_regions(run->text, &run->plan.arena);
     if (run->plan.host_bytes)
         fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));

@@ -65,8 +65,7 @@ static void settings_note(const Options *o, World world) {
     if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));
-    if (o->method == METHOD_FULL && o->keep)
-        note("--method full keeps every activation: --keep attention is ignored");
+    if (o->method == METHOD_FULL && o->keep) note("--method full keeps every activation: --keep attention is ignored");
     if (world.zero && world_ranks(world) == 1)
         note("--zero %zu has no effect in a single process: start N with mpirun -n N, plan them with --ranks N",
              world.zero);

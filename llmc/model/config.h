@@ -123,23 +123,17 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 
-// The keys of a family, or of all where it is NULL.
-static const char *config_keys_text(const Family *family, char *text, size_t size) {
-    size_t used = 0;
-    *text = 0;
-    for (size_t i = 0; i < CONFIG_KEYS && used < size; i++)
-        if (!family || family_has_key(family, config_keys[i].name))
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", config_keys[i].name);
-    return text;
-}
-
 // Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     const int index = config_key_find(name);
     const char *wanted = NULL; // and not given
-    char known[1024];
-    if (index < 0)
-        die_with(code, "%s: unknown key '%s'; keys are %s", where, name, config_keys_text(NULL, known, sizeof(known)));
+    if (index < 0) {
+        const char *nearest = NULL;
+        size_t best = SIZE_MAX;
+        for (size_t i = 0; i < CONFIG_KEYS; i++) spelling_compare(name, config_keys[i].name, &nearest, &best);
+        die_with(code, "%s: unknown key '%.64s'%s; %s info --init %s shows the keys", where, name,
+                 did_you_mean("", nearest), program_called(), config->family->name);
+    }
     const ConfigKey *key = &config_keys[index];
     void *field = (char *)config + key->offset;
     double number = key->least;
@@ -158,7 +152,8 @@ static void config_set(Config *config, const char *name, const char *value, cons
     case KEY_ROPE_TYPE:
         for (config->rope_type = 0; strcmp(value, rope_type_names[config->rope_type]) != 0;)
             if (++config->rope_type == ROPE_TYPES)
-                die_with(code, "%s: rope_type=%s is not supported; default, linear, llama3 and yarn are", where, value);
+                die_with(code, "%s: rope_type=%.64s is not supported; default, linear, llama3 and yarn are", where,
+                         value);
         break;
     case KEY_LAYER_TYPES:
         if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
@@ -166,9 +161,9 @@ static void config_set(Config *config, const char *name, const char *value, cons
                      where, value, LAYER_TYPES_MAX);
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
-    if (wanted) die_with(code, "%s: %s=%s is not %s", where, name, value, wanted);
+    if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
     if (number < key->least || number > key->most)
-        die_with(code, "%s: %s=%s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
+        die_with(code, "%s: %s=%.64s is out of range, %g to %g are allowed", where, name, value, key->least, key->most);
     config->given |= (uint64_t)1 << index;
 }
 
@@ -178,13 +173,13 @@ static int config_given(const Config *config, const char *name) {
 
 // Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
 static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
-    char *equals = strchr(pair, '='), known[1024];
-    if (!equals || equals == pair) die_with(code, "%s: '%s' is not of the form key=value", where, pair);
+    char *equals = strchr(pair, '=');
+    if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
     *equals = 0;
     int index = config_key_find(pair);
     if (index >= 0 && !family_has_key(config->family, config_keys[index].name))
-        die_with(code, "%s: %s is not a key of %s, whose keys are %s", where, pair, config->family->name,
-                 config_keys_text(config->family, known, sizeof(known)));
+        die_with(code, "%s: %s is not a key of %s; %s info --init %s shows the keys", where, pair, config->family->name,
+                 program_called(), config->family->name);
     if (index >= 0 && (*seen >> index & 1u)) die_with(code, "%s: %s is given twice", where, pair);
     config_set(config, pair, equals + 1, where, code);
     *seen |= (uint64_t)1 << index;
@@ -305,13 +300,12 @@ static Config config_from_text(const char *text, const char *where, int code) {
     }
     const Family *family = family_find(preset ? preset->family : name);
     if (!family) {
-        char known[2048] = "";
-        for (size_t i = 0; i < FAMILIES; i++)
-            snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
-        for (size_t i = 0; i < PRESETS; i++)
-            if (!family_find(presets[i].name))
-                snprintf(known + strlen(known), sizeof(known) - strlen(known), ", %s", presets[i].name);
-        die_with(code, "%s: unknown model '%s'; families and presets are %s", where, name, known);
+        const char *nearest = NULL;
+        size_t best = SIZE_MAX;
+        for (size_t i = 0; i < FAMILIES; i++) spelling_compare(name, families[i].name, &nearest, &best);
+        for (size_t i = 0; i < PRESETS; i++) spelling_compare(name, presets[i].name, &nearest, &best);
+        die_with(code, "%s: unknown model '%s'%s; %s info --help lists all", where, name, did_you_mean("", nearest),
+                 program_called());
     }
     Config config = config_defaults(family);
     for (size_t i = 0; preset && i < PRESET_NUMBERS; i++) {

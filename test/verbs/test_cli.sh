@@ -4,16 +4,17 @@
 . test/cli.sh
 
 # ---- usage ------------------------------------------------------------------------------------------------------------------
-refuses 2 'unknown model .nothing.*gpt2' bp --init nothing
+refuses 2 'init: unknown model .nothing.; .* info --help lists all' bp --init nothing
+refuses 2 'unknown model .qwen3-9b.; did you mean qwen3-4b' bp --init qwen3-9b
 refuses 2 "unknown option --zzzzzzzz; see $TRAIN bp --help" bp --zzzzzzzz
-refuses 2 'unknown key .colour' bp --init llama,colour=3
+refuses 2 'unknown key .hiddn_size.; did you mean hidden_size.; .* info --init llama shows' bp --init llama,hiddn_size=3
 refuses 2 'hidden_size=-8' bp --init llama,hidden_size=-8
 refuses 2 'rope_theta=nan' bp --init llama,rope_theta=nan
 refuses 2 'key=value' bp --init llama,hidden_size
 refuses 2 'num_key_value_heads' bp --init llama,num_attention_heads=6,num_key_value_heads=4,head_dim=8
 refuses 2 'tie_word_embeddings=perhaps' bp --init llama,tie_word_embeddings=perhaps
 refuses 2 'vocab_size is given twice' bp --init llama,vocab_size=256,hidden_size=64,vocab_size=300
-refuses 2 'rope_theta is not a key of gpt2, whose keys are' bp --init gpt2,rope_theta=7
+refuses 2 'rope_theta is not a key of gpt2; .* info --init gpt2 shows the keys' bp --init gpt2,rope_theta=7
 refuses 2 'mlp_bias is not a key of qwen3' plan --init qwen3-8b,mlp_bias=false
 refuses 2 'layer_types=sf, but the sliding_window of mistral is in every layer or in none' plan --init mistral,layer_types=sf
 refuses 2 'rope_type yarn needs a rope_theta above 1' plan --init llama,rope_type=yarn,factor=2,rope_theta=1
