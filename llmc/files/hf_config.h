@@ -33,7 +33,7 @@ static const HfConstant hf_constants[] = {
     {NULL, "eos_token_id", NULL, "null"},
     {NULL, "pad_token_id", NULL, "null"},
     {NULL, "use_cache", NULL, "true"},
-    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", "\"gelu_new\""},
+    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", NULL},
     {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
     {"gpt2", "embd_pdrop", NULL, NO_DROPOUT},
     {"gpt2", "resid_pdrop", NULL, NO_DROPOUT},
@@ -113,10 +113,11 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 // Sets a key, which the file has under its common or its original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;
+    const int is_text = config_keys[config_key_find(name)].kind == KEY_GELU; // of hf_constants, so a text we know
     const char *quote = cJSON_IsString(item) ? "\"" : "";
     char value[64];
     json_scalar_text(item, value, sizeof(value));
-    if (is_bool ? !cJSON_IsBool(item) : !cJSON_IsNumber(item))
+    if (is_bool ? !cJSON_IsBool(item) : !is_text && !cJSON_IsNumber(item))
         die("%s: %s is %s%s%s%s, %s was expected", path, name, *quote ? "the text " : "", quote, value, quote,
             is_bool ? "true or false" : "a number");
     config_set(config, name, value, path, EXIT_RUNTIME);
@@ -126,7 +127,8 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
         if (!strcmp(key->name, "rope_theta") || key->kind == KEY_LAYER_TYPES || key->scaling) continue; // below
-        if (text_is_one_of(key->name, "sliding_window|query_pre_attn_scalar|rope_local_base_freq") &&
+        if (text_is_one_of(key->name,
+                           "sliding_window|query_pre_attn_scalar|rope_local_base_freq|activation_function") &&
             !family_has_key(config->family, key->name))
             continue; // their classes do not look at these
         if (common && original && !cJSON_Compare(common, original, 1))
@@ -331,7 +333,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
         const int theta = !strcmp(key->name, "rope_theta");
-        if (!config_uses_key(config, key) || text_is_one_of(key->name, "rope_type|layer_types|sliding_window"))
+        if (!config_uses_key(config, key) || text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (theta ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
         if (key->kind == KEY_BOOL)
@@ -410,7 +412,10 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     if (!config->family->learned_positions) hf_put_rope(&json, config);
     hf_put_windows(&json, config);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-        if (c->written && hf_applies(c, config->family)) json_word(&json, c->key, c->written);
+        if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))
+            json_text(&json, c->key, gelu_names[config->activation_function]);
+        else if (c->written && hf_applies(c, config->family))
+            json_word(&json, c->key, c->written);
     json_object_end(&json);
     const size_t length = json_text_end(&json);
     if (!length) die("internal: config.json is longer than %d bytes", HF_CONFIG_TEXT);
@@ -500,6 +505,7 @@ static void hf_check_same_model(const Config *config, const char *source, const 
             source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int ours = config_uses_key(config, key), theirs = config_uses_key(like, key);
+        if (key->kind == KEY_GELU) continue; // the same function
         config_key_text(config, key, value);
         config_key_text(like, key, other);
         if (ours && !theirs)

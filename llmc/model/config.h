@@ -11,6 +11,8 @@ The configuration of a model: a family (family.h) and its numbers, which bear th
 typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
 static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn"};
 
+static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
+
 #define LAYER_TYPES_MAX 1024 // layers before their types repeat
 
 typedef struct {
@@ -31,10 +33,11 @@ typedef struct {
     size_t sliding_window;                 // 0: none
     char layer_types[LAYER_TYPES_MAX + 1]; // s: sliding, f: full; repeated to num_hidden_layers; "": all full
     double query_pre_attn_scalar;          // attention scores are divided by its root; 0: head_dim
+    int activation_function;               // GPT-2's, by its name: the same function under two
     uint64_t given;                        // bit i: key i of config_keys was set by hand, so it does not follow others
 } Config;
 
-typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES } KeyKind;
+typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU } KeyKind;
 
 typedef struct {
     const char *name, *alias; // common and original Hugging Face name
@@ -79,6 +82,7 @@ static const ConfigKey config_keys[] = {
     {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
     {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
     {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
+    {"activation_function", NULL, KEY_GELU, FIELD(activation_function), 0, 1, 0},
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
@@ -102,6 +106,7 @@ static int config_key_find(const char *name) {
 static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "rope_theta")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
+    if (!strcmp(name, "activation_function")) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "attention_bias"))
         return !family->biases && !family->qkv_bias && strcmp(family->name, "mistral") != 0;
     if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
@@ -115,9 +120,10 @@ static int family_has_key(const Family *family, const char *name) {
 }
 
 // True where the key means anything for this very model: keys of another way of scaling do not, nor does a window that
-// the family does not have by itself.
+// the family does not have by itself, nor the usual name of an activation.
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
+    if (key->kind == KEY_GELU) return config->activation_function;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
         return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
     return !key->scaling || (key->scaling >> config->rope_type & 1);
@@ -148,6 +154,10 @@ static void config_set(Config *config, const char *name, const char *value, cons
         break;
     case KEY_BOOL:
         if (!parse_bool(value, (int *)field)) wanted = "true or false";
+        break;
+    case KEY_GELU:
+        config->activation_function = !strcmp(value, gelu_names[1]);
+        if (strcmp(value, gelu_names[config->activation_function]) != 0) wanted = "gelu_new or gelu_pytorch_tanh";
         break;
     case KEY_ROPE_TYPE:
         for (config->rope_type = 0; strcmp(value, rope_type_names[config->rope_type]) != 0;)
@@ -327,6 +337,7 @@ static void config_key_text(const Config *config, const ConfigKey *key, char tex
     case KEY_DOUBLE: snprintf(text, size, "%.17g", *(const double *)field); break;
     case KEY_BOOL: snprintf(text, size, "%s", *(const int *)field ? "true" : "false"); break;
     case KEY_ROPE_TYPE: snprintf(text, size, "%s", rope_type_names[config->rope_type]); break;
+    case KEY_GELU: snprintf(text, size, "%s", gelu_names[config->activation_function]); break;
     case KEY_LAYER_TYPES: snprintf(text, size, "%s", config->layer_types);
     }
 }

@@ -261,6 +261,8 @@ TEST(how_windows_and_rope_are_written) {
         if (!strstr(expect_read_back(cases[i].config), cases[i].words)) test_fail("no %s", cases[i].words);
     assert_null(strstr(expect_read_back("mistral"), "layer_types"));
     assert_null(strstr(expect_read_back("gpt2"), "rope"));
+    assert_non_null(strstr(expect_read_back("gpt2"), "\"activation_function\": \"gelu_new\""));
+    assert_non_null(strstr(expect_read_back("gpt2,activation_function=gelu_pytorch_tanh"), "\"gelu_pytorch_tanh\""));
     assert_null(strstr(expect_read_back("llama"), "sliding"));
     assert_null(strstr(expect_read_back("gemma3,layer_types=fs"), "sliding_window_pattern"));
 }
