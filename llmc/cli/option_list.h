@@ -27,8 +27,9 @@ the row gives those of its first and its last word, which stand in the order of 
 
 SECTION("Model")
 TEXT(model, "model", NULL, EVERYWHERE, "PATH",
-     "a Hugging Face folder (config.json and *.safetensors), a flat .bin, an llm.c GPT-2 .bin, or the folder of a "
-     "run, whose last complete checkpoint is taken")
+     "a Hugging Face folder (config.json and *.safetensors) or the name of one in Hugging Face's cache "
+     "(Qwen/Qwen3-0.6B), a flat .bin, an llm.c GPT-2 .bin, or the folder of a run, whose last complete checkpoint is "
+     "taken")
 TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "mistral, qwen2, qwen3, gemma3), its config.json keys overridden")

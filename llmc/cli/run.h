@@ -37,6 +37,7 @@ typedef struct {
     StreamBP streambp;
     OptimizerState optimizer;
     LogprobFile reference, old;    // of --data, where they are named
+    char model_path[PATH_MAX];     // --model, or what it stands for; empty: --init
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
@@ -45,10 +46,11 @@ typedef struct {
 static void run_open_lora(Run *run) {
     const Options *o = run->options;
     Lora *lora = &run->lora;
-    char found[PATH_MAX];
-    if (o->adapter)
+    char found[PATH_MAX], hub[PATH_MAX];
+    const char *adapter = hub_path_find("--adapter", o->adapter, hub, o->quiet);
+    if (adapter)
         run->adapter =
-            adapter_open(adapter_path_find(o->adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+            adapter_open(adapter_path_find(adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
     if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
@@ -73,13 +75,15 @@ static void run_scale(Run *run, Config *config) {
 // From --model or --init, or from `model` where a run that is resumed names neither.
 static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
-    char remark[256] = "", found[PATH_MAX];
+    char remark[256] = "", found[PATH_MAX], hub[PATH_MAX];
     memset(run, 0, sizeof(*run));
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
     run->text = options->json && is_main_rank() ? stderr : stdout;
     options_check_dtype(options, ops_device->stored);
-    if (!options->init && !model) model = model_path_find(options->model, found, options->quiet);
+    if (!options->init && !model)
+        model = model_path_find(hub_path_find("--model", options->model, hub, options->quiet), found, options->quiet);
+    if (model) snprintf(run->model_path, sizeof(run->model_path), "%s", model);
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);
     } else if (options->verb == VERB_PLAN && model && path_is_directory(model)) {
@@ -123,12 +127,11 @@ static void run_open(Run *run, const Options *o, const char *model) {
 // ---- data ----------------------------------------------------------------------------------------------------------
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of it beside a run.
 static void run_find_tokenizer(Run *run) {
-    const char *model = run->options->model;
     *run->tokenizer_path = 0;
-    if (!model) return;
-    if (path_is_directory(model)) path_join(run->tokenizer_path, model, "tokenizer.json");
-    if (*run->tokenizer_path && path_exists(run->tokenizer_path)) return;
-    if (!tokenizer_beside(run->source ? run->source->path : model, run->tokenizer_path)) *run->tokenizer_path = 0;
+    if (!*run->model_path || !run->options->model) return;
+    path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
+    if (path_exists(run->tokenizer_path)) return;
+    if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
 // --data or --val-data

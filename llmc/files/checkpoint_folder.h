@@ -325,8 +325,45 @@ static void checkpoint_close(CheckpointFolder *folder) {
 /*
 --model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint,
 or a checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face
-model, whatever else is in it.
+model, whatever else is in it. A name of the hub, such as Qwen/Qwen3-0.6B, stands for what Hugging Face's cache has of
+it; a path of that name goes first.
 */
+// Where Hugging Face's programs keep models: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
+static void hub_cache(char cache[PATH_MAX]) {
+    static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
+                                            {"HUGGINGFACE_HUB_CACHE", ""},
+                                            {"HF_HOME", "/hub"},
+                                            {"XDG_CACHE_HOME", "/huggingface/hub"},
+                                            {"HOME", "/.cache/huggingface/hub"}};
+    *cache = 0;
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !*cache; i++) {
+        const char *place = getenv(places[i][0]);
+        if (place && *place) snprintf(cache, PATH_MAX, "%s%s", place, places[i][1]);
+    }
+}
+
+// `path` itself, or in `found` the snapshot that it names, with a note unless `quiet`. option: "--model"
+static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
+    if (!path || path_exists(path)) return path;
+    const size_t owner = strspn(path, letters), name = path[owner] ? strspn(path + owner + 1, letters) : 0;
+    const char *const reason = strerror(ENOENT);
+    if (!name || *path == '.' || path[owner] != '/' || path[owner + 1 + name]) return path;
+    hub_cache(cache);
+    snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
+    snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
+    FILE *file = fopen(reference, "r");
+    const int read = file && fscanf(file, "%64[0-9a-zA-Z]", commit) == 1;
+    if (file) fclose(file);
+    snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
+    if (!read || !path_is_directory(found))
+        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path, reason,
+            path, path + owner + 1);
+    if (!quiet) note("%s %s: %s is taken", option, path, found);
+    return found;
+}
+
 // 1: a folder is a checkpoint or a run's; then the complete checkpoint it stands for, and its manifest.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];

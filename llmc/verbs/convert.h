@@ -24,12 +24,14 @@ static int convert_to_folder(const Options *options) {
 // dtype: NULL: keep what the source has. Returns the number of files of weights.
 static size_t convert_write(const Options *options, const WeightSource *source, const DType *dtype) {
     const DType type = dtype ? *dtype : source->dtype;
+    char hub[PATH_MAX];
     if (options->to == CONVERT_LLMC) {
         llmc_gpt2_write(source, options->out, type);
     } else if (!convert_to_folder(options)) {
         weights_convert(source, options->out, type);
     } else {
-        HfWrite write = hf_write_prepare(source, dtype, options->like, options->max_shard_size);
+        const char *like = hub_path_find("--like", options->like, hub, options->quiet);
+        HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size);
         hf_write(&write, options->out, options->overwrite);
         hf_write_free(&write);
         return write.shards;

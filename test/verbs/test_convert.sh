@@ -56,6 +56,24 @@ succeeds eval --model "$WORK/yarn2" --data $SHARD --seq-len 64 --val-steps 2 --j
 check 'and convert writes it' [ "$(json loss)" = "$scaled" ]
 refuses 1 'another model: its max_position_embeddings is 64, that of ' convert --model "$WORK/published" --like "$WORK/yarn1" --out "$WORK/x"
 
+# ---- names of the hub, which stand for Hugging Face's cache ----------------------------------------------------------------------
+cache=$WORK/home/hub/models--Owner--Tiny-0.1
+mkdir -p "$cache/blobs" "$cache/refs" "$cache/snapshots/0123abc"
+printf 0123abc >"$cache/refs/main"
+for file in config.json model.safetensors; do
+    cp "$WORK/published/$file" "$cache/blobs/$file"
+    ln -s "../../blobs/$file" "$cache/snapshots/0123abc/$file"
+done
+export HF_HOME="$WORK/home"
+succeeds convert --model Owner/Tiny-0.1 --like Owner/Tiny-0.1 --out "$WORK/from_hub"
+says err 'note: --model Owner/Tiny-0.1: .*/snapshots/0123abc is taken'
+check 'a name of the hub is its snapshot' same "$WORK/from_hub/model.safetensors" "$WORK/published/model.safetensors"
+HF_HUB_CACHE=$WORK/home/hub succeeds plan --model Owner/Tiny-0.1 --seq-len 64
+for option in '--model Owner/Other' '--init llama --like Owner/Other' "--model $WORK/published --merge --adapter Owner/Other"; do
+    refuses 1 'Owner/Other: No such file or directory, nor is it in .* cache; type: hf download Owner/Other --local-dir Other$' \
+        convert $option --out "$WORK/x"
+done
+
 # ---- choices ------------------------------------------------------------------------------------------------------------------------
 succeeds convert --model $GOLDEN/llama --out "$WORK/shards" --max-shard-size 50KB --dtype bf16
 check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]-of-00002.safetensors')" = 2 ]
