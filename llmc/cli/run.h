@@ -210,7 +210,8 @@ static void run_close(Run *run) {
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
 static void run_reference(Run *run, Batch *batch) {
-    if (run->settings.reference) forward_policy(&run->streambp, batch, 1, batch->reference);
+    const ReferenceModel reference = run->settings.reference;
+    if (reference) forward_policy(&run->streambp, batch, reference == REFERENCE_BASE, batch->reference);
 }
 
 #endif

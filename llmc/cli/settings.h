@@ -46,12 +46,14 @@ static World world_from_options(const Options *o) {
     return world;
 }
 
-// Without a file of its log-probabilities, the reference under adapters is the model without them, and that of a single
-// pass the model itself: computed as they are needed. A run that trains a model has computed them before its first step
-// (reference.h).
-static int computes_reference(const Options *o, const Objective *objective, const Lora *lora) {
+// The model whose log-probabilities are computed as they are needed: of a single pass the model itself, under new
+// adapters and in an evaluation the base model. A run that trains a model, or goes on from adapters, has computed them
+// before its first step (reference.h).
+static ReferenceModel computed_reference(const Options *o, const Objective *objective, const Lora *lora) {
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
-    return objective_needs_reference(objective) && !o->reference_logprobs && (lora || single);
+    if (!objective_needs_reference(objective) || o->reference_logprobs) return REFERENCE_NOT_COMPUTED;
+    if (single) return o->adapter ? REFERENCE_MODEL : REFERENCE_BASE;
+    return lora && !(o->adapter && options_train(o)) ? REFERENCE_BASE : REFERENCE_NOT_COMPUTED;
 }
 
 // Moments, and master weights where the model is in bf16.
@@ -81,7 +83,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.model = model, settings.lora = lora;
     settings.world = world_from_options(o);
     settings.objective = objective_from_options(o);
-    settings.reference = computes_reference(o, &settings.objective, lora);
+    settings.reference = computed_reference(o, &settings.objective, lora);
     settings.method = o->method;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.ring = o->kv == KEYS_RING;

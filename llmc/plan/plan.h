@@ -8,6 +8,9 @@ the length that fits.
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/ring.h"
 
+// The model whose log-probabilities are computed beside a pass: without adapters, or the pass's own.
+typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL } ReferenceModel;
+
 typedef struct {
     const Model *model;
     Method method;
@@ -23,7 +26,7 @@ typedef struct {
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
     double ridge;                         // DryCount.ridge of the machine that an estimate is of; 0: none
-    int reference;                        // a forward pass without adapters comes before each micro-batch
+    ReferenceModel reference;             // whose forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
     Keep keep;
 } RunSettings;
@@ -133,7 +136,7 @@ static int plan_countable(const Model *model, size_t N) {
 
 // The passes of a run over one micro-batch, the step's last one or an earlier one
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
-    if (settings->reference) forward_logprobs(s, batch, 1, 1);
+    if (settings->reference) forward_logprobs(s, batch, 1, settings->reference == REFERENCE_BASE);
     if (settings->backward)
         forward_backward(s, batch, 1, last, NULL);
     else

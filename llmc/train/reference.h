@@ -1,8 +1,9 @@
 /*
 Log-probabilities of data under the current model: the keys that identify them, the walk through the data that computes
-them (the verb `logprobs`), and the reference of a training run, which is the model before the first step: computed
-once, and kept beside the first shard as reference-KEY.logprobs (logprobs.h), or in --out if that folder is not
-writable. A resumed run has another model: its state holds the key of the reference, by which the file is found.
+them (the verb `logprobs`), and the reference of a training run, which is the model before the first step, with the
+adapters that it goes on from (--adapter): computed once, and kept beside the first shard as reference-KEY.logprobs
+(logprobs.h), or in --out if that folder is not writable. A resumed run has another model: its state holds the key of
+the reference, by which the file is found.
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -174,7 +175,7 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
     output_share(&writer.output, path);
     dist_broadcast(RANKS_ALL, &writer.header, sizeof(writer.header), 0);
     logprobs_compute(&writer, &run->streambp, data, batch,
-                     assign_evaluation(run->settings.world, run->assignment.parts), 1);
+                     assign_evaluation(run->settings.world, run->assignment.parts), 0);
 }
 
 // Opens the log-probabilities of the data under the reference: found, or, if the current weights are the reference's
@@ -203,14 +204,13 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     logprobs_check(file, &wanted, data->shard[0].header.path);
 }
 
-// Checks the files named in options, which run_open_data has opened: of this data, and under the models of these keys
+// Checks the files named in options, which run_open_data has opened: of this data, and under the model of this key
 // (0: any).
-static void reference_check(const Run *run, const DataLoader *data, uint64_t reference_key, uint64_t old_key) {
+static void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
     if (data->regular || (!reference && !old)) return;
-    LogprobHeader wanted = logprobs_header(run, data, reference_key);
+    LogprobHeader wanted = logprobs_header(run, data, key);
     if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
-    wanted.model_key = old_key;
     if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
 }
 

@@ -33,7 +33,7 @@ typedef struct {
     Rollout rollout;        // with --rollout: the source of batches
     Prompt rollout_text;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
-    uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under adapters
+    uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
     RunLog log;
     Sampler sampler; // with --sample-every
     Prompt prompt;
@@ -67,7 +67,7 @@ static void trainer_save(Trainer *t) {
 }
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
-// Log-probabilities of a batch under the base model below the adapters, where that is the reference.
+// Log-probabilities of a batch under the base model below new adapters, where that is the reference.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);

@@ -99,7 +99,8 @@ static void trainer_schedule(Trainer *t) {
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------
-// The reference is a file of log-probabilities, known by the key of its model. Under adapters it is the base model.
+// The reference is a file of log-probabilities, known by the key of its model. Under new adapters it is the base model,
+// computed in each step.
 static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
            !t->run.options->rollout;
@@ -110,17 +111,19 @@ static int trainer_has_reference(const Trainer *t) {
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
-    uint64_t base = 0;
+    uint64_t start = 0;
     if (begins && ((named && !o->any_reference) || (trainer_has_reference(t) && !o->reference_logprobs)))
-        base = run_model_key(&t->run, 0);
-    const int adapted = base && o->adapter && o->old_logprobs; // new adapters are zero
-    const uint64_t policy = adapted ? run_model_key(&t->run, 1) : base;
-    reference_check(&t->run, &t->data, o->any_reference ? 0 : base, o->any_reference ? 0 : policy);
+        start = run_model_key(&t->run, o->adapter != NULL); // new adapters are zero
+    reference_check(&t->run, &t->data, o->any_reference ? 0 : start);
     if (!trainer_has_reference(t)) return;
     if (o->reference_logprobs)
         t->reference_key = t->run.reference.header.model_key;
     else
-        t->reference_key = begins ? base : reference_key_of(last);
+        t->reference_key = begins ? start : reference_key_of(last);
+    if (!t->reference_key && !begins && o->adapter)
+        die("%s: was trained against the base model, not against --adapter %s; resume with the --lora-rank it began "
+            "with, or begin a new run with another --out",
+            last, o->adapter);
 }
 
 // The file that batches are filled from where none was named: it is kept beside the data.

@@ -66,7 +66,8 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
         result.flops += flops_forward_backward(&run->settings, &batch);
-        if (run->settings.reference) result.flops += flops_forward(&run->settings, &batch, 0);
+        if (run->settings.reference)
+            result.flops += flops_forward(&run->settings, &batch, run->settings.reference == REFERENCE_MODEL);
         once[0] += batch_tokens(&batch);
         if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
     }
@@ -191,7 +192,7 @@ static int verb_bp(const Options *options) {
         gradients_check_path(options->grads_out, options->grads_of, run.settings.world, table);
     }
     run_allocate(&run, bound);
-    reference_check(&run, &loader, 0, 0);
+    reference_check(&run, &loader, 0);
     Batch batch =
         options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)

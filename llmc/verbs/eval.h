@@ -47,7 +47,7 @@ static int verb_eval(const Options *options) {
         options_refuse(options->verb,
                        "--objective %s needs --reference-logprobs, those of the model that training began with",
                        objective_names[options->objective]);
-    reference_check(&run, &loader, 0, 0);
+    reference_check(&run, &loader, 0);
     run_allocate(&run, bound);
     prefetch_allocate(&data, &loader, run.assignment);
     Curve curve = curve_allocate(options->curve_tokens, bound.longest);

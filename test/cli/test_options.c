@@ -488,6 +488,8 @@ TEST(lines_are_refused) {
         {"train --model m --data d --objective grpo --rollout", "--rollout needs --reward-command"},
         {"train --model m --data d --objective grpo --rollout --reward-command r --beta 0.1",
          "--beta above 0 with --rollout needs a reference"},
+        {"train --model m --adapter a --data d --objective grpo --rollout --reward-command r --beta 0.1",
+         "only below new adapters (--lora-rank) is it at hand"},
         {"train --model m --data d --objective grpo --rollout --reward-command r --updates 3 --steps 10",
          "must be multiples of --updates"},
         {"plan --init gpt2 --objective grpo --rollout", "a plan with --rollout needs --data"},

@@ -257,14 +257,14 @@ TEST(formula_counts_what_the_walk_counts) {
             RunSettings settings = pass_settings(&model, i % 3, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.keep = (Keep)(i / 3 % 3), settings.lora = i / 108 % 2 ? &lora : NULL;
-            settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 == 0;
+            settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
             test_case("model %zu, case %zu", m, i);
             const double walked = plan_make(&settings, &batch).counts.flops;
             const double found = flops_forward_backward(&settings, &batch) +
                                  (settings.reference ? flops_forward(&settings, &batch, 0) : 0);
             if (found != walked) test_fail("%.17g FLOP by the formula, the walk counts %.17g", found, walked);
-            settings.backward = 0, settings.reference = 0;
+            settings.backward = 0, settings.reference = REFERENCE_NOT_COMPUTED;
             if (flops_forward(&settings, &batch, 1) != plan_make(&settings, &batch).counts.flops)
                 test_fail("%.17g FLOP forward by the formula", flops_forward(&settings, &batch, 1));
             walks++;

@@ -78,6 +78,24 @@ refuses 1 'has shape \[4, 32\], but rank 4 and this base ask for \[4, 16\]' eval
 refuses 1 'holds a whole model, not adapters' eval --model "$base" --adapter "$WORK/whole" $data
 refuses 2 'lora-rank and --adapter exclude each other' train $common --adapter "$adapter" --out "$WORK/x"
 
+# ---- the reference of a run that goes on from adapters is the model with them ---------------------------------------------------
+"$WORK/make_documents" "$WORK/pairs.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
+cp -r "$adapter" "$WORK/plain" && rm "$WORK/plain/DONE" && sed -i 's/"lora_dropout": 0.1/"lora_dropout": 0/' "$WORK/plain/adapter_config.json"
+pairs="--objective dpo --data $WORK/pairs.bin --seq-len 63"
+plain="--model $base --adapter $WORK/plain $pairs --lr 1e-3 --schedule constant"
+losses() { sed -n 's/^{"step": \([0-9]*\), "loss": \([-0-9.e]*\),.*/\1 \2/p' "$1/log.jsonl"; }
+succeeds bp --model "$base" --adapter "$WORK/plain" $pairs --json
+check 'a pass is its own reference' close "$(json loss)" 0.693147 1e-5
+succeeds train $plain --steps 4 --out "$WORK/dpo-straight"
+says out '^reference  the model with the adapters of .*/plain, at the start$'
+check 'the first loss is ln 2' close "$(losses "$WORK/dpo-straight" | sed -n 's/^1 //p')" 0.693147 1e-5
+check 'and later ones are not' [ "$(losses "$WORK/dpo-straight" | sort -u -k2 | wc -l)" = 4 ]
+succeeds train $plain --steps 2 --out "$WORK/dpo-parts"
+succeeds train $plain --steps 4 --out "$WORK/dpo-parts" --resume
+check 'a resumed run has the same reference' [ "$(losses "$WORK/dpo-parts")" = "$(losses "$WORK/dpo-straight")" ]
+refuses 1 'the run began with "reference", which is no setting of this one' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
+    --lora-targets q_proj,v_proj,down_proj,up_proj --schedule constant --steps 5 --out "$WORK/dpo-parts" --resume
+
 # ---- merged ---------------------------------------------------------------------------------------------------------------------
 succeeds convert --model "$base" --adapter "$adapter" --merge --out "$WORK/merged.bin"
 succeeds convert --model "$base" --adapter "$WORK/run" --merge --out "$WORK/merged"
