@@ -77,6 +77,7 @@ static StepReport train_step(Trainer *t, size_t step) {
     // 1. Micro-batches: this rank's, of the data or of the completions that the model writes now.
     report.micro_batches =
         o->rollout ? trainer_rollout(t, step, &report) : prefetch_wait(&t->train_batches)->step_batches;
+    trainer_expect(t, step, 0, layer_passes(&t->run, report.micro_batches));
 
     // 2. Forward and backward of each: gradients accumulate, the last micro-batch sums them over the ranks.
     grads_zero(&s->memory);
@@ -137,7 +138,7 @@ static int verb_train(const Options *o) {
     if (o->val_data.count && t->state.step == 0) trainer_validate(t, 0);
     for (size_t step = t->state.step + 1; step <= steps; step++) {
         report = train_step(t, step);
-        runlog_step(&t->log, &report);
+        trainer_log_step(t, &report);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // tests: from now on allocating is fatal
         if (o->val_data.count && (every(step, o->val_every) || step == steps)) trainer_validate(t, step);
         if (every(step, o->sample_every)) trainer_sample(t, step);

@@ -1,7 +1,8 @@
 /*
 A progress bar with the time left, on stderr, for whatever takes more than a few seconds. It exists only on a terminal,
 is redrawn at most ten times a second, and makes room for every line of text: whoever prints calls progress_clear first
-(errors and notes do so by themselves, see before_message in utils.h).
+(errors and notes do so by themselves, see before_message in utils.h). Long units of work have parts, which whoever does
+them counts without knowing the bar: a pass counts its layers.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -9,7 +10,7 @@ is redrawn at most ten times a second, and makes room for every line of text: wh
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define PROGRESS_DELAY    2.0 // seconds before a bar appears: what ends sooner needs none
+#define PROGRESS_DELAY    1.0 // seconds before a bar appears: what ends sooner needs none
 #define PROGRESS_INTERVAL 0.1 // seconds between redraws
 #define PROGRESS_LINE     256
 
@@ -20,6 +21,8 @@ typedef struct {
     double begun_done, begun_at; // where and when this process began: a resumed run does not begin at 0
     double drawn_at;
     int shown;
+    double done, unit;      // units done, and those that are being worked on,
+    double parts, of_parts; // of whose of_parts parts so many are done
 } Progress;
 
 // One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not
@@ -43,6 +46,7 @@ static void progress_text(char *line, size_t width, const char *label, double fr
 }
 
 static Progress *progress_shown; // the one that is on the screen, or NULL
+static Progress *progress_inner; // the one whose unit is being worked on, or NULL
 static int progress_off;         // --quiet: there are no bars in this process
 
 static void progress_clear_shown(void) {
@@ -62,7 +66,7 @@ static Progress progress_begin(FILE *file, const char *label, double done, doubl
     const double now = seconds_now();
     if (progress_off || !is_main_rank() || (terminal && !strcmp(terminal, "dumb"))) file = NULL;
     if (file && !isatty(fileno(file))) file = NULL;
-    Progress progress = {file, label, total, done, now, now + PROGRESS_DELAY - PROGRESS_INTERVAL, 0};
+    Progress progress = {file, label, total, done, now, now + PROGRESS_DELAY - PROGRESS_INTERVAL, 0, done, 0, 0, 1};
     return progress;
 }
 
@@ -86,8 +90,22 @@ static void progress_update(Progress *progress, double done) {
     before_message = progress_clear_shown;
 }
 
+// Work on `unit` units behind `done` begins: `parts` parts, which progress_part counts.
+static void progress_expect(Progress *progress, double done, double unit, double parts) {
+    progress->done = done, progress->unit = unit, progress->parts = 0, progress->of_parts = parts;
+    progress_inner = progress;
+}
+
+static void progress_part(double parts) {
+    Progress *progress = progress_inner;
+    if (!progress || !progress->file) return;
+    progress->parts = fmin(progress->parts + parts, progress->of_parts);
+    progress_update(progress, progress->done + progress->unit * progress->parts / progress->of_parts);
+}
+
 static void progress_end(Progress *progress) {
     progress_clear(progress);
+    if (progress_inner == progress) progress_inner = NULL;
     if (progress_shown == progress) progress_shown = NULL;
     progress->file = NULL;
 }

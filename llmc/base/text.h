@@ -111,6 +111,39 @@ static const char *human_rate(double per_second) {
     return human(per_second / 1e6, 1000, 1e4, units, 4, "%6.1f %s", "%6.1f %s");
 }
 
+// In 1 + `width` columns, the first for the sign: with as many decimals as there is room for, or with an exponent where
+// it is below 0.001 or too large. For lines below each other.
+static const char *human_fixed(double value, int width) {
+    static char buffers[16][32];
+    static int next;
+    char *out = buffers[next++ % 16], text[32] = "";
+    const double size = fabs(value);
+    const int exponent = isfinite(value) && size != 0 && (size < 1e-3 || size >= pow(10, width) - 0.5);
+    for (int decimals = exponent ? width - 5 : width - 1; decimals >= 0; decimals--) {
+        snprintf(text, sizeof(text), exponent ? "%*.*e" : "%*.*f", width, decimals, size);
+        if ((int)strlen(text) <= width) break;
+    }
+    snprintf(out, sizeof(buffers[0]), "%c%.30s", value < 0 ? '-' : ' ', text);
+    return out;
+}
+
+// A line of columns of a table, put together before it is printed. Columns beyond `most` are left out.
+typedef struct {
+    char text[512];
+    size_t used, most;
+} TextLine;
+
+__attribute__((format(printf, 2, 3))) static void line_add(TextLine *line, const char *format, ...) {
+    char column[256];
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(column, sizeof(column), format, args);
+    va_end(args);
+    if (length < 0 || line->used + (size_t)length > min_size(line->most, sizeof(line->text) - 1)) return;
+    memcpy(line->text + line->used, column, (size_t)length + 1);
+    line->used += (size_t)length;
+}
+
 // "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
 static const char *human_seconds(double seconds) {
     static char buffers[4][32];

@@ -93,6 +93,24 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
     return longest;
 }
 
+// One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
+static void report_regions(FILE *out, const Arena *plan) {
+    size_t smaller = 0; // bytes of regions below 1 %
+    for (size_t i = 0; i < plan->regions_at_peak; i++) {
+        const Region *region = &plan->at_peak[i];
+        const double part = (double)region->bytes / (double)max_size(plan->peak, 1);
+        const int width = (int)(part * 32 + 0.5);
+        if (part < 0.01)
+            smaller += region->bytes;
+        else
+            fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width,
+                    width, "################################", 32 - width, "", region->name);
+    }
+    if (smaller)
+        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)smaller),
+                100 * (double)smaller / (double)plan->peak, "");
+}
+
 // ---- where no length fits ------------------------------------------------------------------------------------------
 #define WAYS_MOST 512 // bytes of the text
 
@@ -114,7 +132,7 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
         Lora lora = {0};
         lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
         lora_build(&lora, &run->model);
-        way.settings.lora = &lora, way.settings.reference = computes_reference(o, &way.settings.objective, &lora);
+        way.settings.lora = &lora, way.settings.reference = computed_reference(o, &way.settings.objective, &lora);
         way_out(&way, B, limit, "--lora-rank 32", text);
         lora_free(&lora);
         way = *run;
@@ -158,6 +176,7 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     const size_t bytes = run->plan.total_bytes;
     if (limit && bytes > limit) {
+        if (is_main_rank() && !run->options->quiet) report_regions(stderr, &run->plan.arena);
         const char *needed = human_bytes((double)bytes), *most = human_bytes((double)limit);
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
@@ -184,6 +203,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
                   shape.N, INT32_MAX);
+    run->available = limit;
     run_plan(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  less ? "the memory available" : "--memory-limit");

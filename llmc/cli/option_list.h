@@ -246,6 +246,7 @@ TEXT(grads_out, "grads-out", NULL, ON(BP), "FILE",
 TEXT(grads_of, "grads-of", NULL, ON(BP), "GLOB,GLOB,...",
      "only parameters whose name in that file matches a glob, such as '*.layers.0.*,*norm.weight'")
 FLAG(quiet, "quiet", EVERYWHERE, "results only: no header, no progress bar")
+FLAG(verbose, "verbose", READS, "also the command, the plan by region, and all columns of step lines")
 FLAG(help, "help", EVERYWHERE, "this text")
 FLAG(version, "version", EVERYWHERE, "the version")
 

@@ -7,18 +7,34 @@ configuration and tensors. Text goes to a stream of the caller's choice, so that
 #include "llmc/base/json.h"
 #include "memory.h"
 
-// Metrics in step lines; the log has all of them.
+#define LINE_COLUMNS 79 // of lines that come again and again
+
+// Metrics for people, the most telling first; the log has all of them.
 static const struct {
     const char *metric, *label;
-} metrics_shown[] = {
-    {"rewards/accuracies", "accuracy"}, {"rewards/margins", "margin"}, {"reward", "reward"},           {"kl", "KL"},
-    {"clip_fraction", "clipped"},       {"entropy", "entropy"},        {"completion_length", "length"}};
+    int is_signed;
+} metrics_shown[] = {{"rewards/accuracies", "acc", 0}, {"rewards/margins", "margin", 1},
+                     {"reward", "reward", 1},          {"kl", "KL", 0},
+                     {"completion_length", "length", 0}, {"entropy", "entropy", 0},
+                     {"clip_fraction", "clipped", 0}};
 
-static void metrics_print(FILE *out, const Metrics *m, const char *separator) {
-    for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++)
+// A column of each. seen: bits of those that have had one in an earlier line, and keep it
+static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
+    for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++) {
+        const char *text = "      -";
         for (size_t i = 0; i < m->count; i++)
             if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
-                fprintf(out, "%s%s %.4g", separator, metrics_shown[k].label, m->metric[i].sum / m->metric[i].count);
+                text = human_fixed(m->metric[i].sum / m->metric[i].count, 6), *seen |= 1u << k;
+        if (*seen >> k & 1) line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
+    }
+}
+
+// A line of its own, where there are any.
+static void metrics_print(FILE *out, const Metrics *m) {
+    TextLine line = {{0}, 0, LINE_COLUMNS + 2};
+    unsigned seen = 0;
+    metrics_add(&line, m, &seen);
+    if (line.used) fprintf(out, "%s\n", line.text + 2);
 }
 
 // prefix: before every name
@@ -32,10 +48,8 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
 
 static void report_model(FILE *out, const Model *model) {
     const Config *c = &model->config;
-    fprintf(out,
-            "model    %s, %s parameters, %zu layers, hidden %zu, heads %zu/%zu x %zu, MLP %zu, vocabulary %zu, %s\n",
-            c->family->name, human_count((double)model->elements), c->num_hidden_layers, c->hidden_size,
-            c->num_attention_heads, c->num_key_value_heads, c->head_dim, c->intermediate_size, c->vocab_size,
+    fprintf(out, "model    %s, %s parameters, %zu layers, hidden %zu, vocabulary %zu, %s\n", c->family->name,
+            human_count((double)model->elements), c->num_hidden_layers, c->hidden_size, c->vocab_size,
             dtype_name(model->dtype));
 }
 
@@ -48,24 +62,6 @@ static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     json_object(json, "sent");
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) json_number(json, traffic_names[kind], sent->bytes[kind]);
     json_object_end(json);
-}
-
-// One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
-static void report_regions(FILE *out, const Arena *plan) {
-    size_t smaller = 0; // bytes of regions below 1 %
-    for (size_t i = 0; i < plan->regions_at_peak; i++) {
-        const Region *region = &plan->at_peak[i];
-        const double part = (double)region->bytes / (double)max_size(plan->peak, 1);
-        const int width = (int)(part * 32 + 0.5);
-        if (part < 0.01)
-            smaller += region->bytes;
-        else
-            fprintf(out, "  %11s  %5.1f %%  %-*.*s%*s  %s\n", human_bytes((double)region->bytes), 100 * part, width,
-                    width, "################################", 32 - width, "", region->name);
-    }
-    if (smaller)
-        fprintf(out, "  %11s  %5.1f %%  %32s  smaller ones together\n", human_bytes((double)smaller),
-                100 * (double)smaller / (double)plan->peak, "");
 }
 
 // "total_bytes", the share of each kind, and the regions, into an open object.
@@ -120,39 +116,71 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
 }
 
 // ---- a run ---------------------------------------------------------------------------------------------------------
-// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for.
-static void report_run(const Run *run, const DataLoader *data, SequenceBound bound) {
-    const World w = run->settings.world;
-    if (run->options->quiet) return;
-    fputs("command  ", run->text);
-    options_echo(run->text, run->options);
-    report_model(run->text, &run->model);
-    if (world_ranks(w) > 1)
-        fprintf(run->text, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
-                world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
-    if (run->lora.rank)
-        fprintf(run->text, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank,
-                run->lora.alpha, run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout,
-                human_count((double)run->lora.table.elements), run->options->adapter ? " of " : "",
-                run->options->adapter ? run->options->adapter : "");
-    fprintf(run->text, "plan     %s%s, %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
-            human_bytes((double)run->plan.total_bytes),
-            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "",
-            option_chosen(run->options, "method"), run->plan.chunk, run->plan.logits_chunk,
-            human_flops(run->plan.counts.flops));
-    report_regions(run->text, &run->plan.arena);
-    if (run->plan.host_bytes)
-        fprintf(run->text, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
-    if (data && data->shards && !data->regular) {
-        if (data->settings.use == DATA_PROMPTS)
-            fprintf(run->text, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts,
-                    data->longest_prompt, data->shard[0].header.tokenizer_name);
-        else
-            dataloader_report(run->text, data);
-        fprintf(run->text, "longest  the plan is for a sequence of %zu positions, of at most %zu documents\n", bound.N,
-                bound.documents);
+// The model that an objective's log-probabilities are held against.
+static void report_reference(const Run *run) {
+    const Options *o = run->options;
+    FILE *out = run->text;
+    if (!objective_needs_reference(&run->settings.objective)) {
+        if (objective_is_of_policy(&run->settings.objective)) fputs("reference  none (--beta 0)\n", out);
+    } else if (o->reference_logprobs) {
+        fprintf(out, "reference  %s, of %s\n", o->reference_logprobs, run->reference.header.model);
+    } else if (run->settings.reference == REFERENCE_BASE && run->lora.rank) {
+        fputs("reference  the base model, without adapters\n", out);
+    } else if (o->adapter) {
+        fprintf(out, "reference  the model with the adapters of %s, at the start\n", o->adapter);
+    } else {
+        fputs("reference  the model at the start\n", out);
     }
-    fflush(run->text);
+}
+
+// What a run needs at its peak beside what was planned. On the CPU host memory is the device's.
+static void report_memory(const Run *run, double peak) {
+    const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
+    const double planned = (double)run->plan.total_bytes + host;
+    fprintf(run->text, "memory   %s at peak: plan %s, ", human_bytes(peak), human_bytes(planned));
+    if (peak >= planned)
+        fprintf(run->text, "libraries and files %s\n", human_bytes(peak - planned));
+    else
+        fprintf(run->text, "of which %s were never touched\n", human_bytes(planned - peak));
+}
+
+// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of a
+// training run, or empty
+static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
+    const World w = run->settings.world;
+    const Options *o = run->options;
+    FILE *out = run->text;
+    if (o->quiet) return;
+    if (o->verbose) fputs("command  ", out), options_echo(out, o);
+    report_model(out, &run->model);
+    if (world_ranks(w) > 1)
+        fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
+                w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
+    if (run->lora.rank)
+        fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank, run->lora.alpha,
+                run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout, human_count((double)run->lora.table.elements),
+                o->adapter ? " of " : "", o->adapter ? o->adapter : "");
+    report_reference(run);
+    if (data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS)
+        dataloader_report(out, data, o->verbose);
+    else if (data && data->shards && !data->regular)
+        fprintf(out, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts, data->longest_prompt,
+                data->shard[0].header.tokenizer_name);
+    fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], option_chosen(o, "method"),
+            o->seq_len, o->batch);
+    if (o->grad_accum > 1) fprintf(out, " x %zu", o->grad_accum);
+    fprintf(out, "%s\nmemory   %s planned%s", schedule, human_bytes((double)run->plan.total_bytes),
+            run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
+    if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
+    fputc('\n', out);
+    if (o->verbose || o->verb == VERB_PLAN) {
+        fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n", bound.N,
+                run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+        report_regions(out, &run->plan.arena);
+    }
+    if (run->plan.host_bytes)
+        fprintf(out, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
+    fflush(out);
 }
 
 // Method, chunks and FLOPs of a step, into an open object.

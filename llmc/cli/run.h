@@ -18,6 +18,8 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "settings.h"
 
+#define SHORT_EPOCH 10 // steps
+
 typedef struct {
     const Options *options;
     FILE *text; // for people: stdout, or stderr where stdout is JSON; of a rank that is not the main one, nowhere
@@ -30,6 +32,7 @@ typedef struct {
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
     Assignment assignment; // of the step's micro-batches
+    size_t available; // bytes that the plan is held against; 0: not known
     Plan plan;
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes
@@ -134,6 +137,16 @@ static void run_find_tokenizer(Run *run) {
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
+// Says what a step is, where an epoch has so few that a user may have meant another.
+static void note_short_epoch(const Options *o, const DataLoader *d) {
+    const size_t steps = dataloader_batches(d) / o->grad_accum;
+    if (steps >= SHORT_EPOCH || o->quiet || o->samples || d->regular || o->rollout || !options_train(o)) return;
+    note("an epoch is %zu step%s: %zu %s, packed into %zu tokens a step (--batch x --seq-len%s); --samples N makes "
+         "steps of N",
+         steps, steps == 1 ? "" : "s", d->samples, dataloader_samples_name(d), d->packing.capacity * o->grad_accum,
+         o->grad_accum > 1 ? " x --grad-accum" : "");
+}
+
 // --data or --val-data
 static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
@@ -152,6 +165,7 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     DataLoader loader = dataloader_open(paths->path, paths->count, &settings);
     if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
     if (settings.step) run->assignment = assign_rounds(run->assignment, dataloader_step(&loader, 0));
+    if (paths == &o->data) note_short_epoch(o, &loader);
     return loader;
 }
 
@@ -208,6 +222,12 @@ static void run_close(Run *run) {
 
 // The table that is trained: the model or its adapters.
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
+
+// Layers of `micro_batches` passes as residency.h counts them for the progress bar, the computed reference's too.
+static double layer_passes(const Run *run, size_t micro_batches) {
+    const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED);
+    return (double)(run->model.config.num_hidden_layers * passes * micro_batches);
+}
 
 static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;

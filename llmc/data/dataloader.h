@@ -187,22 +187,24 @@ static void dataloader_next(DataLoader *d, Batch *batch) {
 }
 
 // ---- for people -----------------------------------------------------------------------------------------------------
-static void dataloader_report(FILE *out, const DataLoader *d) {
-    const TokenShard *s = &d->shard[0].header;
-    const char *samples = !d->sample              ? "segments"
-                          : s->kind == KIND_PAIRS ? "preference pairs, documents"
-                                                  : "groups of completions, documents";
-    fprintf(out, "data     %zu documents in %zu shard%s, tokenizer %s; %zu %s of at most %zu positions\n", d->documents,
-            d->shards, d->shards > 1 ? "s" : "", s->tokenizer_name, d->samples, samples, d->bound.longest);
-    fprintf(out, "packing  %zu sequences of at most %zu positions, %.1f %% full, %s\n", d->first_epoch_sequences,
-            d->packing.capacity, 100 * packing_fill(&d->packing, d->first_epoch_sequences),
-            d->packing.shuffle ? "shuffled every epoch" : "in the order of the files");
+static const char *dataloader_samples_name(const DataLoader *d) {
+    if (d->sample) return d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups";
+    return d->long_documents ? "segments" : "documents";
+}
+
+static void dataloader_report(FILE *out, const DataLoader *d, int verbose) {
+    const char *samples = dataloader_samples_name(d);
+    fprintf(out, "data     %zu documents in %zu shard%s, packed into %zu sequence%s, %.1f %% full\n", d->documents,
+            d->shards, d->shards > 1 ? "s" : "", d->first_epoch_sequences, d->first_epoch_sequences > 1 ? "s" : "",
+            100 * packing_fill(&d->packing, d->first_epoch_sequences));
+    if (verbose)
+        fprintf(out, "packing  %zu %s, documents of at most %zu positions, sequences of %zu, %s; tokenizer %s\n",
+                d->samples, samples, d->bound.longest, d->packing.capacity,
+                d->packing.shuffle ? "shuffled every epoch" : "in the order of the files",
+                d->shard[0].header.tokenizer_name);
     const size_t last = d->samples - (d->packing.windows - 1) * d->packing.step;
     if (!d->packing.step) return;
-    fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step,
-            !d->sample              ? "segments"
-            : s->kind == KIND_PAIRS ? "pairs"
-                                    : "groups");
+    fprintf(out, "steps    %zu an epoch, of %zu %s", d->packing.windows, d->packing.step, samples);
     fprintf(out, last < d->packing.step ? ", the last of %zu\n" : "\n", last);
 }
 

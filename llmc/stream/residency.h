@@ -20,6 +20,7 @@ walk. Two buffers then take turns, so that communication of one layer runs besid
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
+#include "llmc/base/progress.h"
 #include "llmc/ops/arena.h"
 #include "llmc/model/lora.h"
 #include "llmc/ops/ops.h"
@@ -202,7 +203,11 @@ static void weights_prefetch(Residency *r, size_t layer) {
     if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
 }
 
+// For the progress bar: a layer forward is a part of the pass, backward with its recomputation is as much as these.
+#define LAYER_BACKWARD_PARTS 3
+
 static void weights_release(Residency *r, size_t group) {
+    if (is_layer(group) && !r->plan) progress_part(r->step > 0 ? 1 : LAYER_BACKWARD_PARTS);
     if (weights_sharding(r).ranks > 1 && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 

@@ -95,6 +95,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
     Evaluation found = {0};
     prefetch_start(data, 0);
     for (size_t done = 0; done < steps; done += step) {
+        progress_expect(&progress, (double)done, (double)step, (double)run->model.config.num_hidden_layers);
         MicroBatch *micro = prefetch_take(data);
         Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
         run_reference(run, &batch);

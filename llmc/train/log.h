@@ -36,6 +36,8 @@ typedef struct {
     FILE *records; // log.jsonl; NULL: no --out
     char path[PATH_MAX];
     size_t steps;
+    int verbose;   // step lines of any length
+    unsigned seen; // metrics in step lines so far
     Progress progress;
 } RunLog;
 
@@ -126,28 +128,34 @@ static int digits_of(size_t number) { return snprintf(NULL, 0, "%zu", number); }
 // Seconds of a step without completions and their rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
-static void step_line(FILE *out, const StepReport *r, size_t steps) {
-    double seconds = training_seconds(r), rate = seconds > 0 ? r->flops / seconds : 0;
-    double speed = seconds > 0 ? r->tokens / seconds : 0;
-    fprintf(out, "step %*zu/%zu | loss %8.5f | norm %8.4g | lr %9.3e | %8.0f tok/s | %s", digits_of(steps), r->step,
-            steps, fabs(r->loss) < 5e-6 ? 0 : r->loss, r->grad_norm, r->learning_rate, speed, human_rate(rate));
-    if (r->peak_flops > 0) fprintf(out, " %3.0f %% of peak", 100 * rate / r->peak_flops);
-    fprintf(out, " | %s", human_bytes(r->memory_bytes));
-    if (r->ranks > 1) fprintf(out, " | %.1f MB sent", 1e-6 * r->sent_bytes);
-    metrics_print(out, &r->metrics, " | ");
-    if (r->seconds > 0 && r->rollout_seconds > 0)
-        fprintf(out, " | %.0f %% writing, %.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
-                100 * r->reward_seconds / r->seconds);
-    if (r->seconds > 0 && r->data_seconds > 0.01 * r->seconds)
-        fprintf(out, " | %.0f %% waiting for data", 100 * r->data_seconds / r->seconds);
-    fputc('\n', out);
+// The columns of a step, as many of them as fit into the line; `verbose` has all.
+static void step_line(RunLog *log, const StepReport *r) {
+    const double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : 0;
+    TextLine line = {{0}, 0, log->verbose ? sizeof(line.text) : LINE_COLUMNS};
+    line_add(&line, "step %*zu/%zu", digits_of(log->steps), r->step, log->steps);
+    line_add(&line, "  loss %s", human_fixed(fabs(r->loss) < 5e-6 ? 0 : r->loss, 7));
+    metrics_add(&line, &r->metrics, &log->seen);
+    line_add(&line, "  norm %s", human_fixed(r->grad_norm, 6) + 1);
+    line_add(&line, "  lr %.2e", r->learning_rate);
+    line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
+    if (log->verbose) {
+        line_add(&line, "  %s TFLOP/s", human_fixed(1e-12 * r->flops * per_second, 6) + 1);
+        if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);
+        line_add(&line, "  memory %s GiB", human_fixed(0x1p-30 * r->memory_bytes, 6) + 1);
+        if (r->ranks > 1) line_add(&line, "  %s MB sent", human_fixed(1e-6 * r->sent_bytes, 6) + 1);
+        line_add(&line, "  %3.0f %% waiting for data", r->seconds > 0 ? 100 * r->data_seconds / r->seconds : 0);
+        if (r->seconds > 0 && r->rollout_seconds > 0)
+            line_add(&line, "  %3.0f %% writing, %3.0f %% rewards", 100 * r->rollout_seconds / r->seconds,
+                     100 * r->reward_seconds / r->seconds);
+    }
+    fprintf(log->text, "%s\n", line.text);
 }
 
 static void runlog_step(RunLog *log, const StepReport *r) {
     double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : NAN;
     if (log->text) {
         progress_clear(&log->progress);
-        step_line(log->text, r, log->steps);
+        step_line(log, r);
         fflush(log->text);
     }
     if (log->records) {
@@ -176,10 +184,13 @@ static void runlog_step(RunLog *log, const StepReport *r) {
 static void runlog_validation(RunLog *log, size_t step, const Evaluation *found) {
     if (log->text) {
         progress_clear(&log->progress);
-        fprintf(log->text, "step %*zu/%zu | validation loss %8.5f", digits_of(log->steps), step, log->steps,
-                found->loss);
-        metrics_print(log->text, &found->metrics, " | ");
-        fprintf(log->text, " over %.0f tokens\n", found->counts.tokens);
+        TextLine line = {{0}, 0, LINE_COLUMNS};
+        unsigned seen = 0;
+        line_add(&line, "step %*zu/%zu  validation loss %s", digits_of(log->steps), step, log->steps,
+                 human_fixed(found->loss, 7));
+        line_add(&line, "  %.0f tokens", found->counts.tokens);
+        metrics_add(&line, &found->metrics, &seen);
+        fprintf(log->text, "%s\n", line.text);
         fflush(log->text);
     }
     if (log->records) {
@@ -194,7 +205,7 @@ static void runlog_validation(RunLog *log, size_t step, const Evaluation *found)
 static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
     if (log->text) {
         progress_clear(&log->progress);
-        fprintf(log->text, "step %*zu/%zu | sample:\n", digits_of(log->steps), step, log->steps);
+        fprintf(log->text, "step %*zu/%zu  sample:\n", digits_of(log->steps), step, log->steps);
         fwrite(sample, 1, bytes, log->text);
         fputc('\n', log->text);
         fflush(log->text);

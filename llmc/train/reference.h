@@ -99,10 +99,12 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         data->next = any ? done + assignment.first : 0;
         dataloader_next(data, batch);
         Batch part = any ? batch_part(batch, assignment.parts, assignment.part) : batch_empty(batch);
+        const double advance = (double)(assignment.stride * assignment.parts) * batch_tokens(&part);
+        progress_expect(&progress, positions, advance, (double)stream->model->config.num_hidden_layers);
         forward_logprobs(stream, &part, 1, reference);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
             logprobs_write_document(writer, data, &part, i, stream->host_sums, type, &sum);
-        progress_update(&progress, positions += (double)(assignment.stride * assignment.parts) * batch_tokens(&part));
+        progress_update(&progress, positions += advance);
     }
     sum_over_sequences(world, &sum.sum, 1);
     sum_over_sequences(world, &sum.counted, 1);

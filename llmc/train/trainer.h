@@ -35,6 +35,7 @@ typedef struct {
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
     RunLog log;
+    int memory_told;
     Sampler sampler; // with --sample-every
     Prompt prompt;
     int32_t *sampled;       // [max_new_tokens]
@@ -74,11 +75,20 @@ static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     report->flops += flops_forward(&t->run.settings, batch, 0);
 }
 
+// Lets the progress bar move within a step as `layers` are passed. With --rollout its first half is writing.
+static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
+    const double half = t->run.options->rollout ? 0.5 : 0;
+    progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);
+}
+
 // Completions for this step, or those that an earlier step has trained on (--updates); returns the micro-batches.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
     Rollout *rollout = &t->rollout;
     if ((step - 1) % updates == 0) {
+        const RolloutSettings *s = &rollout->settings;
+        const size_t rounds = (s->prompts * s->group_size + s->slots - 1) / s->slots;
+        trainer_expect(t, step, 1, (double)(rounds * s->max_new_tokens * t->run.model.config.num_hidden_layers));
         rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
         report->rollout_seconds = rollout->sampling_seconds;
         report->reward_seconds = rollout->reward_seconds;
@@ -130,6 +140,14 @@ static void trainer_all_reduce(Trainer *t, StepReport *report) {
 
 static double trainer_peak_bytes(const Trainer *t) {
     return (double)(ops_device->memory_peak() - t->run.memory_at_start);
+}
+
+// The line of a step, and behind the first one what the memory at its peak is made of.
+static void trainer_log_step(Trainer *t, const StepReport *report) {
+    runlog_step(&t->log, report);
+    if (!t->log.text || t->memory_told++) return;
+    progress_clear(&t->log.progress);
+    report_memory(&t->run, report->memory_bytes);
 }
 
 // Completes the report of a step and moves the run's state behind it. sent: the traffic before the step.

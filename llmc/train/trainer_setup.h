@@ -265,7 +265,10 @@ static void trainer_begin(Trainer *t, const Options *given) {
     run_open(&t->run, o, o->model ? NULL : model);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
-    report_run(&t->run, &t->data, bound);
+    char schedule[96];
+    snprintf(schedule, sizeof(schedule), ", lr %g%s, %zu step%s", o->lr, option_given(o, "lr") ? "" : " (default)",
+             t->state.schedule.steps, t->state.schedule.steps == 1 ? "" : "s");
+    report_run(&t->run, &t->data, bound, schedule);
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
@@ -274,6 +277,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
                          t->state.step, t->state.schedule.steps);
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out);
+    t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, o);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }

@@ -102,13 +102,17 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings");
     const Traffic before = run->streambp.memory.sent;
     const Parameter *bad = NULL;
+    const double layers = layer_passes(run, assigned_batches(run->assignment));
+    Progress progress = progress_begin(stderr, "pass", 0, (double)repeats);
     PassResult result = bp_count(run, loader, whole);
     result.seconds_each = (double *)checked_calloc(repeats, sizeof(double), "timings");
     for (size_t repeat = 0; repeat < repeats; repeat++) {
         grads_zero(&run->streambp.memory);
         ops_device->finish();
+        progress_expect(&progress, (double)repeat, 1, layers);
         result.seconds_each[repeat] = bp_pass(run, loader, whole, &result, repeat > 0);
     }
+    progress_end(&progress);
     result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
     for (size_t repeat = 0; repeat < repeats; repeat++)
         sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
@@ -151,13 +155,13 @@ static DataLoader bp_open_data(Run *run) {
 }
 
 static void bp_report(const Run *run, const PassResult *result) {
-    fprintf(run->text, "loss %.6f   gradient norm %.6g   %.3f s   %.1f tokens/s   measured peak %s", result->loss,
-            result->grad_norm, result->seconds, result->tokens / result->seconds,
-            human_bytes((double)result->peak_bytes));
+    fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
+            result->tokens / result->seconds);
     if (world_ranks(run->settings.world) > 1)
-        fprintf(run->text, "   %s sent by each rank", human_bytes(traffic_bytes(&result->sent)));
-    metrics_print(run->text, &result->metrics, "   ");
+        fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
+    metrics_print(run->text, &result->metrics);
+    report_memory(run, (double)result->peak_bytes);
 }
 
 static void bp_json(const Run *run, const PassResult *result) {
@@ -198,7 +202,7 @@ static int verb_bp(const Options *options) {
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
         batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
     run_load_weights(&run);
-    report_run(&run, options->data.count ? &loader : NULL, bound);
+    report_run(&run, options->data.count ? &loader : NULL, bound, "");
     PassResult result = bp_measure(&run, &loader, &batch);
     if (options->profile) result.profiled = bp_profile(&run, &loader, &batch);
     if (options->grads_out)

@@ -13,9 +13,9 @@ into a file for objectives that need those of a reference or of an old policy (d
 // ---- eval ----------------------------------------------------------------------------------------------------------
 static void eval_report(const Run *run, const Evaluation *found, const Curve *curve) {
     fprintf(run->text, "loss %.6f", found->loss);
-    if (run->settings.objective.kind == OBJECTIVE_SFT) fprintf(run->text, "   perplexity %.4f", exp(found->loss));
-    metrics_print(run->text, &found->metrics, "   ");
-    fprintf(run->text, "   %.0f tokens\n", found->counts.tokens);
+    if (run->settings.objective.kind == OBJECTIVE_SFT) fprintf(run->text, "  perplexity %.4f", exp(found->loss));
+    fprintf(run->text, "  %.0f tokens\n", found->counts.tokens);
+    metrics_print(run->text, &found->metrics);
     if (curve) curve_report(run->text, curve);
 }
 
@@ -52,7 +52,7 @@ static int verb_eval(const Options *options) {
     prefetch_allocate(&data, &loader, run.assignment);
     Curve curve = curve_allocate(options->curve_tokens, bound.longest);
     run_load_weights(&run);
-    report_run(&run, &loader, bound);
+    report_run(&run, &loader, bound, "");
     double begin = seconds_now();
     Evaluation found = evaluate(&run, &data, steps, with_curve ? &curve : NULL);
     if (!isfinite(found.loss)) die("the loss is %f: NaN or Inf in the forward pass", found.loss);
@@ -97,7 +97,7 @@ static int verb_logprobs(const Options *options) {
     LogprobHeader header = logprobs_header(&run, &loader, 0);
     logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
     run_load_weights(&run);
-    report_run(&run, &loader, bound);
+    report_run(&run, &loader, bound, "");
     double begin = seconds_now();
     writer.header.model_key = run_model_key(&run, 1);
     LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_alone(1), 0);

@@ -178,7 +178,7 @@ static int verb_plan(const Options *options) {
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);
     if (r.machine && !options->quiet)
         fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
-    report_run(&run, &data, bound.part);
+    report_run(&run, &data, bound.part, "");
     plan_result_text(&run, &r);
     if (options->json) plan_result_json(&run, step, &r);
     if (r.longest > options->seq_len && !options->quiet) check_positions(&run, r.longest, "the longest --seq-len");

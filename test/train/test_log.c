@@ -236,36 +236,44 @@ TEST(what_cannot_be_written_is_said) {
 }
 
 // ---- step lines -----------------------------------------------------------------------------------------------------
-static char *line_of(const StepReport *r, size_t steps) {
-    FILE *file = tmpfile();
+static char *line_of(const StepReport *r, size_t steps, int verbose) {
+    RunLog log = {0};
     char *text = (char *)case_memory(512);
-    step_line(file, r, steps);
-    child_slurp(file, text, 512);
+    log.text = tmpfile(), log.steps = steps, log.verbose = verbose;
+    step_line(&log, r);
+    child_slurp(log.text, text, 512);
     return text;
 }
 
+// Loss, norm, speed and sizes of any order of magnitude: labels and units stay where they are.
 TEST(step_lines_are_aligned) {
-    static const StepReport others[] = {
-        {1234, 0.0123456, 1234.5678, 0, 1e7, 1, 3.2e15, 4e15, 123, 0, 1, 0.01, 0, 0, 0, {{{0}}, 0}},
-        {10000, 12.75, 1e-5, 0.25, 1, 100, 1e9, 4e12, 5e11, 0, 1, 0, 0, 0, 0, {{{0}}, 0}}};
-    static const char first[] =
-        "step     7/10000 | loss  1.42857 | norm      1.5 | lr 3.000e-04 |    16384 tok/s | 2000.0 GFLOP/s"
-        "  50 % of peak | 2.79 GiB\n";
-    StepReport r = report_of(7);
-    assert_string_equal(line_of(&r, 10000), first);
-    for (size_t k = 0; k < COUNT_OF(others); k++) {
-        const char *line = line_of(&others[k], 10000);
-        for (size_t i = 0; first[i]; i++)
-            if (first[i] == '|' && line[i] != '|') test_fail("not aligned:\n%s%s", first, line);
+    static const double losses[] = {1e-4, 99999, -0.25, 1, 9.999999, 0.00123456, 1e-9, 12.5};
+    static const double norms[] = {1e-8, 1e8, 1.5, 0, 99999.9, 0.0009999, 123456, 9.99996};
+    static const double speeds[] = {0.001, 1, 16384, 9999999};
+    static const char *const labels[] = {"/",        "  loss ", "  norm ",    "  lr ", " tok/s",
+                                         " TFLOP/s", " memory ", " GiB", "% waiting for data\n"};
+    for (size_t i = 0; i < 3 * 8 * 8 * 2; i++) {
+        const size_t steps = i % 3 == 0 ? 1 : i % 3 == 1 ? 100 : 1000000;
+        const int verbose = i >= 3 * 8 * 8;
+        StepReport r = report_of(i % 2 ? steps : 1);
+        const char *first = line_of(&r, steps, verbose);
+        r.loss = losses[i / 3 % 8], r.grad_norm = norms[i / 24 % 8], r.learning_rate = 1e-9, r.seconds = 1;
+        r.tokens = speeds[i % 4], r.memory_bytes = i % 5 ? 1e6 : 9e13, r.flops = i % 7 ? 1e6 : 4e12, r.data_seconds = 1;
+        const char *line = line_of(&r, steps, verbose);
+        if (!verbose && strlen(line) > LINE_COLUMNS + 1) test_fail("%zu columns: %s", strlen(line) - 1, line);
+        for (size_t k = 0; k < (verbose ? COUNT_OF(labels) : 5); k++) {
+            const char *was = strstr(first, labels[k]), *is = strstr(line, labels[k]);
+            if (!was || !is || was - first != is - line) test_fail("'%s' is not aligned:\n%s%s", labels[k], first, line);
+        }
     }
-    r.data_seconds = 0.1; // of 0.5
-    assert_non_null(strstr(line_of(&r, 10), " | 2.79 GiB | 20 % waiting for data\n"));
+    StepReport r = report_of(7);
+    assert_string_equal(line_of(&r, 10000, 0), "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s\n");
     r.peak_flops = r.seconds = 0; // not known
-    assert_null(strstr(line_of(&r, 10), "peak"));
-    assert_null(strstr(line_of(&r, 10), "inf"));
+    assert_null(strstr(line_of(&r, 10000, 1), "peak"));
+    assert_null(strstr(line_of(&r, 10000, 1), "inf"));
 }
 
-// Those of two micro-batches are added; a mean over nothing is null, and is not shown to people.
+// Those of two micro-batches are added; a mean over nothing is null, and is not shown to people unless there was one.
 TEST(metrics) {
     static const struct {
         const char *name;
@@ -280,7 +288,7 @@ TEST(metrics) {
                    {"clip_fraction", 0, 1024},
                    {"completion_length", 1024, 8},
                    {"entropy", 1536, 1024}};
-#define SHOWN "accuracy 0.625 | margin 0.75 | reward 0.25 | clipped 0 | entropy 1.5 | length 128"
+#define SHOWN "acc 0.6250  margin  0.7500  reward  0.2500  length 128.00  entropy 1.5000  clipped 0.0000"
     static const char step[] =
         "\"memory_bytes\": 3000000000, \"rewards/chosen\": 0.5, \"rewards/margins\": 0.75, "
         "\"logps/chosen\": -12.5, \"rewards/accuracies\": 0.625, \"reward\": 0.25, \"kl\": null, "
@@ -298,16 +306,20 @@ TEST(metrics) {
     for (size_t i = 0; i < COUNT_OF(metrics); i++)
         metric_add(&found.metrics, metrics[i].name, metrics[i].sum, metrics[i].count);
     r.metrics = found.metrics;
+    log.verbose = 1;
     allocation_guard = 1;
     runlog_step(&log, &r);
     runlog_validation(&log, 2, &found);
+    r = report_of(3);
+    runlog_step(&log, &r);
     allocation_guard = 0;
     runlog_close(&log);
     const char *records = read_whole(log.path, NULL);
     if (!strstr(records, step) || !strstr(records, validation)) test_fail("log.jsonl: %s", records);
     child_slurp(people, text, sizeof(text));
-    if (!strstr(text, " | 2.79 GiB | " SHOWN "\n") ||
-        !strstr(text, "step 2/9 | validation loss  0.50000 | " SHOWN " over 100 tokens\n"))
+    if (!strstr(text, "step 2/9  loss  5.00000  " SHOWN "  norm 1.5000  ") ||
+        !strstr(text, "step 2/9  validation loss  0.50000  100 tokens  acc 0.6250  margin  0.7500\n") ||
+        !strstr(text, "step 3/9  loss  3.33333  acc      -  margin       -  "))
         test_fail("%s", text);
 }
 
@@ -406,6 +418,32 @@ TEST(the_bar_on_a_terminal) {
     close(master);
 }
 
+// The layers of a pass, which knows nothing of the bar, move it within a step; an inner bar ends without a trace.
+TEST(the_bar_moves_within_a_step) {
+    FILE *screen;
+    int master = make_terminal(&screen, 80);
+    Progress progress = progress_begin(screen, "training", 0, 4), inner = progress_begin(screen, "evaluating", 0, 1);
+    const char *percent[] = {"training  30 % [", "training  40 % [", "training  50 % [", "training  50 % ["};
+    progress_part(1); // of nothing
+    progress_expect(&progress, 1, 1, 10);
+    for (size_t i = 0; i < COUNT_OF(percent); i++) {
+        progress.drawn_at = -1e9;
+        progress_part(i ? 4 : 2);
+        const char *seen = screen_text(master);
+        if (!strstr(seen, percent[i])) test_fail("%zu: %s", i, seen);
+    }
+    progress_expect(&inner, 0, 1, 2);
+    inner.drawn_at = -1e9;
+    progress_part(1);
+    assert_non_null(strstr(screen_text(master), "evaluating  50 % ["));
+    progress_end(&inner);
+    progress_part(1); // of nothing again
+    assert_string_equal(screen_text(master), "\r\033[K");
+    progress_end(&progress);
+    fclose(screen);
+    close(master);
+}
+
 TEST(step_lines_make_the_bar_give_way) {
     FILE *screen;
     int master = make_terminal(&screen, 200);
@@ -415,7 +453,7 @@ TEST(step_lines_make_the_bar_give_way) {
     log.progress.drawn_at = -1e9;
     runlog_step(&log, &r);
     const char *seen = screen_text(master);
-    if (strncmp(seen, "step  50/100 | ", 15) != 0 || !strstr(seen, "\n\rtraining  50 % [")) test_fail("%s", seen);
+    if (strncmp(seen, "step  50/100  loss", 18) != 0 || !strstr(seen, "\n\rtraining  50 % [")) test_fail("%s", seen);
     r.step = 51;
     runlog_step(&log, &r);
     assert_memory_equal(screen_text(master), "\r\033[Kstep  51/100", 16);

@@ -379,6 +379,22 @@ TEST(a_reference_fits_into_the_plan_of_training) {
     }
 }
 
+// ---- the progress bar ---------------------------------------------------------------------------------------------
+// Layers count as much as layer_passes says, so that the bar is at its end when the pass is.
+TEST(a_pass_moves_the_bar_to_its_end) {
+    Setup s = some_setup(random_data("bar"));
+    Opened *o = opened(&s);
+    Progress progress = progress_begin(NULL, "pass", 0, 1);
+    progress.file = tmpfile();
+    progress_expect(&progress, 0, 1, 2 * layer_passes(&o->run, 1));
+    dataloader_next(&o->data, &o->batch);
+    forward_backward(&o->run.streambp, &o->batch, 1, 1, NULL);
+    assert_true(progress.parts == layer_passes(&o->run, 1));
+    fclose(progress.file);
+    progress_end(&progress);
+    closed(o);
+}
+
 // ---- the state of a run -------------------------------------------------------------------------------------------
 static const char *state_with(const char *settings) {
     char text[256];

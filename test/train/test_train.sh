@@ -22,6 +22,11 @@ same_run() { # folder, folder: the last checkpoints hold the same bits, and the 
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
+check 'a header of three lines' [ "$(head -n 3 "$WORK/err" | sed 's/ .*//' | tr '\n' ' ')" = 'model run memory ' ]
+check 'lines of at most 79 columns' [ "$(grep -cE '^.{80}' "$WORK/err")" = 0 ]
+check 'step lines below each other' [ "$(grep -oE '^step .*  loss |^step .*  norm ' "$WORK/err" | awk '{ print length }' | sort -u | wc -l)" = 1 ]
+check 'memory is told once there is a step, and what it is made of' [ "$(sed -n '/^step  1.12  loss/{n;s/[0-9.]* [KMG]*i*B/N/g;p}' "$WORK/err")" \
+    = 'memory   N at peak: plan N, libraries and files N' ]
 check 'it learns' awk -v l="$(json loss)" 'BEGIN { exit !(l != "" && l < 4.2) }'
 check 'the last three checkpoints are kept' [ "$(ls "$WORK/straight" | grep -c checkpoint)" = 3 ]
 check 'a record for every step' [ "$(grep -c '"loss"' "$WORK/straight/log.jsonl")" = 12 ]
@@ -134,4 +139,13 @@ for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 
         awk -v p="$planned" -v m="$peak" -v b=$beside \
         'BEGIN { d = m - p; if (d < 0) d = -d; exit !(d <= 0.02 * p + b * 1048576) }'
 done
+
+# ---- the bar moves within a step, on a terminal alone ----------------------------------------------------------------------------------
+if command -v script >/dev/null; then
+    TERM=xterm script -qec "$TRAIN_PLAIN train --init $big --data $SHARD --seq-len 4096 --steps 2 --lr 0 --threads 1" /dev/null </dev/null >"$WORK/out"
+    check 'several shares of one step' [ "$(grep -aoE "training +[0-9]+ %" "$WORK/out" | sort -u | wc -l)" -gt 3 ]
+    check 'and a line without a bar behind it' grep -aq 'step 2/2  loss' "$WORK/out"
+else
+    skip 'the bar on a terminal' 'there is no script (util-linux)'
+fi
 finish

@@ -32,11 +32,11 @@ check 'a record of 24 rewards' [ "$(rewards "$WORK/straight" | wc -l)" = 24 ]
 check 'rewards rise' awk 'NR <= 4 { a += $1 } NR > 20 { b += $1 } END { exit !(b > a + 0.8) }' <<END
 $(rewards "$WORK/straight")
 END
-planned=$(sed -n 's/^plan  *\([0-9.]* [KMG]iB\).*/\1/p' "$WORK/out")
-check 'entropy and length are told' grep -q 'entropy [0-9.]* | length [0-9.]*' "$WORK/out"
+planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
+check 'entropy and length are told' grep -q 'length [0-9.]*  entropy [0-9.]*$' "$WORK/out"
 
 run plan $common
-check 'plan = run' [ "$(sed -n 's/^plan  *\([0-9.]* [KMG]iB\).*/\1/p' "$WORK/out")" = "$planned" ]
+check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 
 # ---- on and off ------------------------------------------------------------------------------------------------------
 for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo --updates 2 --slots 5'; do
