@@ -168,7 +168,7 @@ says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forw
 # A pass without an update is not what trains, and where nothing fits every way out is the plan's own answer.
 for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
 succeeds $for_bp --seq-len 200000
-says out '^plan  .* for a pass without an optimizer update' \
+says out '^memory  .* planned for a pass without an optimizer update' \
     '^longest  --seq-len 1[0-9]* fits into 78.10 GiB, for a pass without .*; the planned --seq-len 200000 needs 9.* and does not' \
     '^train    the same options with an optimizer need 18.*; no length fits'
 succeeds $for_bp --lora-rank 32 --json
