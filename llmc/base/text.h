@@ -105,12 +105,6 @@ static const char *human_flops(double flops) {
     return human(flops, 1000, 1000, units, 8, "%.2f%s", "%.2f%s");
 }
 
-// " 123.4 GFLOP/s", five digits at most
-static const char *human_rate(double per_second) {
-    static const char *const units[] = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
-    return human(per_second / 1e6, 1000, 1e4, units, 4, "%6.1f %s", "%6.1f %s");
-}
-
 // In 1 + `width` columns, the first for the sign: with as many decimals as there is room for, or with an exponent where
 // it is below 0.001 or too large. For lines below each other.
 static const char *human_fixed(double value, int width) {
