@@ -13,9 +13,12 @@ configuration and tensors. Text goes to a stream of the caller's choice, so that
 static const struct {
     const char *metric, *label;
     int is_signed;
-} metrics_shown[] = {{"rewards/accuracies", "acc", 0}, {"rewards/margins", "margin", 1},
-                     {"reward", "reward", 1},          {"kl", "KL", 0},
-                     {"completion_length", "length", 0}, {"entropy", "entropy", 0},
+} metrics_shown[] = {{"rewards/accuracies", "acc", 0},
+                     {"rewards/margins", "margin", 1},
+                     {"reward", "reward", 1},
+                     {"kl", "KL", 0},
+                     {"completion_length", "length", 0},
+                     {"entropy", "entropy", 0},
                      {"clip_fraction", "clipped", 0}};
 
 // A column of each. seen: bits of those that have had one in an earlier line, and keep it
@@ -154,8 +157,8 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->verbose) fputs("command  ", out), options_echo(out, o);
     report_model(out, &run->model);
     if (world_ranks(w) > 1)
-        fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w), world_sp(w),
-                w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
+        fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
+                world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     if (run->lora.rank)
         fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank, run->lora.alpha,
                 run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout, human_count((double)run->lora.table.elements),
@@ -174,8 +177,8 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
     fputc('\n', out);
     if (o->verbose || o->verb == VERB_PLAN) {
-        fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n", bound.N,
-                run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+        fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+                bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
         report_regions(out, &run->plan.arena);
     }
     if (run->plan.host_bytes)

@@ -32,7 +32,7 @@ typedef struct {
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
     Assignment assignment; // of the step's micro-batches
-    size_t available; // bytes that the plan is held against; 0: not known
+    size_t available;      // bytes that the plan is held against; 0: not known
     Plan plan;
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes

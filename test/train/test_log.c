@@ -128,8 +128,8 @@ TEST(resuming_after_a_crash_at_any_byte) {
 }
 
 TEST(only_later_steps_and_half_lines_go) {
-    static const char *const others[] = {"\n", "{}\n", "{\"step\": }\n", "{\"loss\": 1, \"step\": 9}\n",
-                                         "{\"step\": -9}\n", "# a note\n", "\r\n"};
+    static const char *const others[] = {
+        "\n", "{}\n", "{\"step\": }\n", "{\"loss\": 1, \"step\": 9}\n", "{\"step\": -9}\n", "# a note\n", "\r\n"};
     const char *folder = scratch_path("others"), *path = scratch_path("others/log.jsonl");
     char text[9000], expected[9000];
     mkdir(folder, 0777);
@@ -138,8 +138,8 @@ TEST(only_later_steps_and_half_lines_go) {
                  "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n{\"step\": 4}\n%s{\"step\":5}\n{\"step\": 2}\n"
                  "{\"step\": 3, \"lo",
                  others[i], others[i]);
-        snprintf(expected, sizeof(expected), "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n%s{\"step\": 2}\n",
-                 others[i], others[i]);
+        snprintf(expected, sizeof(expected), "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n%s{\"step\": 2}\n", others[i],
+                 others[i]);
         write_file(path, text, strlen(text));
         RunLog log = runlog_open(NULL, folder, 1, 3, 9);
         runlog_close(&log);
@@ -229,7 +229,8 @@ TEST(what_cannot_be_written_is_said) {
     expect_refused(open_fresh, "/proc/nowhere", EXIT_RUNTIME, "/proc/nowhere: the folder cannot be created");
     expect_refused(open_fresh, "/dev/null", EXIT_RUNTIME, "/dev/null: the folder cannot be created: File exists");
     mkdir(scratch_path("taken"), 0777), mkdir(scratch_path("taken/log.jsonl"), 0777);
-    expect_refused(open_fresh, scratch_path("taken"), EXIT_RUNTIME, "taken/log.jsonl: cannot be opened: Is a directory");
+    expect_refused(open_fresh, scratch_path("taken"), EXIT_RUNTIME,
+                   "taken/log.jsonl: cannot be opened: Is a directory");
     mkdir(scratch_path("full"), 0777);
     expect_refused(open_fresh_within_a_limit, scratch_path("full"), EXIT_RUNTIME,
                    "full/log.jsonl: File too large; make room, then continue with --resume");
@@ -250,8 +251,8 @@ TEST(step_lines_are_aligned) {
     static const double losses[] = {1e-4, 99999, -0.25, 1, 9.999999, 0.00123456, 1e-9, 12.5};
     static const double norms[] = {1e-8, 1e8, 1.5, 0, 99999.9, 0.0009999, 123456, 9.99996};
     static const double speeds[] = {0.001, 1, 16384, 9999999};
-    static const char *const labels[] = {"/",        "  loss ", "  norm ",    "  lr ", " tok/s",
-                                         " TFLOP/s", " memory ", " GiB", "% waiting for data\n"};
+    static const char *const labels[] = {
+        "/", "  loss ", "  norm ", "  lr ", " tok/s", " TFLOP/s", " memory ", " GiB", "% waiting for data\n"};
     for (size_t i = 0; i < 3 * 8 * 8 * 2; i++) {
         const size_t steps = i % 3 == 0 ? 1 : i % 3 == 1 ? 100 : 1000000;
         const int verbose = i >= 3 * 8 * 8;
@@ -263,11 +264,13 @@ TEST(step_lines_are_aligned) {
         if (!verbose && strlen(line) > LINE_COLUMNS + 1) test_fail("%zu columns: %s", strlen(line) - 1, line);
         for (size_t k = 0; k < (verbose ? COUNT_OF(labels) : 5); k++) {
             const char *was = strstr(first, labels[k]), *is = strstr(line, labels[k]);
-            if (!was || !is || was - first != is - line) test_fail("'%s' is not aligned:\n%s%s", labels[k], first, line);
+            if (!was || !is || was - first != is - line)
+                test_fail("'%s' is not aligned:\n%s%s", labels[k], first, line);
         }
     }
     StepReport r = report_of(7);
-    assert_string_equal(line_of(&r, 10000, 0), "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s\n");
+    assert_string_equal(line_of(&r, 10000, 0),
+                        "step     7/10000  loss  1.42857  norm 1.5000  lr 3.00e-04    16384 tok/s\n");
     r.peak_flops = r.seconds = 0; // not known
     assert_null(strstr(line_of(&r, 10000, 1), "peak"));
     assert_null(strstr(line_of(&r, 10000, 1), "inf"));
