@@ -1,7 +1,7 @@
 /*
-Paths and input. Files are opened by file_open, and are regular files: nothing waits for a pipe or a device. An InputFile
-is of known size, opened once and read at any offset with pread. It is not mapped: the pages of a mapped file would count
-as this process's memory. Every failure ends the program with one line
+Paths and input. Files are opened by file_open, and are regular files: nothing waits for a pipe or a device. An
+InputFile is of known size, opened once and read at any offset with pread. It is not mapped: the pages of a mapped file
+would count as this process's memory. Every failure ends the program with one line
 that names the file, the offset and the size. Output is in output.h.
 */
 #ifndef LLMC_FILE_H
@@ -59,8 +59,8 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-// Opens a regular file; -1: file_fault says why not. A pipe is not waited for, a device not touched. What is written in a
-// place that others may write to takes O_NOFOLLOW: a symbolic link is refused there.
+// Opens a regular file; -1: file_fault says why not. A pipe is not waited for. What is written in a place that others
+// may write to takes O_NOFOLLOW: a symbolic link is refused there.
 static int file_open(const char *path, int flags) {
     struct stat status;
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);

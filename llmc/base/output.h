@@ -4,7 +4,8 @@ process's own, synced, and renamed by output_commit or folder_commit. Whatever e
 them, short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only
 regular files are replaced, and folders that hold nothing but files of ours; where a symbolic link stands, the file it
 leads to is. What is read is not written over (output_refuse_input). Every failure ends the program with one line that
-names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW files.
+names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW
+files.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H

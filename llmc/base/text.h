@@ -196,23 +196,7 @@ static const char *did_you_mean(const char *before, const char *nearest) {
     return text;
 }
 
-// ---- UTF-8 ----------------------------------------------------------------------------------------------------------
-// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
-static size_t utf8_length(const unsigned char *text, size_t left) {
-    unsigned char c = text[0], least = 0x80, most = 0xbf;
-    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    if (length == 0 || length > left) return 0;
-    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
-    if (c == 0xed) most = 0x9f;
-    if (c == 0xf0) least = 0x90;
-    if (c == 0xf4) most = 0x8f;
-    for (size_t i = 1; i < length; i++) {
-        if (text[i] < least || text[i] > most) return 0;
-        least = 0x80, most = 0xbf;
-    }
-    return length;
-}
-
+// ---- words ----------------------------------------------------------------------------------------------------------
 // `text` is one of `words`, which "|" separates.
 static int text_is_one_of(const char *text, const char *words) {
     for (size_t length = strlen(text);; words++) {
@@ -231,6 +215,7 @@ static int text_ends_with(const char *text, const char *end) {
     return length >= tail && !strcmp(text + length - tail, end);
 }
 
+// ---- UTF-8 in parts -------------------------------------------------------------------------------------------------
 /*
 Text in parts, to a file or into memory: only whole characters are passed on. What can no longer become one is U+FFFD,
 once for each stretch that began as one (Unicode's recommended practice), and so is what is left at the end. Memory is

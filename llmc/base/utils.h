@@ -18,6 +18,36 @@ Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 #define EXIT_USAGE   2
 #define DIE_MESSAGE  9216 // bytes: two paths and what is wrong with them
 
+// ---- text for a terminal -------------------------------------------------------------------------------------------
+// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
+static size_t utf8_length(const unsigned char *text, size_t left) {
+    unsigned char c = text[0], least = 0x80, most = 0xbf;
+    size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    if (length == 0 || length > left) return 0;
+    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
+    if (c == 0xed) most = 0x9f;
+    if (c == 0xf0) least = 0x90;
+    if (c == 0xf4) most = 0x8f;
+    for (size_t i = 1; i < length; i++) {
+        if (text[i] < least || text[i] > most) return 0;
+        least = 0x80, most = 0xbf;
+    }
+    return length;
+}
+
+// Makes '?' of what a terminal would obey or not show: control characters, and bytes that are no UTF-8.
+static char *make_printable(char *text) {
+    for (size_t i = 0, n; text[i]; i += n) {
+        const unsigned char *c = (const unsigned char *)text + i;
+        n = utf8_length(c, strnlen(text + i, 4));
+        const int shown = n && *c >= 0x20 && *c != 0x7f && !(*c == 0xc2 && c[1] < 0xa0);
+        if (!n) n = 1;
+        if (!shown) memset(text + i, '?', n);
+    }
+    return text;
+}
+
+// ---- errors and notes ----------------------------------------------------------------------------------------------
 // Called before a line goes to stderr: who draws there (the progress bar) makes room.
 static void (*before_message)(void);
 
@@ -47,6 +77,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    make_printable(message);
     if (die_caught) die_caught(code, message);
     fflush(stdout);
     if (voice.before_error) voice.before_error(code);
@@ -60,14 +91,14 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
 #define die_usage(...) die_with(EXIT_USAGE, __VA_ARGS__)
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) {
+    char message[DIE_MESSAGE];
     va_list args;
     if (!is_main_rank()) return;
     if (before_message) before_message();
-    fputs("note: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    fputc('\n', stderr);
+    fprintf(stderr, "note: %s\n", make_printable(message));
 }
 
 // main calls this last: results that a full disk did not take are a failure like any other.

@@ -37,8 +37,6 @@ __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb 
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
-    for (char *c = message; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; // what was typed must not break the line
     die_usage("%s%s; see %s %s --help", options_where, message, program_called(), verb_rows[verb].name);
 }
 

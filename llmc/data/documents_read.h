@@ -20,7 +20,7 @@ static const InputFile *documents_file(DataLoader *d, size_t shard) {
     if (file->fd >= 0) close(file->fd);
     file->path = s->path, file->bytes = s->begin.bytes;
     file->fd = file_open(file->path, O_RDONLY);
-    if (file->fd < 0) die("%s: %s, as it could be before; leave the data alone while a run reads it", file->path, file_fault());
+    if (file->fd < 0) die("%s: %s; leave the data alone while a run reads it", file->path, file_fault());
     if (fstat(file->fd, &status) != 0 || (size_t)status.st_size != s->begin.bytes)
         die("%s: has changed its size since it was opened; leave the data alone while a run reads it", file->path);
     input_read(file, offsetof(TokenShard, header_crc), &crc, sizeof(crc));

@@ -236,8 +236,7 @@ static TokenShard shard_read_header(const InputFile *file) {
                       crc32_of(0, &copy, TOKEN_SHARD_HEADER) == s.header_crc);
     s.path = checked_strdup(file->path);
     shard_check_header(&s);
-    for (char *c = s.tokenizer_name; *c; c++) // it goes into messages of one line
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    make_printable(s.tokenizer_name);
     if (s.values) s.kind = KIND_VALUES;
     if (!s.tokenizer_name[0]) snprintf(s.tokenizer_name, sizeof(s.tokenizer_name), "unnamed");
     return s;

@@ -36,7 +36,8 @@ typedef struct {
     uint64_t bytes; // of all tensors
 } HfWrite;
 
-#define HF_SHARDS_MAX 99999 // so many have names
+#define HF_SHARDS_MAX 99999               // so many have names
+#define HF_KEPT_MAX   ((off_t)256 << 20) // bytes of a file that is copied
 
 // ---- the small files ------------------------------------------------------------------------------------------------
 // Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
@@ -66,6 +67,18 @@ typedef struct {
     uint64_t bytes;
 } HfKeptFiles;
 
+// A link in a model's folder leads to a file in it; in Hugging Face's cache snapshots/REVISION/ has links to blobs/
+// beside snapshots/. A name that leads elsewhere would bring a file of this machine into a model that is passed on.
+static void hf_check_link(const char *folder, const char *path) {
+    char root[PATH_MAX], above[PATH_MAX];
+    struct stat status;
+    if (!realpath(folder, root)) die("%s: cannot be followed: %s", folder, strerror(errno));
+    folder_above(above, root);
+    if (text_ends_with(above, "/snapshots")) folder_above(root, above);
+    if (stat(root, &status) == 0 && !path_lies_in(path, &status))
+        die("%s: is a link that leads out of %s; put the file itself there", path, root);
+}
+
 static HfKeptFiles hf_find_kept(const char *folder) {
     HfKeptFiles kept = {NULL, 0, 0};
     const struct dirent *entry;
@@ -81,6 +94,9 @@ static HfKeptFiles hf_find_kept(const char *folder) {
         if (stat(path, &status) != 0)
             die("%s: cannot be read: %s; it belongs to the model: put it there or remove the link", path,
                 strerror(errno));
+        hf_check_link(folder, path);
+        if (status.st_size > HF_KEPT_MAX)
+            die("%s: has %lld bytes, more than such a file may have", path, (long long)status.st_size);
         kept.names = (char(*)[256])realloc(kept.names, (kept.count + 1) * sizeof(*kept.names));
         if (!kept.names) die("%s: out of host memory for the names of its files", folder);
         snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
@@ -262,6 +278,7 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     size_t length = 0;
     if (write->kept) {
         path_join(path, write->kept, "config.json");
+        hf_check_link(write->kept, path);
         char *text = input_read_text(path, HF_CONFIG_MAX, &length);
         out = (char *)checked_malloc(length + 64 + HF_ROPE_TEXT, path);
         memcpy(out, text, length + 1);

@@ -7,17 +7,23 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #include "llmc/files/hf_write.h"
 #include "llmc/files/merge.h"
 
-// 1: a Hugging Face folder is written, 0: one file. Refuses options that have no meaning for it.
+// 1: a Hugging Face folder is written, 0: one file. Refuses names of other formats, and options that have no meaning.
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
-    int folder = options->to == CONVERT_AUTO ? !text_ends_with(options->out, ".bin") : options->to == CONVERT_HF;
+    static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
+    const char *out = options->out;
+    int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin") : options->to == CONVERT_HF;
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (text_ends_with(out, others[i]))
+            die_usage("--out %s: no %s file is written; give the name of a folder%s", out, others[i],
+                      i ? ", which is the model" : ", and make it of that with llama.cpp's convert_hf_to_gguf.py");
+    if (folder && text_ends_with(out, ".bin"))
+        die_usage("--out %s: --to hf writes a folder; give it a name without .bin", out);
     for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
                 "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
-                only[i], options->out);
-    if (folder && options->to == CONVERT_AUTO && text_ends_with(options->out, ".safetensors"))
-        die_usage("--out %s: a .safetensors file alone is no model; give a name for its folder", options->out);
+                only[i], out);
     return folder;
 }
 

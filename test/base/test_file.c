@@ -354,6 +354,25 @@ TEST(pipes_and_links_in_the_folder_of_a_run) {
     expect_text(scratch_path("trap/model.bin"), "mine\n");
 }
 
+// ---- messages of what files say -------------------------------------------------------------------------------------
+static void note_and_die(const void *text) {
+    note("%s", (const char *)text);
+    die("%s", (const char *)text);
+}
+
+TEST(messages_hold_nothing_that_a_terminal_obeys) {
+    static const char *const texts[][2] = {{"a\033]0;owned\007b\n", "a?]0;owned?b?"},
+                                           {"caf\303\251 \342\202\254 \360\237\230\200", NULL},
+                                           {"c1 \302\233 31m \233 \302\240", "c1 ?? 31m ? \302\240"},
+                                           {"\177\377\342\202", "????"}};
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        const char *shown = texts[i][1] ? texts[i][1] : texts[i][0];
+        char expected[256];
+        snprintf(expected, sizeof(expected), "note: %s\n%s: %s\n", shown, program_invocation_short_name, shown);
+        assert_string_equal(run_child(note_and_die, texts[i][0])->err, expected);
+    }
+}
+
 // ---- standard output ------------------------------------------------------------------------------------------------
 static int flushed; // the failure was met, and its errno lost, before
 

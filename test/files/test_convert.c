@@ -316,8 +316,7 @@ TEST(small_files_come_along) {
         path_join(path, copy, left[i]);
         write_file(path, bytes, 10);
     }
-    run_command("mkdir '%s/LICENSES' && ln -s ../elsewhere.json '%s/vocab.json'", copy, copy); // as in the Hub's cache
-    write_file(scratch_path("golden/elsewhere.json"), "{}", 2);
+    run_command("mkdir '%s/LICENSES' && ln -s merges.txt '%s/vocab.json'", copy, copy);
     convert(copy, NULL, out, NULL, NO_LIMIT);
     for (size_t i = 0; i < COUNT_OF(kept); i++) expect_same_file(copy, out, kept[i]);
     expect_same_file(copy, out, "vocab.json");
@@ -334,6 +333,10 @@ TEST(links_that_lead_nowhere) {
     Conversion c = {copy, NULL, fresh_place("folder"), NULL, NO_LIMIT};
     run_command("ln -s nowhere '%s/tokenizer.json'", copy, "");
     expect_refused(convert_body, &c, 1, "llama/tokenizer.json: cannot be read: No such file or directory");
+    expect_nothing_at(c.to);
+    write_file(scratch_path("golden/nowhere"), "{}", 2); // out of the folder
+    run_command("ln -sf ../nowhere '%s/tokenizer.json'", copy, "");
+    expect_refused(convert_body, &c, 1, "llama/tokenizer.json: is a link that leads out of ");
     expect_nothing_at(c.to);
 }
 

@@ -80,8 +80,6 @@ check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]
 check 'config.json has the type that was chosen' grep -q '"dtype": "bfloat16"' "$WORK/shards/config.json"
 succeeds convert --model "$WORK/shards" --to flat --out "$WORK/flat"
 check '--to flat: a file, whatever its name' [ -f "$WORK/flat" ]
-succeeds convert --model "$WORK/flat" --to hf --out "$WORK/folder.bin"
-check '--to hf: a folder, whatever its name' [ -d "$WORK/folder.bin" ]
 succeeds convert --model $GOLDEN/gpt2 --to llmc --out "$WORK/llmc" --json
 check 'a file as llm.c reads it' [ "$(json format) $(json files)" = 'llmc 1' ]
 check 'byte by byte the one that the golden model has' same "$WORK/llmc" $GOLDEN/gpt2/gpt2_llmc_fp32.bin
@@ -133,7 +131,22 @@ check 'and a folder, of which nothing stays' [ "$(ls "$WORK/shards" | tr '\n' ' 
 refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"
 refuses 2 'max-shard-size is about Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
 refuses 2 'max-shard-size' convert --model $GOLDEN/llama --max-shard-size 0 --out "$WORK/x"
-refuses 2 'safetensors file alone is no model' convert --model $GOLDEN/llama --out "$WORK/x.safetensors"
+refuses 2 'x.gguf: no .gguf file is written; give the name of a folder, and make it of that with' convert --model $GOLDEN/llama --out "$WORK/x.gguf"
+refuses 2 'no .safetensors file is written' convert --model $GOLDEN/llama --to flat --out "$WORK/x.safetensors"
+refuses 2 'writes a folder; give it a name without .bin' convert --model $GOLDEN/llama --to hf --out "$WORK/x.bin"
+ln -s "$WORK/data.bin" "$WORK/cache/snapshot/LICENSE"
+refuses 1 'snapshot/LICENSE: is a link that leads out of' convert --model "$WORK/cache/snapshot" --out "$WORK/x"
+rm "$WORK/cache/snapshot/LICENSE"
+mkfifo "$WORK/cache/snapshot/LICENSE"
+refuses 1 "snapshot/LICENSE: is not a regular file" convert --model "$WORK/cache/snapshot" --out "$WORK/x"
+rm "$WORK/cache/snapshot/LICENSE"
+mkdir "$WORK/cache/snapshots"
+mv "$WORK/cache/snapshot" "$WORK/cache/snapshots/revision"
+mv "$WORK/cache/snapshots/revision/config.json" "$WORK/cache/blobs/y"
+ln -s ../../blobs/y "$WORK/cache/snapshots/revision/config.json"
+ln -sf ../../blobs/x "$WORK/cache/snapshots/revision/model.safetensors"
+succeeds convert --model "$WORK/cache/snapshots/revision" --out "$WORK/cached"
+refuses 2 "unknown model '[?]]0;owned[?]x" info --init "$(printf '\033]0;owned\007x')"
 refuses 1 'is not of the family gpt2, so llm.c cannot hold it' convert --model $GOLDEN/llama --to llmc --out "$WORK/x"
 refuses 1 'layer_norm_epsilon, so llm.c' convert --init gpt2,layer_norm_epsilon=1e-6,num_hidden_layers=1,hidden_size=8,num_attention_heads=2 --to llmc --out "$WORK/x"
 refuses 1 'another model: its vocab_size is 131, that of --init is 96' convert --init $TINY --like $GOLDEN/llama --out "$WORK/x"
