@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer, processors
 
+import layout
 import records
 import shards
 import spans
@@ -143,6 +144,7 @@ class Encoder:
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
+        self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
         self.train_on = self._train_on()
         try:
@@ -360,6 +362,15 @@ class Encoder:
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
     def stretches(self, messages, wanted, tools, more):
+        """(text, [(message number, begin, end)]): as in the conversation of placeholders if that is proved, else as asked for this one."""
+        text = self.template.render(messages, False, tools, **more)
+        mark = next((p[0] for p in spans.PLACEHOLDERS if p[0] not in text), None)
+        found = None
+        if mark and not (self.template.has_generation and any(mark in text for mark in templates.MARKS)):
+            found = self.patterns.spans(text, messages, mark, wanted, tools, more)
+        return (text, found) if found is not None else self.asked_stretches(messages, wanted, tools, more)
+
+    def asked_stretches(self, messages, wanted, tools, more):
         """Blocks of {% generation %} speak for the assistant where there are any; turns of the other roles are found."""
         if not self.template.has_generation:
             return self.turns.find(messages, wanted, tools, **more)

@@ -3,8 +3,12 @@
 Every text (content, reasoning, what is in tool calls) is replaced by a placeholder of its own. The rendering of that says what the
 template itself writes and where each text goes. It is believed only if putting the texts back gives the true rendering, to the
 character; a template that looks into its texts fails this, and is asked message by message (spans.py).
+
+Conversations that differ in their texts alone have one rendering of placeholders, so what is found in it (Patterns) is found once.
 """
 
+import bisect
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -45,7 +49,9 @@ def shape(value):
 
 def spellings(text):
     """As templates write a text: as it is, without the white space around it, and within JSON."""
-    return dict.fromkeys((text, text.strip(), json.dumps(text, ensure_ascii=False)[1:-1]))
+    yield text
+    yield text.strip()
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def find_layout(text, messages, mark, render):
@@ -93,3 +99,58 @@ def has_blank(value):
     if isinstance(value, list):
         return any(map(has_blank, value))
     return isinstance(value, dict) and any(has_blank(v) for k, v in value.items() if k not in ("role", "type"))
+
+
+class Patterns:
+    """Where turns lie in conversations of one shape. `find(messages, wanted, tools, more)` gives the text of a conversation and
+    [(message number, begin, end)] in it; it is asked for the conversation of placeholders, once, so that the answer for a
+    conversation does not depend on those before it."""
+
+    MOST = 1024  # shapes that are remembered
+
+    def __init__(self, find, failures):
+        self.find, self.failures, self.known = find, failures, {}
+
+    def spans(self, text, messages, mark, wanted, tools, more):
+        """What `find` would say of `text`, the rendering of `messages`, without `mark`; None: this cannot tell."""
+        for blank in (True, False):
+            texts = []
+            marked = [numbered(message, mark, texts, blank) for message in messages]
+            pattern = self.pattern(marked, mark, wanted, tools, more)
+            places = pattern and put_back(text, pattern[0], texts)
+            if places is not None:
+                begins = [0, *(end for _, _, end in places)]  # of what the template writes before, between and behind texts
+                return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in pattern[1]]
+            if all(map(str.strip, texts)):
+                break
+        return None
+
+    def pattern(self, marked, mark, wanted, tools, more):
+        """(parts as put_back takes them, [(message number, part, offset, part, offset)]); None: there is none."""
+        key = repr((marked, wanted, tools, more))
+        if key not in self.known:
+            if len(self.known) >= self.MOST:
+                self.known.clear()
+            try:
+                self.known[key] = self.divided(*self.find(marked, wanted, tools, more), mark)
+            except self.failures:
+                self.known[key] = None
+        return self.known[key]
+
+    @staticmethod
+    def divided(text, spans, mark):
+        parts = re.split(f"{mark}([0-9]+){mark}", text)
+        lengths = [len(part) + 2 * (i % 2) for i, part in enumerate(parts)]
+        ends = list(itertools.accumulate(lengths))
+        found = []
+        for i, *edges in spans:
+            found.append([i])
+            for edge in edges:
+                at = bisect.bisect_left(ends, min(edge, len(text)))
+                offset = edge - ends[at] + lengths[at]
+                if at % 2:  # within a text there is no edge, only behind it
+                    if offset < lengths[at]:
+                        return None
+                    at, offset = at + 1, 0
+                found[-1] += [at // 2, offset]
+        return parts, found
