@@ -4,16 +4,18 @@ A token counts when its first character lies in a stretch that is trained on. So
 it does not count: what is left of it there is no token of its own. The first token of a document is no target and never counts.
 """
 
+import bisect
 import functools
 import json
 import os
 import re
+import unicodedata
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, normalizers, processors
 
 import layout
 import records
@@ -51,10 +53,37 @@ class Options:
     now: str = None  # what strftime_now tells templates
 
 
-@dataclass
 class Encoding:
-    ids: np.ndarray  # [tokens] uint32
-    offsets: np.ndarray  # [tokens, 2] int64: the characters [begin, end) of each
+    """The tokens of a text: ids [tokens] uint32, and the characters [begin, end) of each. The library, which is slow to
+    tell them, is asked of few."""
+
+    ordered = True  # begins never fall
+
+    def __init__(self, found):
+        self.found = found
+        self.ids = np.array(found.ids, np.uint32)
+
+    @functools.cached_property
+    def offsets(self):
+        return np.array(self.found.offsets, np.int64).reshape(-1, 2)
+
+    def behind(self, at):
+        """(the first token that begins at the character `at` or behind it, whether the one before it reaches beyond that)"""
+        chars = self.found.token_to_chars
+        low = bisect.bisect_left(range(len(self.ids)), at, key=lambda i: chars(i)[0])
+        return low, low > 0 and chars(low - 1)[1] > at
+
+
+class Pieces(Encoding):
+    """The same of a text that is encoded in pieces: [(ids, offsets)]."""
+
+    def __init__(self, pieces):
+        self.ids, self.offsets = map(np.concatenate, zip(*pieces))
+        self.ordered = bool((np.diff(self.offsets[:, 0]) >= 0).all())
+
+    def behind(self, at):
+        low = int(np.searchsorted(self.offsets[:, 0], at))
+        return low, low > 0 and self.offsets[low - 1, 1] > at
 
 
 @dataclass
@@ -131,6 +160,8 @@ class Encoder:
             self.tokenizer = Tokenizer.from_file(path)
         except Exception as error:  # the library raises Exception itself
             raise SetupFailure(f"{path}: cannot be read as a tokenizer ({error})") from None
+        normalizer = self.tokenizer.normalizer
+        self.nfc, self.without_nfc = normalizer if isinstance(normalizer, normalizers.NFC) else None, False
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1
@@ -143,6 +174,10 @@ class Encoder:
         self.cuts = Cuts(added.values())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
+        self.is_special = np.zeros(self.vocabulary, bool)
+        self.is_special[self.special_ids] = True
+        self.blank = lambda ids: not self.tokenizer.decode(ids, skip_special_tokens=False).strip()
+        self.short_blank = functools.lru_cache(4096)(self.blank)
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
@@ -206,6 +241,10 @@ class Encoder:
                 document = self.document(source, record)
             except templates.TemplateFailure as failure:
                 raise Rejected(records.TEMPLATE, str(failure)) from None
+            except templates.Endless as failure:
+                raise SetupFailure(str(failure)) from None
+            except RecursionError:
+                raise Rejected(records.MALFORMED, "is nested too deeply") from None
             except (TypeError, UnicodeEncodeError):
                 raise Rejected(records.MALFORMED, "holds half of a surrogate pair, which is not text") from None
             document.reward = source.reward
@@ -236,12 +275,18 @@ class Encoder:
     def encoding(self, text):
         """The text as the library encodes it. It needs some 700 bytes for a token of what it is given at a time, so a long text goes
         to it in pieces."""
-        ids, offsets = [], []
+        if self.nfc:  # what it does to ASCII is nothing, slowly
+            wanted = None if text.isascii() else self.nfc
+            if self.without_nfc != (wanted is None):
+                self.tokenizer.normalizer, self.without_nfc = wanted, wanted is None
+        normal = unicodedata.is_normalized("NFC", text)  # no normalizer changes the order of its characters
+        if normal and len(text) <= 2 * PIECE:
+            return Encoding(self.tokenizer.encode(text, add_special_tokens=False))
+        pieces = []
         for begin, end in self.cuts.pieces(text):
-            encoding = self.tokenizer.encode(text[begin:end], add_special_tokens=False)
-            ids.append(np.array(encoding.ids, np.uint32))
-            offsets.append(np.array(encoding.offsets, np.int64).reshape(-1, 2) + begin)
-        return Encoding(np.concatenate(ids), np.concatenate(offsets))
+            encoding = Encoding(self.tokenizer.encode(text[begin:end], add_special_tokens=False))
+            pieces.append((encoding.ids, encoding.offsets + begin))
+        return Pieces(pieces)
 
     @staticmethod
     def finished(document):
@@ -316,16 +361,15 @@ class Encoder:
     @staticmethod
     def mask(encoding, stretches):
         """(counts, how many stretches begin within a token)"""
-        begin, end = encoding.offsets[:, 0], encoding.offsets[:, 1]
-        counts = np.zeros(len(begin), np.uint8)
-        ordered = bool((np.diff(begin) >= 0).all())
+        counts = np.zeros(len(encoding.ids), np.uint8)
         straddles = 0
         for first, last in stretches:
-            if ordered:
-                low, high = np.searchsorted(begin, (first, last), "left")
-                counts[low:high] = 1
-                straddles += bool(low and end[low - 1] > first)
+            if encoding.ordered:
+                low, across = encoding.behind(first)
+                counts[low:encoding.behind(last)[0]] = 1
+                straddles += bool(across)
             else:
+                begin, end = encoding.offsets[:, 0], encoding.offsets[:, 1]
                 counts[(begin >= first) & (begin < last)] = 1
                 straddles += bool(((begin < first) & (end > first)).any())
         return counts, straddles
@@ -356,7 +400,7 @@ class Encoder:
         prompt = int(np.argmax(counts)) if first and counts.any() else 0
         if first and self.train_on == "all":
             before = self.template.render(source.prompt, True, record.tools, **more)
-            prompt = int(np.searchsorted(encoding.offsets[:, 0], len(before))) if text.startswith(before) else 0
+            prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
         chosen = set(wanted)
         return Document(ids, counts, prompt, straddles=straddles, texts=tuple(messages[i] for i in wanted),
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
@@ -383,12 +427,13 @@ class Encoder:
 
     def cut_space_behind_turns(self, ids, counts):
         """A turn ends with its last special token: white space that the template puts behind that is not the model's to write."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]])))
-        special = np.isin(ids, self.special_ids)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]]))).tolist()
+        special = self.is_special[ids]
         for begin, end in zip(edges[::2], edges[1::2]):
             marks = np.flatnonzero(special[begin:end])
-            if len(marks) and not self.tokenizer.decode(ids[begin + marks[-1] + 1:end].tolist(), skip_special_tokens=False).strip():
-                counts[begin + marks[-1] + 1:end] = 0
+            behind = begin + int(marks[-1]) + 1 if len(marks) else end
+            if behind < end and (self.blank if end - behind > 8 else self.short_blank)(tuple(ids[behind:end].tolist())):
+                counts[behind:end] = 0
 
     # ---- the check ----------------------------------------------------------------------------------------------------------
     def check(self, document):
@@ -466,9 +511,8 @@ def pack(documents, id_type):
     table = np.zeros(len(documents), shards.TABLE)
     begin = 0
     ids = [document.ids.astype(id_type) for document in documents]
-    for row, document, own in zip(table, documents, ids):
-        row["begin"], row["tokens"], row["counted"] = begin, len(own), int(document.counts.sum())
-        row["prompt"], row["reward"] = document.prompt, document.reward
-        row["crc"] = shards.document_crc(own.data, document.counts.data, b"" if document.values is None else document.values.data)
+    for i, (document, own) in enumerate(zip(documents, ids)):
+        crc = shards.document_crc(own.data, document.counts.data, b"" if document.values is None else document.values.data)
+        table[i] = begin, len(own), np.count_nonzero(document.counts), 0, document.prompt, document.reward, crc
         begin += len(own)
     return ids, [document.counts for document in documents], [document.values for document in documents], table

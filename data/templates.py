@@ -13,11 +13,14 @@ import functools
 import json
 import os
 import re
+import resource
+import signal
 
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -26,8 +29,18 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names that a messa
 MARKS = ("\ufdd0", "\ufdd1")  # noncharacters of Unicode: no text for interchange has them
 
 
+SECONDS, BYTES = 10.0, 4 << 30  # of processor and memory that a template may take for a rendering, and a millisecond for a message
+KEYS = frozenset(dir(dict))
+METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+NUMBERS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"))
+
+
 class TemplateFailure(Exception):
     """The template refused these messages, or rendered something that cannot be trusted."""
+
+
+class Endless(Exception):
+    """The template is of no use for any messages: it has no end, or fills the memory."""
 
 
 # ---- files of a tokenizer's folder -------------------------------------------------------------------------------------------
@@ -132,6 +145,55 @@ class Namespace(jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
 
 
+class Late(BaseException):
+    """The time is up. Code of templates catches no BaseException."""
+
+
+def late(*_):
+    raise Late
+
+
+def limited(function, seconds):
+    """The function's result; Endless where it takes longer, or more memory than BYTES above what is taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGPROF, late)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)
+        if os.path.exists("/proc/self/statm"):
+            with open("/proc/self/statm", "rb", 0) as file:
+                most = int(file.read(99).split()[0]) * resource.getpagesize() + BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+        return function()
+    except (Late, MemoryError) as error:
+        what = f"was still at work after {seconds:.0f} s" if isinstance(error, Late) else f"takes more than {BYTES >> 30} GiB"
+        raise Endless(f"the chat template {what}; give another --chat-template") from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's, which finds most of what templates ask for at once, and multiplies no numbers without end."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def getattr(self, obj, attribute):
+        kind = type(obj)
+        if kind is dict and attribute not in KEYS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in METHODS or kind is jinja2.runtime.LoopContext and attribute in NUMBERS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def call_binop(self, context, operator, left, right):
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > 4096:
+                raise OverflowError("a number of more than 4096 bits")
+        return super().call_binop(context, operator, left, right)
+
+
 def refuse(message):
     raise jinja2.exceptions.TemplateError(message)
 
@@ -159,23 +221,29 @@ class ChatTemplate:
         self.has_generation = re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
         self.tells_time = "strftime_now" in text
         now = now or datetime.datetime.now()
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals.update(raise_exception=refuse, strftime_now=now.strftime, namespace=Namespace)
         self.environment = environment
         try:
-            self.compiled = environment.from_string(text)
+            self.compiled = limited(lambda: environment.from_string(text), SECONDS)
         except jinja2.exceptions.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from None
+        except Endless as error:
+            raise ValueError(str(error)) from None
+        except Exception as error:
+            raise ValueError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from None
 
     def render(self, messages, add_generation_prompt=False, tools=None, marked=False, **more):
         """The text of these messages. Keys that are None are left out, as if they were not there."""
         messages = [with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages]
         self.environment.mark_generation = marked
         try:
-            return self.compiled.render(messages=messages, tools=tools, documents=None,
-                                        add_generation_prompt=add_generation_prompt, **{**self.special, **more})
+            return limited(lambda: self.compiled.render(messages=messages, tools=tools, documents=None,
+                                                        add_generation_prompt=add_generation_prompt, **{**self.special, **more}),
+                           SECONDS + len(messages) / 1000)
+        except Endless:
+            raise
         except jinja2.exceptions.TemplateError as error:
             raise TemplateFailure(str(error) or type(error).__name__) from None
         except RecursionError:

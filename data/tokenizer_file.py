@@ -35,6 +35,7 @@ A tokenizer that C cannot encode with is written for decoding alone, without the
 import argparse
 import json
 import os
+import re
 import struct
 import sys
 import zlib
@@ -167,11 +168,12 @@ def byte_alphabet():
 
 
 ALPHABET = byte_alphabet()
+BYTE_OF, SPELLING = str.maketrans({c: chr(byte) for c, byte in ALPHABET.items()}), re.compile(f"[{re.escape(''.join(ALPHABET))}]*")
 
 
 def bytes_of_spelling(spelling):
     """None where it is not of the byte alphabet."""
-    return bytes(ALPHABET[c] for c in spelling) if all(c in ALPHABET for c in spelling) else None
+    return spelling.translate(BYTE_OF).encode("latin-1") if SPELLING.fullmatch(spelling) else None
 
 
 def byte_of_token(spelling):
