@@ -94,6 +94,7 @@ class Document:
     reward: float = 0.0
     values: np.ndarray = None  # [tokens] float32: advantages, where there are such
     truncated: bool = False
+    empty: bool = False  # a turn of the assistant that counts holds nothing
     straddles: int = 0  # stretches whose first character lies within a token that begins before them
     begins: bool = False  # what counts begins with the first token, which itself cannot
     texts: tuple = None  # the messages or texts that count, for the check; None: there is nothing to compare with
@@ -234,6 +235,11 @@ class Encoder:
     # ---- tokens -------------------------------------------------------------------------------------------------------------
     def encode(self, record):
         """(kind, [Document]) of an object that was read; Rejected says why not."""
+        record, documents = self.understood(record)
+        return record.kind, documents
+
+    def understood(self, record):
+        """The same with the whole Record."""
         record = records.understand(record, self.options.format, self.more_roles)
         documents = []
         for source in record.documents:
@@ -253,12 +259,12 @@ class Encoder:
             if record.kind == shards.PROMPTS and document.prompt < prompt:
                 raise Rejected(records.TOO_LONG, f"a prompt of {prompt} tokens, which is not cut")
         if record.kind == shards.PROMPTS:
-            return record.kind, documents
+            return record, documents
         for number, document in enumerate(documents):
             if len(document.ids) < 2 or not document.counts.any():
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
                 raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
-        return record.kind, documents
+        return record, documents
 
     def document(self, source, record):
         if record.kind == shards.PROMPTS:
@@ -402,7 +408,9 @@ class Encoder:
             before = self.template.render(source.prompt, True, record.tools, **more)
             prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
         chosen = set(wanted)
-        return Document(ids, counts, prompt, straddles=straddles, texts=tuple(messages[i] for i in wanted),
+        texts = tuple(messages[i] for i in wanted)
+        empty = any(m["role"] == "assistant" and not (m["content"].strip() or m.get("tool_calls")) for m in texts)
+        return Document(ids, counts, prompt, straddles=straddles, empty=empty, texts=texts,
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
     def stretches(self, messages, wanted, tools, more):

@@ -1,12 +1,13 @@
 """Input files as batches of lines or rows, read in a stream, with positions from which reading can go on.
 
-JSONL (gzipped too, by its name) comes as lines of bytes; Parquet as rows, of which only columns that mean something are read. A
-position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
+JSONL comes as lines of bytes; text and Markdown as documents, each a whole file or what stands between separators; both gzipped,
+too, by their names. Parquet comes as rows, of which only columns that mean something are read. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
 it, and lines or rows, for messages.
 """
 
 import gzip
 import os
+import re
 import stat
 import zlib
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 import records
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
+TEXT = re.compile(r"\.(txt|md|markdown)(\.gz)?$", re.I)
+NOT_READ = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|csv|tsv|arrow|feather|pdf|docx|html?|xml|bin|safetensors|gguf|npy)$", re.I)
 START = {"file": 0, "offset": 0, "number": 0}
 
 
@@ -36,6 +39,8 @@ def is_parquet(path):
 
 def identity(path):
     """Size, time and first bytes of a file: they tell whether it is still the same."""
+    if NOT_READ.search(path):
+        raise InputFailure(f"{path}: is nothing that is read here; give JSONL, .txt or .md (plain or .gz), or Parquet")
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -47,19 +52,38 @@ def identity(path):
     return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": head}
 
 
-def batches(paths, position):
-    """Every batch behind `position`, in order."""
+def batches(paths, position, separator=None):
+    """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
+    none."""
     sizes = [os.path.getsize(path) for path in paths]
     for i in range(position["file"], len(paths)):
         begin = position if i == position["file"] else START
-        read = parquet_batches if is_parquet(paths[i]) else line_batches
-        for batch in read(paths[i], begin):
+        for batch in parquet_batches(paths[i], begin) if is_parquet(paths[i]) else line_batches(paths[i], begin, separator):
             batch.end["file"] = i
             batch.done = sum(sizes[:i]) + min(int(batch.done), sizes[i])
             yield batch
 
 
-def line_batches(path, begin):
+def json_rows(file, offset, number, _):
+    """(its first line, its bytes, the bytes and lines of the file behind it) for every line"""
+    for line in file:
+        offset, number = offset + len(line), number + 1
+        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, offset, number
+
+
+def text_rows(file, offset, number, separator):
+    """The same for every document."""
+    lines, first = [], number + 1
+    for _, line, offset, number in json_rows(file, offset, number, None):
+        if line.strip() != separator:
+            lines.append(line)
+            continue
+        yield first, records.Text(b"".join(lines).strip(b"\r\n")), offset, number
+        lines, first = [], number + 1
+    yield first, records.Text(b"".join(lines).strip(b"\r\n")), offset, number
+
+
+def line_batches(path, begin, separator):
     offset, number, rows, size = begin["offset"], begin["number"], [], 0
     zipped = path.endswith(".gz")
 
@@ -69,13 +93,10 @@ def line_batches(path, begin):
     try:
         with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) if zipped else raw as file:
             file.seek(offset)
-            for line in file:
-                offset, number = offset + len(line), number + 1
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    rows.append((number, line))
-                    size += len(line)
+            for first, row, offset, number in (text_rows if TEXT.search(path) else json_rows)(file, offset, number, separator):
+                if row.strip():
+                    rows.append((first, row))
+                    size += len(row)
                 if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
                     yield batch()
                     rows, size = [], 0
@@ -94,8 +115,8 @@ def parquet_batches(path, begin):
     row, total = begin["offset"], os.path.getsize(path)
     try:
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            columns = [name for name in file.schema_arrow.names if name in records.COLUMNS]
-            if not columns:
+            columns = [name for name in file.schema_arrow.names if name in records.COLUMNS + records.UNUSED]
+            if not set(columns) & set(records.COLUMNS):
                 raise InputFailure(f"{path}: none of its columns ({', '.join(file.schema_arrow.names[:8])}) is one of "
                                    f"{', '.join(records.COLUMNS)}; rename them")
             all_rows, group_begin = file.metadata.num_rows, 0
@@ -108,7 +129,9 @@ def parquet_batches(path, begin):
                         row += len(rows)
                         yield Batch(path, rows, piece.nbytes, {"offset": row, "number": row}, total * row / all_rows)
                 group_begin = group_end
-    except (pyarrow.ArrowException, OSError) as error:
+    except InputFailure:
+        raise
+    except Exception as error:  # such as a time that Python has no value for
         raise InputFailure(f"{path}: row {row + 1}: cannot be read: {' '.join(str(error).split())}") from None
 
 

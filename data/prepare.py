@@ -22,9 +22,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes of a run are its
 PROGRAM = "prepare.py"
 
 
+def line_of(message):
+    """One line, without what a terminal would obey."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(str(message).split()))
+
+
 def end(message, status=1):
     """One line on stderr, and out."""
-    print(f"{PROGRAM}: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"{PROGRAM}: {line_of(message)}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -69,10 +74,13 @@ def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="*.jsonl, *.jsonl.gz, *.json (an object on each line), *.parquet")
+    add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (an object on each line), *.txt, *.md, each also as "
+        "*.gz; *.parquet")
     add("--tokenizer", metavar="PATH", help="a tokenizer's folder, or the tokenizer.json in it")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
+    add("--separator", type=str.encode, metavar="LINE", help="a line that stands between the documents of a *.txt or *.md, '' for blank "
+        "lines (default: a file is one document)")
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
@@ -142,7 +150,7 @@ class Progress:
 
     def say(self, line):
         self.clear()
-        print(f"note: {' '.join(line.split())}", file=sys.stderr)
+        print(f"note: {line_of(line)}", file=sys.stderr)
 
 
 def report(work, arguments):
@@ -165,19 +173,45 @@ def report(work, arguments):
     if work.notes.get("straddles"):
         print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
               "Where prompts end with a space, move it to the completions")
+    formats = {name[7:]: count for name, count in sorted(work.notes.items()) if name.startswith("format ")}
+    if len(formats) > 1:
+        print(f"samples of several formats: {', '.join(f'{name} {count:,}' for name, count in formats.items())}")
+    for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
+        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
+    if work.notes.get("empty"):
+        print(f"in {work.notes['empty']:,} documents a turn of the assistant is empty, which teaches to say nothing")
+    hint(work, arguments, kind)
+
+
+NEXT = {  # of each kind: options, what a step takes of it and how many, the learning rate
+    shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
+    shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
+    shards.GROUPS: (" --objective grpo", "groups", "--samples", 8, "1e-6"),
+    shards.PROMPTS: (" --objective grpo --rollout --reward-command COMMAND", "prompts", "--batch", 8, "1e-6"),
+    shards.ADVANTAGES: (" --objective ppo", "documents", "--samples", 16, "1e-6")}
+
+
+def hint(work, arguments, kind):
+    """The command that comes next, with 10 steps an epoch or more where there are samples enough."""
     folder = templates.folder_of(arguments.tokenizer)
     model = folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
+    objective, samples, option, most, rate = NEXT[kind]
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
-    longest, positions = max(part.longest for part in work.parts.values()), model_positions(folder)
-    length = max(1024, -(-(longest - 1) // 1024) * 1024)
-    if positions and longest - 1 > positions:
-        length = positions
-        print(f"the longest document has {longest:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
-              "becomes of what is longer")
-    objective = {shards.PAIRS: " --objective dpo", shards.GROUPS: " --objective grpo", shards.ADVANTAGES: " --objective ppo",
-                 shards.PROMPTS: " --objective grpo --rollout --reward-command COMMAND"}.get(kind, "")
+    needed, positions = max(part.longest for part in work.parts.values()) - 1, model_positions(folder)
+    needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
+    length = max(1024, -(-needed // 1024) * 1024)
+    if positions:
+        length = min(length, positions)
+        if needed > positions:
+            print(f"the longest document has {needed + 1:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
+                  "becomes of what is longer")
+    number = work.parts["train"].samples
+    step = max(1, min(most, number // 10))
+    steps = -(-number // step)
+    few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
+    print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples}{few}")
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
-          f"{validation} --seq-len {length} --lr 1e-5 --save-every 100 --out run")
+          f"{validation} --seq-len {length} {option} {step} --lr {rate} --save-every 100 --out run")
 
 
 def model_positions(folder):
@@ -208,7 +242,7 @@ def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
     left = arguments.show
-    for batch in inputs.batches(arguments.files, inputs.START):
+    for batch in inputs.batches(arguments.files, inputs.START, arguments.separator):
         for line, row in batch.rows:
             if not left:
                 return
@@ -275,7 +309,8 @@ def prepare(arguments):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = argparse.Namespace(paths=arguments.files, out=arguments.out, options=options_of(arguments), force=arguments.force,
                                   workers=arguments.workers or min(cores, 16), val_fraction=arguments.val_fraction, seed=arguments.seed,
-                                  shard_tokens=arguments.shard_tokens, skip_bad=arguments.skip_bad)
+                                  shard_tokens=arguments.shard_tokens, skip_bad=arguments.skip_bad,
+                                  separator=arguments.separator)
     work = run.Run(settings, progress, progress.say)
     try:
         work.run()

@@ -21,6 +21,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "ids", "train", "advantages", "tools", "chat_template_kwargs")
+UNUSED = ("label", "score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
 BESIDE_PROMPTS = {"prompt", "answer", "tools", "chat_template_kwargs"}
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
@@ -30,8 +31,13 @@ NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
 ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
 
 
+class Text(bytes):
+    """A document of a text file."""
+
+
 class Rejected(Exception):
     def __init__(self, reason, detail):
+        detail = detail if len(detail) <= 160 else detail[:157] + "..."
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
@@ -50,6 +56,8 @@ class Source:
 class Record:
     kind: int
     documents: list
+    format: str = None
+    unused: list = field(default_factory=list)
     tools: list = None
     template_arguments: dict = field(default_factory=dict)
 
@@ -70,9 +78,28 @@ def parse_line(line):
     return record
 
 
+def parse_text(document):
+    try:
+        return {"text": document.decode("utf-8")}
+    except UnicodeDecodeError as error:
+        raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the document; convert it, as with iconv -t UTF-8") from None
+
+
+def want_json(value, column):
+    """Parquet has values of more types than JSON."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            want_json(item, f"{column}.{key}" if column else key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            want_json(item, f"{column}[{i}]")
+    elif not (value is None or isinstance(value, (str, int, float))):
+        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON does not have; cast it to text or a number")
+
+
 def type_name(value):
     return {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number",
-            type(None): "null"}.get(type(value), type(value).__name__)
+            type(None): "null", bytes: "binary data", tuple: "a map"}.get(type(value), f"a {type(value).__name__}")
 
 
 def want(value, kind, what):
@@ -106,17 +133,23 @@ def detect(record):
         return "groups"
     if {"ids", "advantages"} <= has:
         return "advantages"
+    beside = next((key for key in ("response", "output", "target") if record.get(key) is not None), None)
+    if beside and "prompt" in has and "completion" not in has:
+        raise Rejected(UNKNOWN_FORMAT, f"has prompt and {beside}; rename {beside} to completion (SFT) or answer, or --format prompts "
+                                       "takes the prompt alone")
     if "prompt" in has and has <= BESIDE_PROMPTS:
         return "prompts"
+    if record.get("label") in (True, False) and has & {"completion", "messages", "conversations"}:
+        raise Rejected(UNKNOWN_FORMAT, "has a label, as for KTO, which is not trained here; keep the rows whose label is true, or make "
+                                       "pairs for DPO; --format takes all rows")
     found = [name for name, there in (("messages", bool(has & {"messages", "conversations"})),
-                                      ("completion", {"prompt", "completion"} <= has), ("text", "text" in has)) if there]
+                                      ("completion", {"prompt", "completion"} <= has), ("text", "text" in has), ("prompts", {"prompt", "text"} <= has)) if there]
     if len(found) > 1:
         raise Rejected(UNKNOWN_FORMAT, f"could be {' or '.join(found)}; choose with --format")
     if not found:
         keys = ", ".join(map(str, list(record)[:8])) or "none"
-        raise Rejected(UNKNOWN_FORMAT, f"keys are {keys}; wanted are text, messages, prompt and completion, prompt with chosen and "
-                                       "rejected, prompt with completions and rewards, prompt alone or with answer, or ids with train "
-                                       "and advantages")
+        raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; wanted are text, messages, prompt with completion or chosen and rejected, ... "
+                                       "(data/README.md)")
     return found[0]
 
 
@@ -124,7 +157,7 @@ def understand(record, name="auto", more_roles=()):
     """The Record of an object."""
     name = detect(record) if name == "auto" else name
     reader = Reader(record, (*ROLES, *more_roles))
-    result = Record(*getattr(reader, name)())
+    result = Record(*getattr(reader, name)(), name, [key for key in UNUSED if record.get(key) is not None])
     if record.get("tools"):
         tools = record["tools"]
         if isinstance(tools, str):
@@ -248,13 +281,13 @@ class Reader:
         if "role" not in message and "from" in message:
             speaker = message.pop("from")
             if not isinstance(speaker, str) or speaker not in SHAREGPT:
-                raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)}; known are {', '.join(SHAREGPT)}")
+                raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)[:40]}; known are {', '.join(SHAREGPT)}")
             if "value" not in message:
                 raise Rejected(WRONG_TYPE, f"{name} has no value")
             message = {"role": SHAREGPT[speaker], "content": message.pop("value"), **message}
         role = message.get("role")
         if role not in self.roles:
-            raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)}; known are {', '.join(self.roles)}, more by --roles")
+            raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)[:40]}; known are {', '.join(self.roles)}, more by --roles")
         if "content" not in message:
             if not message.get("tool_calls"):
                 raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")

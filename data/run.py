@@ -197,7 +197,8 @@ class Run:
             "chat template": template and encode.text_crc(template.text),
             "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
                         "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
-                        "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens},
+                        "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
+                        "separator": s.separator and s.separator.decode()},
         }
 
     def run(self):
@@ -251,7 +252,7 @@ class Run:
         if position != inputs.START:
             self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
         last = time.monotonic()
-        for batch, result in pool.results(inputs.batches(self.settings.paths, position), CHECKED):
+        for batch, result in pool.results(inputs.batches(self.settings.paths, position, self.settings.separator), CHECKED):
             if result.fatal:
                 if ordinal < CHECKED:
                     self.rejected.file.close()

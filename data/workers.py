@@ -40,7 +40,10 @@ class Result:
 
 
 def parsed(row):
-    return records.parse_line(row) if isinstance(row, bytes) else row
+    if isinstance(row, bytes):
+        return records.parse_text(row) if isinstance(row, records.Text) else records.parse_line(row)
+    records.want_json(row, "")
+    return row
 
 
 def process(encoder, file, rows, checked):
@@ -50,7 +53,8 @@ def process(encoder, file, rows, checked):
     ids, counts, values, tables, notes, begin = [], [], [], [], collections.Counter(), 0
     for i, (number, row) in enumerate(rows):
         try:
-            kind, documents = encoder.encode(parsed(row))
+            record, documents = encoder.understood(parsed(row))
+            kind = record.kind
             if i < checked:
                 for document in documents:
                     encoder.check(document)
@@ -73,6 +77,10 @@ def process(encoder, file, rows, checked):
         result.rows.append(i)
         result.kinds.append(kind)
         result.documents.append(len(documents))
+        notes[f"format {record.format}"] += 1
+        for key in record.unused:
+            notes[f"unused {key}"] += 1
+        notes["empty"] += any(document.empty for document in documents)
         notes["straddles"] += sum(document.straddles > 0 for document in documents)
         notes["truncated"] += sum(document.truncated for document in documents)
         notes["long"] += sum(0 < encoder.options.max_tokens < len(document.ids) for document in documents)

@@ -132,7 +132,7 @@ class WithCommand(unittest.TestCase):
 
     def run_of(self, out, *data, progress=lambda *_: None, **more):
         """A silent run, not begun."""
-        settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, **more}
+        settings = {"workers": 1, "val_fraction": 0.2, "seed": 0, "shard_tokens": 2500, "skip_bad": -1, "force": False, "separator": None, **more}
         options = encode.Options(tokenizer=FOLDERS["chatml"])
         return run.Run(argparse.Namespace(paths=data, out=self.path(out), options=options, **settings), progress, lambda _: None)
 
