@@ -55,7 +55,6 @@ given() { # name, options...
 for name in model data val-data out resume; do
     ! given $name "$@" || stop 2 "--$name is what this script chooses; give the three commands by hand (README) to choose it"
 done
-given lr "$@" || set -- --lr 1e-5 "$@"
 given save-every "$@" || set -- --save-every 100 "$@"
 
 # ---- 1: shards ------------------------------------------------------------------------------------------------------------------------
@@ -78,6 +77,8 @@ if ! given seq-len "$@"; then # prepare.py's last line names the length that the
     [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN
     set -- --seq-len "$needed" "$@"
 fi
+samples=$(sed -n 's/^next: .* --samples \([0-9]*\) .*/\1/p' "$work/prepare.txt") # of a step, so that an epoch has 10 or more
+[ -z "$samples" ] || given samples "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"
 ls "$work"/shards/val-*.bin >/dev/null 2>&1 && set -- --val-data "$work/shards/val-*.bin" "$@"
 [ ! -e "$work/run/lock" ] || set -- "$@" --resume
 set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"

@@ -43,7 +43,9 @@ check 'README has four commands' [ "$(grep -c '^    [^ ]' "$WORK/section")" = 4 
 
 # ---- the three commands ---------------------------------------------------------------------------------------------------------------
 here "$(readme 'python data/prepare.py')"
-check 'prepare.py prints the command that comes next' grep -qF "$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/; s/--seq-len 512/--seq-len 1024/')" "$WORK/out"
+next=$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/; s/--seq-len 512/--seq-len 1024/; s/ --samples [0-9]*//')
+check 'prepare.py prints the command that comes next' [ "$(sed -n 's/^next: //; s/ --samples 3 --lr/ --lr/p' "$WORK/out")" = "$next" ]
+check 'and how many steps it makes' grep -qx 'an epoch is 1[0-9] optimizer steps of 3 documents' "$WORK/out"
 mkdir "$HERE/short"
 cp "$MODEL"/*.json "$HERE/short"
 sed 's/"max_position_embeddings": 4096/"max_position_embeddings": 300/' "$MODEL/config.json" >"$HERE/short/config.json"
