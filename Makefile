@@ -3,6 +3,7 @@
 # make test       builds and runs every test; needs no GPU
 # make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
+# make install    as streambp into PREFIX/bin (/usr/local)
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
 #
@@ -68,7 +69,7 @@ DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENM
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
-.PHONY: all demo test test-quick test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
+.PHONY: all install demo test test-quick test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
 all: train
 
 # Again in any case: ./train may be the newer one of another configuration.
@@ -76,7 +77,7 @@ train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
 ifeq ($(BACKEND),cpu)
-$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o
+$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o $(BUILD)/commit.o
 	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
@@ -111,7 +112,7 @@ NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
 NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm -Xcompiler -pthread $(if $(WITH_CUDNN)$(NCCL_FLAGS),-ldl) $(NVCC_MPI)
 
-$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o
+$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o $(BUILD)/commit.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
@@ -131,6 +132,15 @@ endif
 $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP $< -lm -o $@
 
+# The commit that --version tells; compiled again when it changes.
+COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)";
+$(BUILD)/commit.c: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+
+$(BUILD)/commit.o: $(BUILD)/commit.c
+	@$(CC) -c $< -o $@
+
 # Rebuild when the flags change (a library was installed, another compiler).
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)
@@ -138,6 +148,12 @@ $(BUILD)/flags: FORCE
 		$(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" > $@; }
 
 -include $(wildcard $(BUILD)/*.d)
+
+# DESTDIR: in front of PREFIX, for packagers
+PREFIX ?= /usr/local
+install: $(BUILD)/train
+	install -d '$(DESTDIR)$(PREFIX)/bin'
+	install $< '$(DESTDIR)$(PREFIX)/bin/streambp'
 
 build/deps.mk: scripts/install_deps.sh
 	@mkdir -p build
@@ -256,4 +272,4 @@ clean:
 	rm -rf build train
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile

@@ -434,6 +434,19 @@ static void options_add_meaning(Options *options) {
     }
 }
 
+// Of a checkout; make writes it.
+extern const char build_commit[] __attribute__((weak));
+
+static void options_print_version(FILE *out) {
+    fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, build_commit ? build_commit : "unknown");
+#ifdef __clang__
+    fprintf(out, "build      %s, %s, %s\n", ops_device->name, dtype_name(ops_device->stored), __VERSION__);
+#else
+    fprintf(out, "build      %s, %s, gcc %s\n", ops_device->name, dtype_name(ops_device->stored), __VERSION__);
+#endif
+    fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
+}
+
 // argv stays in use (text values point into it). --help and --version are answered here and end the program.
 static Options options_parse(int argc, char **argv) {
     Options options;
@@ -451,7 +464,7 @@ static Options options_parse(int argc, char **argv) {
         else
             i = options_parse_one(&options, argc, argv, i);
         if (options.help) options_help(stdout, options.verb);
-        if (options.version) puts("streambp.c " STREAMBP_VERSION);
+        if (options.version) options_print_version(stdout);
         if (!options.help && !options.version) continue;
         stdout_finish();
         exit(0);

@@ -113,7 +113,8 @@ typedef struct {
 } Message;
 
 typedef struct Ops {
-    const char *name; // "cpu", "cuda", "dry"
+    const char *name;      // "cpu", "cuda", "dry"
+    const char *libraries; // that it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"
     DType stored, summed;
     size_t chunk, logits_chunk; // tokens of a chunk that suit it, where none are asked for
 #define OP(type, op, parameters, ...) type(*op) parameters;

@@ -11,6 +11,20 @@ set's translation unit, whose collectives use the same communicators, requests a
 #include "dist_watch.h"
 #endif
 
+// "2.18.1" of numbers, which macros may be
+#define VERSION_TEXT(major, minor, patch) VERSION_WORD(major) "." VERSION_WORD(minor) "." VERSION_WORD(patch)
+#define VERSION_WORD(number)              #number
+
+#if !defined(HAVE_MPI)
+#define MPI_LIBRARY "without MPI"
+#elif defined(OMPI_MAJOR_VERSION)
+#define MPI_LIBRARY "Open MPI " VERSION_TEXT(OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION, OMPI_RELEASE_VERSION)
+#elif defined(MPICH_VERSION)
+#define MPI_LIBRARY "MPICH " MPICH_VERSION
+#else
+#define MPI_LIBRARY "MPI"
+#endif
+
 // ---- launchers ------------------------------------------------------------------------------------------------------
 // Number of processes that the launcher says it started together: 1 without a launcher, 0 where it does not say.
 static size_t launched(void) {

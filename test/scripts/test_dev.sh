@@ -8,12 +8,20 @@ builds() { # name, command...
     if "$@" >"$WORK/output" 2>&1; then pass; else fail "$name does not build"; tail -n 20 "$WORK/output"; fi
 }
 folder=build/cpu-fp32$(case ${CC%% *} in cc | gcc | */cc | */gcc) ;; *) echo "-$(basename "${CC%% *}")" ;; esac)
-make_target() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$folder/$1"; }
+with_make() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$@"; }
+make_target() { with_make "$folder/$1"; }
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
     $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
         -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$WORK/program"
 }
 
+builds 'what is installed' with_make install PREFIX=/usr DESTDIR="$WORK/root"
+check 'it is called streambp' grep -q "^usage: .*/streambp \[VERB\]" <<END
+$("$WORK/root/usr/bin/streambp" --help)
+END
+check 'and knows its commit' grep -q "commit $(git describe --always --dirty --abbrev=12)" <<END
+$("$WORK/root/usr/bin/streambp" --version)
+END
 builds dev/bench.c make_target bench
 builds dev/collectives.c make_target collectives
 builds data/pack_bytes.c make_target pack_bytes

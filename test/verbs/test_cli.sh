@@ -35,6 +35,8 @@ cp "$TRAIN" "$WORK/streambp" # messages call the program as it was called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
+succeeds --version
+says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here

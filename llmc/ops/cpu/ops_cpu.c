@@ -37,8 +37,15 @@ static void cpu_copy_out(void *host, const void *device, size_t bytes) {
     watch_at_work(), cpu_copy(host, device, bytes);
 }
 
+#ifdef HAVE_ONEDNN
+#define ONEDNN_LIBRARY "oneDNN " VERSION_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH)
+#else
+#define ONEDNN_LIBRARY "without oneDNN"
+#endif
+
 static const Ops ops_cpu = {
     .name = "cpu",
+    .libraries = ONEDNN_LIBRARY ", " MPI_LIBRARY,
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,

@@ -48,8 +48,25 @@ static void cuda_repeat(double) {}
 // Every chunk reads and writes a layer's fp32 dW: at 1024 tokens that would take half as long as its product.
 constexpr size_t CHUNK = 4096, LOGITS_CHUNK = 2048;
 
+#ifdef HAVE_CUDNN
+#define CUDNN_LIBRARY ", cuDNN 9" // whichever of these is found
+#else
+#define CUDNN_LIBRARY ", without cuDNN"
+#endif
+#ifdef HAVE_NCCL
+#define NCCL_LIBRARY ", NCCL " VERSION_TEXT(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
+#else
+#define NCCL_LIBRARY ", without NCCL"
+#endif
+#ifdef CUDA_ON_CPU
+constexpr char LIBRARIES[] = "none: kernels on a CPU" CUDNN_LIBRARY;
+#else
+constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__)
+    CUDNN_LIBRARY NCCL_LIBRARY ", " MPI_LIBRARY;
+#endif
+
 static constexpr Ops ops_cuda_make(void) {
-    Ops ops = {"cuda", FLOATX_DTYPE, DTYPE_FP32, CHUNK, LOGITS_CHUNK};
+    Ops ops = {"cuda", LIBRARIES, FLOATX_DTYPE, DTYPE_FP32, CHUNK, LOGITS_CHUNK};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN
