@@ -28,7 +28,7 @@ static void copy_out_after_kernels(void *host, const void *from, size_t bytes) {
 }
 
 static constexpr Ops ops_nccl_make(void) {
-    Ops ops = {"nccl", DTYPE_FP32, DTYPE_FP32, 0, 0};
+    Ops ops = {"nccl", "", DTYPE_FP32, DTYPE_FP32, 0, 0};
 #define OP_HOST(type, op, ...)   ops.op = cuda_##op;
 #define OP_MEMORY(type, op, ...) ops.op = cuda_##op;
 #define OP(...)
