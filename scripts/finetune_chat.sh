@@ -69,9 +69,14 @@ prepare() {
 prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
 
 # ---- 2: training ----------------------------------------------------------------------------------------------------------------------
+# prepare.py's last line names the length that the longest conversation needs and the model has positions for, and what makes ten steps
+# an epoch
+hinted() { sed -n "s/^next: .* --$1 \([0-9]*\).*/\1/p" "$work/prepare.txt"; }
+samples=$(hinted samples)
+[ -z "$samples" ] || given samples "$@" || given batch "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"
 [ -z "${SEQ_LEN:-}" ] || given seq-len "$@" || set -- --seq-len "$SEQ_LEN" "$@"
-if ! given seq-len "$@"; then # prepare.py's last line names the length that the longest needs and the model has positions for
-    needed=$(sed -n 's/^next: .* --seq-len \([0-9]*\).*/\1/p' "$work/prepare.txt")
+if ! given seq-len "$@"; then
+    needed=$(hinted seq-len)
     [ -n "$needed" ] || stop 1 "$work/prepare.txt: names no --seq-len; set SEQ_LEN"
     [ "$needed" -le "$MAX_SEQ_LEN" ] || echo "the longest conversation needs --seq-len $needed, $MAX_SEQ_LEN is taken: what is longer is split (--long)"
     [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN

@@ -1,7 +1,7 @@
 #!/bin/sh
 # One run over the GPUs of this machine, a process for each: the verb and options of ./train follow.
 #
-#     scripts/run_single_node.sh --model Qwen3-8B --data 'data/*.bin' --seq-len 131072 --zero 3 --out run
+#     scripts/run_single_node.sh --model Qwen3-8B --data 'data/train-*.bin' --seq-len 131072 --zero 3 --out run
 #     RANKS=4 scripts/run_single_node.sh bp --init qwen3-8b --seq-len 1048576 --sp 4
 #
 # Variables: RANKS, processes (the GPUs that nvidia-smi lists, or CUDA_VISIBLE_DEVICES names; a CPU build needs it said);
