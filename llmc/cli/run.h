@@ -115,9 +115,21 @@ static void check_positions(const Run *run, size_t T, const char *what) {
          what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));
 }
 
+// What a build of a wider type makes of the weights.
+static void run_note_growth(const Run *run) {
+    const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
+    char was[32], is[32];
+    if (dtype_size(type) >= dtype_size(own)) return;
+    snprintf(was, sizeof(was), "%s", human_bytes((double)run->model.elements * (double)dtype_size(type)));
+    snprintf(is, sizeof(is), "%s", human_bytes((double)run->model.elements * (double)dtype_size(own)));
+    note("the weights are %s, %s; this build has them in %s, %s (make PRECISION=bf16 builds one that keeps bf16)",
+         dtype_name(type), was, dtype_name(own), is);
+}
+
 // The model with settings for a pass over it. `model`: as run_open_model has it
 static void run_open(Run *run, const Options *o, const char *model) {
     run_open_model(run, o, model);
+    if (!o->quiet) run_note_growth(run);
     if (o->verb != VERB_SAMPLE) check_positions(run, o->seq_len, "--seq-len");
     run->settings = settings_from_options(o, &run->model, run->lora.rank ? &run->lora : NULL);
     const World world = run->settings.world;

@@ -45,7 +45,7 @@ static const HfConstant hf_constants[] = {
     {HF_SILU "|gemma3", "attention_dropout", NULL, NO_DROPOUT},
     {"gemma3", "attn_logit_softcapping", "null", "null"},
     {"gemma3", "final_logit_softcapping", "null", "null"},
-    {"gemma3", "use_bidirectional_attention", "false", "false"},
+    {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {NULL, "add_cross_attention", "false", NULL},
     {NULL, "is_encoder_decoder", "false", NULL},
     {NULL, "partial_rotary_factor", "1", NULL},
@@ -56,6 +56,30 @@ static const HfConstant hf_constants[] = {
 
 static int hf_applies(const HfConstant *c, const Family *family) {
     return !c->families || text_is_one_of(family->name, c->families);
+}
+
+// Refuses null where transformers does: counted as absent, it would be the default. In a few keys of a few families it
+// means something: what follows from other keys.
+static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
+    static const char *const means[][2] = {
+        {"head_dim", "llama|mistral"}, {"num_key_value_heads", "llama|qwen2|qwen3"}, {"intermediate_size", "gpt2"}};
+    const cJSON *item;
+    cJSON_ArrayForEach(item, root) {
+        const int index = config_key_find(item->string);
+        const char *name = index < 0 ? item->string : config_keys[index].name;
+        int refused = index >= 0 ? family_has_key(family, name) && !config_keys[index].scaling &&
+                                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window")
+                                 : text_is_one_of(name, "use_sliding_window|max_window_layers") &&
+                                       text_is_one_of(family->name, "qwen2|qwen3");
+        for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
+            if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
+        for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
+            if (!strcmp(name, c->key) && c->families && c->allowed && hf_applies(c, family))
+                refused = !text_is_one_of("null", c->allowed);
+        if (refused && cJSON_IsNull(item))
+            die("%s: %s is null, which transformers refuses; give its value, or leave it out for the default", path,
+                item->string);
+    }
 }
 
 // Refuses other values. `remark` gets a line where the file asks for dropout: models are trained without it here, which
@@ -79,12 +103,17 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
 }
 
 // ---- which family ---------------------------------------------------------------------------------------------------
-__attribute__((noreturn)) static void hf_refuse_family(const char *path, const char *key, const cJSON *item) {
-    char value[128], known[512] = "";
+__attribute__((noreturn)) static void hf_refuse_family(const char *path, const cJSON *root, const char *key) {
+    const cJSON *text = json_get(root, "text_config"), *types = json_get(text ? text : root, "layer_types"), *layer;
+    char value[64], known[128] = "";
+    int linear = 0;
+    cJSON_ArrayForEach(layer, types) linear |= cJSON_IsString(layer) && !strcmp(layer->valuestring, "linear_attention");
     for (size_t i = 0; i < FAMILIES; i++)
-        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s (%s)", i ? ", " : "",
-                 families[i].architecture, families[i].name);
-    die("%s: %s %s is not supported; supported are %s", path, key, json_scalar_text(item, value, sizeof(value)), known);
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
+    const cJSON *item = json_get(root, key);
+    die("%s: %s %s%s is not in this version; families are %s", path, key,
+        json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value)),
+        linear ? ", a hybrid with layers of linear attention (Gated DeltaNet)," : "", known);
 }
 
 static const Family *hf_family(const cJSON *root, const char *path) {
@@ -98,12 +127,14 @@ static const Family *hf_family(const cJSON *root, const char *path) {
         if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, f->architecture)) family = f;
         if (cJSON_IsString(type) && !strcmp(type->valuestring, f->model_type)) by_type = f;
     }
-    if (json_get(root, "text_config") && !(family && by_type))
-        die("%s: is a model with images or sound beside its text (it has a text_config), which is not supported; save "
-            "its text model by itself (for Gemma 3 that is Gemma3ForCausalLM)",
-            path);
-    if (architecture && !family) hf_refuse_family(path, "architecture", architecture);
-    if (type && !by_type) hf_refuse_family(path, "model_type", type);
+    const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
+    for (const Family *f = families; f < families + FAMILIES && !(family && by_type); f++)
+        if (cJSON_IsString(text) && !strcmp(text->valuestring, f->model_type))
+            die("%s: is a model with images or sound beside its text, which is not supported; save its text model by "
+                "itself, as %s",
+                path, f->architecture);
+    if (type && !by_type) hf_refuse_family(path, root, "model_type");
+    if (architecture && !family) hf_refuse_family(path, root, "architectures");
     if (family && by_type && family != by_type)
         die("%s: architectures says %s, but model_type says %s", path, family->architecture, by_type->model_type);
     return family ? family : by_type;
@@ -157,6 +188,8 @@ static const cJSON *hf_check_rope(const cJSON *rope, const char *name, const cha
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
     if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, name);
     cJSON_ArrayForEach(item, rope) {
+        if (cJSON_IsNull(item) && text_is_one_of(item->string, "rope_theta|truncate|original_max_position_embeddings"))
+            die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, item->string);
         if (cJSON_IsObject(item) && json_printable(item->string))
             die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, name,
                 item->string);
@@ -221,6 +254,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
         hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &theta, path);
     if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &theta, path);
     if (theta) hf_set(config, "rope_theta", theta, path);
+    if (!theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
+        die("%s: rope_theta is null; give its value, or leave it out for the default", path);
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);
 }
@@ -299,6 +334,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     cJSON *root = json_read_object(path, HF_CONFIG_MAX);
     const Family *family = hf_family(root, path);
     Config config = config_defaults(family);
+    hf_check_nulls(root, family, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
     hf_check_required(&config, path);

@@ -79,6 +79,8 @@ succeeds convert --model $GOLDEN/llama --out "$WORK/shards" --max-shard-size 50K
 check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]-of-00002.safetensors')" = 2 ]
 check 'config.json has the type that was chosen' grep -q '"dtype": "bfloat16"' "$WORK/shards/config.json"
 succeeds convert --model "$WORK/shards" --to flat --out "$WORK/flat"
+succeeds eval --model "$WORK/flat" --data $SHARD --seq-len 64 --val-steps 1
+says err 'note: the weights are bf16, .*B; this build has them in fp32, .*B (make PRECISION=bf16 builds one'
 check '--to flat: a file, whatever its name' [ -f "$WORK/flat" ]
 succeeds convert --model $GOLDEN/gpt2 --to llmc --out "$WORK/llmc" --json
 check 'a file as llm.c reads it' [ "$(json format) $(json files)" = 'llmc 1' ]
