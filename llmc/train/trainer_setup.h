@@ -265,9 +265,14 @@ static void trainer_begin(Trainer *t, const Options *given) {
     run_open(&t->run, o, o->model ? NULL : model);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
+    const char *source = !isnan(given->lr)            ? ""
+                         : *last                      ? " (as it began)"
+                         : o->init                    ? " (auto: --init)"
+                         : o->lora_rank || o->adapter ? " (auto: adapters)"
+                                                      : " (auto: whole model)";
     char schedule[96];
-    snprintf(schedule, sizeof(schedule), ", lr %g%s, %zu step%s", o->lr, option_given(o, "lr") ? "" : " (default)",
-             t->state.schedule.steps, t->state.schedule.steps == 1 ? "" : "s");
+    snprintf(schedule, sizeof(schedule), ", lr %g%s, %zu step%s", o->lr, source, t->state.schedule.steps,
+             t->state.schedule.steps == 1 ? "" : "s");
     report_run(&t->run, &t->data, bound, schedule);
     if (!o->quiet && is_main_rank()) t->peak_flops = (double)dist_ranks() * run_peak_flops(&t->run);
     trainer_load(t, last);

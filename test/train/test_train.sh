@@ -67,9 +67,9 @@ check 'a record of the options for each of two parts' \
     [ "$(sed -n 's/^\({"step": [0-9]*\), "version".*"steps": "\{0,1\}\([0-9a-z]*\).*/\1 of \2/p' "$WORK/parts/log.jsonl" | tr '\n' ' ')" = \
     '{"step": 1 of 4 {"step": 5 of epoch ' ]
 for steps in 1 2; do # the default learning rate, which a run keeps though it goes on from a model
-    succeeds train $([ $steps = 2 ] || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant --steps $steps \
-        --out "$WORK/rate" --resume
-    says out '--lr 0.0003'
+    succeeds train $([ $steps = 2 ] && echo --resume || echo --init $TINY) --data $SHARD --seq-len 64 --schedule constant \
+        --steps $steps --out "$WORK/rate"
+    says out "^run  .*, lr 0.0003 ($([ $steps = 2 ] && echo as it began || echo auto: --init)), $steps step"
 done
 check 'it is logged as a number' [ "$(grep -c '"options": .*"lr": 0.0003,' "$WORK/rate/log.jsonl")" = 2 ]
 printf '\001' | dd of="$WORK/shard.bin" bs=1 seek=1024 conv=notrunc 2>/dev/null # its first token
