@@ -7,6 +7,9 @@ What this machine gives a run: OpenMP threads, and the peak rate of its matrix p
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 // oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
 // (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
@@ -14,6 +17,9 @@ What this machine gives a run: OpenMP threads, and the peak rate of its matrix p
 // where mpirun binds each to a core of its own or lets all have all.
 static void use_threads(size_t wanted) {
     size_t team = 1;
+#ifdef M_ARENA_MAX
+    if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of each thread reserves 64 MiB
+#endif
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (wanted) {

@@ -117,7 +117,9 @@ static void report_regions(FILE *out, const Arena *plan) {
 // Adds a line to `text` where run `way` fits: the options to type, and the length that they give.
 static size_t way_out(const Run *way, size_t B, size_t limit, const char *options, char *text) {
     const size_t longest = run_longest(way, B, limit), used = strlen(text);
-    if (longest) snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu", options, longest);
+    if (longest)
+        snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu%s", options, longest,
+                 world_ranks(way->settings.world) > 1 ? ", with as much memory for each" : "");
     return longest;
 }
 
@@ -206,7 +208,9 @@ static void run_allocate(Run *run, SequenceBound bound) {
     run->available = limit;
     run_plan(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
-                 less ? "the memory available" : "--memory-limit");
+                 !less                             ? "--memory-limit"
+                 : address_space_left() < SIZE_MAX ? "the memory that ulimit -v leaves"
+                                                   : "the memory available");
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)

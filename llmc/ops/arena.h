@@ -145,6 +145,14 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
+// Bytes of address space that ulimit -v leaves. SIZE_MAX without a limit.
+static size_t address_space_left(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    const size_t used = system_bytes("/proc/self/status", "VmSize");
+    return used < limit.rlim_cur ? (size_t)limit.rlim_cur - used : 1;
+}
+
 // Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run.
 #define CGROUP "/sys/fs/cgroup/"
 static size_t host_memory_available(void) {

@@ -126,6 +126,21 @@ check 'eval gives the last validation loss' \
     close "$(json loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" $same_loss
 succeeds sample --model "$model" --prompt-ids 1,2,3 --max-new-tokens 8 --top-k 10 --top-p 0.9 --json
 
+# ---- a limit on address space is an error line ------------------------------------------------------------------------------------
+# oneDNN and the OpenMP runtime die where an allocation of theirs is refused. Below 110,000 kB the loader may end the program.
+if [ $TEST_DEVICE = cpu ]; then
+    kilobytes=110000 refused=0 ran=0
+    while [ $kilobytes -lt 230000 ]; do
+        (ulimit -v $kilobytes && exec "$TRAIN_PLAIN" bp --init $TINY --seq-len 64 --threads 2) >"$WORK/out" 2>"$WORK/err"
+        case $? in
+        0) ran=$((ran + 1)) ;;
+        1) refused=$((refused + $(grep -c '^train: ulimit -v leaves .* of address space, .*; raise it or take fewer --threads' "$WORK/err"))) ;;
+        esac
+        kilobytes=$((kilobytes + 8000))
+    done
+    check "every limit ends well: $ran passes, $refused refused" [ $((ran + refused)) = 15 -a $ran -gt 0 -a $refused -gt 0 ]
+fi
+
 # ---- the plan is what is measured --------------------------------------------------------------------------------------------------
 big=llama,hidden_size=256,intermediate_size=704,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096
 for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 2048 --method full' \

@@ -187,7 +187,7 @@ cp "$WORK/err" "$WORK/ways"
 run plan --init qwen3-8b --dtype bf16 --machine h100 --json --quiet
 check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/err")" = '1 0 ' ]
 check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 3 ]
-sed -n 's/^  \(--.*\) gives --seq-len \(.*\)/\2 \1/p' "$WORK/ways" >"$WORK/each"
+sed -n 's/^  \(--.*\) gives --seq-len \([0-9]*\).*/\2 \1/p' "$WORK/ways" >"$WORK/each"
 while read -r length options; do
     succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --json $options
     check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]

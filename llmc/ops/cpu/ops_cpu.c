@@ -25,7 +25,20 @@ once per precision (precision.h) and linked to the driver.
 #include "collective.h" // between processes
 
 static size_t cpu_memory_peak(void) { return host_memory_peak(); }
-static size_t cpu_memory_available(void) { return host_memory_available(); }
+
+// oneDNN and the OpenMP runtime do not come through where an allocation of theirs is refused.
+static size_t cpu_memory_available(void) {
+    const size_t available = host_memory_available(), left = address_space_left();
+    size_t beside = (size_t)32 << 20;
+#ifdef _OPENMP
+    beside += beside * (size_t)omp_get_max_threads();
+#endif
+    if (left <= beside)
+        die("ulimit -v leaves %s of address space, libraries and threads need %s beside the plan; raise it or take "
+            "fewer --threads",
+            human_bytes((double)left), human_bytes((double)beside));
+    return left == SIZE_MAX ? available : min_size(available ? available : left, left - beside);
+}
 static void cpu_finish(void) {} // every op is done when it returns
 
 // Every chunk of a pass comes here, and every token and part of a file that is written.
