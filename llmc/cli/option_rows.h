@@ -27,7 +27,7 @@ static const struct {
     const char *name, *purpose, *example;
 } verb_rows[VERBS] = {
     {"train", "fine-tune or pre-train; the default verb",
-     "--model Qwen3-0.6B --data 'shards/*.bin' --seq-len 8192 --steps 1000 --out run"},
+     "--model Qwen3-0.6B --data 'shards/train-*.bin' --seq-len 8192 --out run"},
     {"bp", "one forward and backward pass: loss, seconds, peak memory, gradients",
      "--init qwen3-0.6b,num_hidden_layers=2 --seq-len 2048 --json"},
     {"plan", "memory and FLOPs of a run, before anything is allocated",
