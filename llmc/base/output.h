@@ -68,6 +68,7 @@ static void output_discard(void) {
 // Ctrl-C, a closed terminal, a batch system: unfinished output is removed, then the signal acts as by default.
 static void end_by_signal(int number) {
     output_discard();
+    if (voice.before_end) voice.before_end();
     kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
 }
 

@@ -62,6 +62,7 @@ typedef struct {
     int failed;     // the exit code that die chose
     // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
     void (*before_error)(int code);
+    void (*before_end)(void); // called where a signal ends the process: only system calls
 } Voice;
 __attribute__((weak)) Voice voice;
 

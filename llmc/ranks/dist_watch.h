@@ -17,6 +17,7 @@ watch_begin and watch_wait.
 #endif
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #define WATCH_YIELD   0.01 // s of polling before a wait makes pauses
@@ -40,12 +41,13 @@ static struct {
     size_t ranks, rank;
     double timeout;           // s
     char (*host)[WATCH_HOST]; // [ranks]
+    int64_t *process;         // [ranks] ids of those that this rank sees, or 0
     Word own;                 // where this rank is
     Word *heard, *before;     // [ranks] answers to its question, and to the one before; RANK_ASKS: none
     Word *said;               // [WORD_KINDS,ranks] what is on its way to others
     MPI_Request *saying;      // [WORD_KINDS,ranks]
     double listened;          // s: when this rank, at work, did last
-    int other_reports;        // another rank has said that it prints an error
+    volatile sig_atomic_t other_reports; // another rank has said that it prints an error
 } watch;
 
 // A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its
@@ -99,10 +101,35 @@ static void watch_before_error(int code) {
     for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
     if (!watch.other_reports) {
         watch_say_all(RANK_REPORTS);
+        for (size_t r = 0; r < watch.ranks; r++) // a launcher ends them before they listen, perhaps
+            if (r != watch.rank && watch.process[r]) kill((pid_t)watch.process[r], SIGURG);
         return;
     }
     while (seconds_now() - begin < patience + WATCH_SILENCE) watch_pause();
     MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+static void watch_report(int number) { watch.other_reports = number; }
+
+// voice.before_end: a launcher ends the others where a rank was killed. The lowest of those left on its host names it,
+// before they go: whoever is asked for is there for as long as all of them look.
+static void watch_before_end(void) {
+    const struct timespec pause = {0, 300000000};
+    size_t living = watch.ranks, dead = watch.ranks;
+    char text[512];
+    for (size_t r = watch.ranks; r-- > 0;)
+        if (watch.process[r] && kill((pid_t)watch.process[r], 0) != 0 && errno == ESRCH)
+            dead = r;
+        else if (watch.process[r])
+            living = r;
+    if (dead < watch.ranks && living == watch.rank && !watch.other_reports) {
+        const int n = snprintf(text, sizeof(text),
+                               "%s: %srank %zu on %s has died: killed, perhaps for want of memory; this ends the job, "
+                               "and a training run goes on with --resume\n",
+                               program_invocation_short_name, voice.name, dead, watch.host[dead]);
+        if (write(STDERR_FILENO, text, min_size((size_t)n, sizeof(text) - 1)) < 0) return;
+    }
+    nanosleep(&pause, NULL);
 }
 
 // ---- waiting --------------------------------------------------------------------------------------------------------
@@ -205,15 +232,22 @@ static void watch_start(size_t ranks, size_t rank) {
     MPI_Comm_dup(MPI_COMM_WORLD, &watch.words);
     gethostname(own, sizeof(own) - 1);
     MPI_Allgather(own, WATCH_HOST, MPI_BYTE, watch.host, WATCH_HOST, MPI_BYTE, watch.words);
+    const int64_t process = getpid();
+    watch.process = (int64_t *)checked_calloc(ranks, sizeof(process), "the processes of ranks");
+    MPI_Allgather(&process, 1, MPI_INT64_T, watch.process, 1, MPI_INT64_T, watch.words);
+    for (size_t r = 0; r < ranks; r++) // of another host, or of another namespace of processes on this one
+        if (strcmp(watch.host[r], own) != 0 || kill((pid_t)watch.process[r], 0) != 0) watch.process[r] = 0;
+    signal(SIGURG, watch_report);
+    MPI_Barrier(watch.words); // before it all are there
     snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
-    voice.before_error = watch_before_error;
+    voice.before_error = watch_before_error, voice.before_end = watch_before_end;
 }
 
 static void watch_stop(void) {
     for (size_t i = 0; i < WORD_KINDS * watch.ranks; i++)
         if (watch.saying[i] != MPI_REQUEST_NULL) MPI_Request_free(&watch.saying[i]);
     MPI_Comm_free(&watch.words);
-    free(watch.host), free(watch.heard), free(watch.before), free(watch.said), free(watch.saying);
+    free(watch.host), free(watch.process), free(watch.heard), free(watch.before), free(watch.said), free(watch.saying);
     memset(&watch, 0, sizeof(watch)), memset(&voice, 0, sizeof(voice));
 }
 

@@ -29,10 +29,11 @@ ranks() { # how many, arguments
 }
 # ends CODE PATTERN what: so the job ended, with one message, which matches
 ends() {
-    lines=$(grep -c '^train: ' "$WORK/err")
+    says="^$(basename "$PROGRAM"): "
+    lines=$(grep -c "$says" "$WORK/err")
     if [ $status != "$1" ]; then fail "$3: exit $status, not $1: $(head -c 300 "$WORK/err")"
-    elif [ "$lines" != 1 ]; then fail "$3: $lines messages: $(grep '^train: ' "$WORK/err" | cut -c1-200)"
-    elif ! grep '^train: ' "$WORK/err" | grep -qE -- "$2"; then fail "$3: $(grep '^train: ' "$WORK/err" | cut -c1-300)"
+    elif [ "$lines" != 1 ]; then fail "$3: $lines messages: $(grep "$says" "$WORK/err" | cut -c1-200)"
+    elif ! grep "$says" "$WORK/err" | grep -qE -- "$2"; then fail "$3: $(grep "$says" "$WORK/err" | cut -c1-300)"
     elif grep -qE 'Sanitizer|runtime error' "$WORK/err"; then fail "$3: sanitizer report"
     else pass; fi
 }
@@ -83,8 +84,7 @@ in_training() {
     wait
 }
 in_training KILL
-check "a rank that is killed: exit $status" [ $status = 137 ]
-check "a rank that is killed is named" grep -qE 'rank 1 .*signal 9|rank 1 on' "$WORK/err"
+ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* has died: killed' "a rank that is killed"
 in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
@@ -151,6 +151,7 @@ refused 3 "check differ" 1 'rank 1 on [^ ]* has other data than rank 0' "other d
 PROGRAM=$WORK/waits_alone
 refused 3 "barrier" 1 'built without MPI' "a build without MPI under a launcher"
 check "a build without MPI, alone" [ "$("$WORK/waits_alone" barrier)" = "done" ]
+PROGRAM=$WORK/waits
 OMPI_COMM_WORLD_SIZE='' PMI_SIZE=2 PMI_RANK=0 "$WORK/waits" barrier >"$WORK/out" 2>"$WORK/err"
 status=$?
 ends 1 'MPI does not connect them' "the launcher of another MPI"
