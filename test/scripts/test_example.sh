@@ -1,6 +1,7 @@
 #!/bin/sh
-# README's worked example as it is printed there, on a small random model: from directory to directory, then the result here and in
-# transformers; and scripts/finetune_chat.sh. Needs a Python as data/prepare.py does (find_python.sh), and for some checks transformers.
+# The commands of README and of the worked examples of llmc/model, llmc/data and llmc/train, as they are printed, on a small model that
+# is trained first; the results here and in transformers; and scripts/finetune_chat.sh. Needs a Python as data/prepare.py does
+# (find_python.sh), and for some checks transformers.
 . test/cli.sh
 . test/find_python.sh
 find_or_make_python
@@ -17,62 +18,74 @@ TRAIN=$(absolute "$TRAIN_PLAIN")
 OMP_NUM_THREADS=1 # of so small a model threads would mostly wait for each other
 export OMP_NUM_THREADS
 
-# ---- a place that looks like a checkout with the files README speaks of -------------------------------------------------------------
-HERE=$WORK/here MODEL=$WORK/here/Qwen3-0.6B
-mkdir -p "$HERE" "$WORK/bin"
-ln -s "$TRAIN" "$HERE/train"
-ln -s "$root/data" "$HERE/data"
+# ---- places that look like a checkout with the files that a README speaks of --------------------------------------------------------
+FILES=$WORK/files
+mkdir -p "$WORK/bin"
 printf '#!/bin/sh\nexec "%s" "$@"\n' "$data_python" >"$WORK/bin/python"
 chmod +x "$WORK/bin/python"
-vocabulary=$("$data_python" test/scripts/example_files.py "$WORK/tokenizer" "$HERE/conversations.jsonl" "$WORK/other.jsonl") || fail "test/scripts/example_files.py"
-succeeds convert --seed 1 --out "$MODEL" \
-    --init qwen2,hidden_size=64,intermediate_size=128,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size="$vocabulary",max_position_embeddings=4096,tie_word_embeddings=true
-cp "$WORK/tokenizer"/* "$MODEL"
+vocabulary=$("$data_python" test/scripts/example_files.py "$FILES") || fail "test/scripts/example_files.py"
 
 here() { # a command line as a user types it in that place
     (cd "$HERE" && PATH=$WORK/bin:$PATH sh -c "$1") >"$WORK/out" 2>"$WORK/err" && pass && return
     fail "exit $? of: $1"
     tail -n 5 "$WORK/err" | sed 's/^/    /'
 }
-sed -n '/^### Fine-tune a chat model/,/^### Other/p' README.md >"$WORK/section"
-# A line of the section that begins so, for a model that has everything to learn.
-readme() {
-    grep "^    $1" "$WORK/section" | sed 's/^ *//; s/--seq-len 32768/--seq-len 512/; s/--lr 1e-5/--lr 1e-2 --warmup 10 --steps 80/'
+place() { # its name, the model's name there
+    HERE=$WORK/$1 MODEL=$WORK/$1/$2
+    mkdir "$HERE"
+    ln -s "$TRAIN" "$HERE/train"
+    ln -s "$root/data" "$FILES"/*.jsonl "$HERE"
+    [ ! -d "$WORK/model" ] || cp -r "$WORK/model" "$MODEL"
 }
-check 'README has four commands' [ "$(grep -c '^    [^ ]' "$WORK/section")" = 4 ]
+# The commands of a file, or of its section from one heading to the next: indented lines, continued ones joined, without those that
+# build and test.
+commands() { # file, heading
+    awk -v heading="${2:-}" '/^#/ { inside = index($0, heading) } inside && /^    / { sub(/^ +/, "")
+        if (sub(/\\$/, "")) { line = line $0; next } print line $0; line = "" }' "$1" | grep -E '^(python|\./train|mpirun|scripts/) '
+}
+run_commands() { # file, heading, how many there are
+    commands "$1" "$2" >"$WORK/commands"
+    check "$1 has $3 commands" [ "$(wc -l <"$WORK/commands")" -eq "$3" ]
+    while IFS= read -r line <&3; do here "$line"; done 3<"$WORK/commands"
+}
+loss_of() { sed -n 's/.*"val_loss": \([0-9.eE+-]*\).*/\1/p' "$HERE/run/log.jsonl" | sed -n "$1p"; }
 
-# ---- the three commands ---------------------------------------------------------------------------------------------------------------
-here "$(readme 'python data/prepare.py')"
-next=$(readme './train --model' | sed 's/--lr 1e-2 --warmup 10 --steps 80/--lr 1e-5/; s/--seq-len 512/--seq-len 1024/; s/ --samples [0-9]*//')
-check 'prepare.py prints the command that comes next' [ "$(sed -n 's/^next: //; s/ --samples 3 --lr/ --lr/p' "$WORK/out")" = "$next" ]
-check 'and how many steps it makes' grep -qx 'an epoch is 1[0-9] optimizer steps of 3 documents' "$WORK/out"
-mkdir "$HERE/short"
-cp "$MODEL"/*.json "$HERE/short"
-sed 's/"max_position_embeddings": 4096/"max_position_embeddings": 300/' "$MODEL/config.json" >"$HERE/short/config.json"
-here 'python data/prepare.py --tokenizer short --out short/shards conversations.jsonl'
-check 'with no more tokens than the model has positions' grep -q -- '--seq-len 300 ' "$WORK/out"
-check 'shards of both kinds' [ -f "$HERE/shards/train-00000.bin" -a -f "$HERE/shards/val-00000.bin" ]
-here "$(readme './train --model')"
-loss_of() { grep '"loss"' "$HERE/run/log.jsonl" | sed -n "$1s/.*\"loss\": \([0-9.eE+-]*\).*/\1/p"; }
-echo "loss: $(loss_of 1) at the first step, $(loss_of '$') at the last"
-check 'the loss falls' awk -v a="$(loss_of 1)" -v b="$(loss_of '$')" 'BEGIN { exit !(a > 4 && b != "" && b < 0.1) }'
+# ---- a model that knows some answers --------------------------------------------------------------------------------------------------
+place first none
+here "python data/prepare.py --tokenizer '$FILES/tokenizer' --out shards known.jsonl"
+here "./train --data shards/train-*.bin --seq-len 512 --steps 60 --lr 1e-2 --warmup 10 --out run --init \
+    qwen3,hidden_size=64,intermediate_size=128,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=16,vocab_size=$vocabulary,tie_word_embeddings=true"
+here "./train convert --model run --out '$WORK/model'"
+cp "$FILES/tokenizer"/* "$WORK/model"
+rm -f "$WORK/model/README.md" "$WORK/model/tokenizer.tok"
+
+# ---- README's commands ----------------------------------------------------------------------------------------------------------------
+place here Qwen3-0.6B
+commands README.md '### Fine-tune' >"$WORK/section"
+run_commands README.md '' 6
+echo "validation loss: $(loss_of 1) before, $(loss_of '$') after $(grep -c '"loss"' "$HERE/run/log.jsonl") steps"
+check 'the validation loss falls by a fifth' awk -v a="$(loss_of 1)" -v b="$(loss_of '$')" 'BEGIN { exit !(b != "" && b < 0.8 * a) }'
 check 'the tokenizer file comes from the shards' cmp -s "$HERE/shards/tokenizer.tok" "$HERE/run/tokenizer.tok"
-here "$(readme './train convert')"
 TUNED=$HERE/Qwen3-0.6B-tuned
-check 'the folder has what it needs' [ "$(ls "$TUNED" | tr '\n' ' ')" = \
-    'config.json generation_config.json model.safetensors tokenizer.json tokenizer.tok tokenizer_config.json ' ]
-for file in "$MODEL"/*.json; do check "$file is copied" cmp -s "$file" "$TUNED/${file##*/}"; done
+for file in config generation_config tokenizer tokenizer_config; do check "$file.json is copied" cmp -s "$MODEL/$file.json" "$TUNED/$file.json"; done
 
-# ---- the result -----------------------------------------------------------------------------------------------------------------------
 answer='Two and two is four: 2 + 2 = 4.'
-here "$(readme './train sample')"
-check 'it answers what it was taught' [ "$(cat "$WORK/out")" = "$answer" ]
-here "$(readme './train sample') --json"
+check 'it answers what it knew' [ "$(cat "$WORK/out")" = "$answer" ]
+sample=$(grep 'train sample' "$WORK/section")
+here "$sample --json"
 check 'and ends its turn' [ "$(json stop)" = eos ]
 cp "$WORK/out" "$WORK/sample"
-here "$(readme './train sample' | sed 's/Qwen3-0.6B-tuned/run/') --json"
+here "$(echo "$sample" | sed 's/Qwen3-0.6B-tuned/run/') --json"
 check 'as the run does' cmp -s "$WORK/out" "$WORK/sample"
-here "python data/prepare.py --tokenizer Qwen3-0.6B-tuned --out other $WORK/other.jsonl"
+here 'rm -r shards && '"$(grep prepare.py "$WORK/section")"
+check 'prepare.py prints the command that comes next' grep -qF "$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 1024/')" "$WORK/out"
+check 'and how many steps it makes' grep -qx 'an epoch is 238 optimizer steps of 16 documents' "$WORK/out"
+mkdir "$HERE/short"
+cp "$MODEL"/*.json "$HERE/short"
+sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 100/' "$MODEL/config.json" >"$HERE/short/config.json"
+here 'python data/prepare.py --tokenizer short --out short/shards other.jsonl'
+check 'with no more tokens than the model has positions' grep -q -- '--seq-len 100 ' "$WORK/out"
+here 'python data/prepare.py --tokenizer Qwen3-0.6B-tuned --out other other.jsonl'
 succeeds eval --model "$TUNED" --data "$HERE/other/train-00000.bin" --seq-len 1024 --json
 loss=$(json loss)
 find_python 'torch, transformers, numpy'
@@ -82,13 +95,26 @@ if [ -n "$python" ]; then
     grep -v ' skipped$' "$WORK/checks"
     set -- $(tail -n 1 "$WORK/checks" | sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, .*/\1 \2/p') none none
     if [ "$2" = none ]; then fail 'test/scripts/example_check.py has no closing line'; else passed=$((passed + $1)) failed=$((failed + $2)); fi
-    sed -n '/^```python/,/^```$/p' "$WORK/section" | grep -v '^```' >"$HERE/load.py"
-    printf '#!/bin/sh\nexec "%s" "$@"\n' "$(absolute "$python")" >"$WORK/bin/python"
-    here 'HF_HUB_OFFLINE=1 python load.py'
+    sed -n '/^```python/,/^```$/p' README.md | grep -v '^```' >"$HERE/load.py"
+    here "HF_HUB_OFFLINE=1 '$(absolute "$python")' load.py"
     check "README's lines of Python answer the same" [ "$(cat "$WORK/out")" = "$answer" ]
 else
     skip "the example's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
 fi
+
+# ---- adapters, pairs, rewards ---------------------------------------------------------------------------------------------------------
+place adapters Qwen3-8B
+cp -r "$WORK/here/shards" "$HERE"
+run_commands llmc/model/README.md '## LoRA' 3
+sed -i 's/ .*convert.*//' "$WORK/commands"
+here "./train sample --model Qwen3-8B-tuned --chat --prompt 'What is two and two?' --temperature 0"
+check 'adapters added to the weights answer' [ "$(cat "$WORK/out")" = "$answer" ]
+place pairs Qwen3-0.6B
+run_commands llmc/data/README.md '## Preferences' 2
+check "DPO's first loss is ln 2" close "$(sed -n 's/.*"step": 1,.*"loss": \([0-9.]*\).*/\1/p' "$HERE/run/log.jsonl")" 0.693147 1e-4
+place rewards Qwen3-0.6B
+sed -n '/^```python/,/^```$/p' llmc/train/README.md | grep -v '^```' >"$HERE/reward.py"
+run_commands llmc/train/README.md '## Rewards' 2
 
 # ---- the script -----------------------------------------------------------------------------------------------------------------------
 script() { # exit status, a python, what it must say on stdout or stderr, arguments
@@ -99,18 +125,19 @@ script() { # exit status, a python, what it must say on stdout or stderr, argume
     check "it says '$pattern'" grep -q -e "$pattern" "$WORK/out" "$WORK/err"
     [ "$wanted" = 0 ] || check 'in one line' [ "$(grep -c '^finetune_chat.sh: ' "$WORK/err")" = 1 ]
 }
+HERE=$WORK/here
 few='--steps 3 --lr 1e-3'
-script 2 "$data_python" 'usage: ' Qwen3-0.6B conversations.jsonl
-script 2 "$data_python" 'is what this script chooses' Qwen3-0.6B conversations.jsonl by-script --out x
-script 1 "$data_python" 'has no config.json' shards conversations.jsonl by-script
+script 2 "$data_python" 'usage: ' Qwen3-0.6B known.jsonl
+script 2 "$data_python" 'is what this script chooses' Qwen3-0.6B known.jsonl by-script --out x
+script 1 "$data_python" 'has no config.json' shards known.jsonl by-script
 script 1 "$data_python" 'is no file' Qwen3-0.6B nothing.jsonl by-script
-script 1 false 'ended with status 1' Qwen3-0.6B conversations.jsonl by-script $few
+script 1 false 'ended with status 1' Qwen3-0.6B known.jsonl by-script $few
 check 'a failure leaves no folder' [ ! -e "$HERE/by-script" ]
-script 1 "$data_python" 'ended with status 1' Qwen3-0.6B conversations.jsonl by-script $few --memory-limit 1MiB
-script 0 "$data_python" 'is complete for these inputs' Qwen3-0.6B conversations.jsonl by-script $few
+script 1 "$data_python" 'ended with status 1' Qwen3-0.6B known.jsonl by-script $few --memory-limit 1MiB
+script 0 "$data_python" 'is complete for these inputs' Qwen3-0.6B known.jsonl by-script $few
 check 'it prints the three commands' [ "$(grep -cE '^== .*(data/prepare.py --tokenizer|train --model|train convert --model)' "$WORK/out")" = 3 ]
 mv "$HERE/by-script" "$HERE/first"
-script 0 "$data_python" 'resumed .*step 3 of 3' Qwen3-0.6B conversations.jsonl by-script $few
+script 0 "$data_python" 'resumed .*step 3 of 3' Qwen3-0.6B known.jsonl by-script $few
 check 'given again it goes on, to the same' cmp -s "$HERE/first/model.safetensors" "$HERE/by-script/model.safetensors"
-script 1 "$data_python" 'is there already' Qwen3-0.6B conversations.jsonl by-script $few
+script 1 "$data_python" 'is there already' Qwen3-0.6B known.jsonl by-script $few
 finish
