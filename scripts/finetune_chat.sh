@@ -73,7 +73,7 @@ prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shar
 # an epoch
 hinted() { sed -n "s/^next: .* --$1 \([0-9]*\).*/\1/p" "$work/prepare.txt"; }
 samples=$(hinted samples)
-[ -z "$samples" ] || given samples "$@" || given batch "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"
+[ -z "$samples" ] || given samples "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"
 [ -z "${SEQ_LEN:-}" ] || given seq-len "$@" || set -- --seq-len "$SEQ_LEN" "$@"
 if ! given seq-len "$@"; then
     needed=$(hinted seq-len)
@@ -82,8 +82,6 @@ if ! given seq-len "$@"; then
     [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN
     set -- --seq-len "$needed" "$@"
 fi
-samples=$(sed -n 's/^next: .* --samples \([0-9]*\) .*/\1/p' "$work/prepare.txt") # of a step, so that an epoch has 10 or more
-[ -z "$samples" ] || given samples "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"
 ls "$work"/shards/val-*.bin >/dev/null 2>&1 && set -- --val-data "$work/shards/val-*.bin" "$@"
 [ ! -e "$work/run/lock" ] || set -- "$@" --resume
 set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"
