@@ -152,6 +152,7 @@ static const struct {
     {"num-iterations", "updates", NULL, NULL},
     {"max-completion-length", "max-new-tokens", NULL, NULL},
     {"epsilon-high", "clip-high", NULL, NULL},
+    {"simpo-gamma", "gamma", NULL, NULL},
 };
 #define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
 

@@ -13,7 +13,7 @@ options.h parses the words; the command line has precedence.
 #include "llmc/files/checkpoint_folder.h"
 #include "options_out.h"
 
-#define OPTION_FILE_LIMIT ((size_t)1 << 20) // bytes, but of a log
+#define OPTION_FILE_LIMIT (1 << 20) // bytes, of a log those of a line
 
 typedef struct {
     char **word;  // [count]
@@ -98,17 +98,15 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
 
 // The last line with options in a log.
 static char *option_record(const char *path, size_t *line) {
-    char *text = NULL, *last = NULL;
-    size_t room = 0;
+    char *text = (char *)checked_malloc(OPTION_FILE_LIMIT, path),
+         *last = (char *)checked_malloc(OPTION_FILE_LIMIT, path);
     InputFile input = input_open(path);
     FILE *file = fdopen(input.fd, "r");
     if (!file) die("%s: cannot be read: %s", path, strerror(errno));
-    for (size_t number = 1; getline(&text, &room, file) > 0; number++) {
-        if (!strstr(text, "\"options\": {")) continue;
-        free(last);
-        last = text, text = NULL, room = 0, *line = number;
-    }
-    if (!last) die("%s: holds no record of a run's options, as a run's log.jsonl does", path);
+    *last = 0;
+    for (size_t number = 1; fgets(text, OPTION_FILE_LIMIT, file); number += strchr(text, '\n') != NULL)
+        if (strstr(text, "\"options\": {")) strcpy(last, text), *line = number;
+    if (!*last) die("%s: holds no record of a run's options, as a run's log.jsonl does", path);
     fclose(file), free(input.path), free(text);
     return last;
 }

@@ -150,10 +150,7 @@ static void options_help(FILE *out, Verb verb) {
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %-10s%s\n", verb_rows[i].name, verb_rows[i].purpose);
         fputs("\nExamples\n", out);
         for (int i = 0; i < VERBS; i++) fprintf(out, "  %s %s %s\n", program, verb_rows[i].name, verb_rows[i].example);
-        fprintf(out,
-                "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n"
-                "Of tokens 32k are 32768 and 1M are 1048576; of steps, and whatever else, 32k are 32000.\n",
-                program);
+        fprintf(out, "\nOptions (%s VERB --help shows those of one verb; defaults stand in brackets)\n", program);
     } else {
         fprintf(out, "%s: %s\n\n", verb_rows[verb].name, verb_rows[verb].purpose);
         fprintf(out, "usage: %s %s --option value ...\n", program, verb_rows[verb].name);
@@ -161,6 +158,9 @@ static void options_help(FILE *out, Verb verb) {
         if (verb == VERB_PLAN)
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
+    fputs("Of tokens 32k is 32768 and 1M 1048576, of anything else 32000 and 1000000; --seq_len is --seq-len.\n"
+          "Names of transformers, TRL and PEFT stand for ours where they mean the same (--learning-rate).\n",
+          out);
     help_options(out, verb);
     if (verb == VERBS || verb == VERB_INFO) help_models(out);
 }

@@ -52,8 +52,7 @@ static void run_open_lora(Run *run) {
     char found[PATH_MAX], hub[PATH_MAX];
     const char *adapter = hub_path_find("--adapter", o->adapter, hub, o->quiet);
     if (adapter)
-        run->adapter =
-            adapter_open(adapter_path_find(adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+        run->adapter = adapter_open(adapter_path_find(adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
     if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
