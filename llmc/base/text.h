@@ -114,10 +114,10 @@ static const char *human_fixed(double value, int width) {
     const double size = fabs(value);
     const int exponent = isfinite(value) && size != 0 && (size < 1e-3 || size >= pow(10, width) - 0.5);
     for (int decimals = exponent ? width - 5 : width - 1; decimals >= 0; decimals--) {
-        snprintf(text, sizeof(text), exponent ? "%*.*e" : "%*.*f", width, decimals, size);
-        if ((int)strlen(text) <= width) break;
+        snprintf(text, sizeof(text), exponent ? "%s%.*e" : "%s%.*f", value < 0 ? "-" : "", decimals, size);
+        if ((int)strlen(text) <= width + (value < 0)) break;
     }
-    snprintf(out, sizeof(buffers[0]), "%c%.30s", value < 0 ? '-' : ' ', text);
+    snprintf(out, sizeof(buffers[0]), "%*.31s", width + 1, text);
     return out;
 }
 

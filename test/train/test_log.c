@@ -246,6 +246,17 @@ static char *line_of(const StepReport *r, size_t steps, int verbose) {
     return text;
 }
 
+TEST(numbers_of_one_width) {
+    static const struct {
+        double value;
+        const char *text;
+    } cases[] = {{0, " 0.0000"},        {1.5, " 1.5000"},  {-0.25, "-0.2500"},    {9.99996, " 10.000"},
+                 {-123456, "-123456"},  {1e6, "  1e+06"},  {999999.6, "  1e+06"}, {-4e-4, " -4e-04"},
+                 {0.00099, "  1e-03"},  {1e-8, "  1e-08"}, {1e-300, " 1e-300"},   {NAN, "    nan"},
+                 {-INFINITY, "   -inf"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) assert_string_equal(human_fixed(cases[i].value, 6), cases[i].text);
+}
+
 // Loss, norm, speed and sizes of any order of magnitude: labels and units stay where they are.
 TEST(step_lines_are_aligned) {
     static const double losses[] = {1e-4, 99999, -0.25, 1, 9.999999, 0.00123456, 1e-9, 12.5};
