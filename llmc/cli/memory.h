@@ -167,9 +167,9 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
             snprintf(parts + strlen(parts), sizeof(parts) - strlen(parts), "%s%s %s", *parts ? ", " : "",
                      share_names[share], human_bytes((double)least.share[share]));
     ways_out(run, B, limit, ways);
-    die("no length fits: %s is %s, and one token already needs %s (%s)%s%s", whose, human_bytes((double)limit),
-        human_bytes((double)least.total_bytes), parts,
-        *ways ? "; what would fit:" : "; take a smaller model or more memory", ways);
+    if (*ways && is_main_rank()) fprintf(stderr, "what would fit%s\n", ways);
+    die("no length fits: %s is %s, and one token already needs %s (%s); take %s", whose, human_bytes((double)limit),
+        human_bytes((double)least.total_bytes), parts, *ways ? "one of the above" : "a smaller model or more memory");
 }
 
 // ---- the refusal ---------------------------------------------------------------------------------------------------

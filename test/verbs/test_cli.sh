@@ -122,7 +122,7 @@ kept --keep attention --keep-on device --memory-limit $((without + bytes - 1))
 check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
 succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose
 check 'the command that is echoed can be pasted' \
-    [ "$(head -n 3 "$WORK/out" | tr -d '\\\n' | tr -s ' ' | cut -d' ' -f2-14)" = \
+    [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
     "$TRAIN plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
 check 'a plan tells people' grep -q '5.58 GiB  in host memory: attention.s outputs' "$WORK/out"
 for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
