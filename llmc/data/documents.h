@@ -168,8 +168,8 @@ static void documents_check_tokenizers(const DataLoader *d) {
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
     if (wanted != first->tokenizer)
-        die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with that, or give "
-            "--any-tokenizer if the ids are meant for this model",
+        die("%s was made with tokenizer %s (%016llx), the model's is %s (%016llx); prepare the data with that, or "
+            "give --any-tokenizer",
             first->path, first->tokenizer_name, (unsigned long long)first->tokenizer, settings->tokenizer_path,
             (unsigned long long)wanted);
 }

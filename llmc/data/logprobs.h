@@ -192,13 +192,13 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
     const char *path = f->file.path;
     char had[64], want[64];
     if (h->data_key != wanted->data_key || h->tokens != wanted->tokens || h->documents != wanted->documents)
-        die("%s: holds log-probabilities of other data or by another tokenizer: of %zu tokens in %zu documents "
-            "(%016llx), %s has %zu in %zu (%016llx); compute them again for this data (verb logprobs)",
+        die("%s: is of other data or another tokenizer: %zu tokens in %zu documents (%016llx), %s has %zu in %zu "
+            "(%016llx); run logprobs on this data",
             path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);
     if (wanted->model_key && h->model_key != wanted->model_key)
-        die("%s: holds log-probabilities under another model: %s (%s, %016llx), the run's reference is %s (%s, "
-            "%016llx); compute them again with that (verb logprobs)",
+        die("%s: is by another model, %s (%s, %016llx); the run's reference is %s (%s, %016llx): run logprobs "
+            "again",
             path, h->model, dtype_name((DType)h->dtype), (unsigned long long)h->model_key, wanted->model,
             dtype_name((DType)wanted->dtype), (unsigned long long)wanted->model_key);
     if (h->temperature != wanted->temperature)

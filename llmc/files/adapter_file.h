@@ -132,8 +132,8 @@ static void adapter_check_initialisation(const cJSON *item, const char *path) {
     char value[64];
     if (!item || cJSON_IsBool(item)) return;
     if (cJSON_IsString(item) && text_is_one_of(item->valuestring, "gaussian|eva|orthogonal")) return;
-    die("%s: init_lora_weights is %s, which has changed the base model as well; convert the adapters to plain LoRA "
-        "when saving them (PEFT's path_initial_model_for_weight_conversion)",
+    die("%s: init_lora_weights is %s, which has changed the base model as well; save plain LoRA, by PEFT's "
+        "path_initial_model_for_weight_conversion",
         path, json_scalar_text(item, value, sizeof(value)));
 }
 
@@ -264,7 +264,7 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
 static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found, const char *base) {
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
-    die("%s: is an adapter for another base than %s: its %s are other ones (%016llx) than those it was trained on "
+    die("%s: is an adapter for another base than %s: its %s are other ones (%016llx) than it was trained on "
         "(%016llx); give that model with --model",
         path, base ? base : "that of --init", config ? "settings" : "weights",
         (unsigned long long)(config ? found->config : found->weights),

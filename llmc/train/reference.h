@@ -191,9 +191,8 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
     if (place < 0) {
         if (!at_hand)
-            die("%s: is gone, the reference's log-probabilities that this run began with, and the model is another by "
-                "now; put it back, or compute them again with the first model (verb logprobs) and give "
-                "--reference-logprobs",
+            die("%s: is gone, the reference that this run began with, and the model is another by now; put it back, or "
+                "make it with the first model (logprobs) and give --reference-logprobs",
                 path[0]);
         place = reference_place(path, folder_is_writable);
         if (place < 0)

@@ -111,8 +111,7 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "and lies in one sequence, which is to have %zu; shorten the prompts or the completions, or take a smaller "
-            "--group-size",
+            "one sequence has %zu; shorten either, or take a smaller --group-size",
             G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
     bound.documents = min_size(P, bound.N / G) * G; // a document has a position at least

@@ -165,7 +165,7 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     for (size_t step = 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
-            die("%s: made step %zu at learning rate %.6g, these options make it %.6g; it was started with --lr %.10g "
+            die("%s: made step %zu at lr %.6g, not %.6g; give --lr %.10g "
                 "--schedule %s --steps %zu --warmup %zu --final-lr-fraction %.10g --decay-fraction %.10g",
                 checkpoint, step, then, now, saved->peak, schedule_names[saved->kind], saved->steps, saved->warmup,
                 saved->final_fraction, saved->decay_fraction);

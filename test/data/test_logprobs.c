@@ -257,11 +257,11 @@ TEST(another_model_or_data_is_refused) {
         {WANTED(temperature, 0x3fe8000000000000), NULL}, // 0.75, as it is
         {WANTED(model_key, 0), NULL},                    // any
         {WANTED(model_key, 0x1111),
-         "whose.logprobs: holds log-probabilities under another model: some/model (bf16, 0123456789abcdef), the run's "
-         "reference is other/model (bf16, 0000000000001111); compute them again"},
+         "whose.logprobs: is by another model, some/model (bf16, 0123456789abcdef); the run's reference is other/model "
+         "(bf16, 0000000000001111): run logprobs again"},
         {WANTED(data_key, 0xfedcba9876543211),
-         "whose.logprobs: holds log-probabilities of other data or by another tokenizer: of 10000 tokens in 40 "
-         "documents (fedcba9876543210), train-00000.bin has 10000 in 40 (fedcba9876543211); compute"},
+         "whose.logprobs: is of other data or another tokenizer: 10000 tokens in 40 documents (fedcba9876543210), "
+         "train-00000.bin has 10000 in 40 (fedcba9876543211); run logprobs on"},
         {WANTED(tokens, TOKENS + 1), "train-00000.bin has 10001 in 40"},
         {WANTED(documents, DOCUMENTS - 1), "train-00000.bin has 10000 in 39"},
         {WANTED(temperature, 0x3ff0000000000000),

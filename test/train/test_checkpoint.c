@@ -177,10 +177,10 @@ TEST(schedule_must_agree_so_far) {
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, NULL},
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
          {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200},
-         "made step 3 at learning"},
+         "made step 3 at lr "},
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
          {2e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
-         "it was started with --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},
+         "give --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},
         // still warming up
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 50, 100}, {1e-3, SCHEDULE_LINEAR, 0.5, 0.2, 50, 999}, NULL},
         {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 7}, {1e-3, SCHEDULE_CONSTANT, 0.3, 0.2, 2, 100}, NULL},
