@@ -25,6 +25,7 @@ import templates
 from records import Rejected
 
 
+SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
 PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
@@ -279,8 +280,8 @@ class Encoder:
         return self.finished(self.conversation(source, record))
 
     def encoding(self, text):
-        """The text as the library encodes it. It needs some 700 bytes for a token of what it is given at a time, so a long text goes
-        to it in pieces."""
+        """The text as the library encodes it. It needs some hundreds of bytes for a token of what it is given at a time, so a long
+        text goes to it in pieces."""
         if self.nfc:  # what it does to ASCII is nothing, slowly
             wanted = None if text.isascii() else self.nfc
             if self.without_nfc != (wanted is None):
@@ -290,9 +291,30 @@ class Encoder:
             return Encoding(self.tokenizer.encode(text, add_special_tokens=False))
         pieces = []
         for begin, end in self.cuts.pieces(text):
-            encoding = Encoding(self.tokenizer.encode(text[begin:end], add_special_tokens=False))
-            pieces.append((encoding.ids, encoding.offsets + begin))
+            while begin < end:
+                encoding, tokens, behind = self.words(text, begin, end)
+                pieces.append((encoding.ids[:tokens], encoding.offsets[:tokens] + begin))
+                begin = behind
         return Pieces(pieces)
+
+    def words(self, text, begin, end):
+        """(Encoding, how many of its tokens are of the text from `begin`, where they end): of a long text about PIECE characters, to
+        where a word begins with its space, and another piece may."""
+        if end - begin > 2 * PIECE and self.words_are_apart:
+            found = self.tokenizer.encode(text[begin:begin + PIECE], add_special_tokens=False)
+            for place in SPACE.finditer(text, begin + PIECE - PIECE // 16, begin + PIECE - PIECE // 64):
+                token = found.char_to_token(place.start() - begin)
+                if token and found.token_to_chars(token)[0] == place.start() - begin and found.token_to_word(token) != found.token_to_word(token - 1):
+                    return Encoding(found), token, place.start()
+        encoding = Encoding(self.tokenizer.encode(text[begin:end], add_special_tokens=False))
+        return encoding, len(encoding.ids), end
+
+    @functools.cached_property
+    def words_are_apart(self):
+        """Whether a text may be cut before the space of a word: tokens look no further than a word, and nothing is done at a begin."""
+        ids = lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids
+        text = "Hello there, big wide world: 12 a.b (c) d"
+        return all(ids(text[:found.start()]) + ids(text[found.start():]) == ids(text) for found in SPACE.finditer(text))
 
     @staticmethod
     def finished(document):

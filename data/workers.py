@@ -16,6 +16,7 @@ import records
 import shards
 
 MOST_BYTES = 16 << 20  # of input that is under way beside the batch that is waited for
+MOST_CHECKED = 1 << 20  # tokens: to look at longer documents again takes as long as to encode them
 encoder = None  # made before the workers are forked, so that they share its memory
 
 
@@ -57,7 +58,8 @@ def process(encoder, file, rows, checked):
             kind = record.kind
             if i < checked:
                 for document in documents:
-                    encoder.check(document)
+                    if len(document.ids) < MOST_CHECKED:
+                        encoder.check(document)
         except records.Rejected as rejected:
             result.rejected.append((i, rejected.reason, rejected.detail))
             continue
