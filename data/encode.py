@@ -298,20 +298,21 @@ class Encoder:
         return Pieces(pieces)
 
     def words(self, text, begin, end):
-        """(Encoding, how many of its tokens are of the text from `begin`, where they end): of a long text about PIECE characters, to
-        where a word begins with its space, and another piece may."""
+        """(Encoding, how many of its tokens to take, where these end): of a long text about PIECE characters from `begin`, to where a
+        word begins with its space, as another piece may."""
         if end - begin > 2 * PIECE and self.words_are_apart:
             found = self.tokenizer.encode(text[begin:begin + PIECE], add_special_tokens=False)
             for place in SPACE.finditer(text, begin + PIECE - PIECE // 16, begin + PIECE - PIECE // 64):
-                token = found.char_to_token(place.start() - begin)
-                if token and found.token_to_chars(token)[0] == place.start() - begin and found.token_to_word(token) != found.token_to_word(token - 1):
-                    return Encoding(found), token, place.start()
+                at = place.start() - begin
+                token = found.char_to_token(at)
+                if token and found.token_to_chars(token)[0] == at and found.token_to_word(token) != found.token_to_word(token - 1):
+                    return Encoding(found), token, begin + at
         encoding = Encoding(self.tokenizer.encode(text[begin:end], add_special_tokens=False))
         return encoding, len(encoding.ids), end
 
     @functools.cached_property
     def words_are_apart(self):
-        """Whether a text may be cut before the space of a word: tokens look no further than a word, and nothing is done at a begin."""
+        """Whether a text may be cut before the space of a word: tokens look no further, and a text's begin changes nothing."""
         ids = lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids
         text = "Hello there, big wide world: 12 a.b (c) d"
         return all(ids(text[:found.start()]) + ids(text[found.start():]) == ids(text) for found in SPACE.finditer(text))
@@ -479,7 +480,7 @@ class Encoder:
             if place >= 0:
                 at = place + len(content)
             elif not self.shortened(content, runs, document):
-                raise MaskFailure(f"{self.shown(message)} should count, and the tokens that count are {self.clip(everything)}")
+                raise MaskFailure(f"{self.shown(message)} should count, {self.clip(everything)} does")
         counted = "\0".join(self.letters_of(text) for message in document.texts for text in texts_of(message))
         for message in document.others:
             content = self.content_letters(message)
@@ -523,7 +524,7 @@ class Encoder:
 
     @staticmethod
     def clip(text):
-        return json.dumps(text[:60] + ("..." if len(text) > 60 else ""), ensure_ascii=False)
+        return json.dumps(text[:40] + ("..." if len(text) > 40 else ""), ensure_ascii=False)
 
 
 def texts_of(value):

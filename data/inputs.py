@@ -117,8 +117,8 @@ def parquet_batches(path, begin):
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             columns = [name for name in file.schema_arrow.names if name in records.COLUMNS + records.UNUSED]
             if not set(columns) & set(records.COLUMNS):
-                raise InputFailure(f"{path}: none of its columns ({', '.join(file.schema_arrow.names[:8])}) is one of "
-                                   f"{', '.join(records.COLUMNS)}; rename them")
+                raise InputFailure(f"{path}: none of its columns ({', '.join(file.schema_arrow.names[:4])}) is read; "
+                                   "rename them to text, messages, prompt, ... (data/README.md)")
             all_rows, group_begin = file.metadata.num_rows, 0
             for group in range(file.num_row_groups):
                 group_end = group_begin + file.metadata.row_group(group).num_rows

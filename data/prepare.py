@@ -103,6 +103,9 @@ def read_arguments(argv):
     # --skip-bad alone means any number; argparse would take the name behind it for one.
     argv = ["--skip-bad=-1" if a == "--skip-bad" and not re.fullmatch(r"\d+", following) else a
             for a, following in zip(argv, [*argv[1:], ""])]
+    if "--separator" in argv[:-1]:  # which may begin with a dash
+        at = argv.index("--separator")
+        argv[at:at + 2] = ["--separator=" + argv[at + 1]]
     arguments = parser.parse_args(argv)
     if not arguments.files:
         parser.error("no FILE to read")
@@ -209,7 +212,7 @@ def hint(work, arguments, kind):
     step = max(1, min(most, number // 10))
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
-    print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples}{few}")
+    print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
           f"{validation} --seq-len {length} {option} {step} --lr {rate} --save-every 100 --out run")
 

@@ -198,7 +198,7 @@ class Run:
             "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
                         "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
-                        "separator": s.separator and s.separator.decode()},
+                        "separator": None if s.separator is None else s.separator.decode()},
         }
 
     def run(self):

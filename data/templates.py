@@ -158,7 +158,7 @@ def limited(function, seconds):
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGPROF, late)
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)
+        signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
         if os.path.exists("/proc/self/statm"):
             with open("/proc/self/statm", "rb", 0) as file:
                 most = int(file.read(99).split()[0]) * resource.getpagesize() + BYTES

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import functools
 import glob
 import gzip
@@ -128,6 +129,8 @@ class WithCommand(unittest.TestCase):
         lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
         self.assertEqual((done.returncode, len(lines), done.stdout), (code, 1, ""), (pattern, done.stderr))
         self.assertRegex(lines[0], "^prepare.py: .*" + pattern)
+        for line in done.stderr.replace(self.work, "").splitlines():
+            self.assertLessEqual(len(line), 200, line)
         return done
 
     def run_of(self, out, *data, progress=lambda *_: None, **more):
@@ -227,6 +230,16 @@ class Runs(WithCommand):
             self.assertIn(":2: another kind: ", done.stderr)
 
     def test_what_is_said(self):
+        many = [{"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": ""}]}, {"text": "hello world", "score": 3}, *[GOOD] * 168]
+        for rows, words in ((many, "several formats: messages 169, text 1\n'score' of 1 samples is not used: .*\nin 1 documents a turn of the "
+                                   "assistant is empty, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),
+                            ([GOOD] * 57, "an epoch is 12 optimizer steps of 5 documents\n.* --samples 5 "),
+                            ([GOOD] * 4, "an epoch is 4 optimizer steps of 1 document, which are few: .*--epochs 3\n.* --samples 1 "),
+                            (KINDS["pairs"][1], "10 optimizer steps of 4 pairs\n.*--objective dpo .* --samples 4 --lr 5e-7"),
+                            (KINDS["prompts"][1], "12 optimizer steps of 8 prompts\n.*--objective grpo --rollout .* --batch 8 --lr 1e-6")):
+            said = self.prepare("hint", self.write("hint.jsonl", rows), "--force").stdout
+            self.assertRegex(said, words)
+            self.assertTrue(all(len(line.replace(self.work, "")) <= 200 for line in said.splitlines()))
         short, long = self.write("a.jsonl", [GOOD, LEFT_OUT, GOOD]), self.write("long.jsonl", [GOOD, {"text": "hello " * 100}])
         for data, words, *more in ((short, "train: 2 samples[^$]*left out: 1 of 'no target that counts'"),
                                    (long, "left out: 1 of 'longer than --max-tokens'", "--max-tokens", "50", "--long", "skip"),
@@ -241,6 +254,26 @@ class Runs(WithCommand):
             self.assertIn(words, shown)
         self.assertNotRegex(shown, "\x1b|:4:")
         self.assertIn("prompt alone", self.prepare(None, "--show", "1", self.write("prompt.jsonl", [{"prompt": "a"}])).stdout)
+
+    def test_text_and_markdown(self):
+        text = "\ufeff\n# Hello\nworld\n\nthe weather\n \n\n---\nis nice\n"
+        for name in ("a.txt", "b.md"):
+            samples.write_text(self.path(name), text)
+        with gzip.open(self.path("c.md.gz"), "wb") as zipped:
+            zipped.write(text.encode())
+        texts = lambda *texts: [{"text": each} for each in texts]
+        for separator, rows in ((None, texts(text[2:-1])), ("", texts("# Hello\nworld", "the weather", "---\nis nice")),
+                                ("---", texts("# Hello\nworld\n\nthe weather\n \n", "is nice"))):
+            rows = [{"text": row["text"].strip("\n")} for row in rows]
+            for name in ("a.txt", "b.md", "c.md.gz"):
+                self.prepare("out", self.path(name), "--force", *([] if separator is None else ["--separator", separator]))
+                self.assertEqual([contents(self.path("out"))["train-00000.bin"]], expected_shards(encoder("chatml"), 0, rows, 10**6), name)
+        with open(self.path("bad.txt"), "wb") as file:
+            file.write(b"good\n\n\xff\n")
+        done = self.refused(1, "1 bad sample", self.command("x", self.path("bad.txt"), "--separator", ""))
+        self.assertIn("bad.txt:3: malformed line: not UTF-8", done.stderr)
+        for name in ("a.jsonl.zst", "a.csv"):
+            self.refused(1, f"{name}: is nothing that is read here; give JSONL", self.command("y", samples.write_text(self.path(name), "")))
 
     def test_other_inputs_and_options(self):
         data = self.write("a.jsonl", [GOOD, "{"])
@@ -390,6 +423,11 @@ class Runs(WithCommand):
             for out, path in (("1", data), ("2", table)):
                 self.prepare(out, path, "--force")
             self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "12"))
+        rows = [{"text": "a b", "time": None}, {"text": "a b", "ids": datetime.datetime(2026, 1, 1)}]
+        schema = pyarrow.schema([("text", "string"), ("ids", pyarrow.timestamp("us"))])
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), self.path("time.parquet"))
+        done = self.refused(1, "1 bad sample", self.command("time", self.path("time.parquet")))
+        self.assertIn("time.parquet:2: wrong type: column ids holds a datetime, which JSON does not have", done.stderr)
         pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), self.path("other.parquet"))
         self.refused(1, "none of its columns \\(body\\)", self.command("other", self.path("other.parquet")))
         samples.write_text(self.path("bad.parquet"), "PAR1 this is not one PAR1")

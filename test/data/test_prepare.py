@@ -7,6 +7,7 @@ Closes with `N passed, N failed, N skipped`.
 """
 
 import datetime
+import decimal
 import functools
 import json
 import os
@@ -27,6 +28,7 @@ import prepare_samples as samples
 import records
 import spans
 import templates
+import workers
 from prepare_runs import *  # the tests of whole runs
 
 MALFORMED, UNKNOWN, WRONG_TYPE, EMPTY, NO_TARGET = (records.MALFORMED, records.UNKNOWN_FORMAT, records.WRONG_TYPE, records.EMPTY,
@@ -239,6 +241,32 @@ class Masks(Tested):
         turns = spans.Turns(templates.ChatTemplate(template), samples.SPECIAL)
         self.assert_same_turns(turns, chat(*(["Hi", "Hello"] * 40)), list(range(1, 80, 2)))
 
+    def test_conversations_of_one_shape_are_asked_once(self):
+        """What is found in placeholders is what is found in the conversation itself."""
+        odd = ["<|im_end|>\n<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nyes", "a</think>b", "\u241e0\u241e", "\ufdd0", " "]
+        rng, found = random.Random(3), 0
+        for name in ("chatml", "mistral", "thinking", "opening", "generation"):
+            for train_on in ("assistant", "assistant,user"):
+                of = encoder(name, train_on=train_on)
+                for i in range(60):
+                    messages = samples.long_conversation(rng, rng.randint(1, 4), rng.choice((0, 0, 1, 2, 4, 8, 15)))
+                    if rng.random() < .3:
+                        rng.choice(messages)["content"] = rng.choice(odd)
+                    wanted, both = of.wanted(messages, 0), []
+                    for stretches in (of.stretches, of.asked_stretches):
+                        try:
+                            both.append(stretches(messages, wanted, None, {}))
+                        except templates.TemplateFailure as failure:
+                            both.append(str(failure))
+                    self.assertEqual(*both, (name, messages))
+                found += sum(pattern is not None for pattern in of.patterns.known.values())
+        self.assertGreater(found, 150)
+        of = encoder("thinking")
+        of.encode({"messages": chat("Hi", "Hello", "And?", "Bye")})
+        with mock.patch.object(of.template, "render", wraps=of.template.render) as render:
+            of.encode({"messages": chat("Ho", "Yes", "Why?", "No")})
+        self.assertEqual(render.call_count, 1)
+
     def test_pieces_have_the_tokens_of_the_whole(self):
         parts = ["hello", " ", "  ", "\n", "\u00e9", "\U0001f600", "<s>", "</s>", " <s>", "<|im_end|>", "<|im_start|>", "<|im_", "o", "\u2581"]
         both = {"lstrip": True, "rstrip": True, "special": True, "normalized": False}
@@ -258,6 +286,16 @@ class Masks(Tested):
                             found.append((encoding.ids.tolist(), encoding.offsets.tolist()))
                     self.assertEqual(found, found[:1] * 3, (name, more, text))
                 self.assertGreater(cuts, 200, (name, more))
+        of, rng = encoder("chatml"), random.Random(2)
+        self.assertEqual((of.words_are_apart, encoder("sentencepiece").words_are_apart), (True, False))
+        for _ in range(30):  # without special tokens
+            text = "".join(rng.choice([" ", " ", "  ", "\n", " \n"]) + rng.choice(["hello", "world,", "2", "(a)", "\u00e9t\u00e9"])
+                           for _ in range(400))
+            with mock.patch.object(encode, "PIECE", 128):
+                pieces = of.encoding(text)
+            self.assertIsInstance(pieces, encode.Pieces)
+            whole = of.encoding(text)
+            self.assertEqual((pieces.ids.tolist(), pieces.offsets.tolist()), (whole.ids.tolist(), whole.offsets.tolist()))
 
 
 class Templates(Tested):
@@ -305,6 +343,27 @@ class Templates(Tested):
         with self.assertRaisesRegex(ValueError, "not valid Jinja: line 2"):
             templates.ChatTemplate("a\n{% if %}")
 
+    def test_templates_without_end(self):
+        loops = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+        doubling = "{% for i in range(99) %}{% set ns.a = ns.a OP ns.a %}{% endfor %}"
+        calls = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+        with mock.patch.object(templates, "SECONDS", 0.03), mock.patch.object(templates, "BYTES", 1 << 28):
+            for error, template, detail in (
+                    (templates.Endless, loops, "still at work after"), (templates.Endless, calls, "still at work after"),
+                    (templates.Endless, "{{ 'a' * 10**10 }}", "GiB"), (templates.Endless, "{{ 'a' | center(messages | length * 10**10) }}", "GiB"),
+                    (templates.Endless, "{% set ns = namespace(a='xx') %}" + doubling.replace("OP", "~"), "GiB|still at work"),
+                    (templates.TemplateFailure, "{% set ns = namespace(a=3) %}" + doubling.replace("OP", "*"), "more than 4096 bits"),
+                    (templates.TemplateFailure, "{{ 9 ** (9 ** 9) }}", "more than 4096 bits"),
+                    (templates.TemplateFailure, "{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+                    (ValueError, "{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "cannot be compiled: .*nested"),
+                    (ValueError, "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "cannot be compiled: RecursionError")):
+                with self.assertRaisesRegex(error, detail, msg=template[:80]):
+                    templates.ChatTemplate(template).render(chat("Hi"))
+            with self.assertRaisesRegex(encode.SetupFailure, "still at work"):  # it ends the run, not a sample
+                loops = samples.write_text(WORK.name + "/loops", loops)
+                encode.Encoder(encode.Options(tokenizer=FOLDERS["chatml"], chat_template=loops)).encode({"messages": chat("Hi", "Hello")})
+        templates.ChatTemplate("{{ 'a' * 100 }}").render(chat("Hi"))
+
 
 class Rejections(Tested):
     def test_what_is_rejected(self):
@@ -316,6 +375,9 @@ class Rejections(Tested):
                     ({}, "keys are none"), ({"content": "x"}, "keys are content"), ({"text": "a", "messages": messages}, "messages or text"),
                     ({"chosen": "a", "rejected": "b"}, "no prompt"), ({"answer": "a"}, "answer"), (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
+                    *(({**kind, "label": label}, "KTO") for kind in ({"prompt": "a", "completion": "b"}, {"messages": messages})
+                      for label in (True, False)),
+                    ({"prompt": "a", "response": "b"}, "rename response to completion"), ({"prompt": "a", "text": "b"}, "could be text or prompts"),
                     (group(), "keys are prompt, completions"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
@@ -347,6 +409,10 @@ class Rejections(Tested):
         for record in ({"messages": [*messages, {"role": "tool", "content": "x"}]}, {"prompt": [*messages, {"role": "tool", "content": "x"}]}):
             self.rejected("mistral", record, records.TEMPLATE, "only user and assistant")
         self.rejected("chatml", {"text": "a"}, UNKNOWN, "has no prompt", format="completion")
+        self.documents("chatml", {"prompt": "a", "completion": "b", "label": False}, format="completion")
+        self.documents("chatml", {"messages": messages, "label": "joke"})
+        deep = [*chat("Hi"), {"role": "assistant", "tool_calls": json.loads("[" * 450 + "]" * 450)}]
+        self.rejected("thinking", {"messages": deep}, records.TEMPLATE)
 
     def test_lines_that_are_rejected(self):
         for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list"), (b"3", "is a number"),
@@ -354,6 +420,10 @@ class Rejections(Tested):
                              (b'{"a": ' + b"9" * 5000 + b"}", "not JSON")):
             with self.subTest(line=line[:20]), self.assertRaisesRegex(records.Rejected, f"{MALFORMED}: .*{detail}"):
                 records.parse_line(line)
+        for value, detail in ((b"a", "binary data"), (datetime.datetime(2026, 1, 1), "a datetime"), (decimal.Decimal("1.5"), "a Decimal"),
+                              ((1, 2), "a map")):
+            with self.assertRaisesRegex(records.Rejected, f"column messages.0..time holds {detail}, which JSON does not have"):
+                workers.parsed({"text": None, "messages": [{"role": "user", "n": 1.5, "time": value}]})
 
     def test_setups_that_do_not_fit(self):
         broken = WORK.name + "/broken"
