@@ -67,10 +67,11 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     cJSON_ArrayForEach(item, root) {
         const int index = config_key_find(item->string);
         const char *name = index < 0 ? item->string : config_keys[index].name;
-        int refused = index >= 0 ? family_has_key(family, name) && !config_keys[index].scaling &&
-                                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window")
-                                 : text_is_one_of(name, "use_sliding_window|max_window_layers") &&
-                                       text_is_one_of(family->name, "qwen2|qwen3");
+        int refused = index < 0 ? text_is_one_of(name, "use_sliding_window|max_window_layers") &&
+                                      text_is_one_of(family->name, "qwen2|qwen3")
+                                : family_has_key(family, name) && !config_keys[index].scaling &&
+                                      !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
+                                                            "sliding_window");
         for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
             if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
         for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
@@ -369,7 +370,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
         const int theta = !strcmp(key->name, "rope_theta");
-        if (!config_uses_key(config, key) || text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
+        if (!config_uses_key(config, key) ||
+            text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (theta ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
         if (key->kind == KEY_BOOL)

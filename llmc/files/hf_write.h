@@ -12,6 +12,7 @@ folder is complete or absent.
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"
 #include "merge.h"
+#include "model_card.h"
 #include "safetensors.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "weights.h"
@@ -41,7 +42,7 @@ typedef struct {
 
 // ---- the small files ------------------------------------------------------------------------------------------------
 // Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
-// weights that were published with it.
+// weights that were published with it, and model_card.h writes another.
 // clang-format off
 static const char *const hf_kept_names[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -58,7 +59,8 @@ static int hf_is_kept_name(const char *name) {
 
 // A file of this name, found in a folder that was left half written, is one of ours.
 static int hf_is_written_name(const char *name) {
-    return hf_is_kept_name(name) || !strcmp(name, "config.json") || fnmatch("model*.safetensors*", name, 0) == 0;
+    return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md") ||
+           fnmatch("model*.safetensors*", name, 0) == 0;
 }
 
 typedef struct {
@@ -300,7 +302,7 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     HfKeptFiles kept = hf_find_kept(write->kept);
     OutputFolder folder;
     double done = 0;
-    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 3,
+    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 4,
                 hf_is_written_name, replaces);
     hf_write_config(write, &folder);
     for (size_t i = 0; i < kept.count; i++) {
@@ -310,6 +312,10 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     }
     if (*write->tokenizer) hf_copy_file(&folder, write->tokenizer, TOKENIZER_NAME);
     free(kept.names);
+    size_t length;
+    char *card = model_card(write->source, write->kept, write->type, path, &length);
+    folder_write_file(&folder, "README.md", card, length);
+    free(card);
     Progress progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
     for (size_t begin = 0; begin < count; begin = end) {
         for (end = begin; end < count && write->tensors[end].shard == write->tensors[begin].shard;) end++;

@@ -59,7 +59,7 @@ static const Damage changed_texts[] = {
     KEY("gpt2", "reorder_and_upcast_attn", "false", "true", "reorder_and_upcast_attn is true"),
     KEY("gpt2", "add_cross_attention", "false", "true", "add_cross_attention is true"),
     // null, where transformers has no meaning for it
-    KEY("llama", "rms_norm_eps", "1e-05", "null", "config.json: rms_norm_eps is null, which transformers refuses; give"),
+    KEY("llama", "rms_norm_eps", "1e-05", "null", "rms_norm_eps is null, which transformers refuses; give its"),
     KEY("llama", "attention_bias", "false", "null", "attention_bias is null"),
     KEY("llama", "hidden_act", "\"silu\"", "null", "hidden_act is null"),
     KEY("llama", "rope_theta", "10000.0", "null", "rope_parameters.rope_theta is null"),
@@ -104,14 +104,16 @@ static const Damage changed_texts[] = {
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
-    KEY("gemma3-linear", "model_type", "\"gemma3_text\"", "\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}",
+    KEY("gemma3-linear", "model_type", "\"gemma3_text\"",
+        "\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}",
         "is a model with images or sound beside its text, which is not supported; save its text model by itself, as "
         "Gemma3ForCausalLM"),
     KEY("llama", "model_type", "\"llama\"",
         "\"qwen3_5\",\"text_config\":{\"model_type\":\"qwen3_5_text\",\"layer_types\":[\"linear_attention\"]}",
-        "model_type qwen3_5, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; families "
-        "are gpt2, llama, mistral, qwen2, qwen3, gemma3"),
-    KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}", "model_type gemma3n is not in this version"),
+        "model_type qwen3_5, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
+        "families are gpt2, llama, mistral, qwen2, qwen3, gemma3"),
+    KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
+        "model_type gemma3n is not in this version"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),
     // numbers
     CONFIG("llama", "\"hidden_size\": 40,", "", "hidden_size (or n_embd) is missing"),

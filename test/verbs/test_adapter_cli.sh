@@ -100,6 +100,9 @@ refuses 1 'the run began with "reference", which is no setting of this one' trai
 # ---- merged ---------------------------------------------------------------------------------------------------------------------
 succeeds convert --model "$base" --adapter "$adapter" --merge --out "$WORK/merged.bin"
 succeeds convert --model "$base" --adapter "$WORK/run" --merge --out "$WORK/merged"
+check 'the card says how it was trained' grep -q '^| steps | 12 |$' "$WORK/merged/README.md"
+check 'and on what' grep -q '^| data | tokens_uint16.bin |$' "$WORK/merged/README.md"
+check 'with what' grep -q '^base.bin trained by streambp.c; weights in float32.$' "$WORK/merged/README.md"
 succeeds eval --model "$WORK/merged" $data --val-steps 4 --json
 check 'merged is the adapter within rounding' close "$(json loss)" "$loss" $same_loss
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 --json

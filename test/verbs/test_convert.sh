@@ -64,9 +64,11 @@ for file in config.json model.safetensors; do
     cp "$WORK/published/$file" "$cache/blobs/$file"
     ln -s "../../blobs/$file" "$cache/snapshots/0123abc/$file"
 done
+printf -- '---\nlicense: apache-2.0\n---\n# Tiny\n' >"$cache/snapshots/0123abc/README.md"
 export HF_HOME="$WORK/home"
 succeeds convert --model Owner/Tiny-0.1 --like Owner/Tiny-0.1 --out "$WORK/from_hub"
 says err 'note: --model Owner/Tiny-0.1: .*/snapshots/0123abc is taken'
+check 'a card names its base' [ "$(sed -n '4,6p' "$WORK/from_hub/README.md" | tr '\n' ' ')" = 'base_model: Owner/Tiny-0.1 license: apache-2.0 tags: ' ]
 check 'a name of the hub is its snapshot' same "$WORK/from_hub/model.safetensors" "$WORK/published/model.safetensors"
 HF_HUB_CACHE=$WORK/home/hub succeeds plan --model Owner/Tiny-0.1 --seq-len 64
 for option in '--model Owner/Other' '--init llama --like Owner/Other' "--model $WORK/published --merge --adapter Owner/Other"; do
@@ -127,7 +129,7 @@ check 'what was read or there is as it was' [ "$(tree)" = "$before" ]
 succeeds $cached --out "$WORK/flat"
 check '--overwrite replaces a file' same "$WORK/flat" "$WORK/copy.bin"
 succeeds convert --model "$WORK/copy.bin" --out "$WORK/shards" --overwrite
-check 'and a folder, of which nothing stays' [ "$(ls "$WORK/shards" | tr '\n' ' ')$(ls "$WORK" | grep -c 'shards\.')" = 'config.json model.safetensors 0' ]
+check 'and a folder, of which nothing stays' [ "$(ls "$WORK/shards" | tr '\n' ' ')$(ls "$WORK" | grep -c 'shards\.')" = 'README.md config.json model.safetensors 0' ]
 
 # ---- refusals -----------------------------------------------------------------------------------------------------------------------
 refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"

@@ -7,6 +7,7 @@ import os
 from checks import GOLDEN, WORK, check, close, train
 
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -73,6 +74,8 @@ def golden(name):
         convert(*options, "--out", f"{out}-{folder}")
         compare(f"{name} -> {what}", source, f"{out}-{folder}", TYPES.get(dtype))
     compare_configs(f"{name} -> flat -> hf", source, f"{out}-own")
+    card = ModelCard.load(f"{out}-own/README.md").data
+    check(f"{name}: card", card.library_name == "transformers" and card.tags == ["streambp"], str(card))
     with open(f"{out}-shards/model.safetensors.index.json") as index:
         check(f"{name}: several files", len(set(json.load(index)["weight_map"].values())) > 1)
 

@@ -1,0 +1,111 @@
+/*
+The card of a model that `convert` writes, README.md in its Hugging Face folder: what it was made of and, of a run of
+ours, how it was trained, by state.json and log.jsonl. The hub reads what stands between the lines of dashes.
+*/
+#ifndef LLMC_MODEL_CARD_H
+#define LLMC_MODEL_CARD_H
+#include "checkpoint_folder.h"
+#include "hf_config.h"
+#include "merge.h"
+
+#define CARD_TEXT 65536 // bytes that are read of a file
+
+// The beginning of a file in a folder; empty where there is none
+static const char *card_read(const char *folder, const char *name, char text[CARD_TEXT]) {
+    char path[PATH_MAX];
+    struct stat status;
+    *text = 0;
+    path_join(path, folder, name);
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || !status.st_size) return text;
+    InputFile file = input_open(path);
+    const size_t bytes = min_size((size_t)file.bytes, CARD_TEXT - 1);
+    input_read(&file, 0, text, bytes);
+    text[bytes] = 0;
+    input_close(&file);
+    return text;
+}
+
+// Its first line as JSON
+static cJSON *card_json(const char *folder, const char *name) {
+    static char text[CARD_TEXT];
+    card_read(folder, name, text);
+    return cJSON_ParseWithLength(text, strcspn(text, "\n"));
+}
+
+static const char *card_word(const cJSON *object, const char *key, const char *otherwise) {
+    const cJSON *item = json_get(object, key);
+    return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
+}
+
+// The name that a model has on the hub, of a snapshot in its cache or as it was typed; else that of its file or folder
+static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
+    const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
+    snprintf(name, PATH_MAX, "%s", cached ? cached + strlen("/models--") : path);
+    char *dashes = cached ? strstr(name, "--") : NULL;
+    *hub = dashes || (slash && *path != '.' && slash != path && !strchr(slash + 1, '/') && !path_exists(path));
+    if (dashes) {
+        memmove(dashes + 1, dashes + 2, strlen(dashes + 1));
+        *dashes = '/', name[strcspn(name, "/") + 1 + strcspn(dashes + 1, "/")] = 0;
+    } else if (!*hub && slash) {
+        snprintf(name, PATH_MAX, "%s", strrchr(path, '/') + 1);
+    }
+    return name;
+}
+
+// The licence that the card in a folder names, or ""
+static const char *card_licence(const char *folder, char licence[64]) {
+    static char text[CARD_TEXT];
+    const char *line = folder ? card_read(folder, "README.md", text) : "";
+    *licence = 0;
+    if (strncmp(line, "---\n", 4) != 0) return licence;
+    while (!*licence && (line = strchr(line, '\n')) != NULL && strncmp(++line, "---", 3) != 0)
+        sscanf(line, "license: %63[0-9a-zA-Z.-]", licence);
+    return licence;
+}
+
+// kept: the folder that config.json comes from, or NULL; type: of the weights. The caller frees the text.
+static char *model_card(const WeightSource *source, const char *kept, DType type, const char *out, size_t *length) {
+    char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], *text = NULL;
+    const char *path = source->merge ? source->merge->adapter->path : source->path;
+    int hub = 0;
+    folder_above(folder, path);
+    path_join(run, folder, "..");
+    cJSON *state = card_json(folder, "state.json"), *log = state ? card_json(run, RECORDS_NAME) : NULL;
+    const cJSON *options = json_get(log, "options"), *settings = json_get(state, "settings"), *item;
+    const char *base = source->merge || !state ? source->path : card_word(options, "model", NULL);
+    const char *objective = card_word(options, "objective", "sft"), *lora = card_word(settings, "LoRA", NULL);
+    FILE *file = open_memstream(&text, length);
+    if (!file) die("%s: out of memory for its README.md", out);
+    base = source->random || !base ? NULL : card_name(base, name, &hub);
+    fputs("---\nlibrary_name: transformers\npipeline_tag: text-generation\n", file);
+    if (hub) fprintf(file, "base_model: %s\n", base);
+    if (*card_licence(kept, licence)) fprintf(file, "license: %s\n", licence);
+    fprintf(file, "tags:\n- streambp\n");
+    if (state) fprintf(file, "- %s\n%s", objective, lora ? "- lora\n" : "");
+    fprintf(file, "---\n\n# %s\n\n", strrchr(out, '/') ? strrchr(out, '/') + 1 : out);
+    fprintf(file, "%s %s by streambp.c; weights in %s.\n", base ? base : "A randomly initialised model",
+            state           ? "trained"
+            : source->merge ? "with adapters merged"
+                            : "converted",
+            hf_dtype_name(type));
+    if (state) {
+        const cJSON *schedule = json_get(state, "schedule"), *data = json_get(options, "data");
+        fprintf(file, "\n| | |\n|---|---|\n| objective | %s |\n", objective);
+        if (lora) fprintf(file, "| LoRA, merged | %s |\n", lora);
+        cJSON_ArrayForEach(item, data)
+            if (cJSON_IsString(item) && json_printable(item->valuestring))
+                fprintf(file, "| data | %s |\n",
+                        strrchr(item->valuestring, '/') ? strrchr(item->valuestring, '/') + 1 : item->valuestring);
+        fprintf(file, "| steps | %.0f |\n", cJSON_GetNumberValue(json_get(state, "step")));
+        fprintf(file, "| tokens | %.0f |\n", cJSON_GetNumberValue(json_get(state, "tokens")));
+        fprintf(file, "| tokens of a document, at most | %s |\n", card_word(settings, "--seq-len", "?"));
+        fprintf(file, "| peak learning rate | %g, %s |\n", cJSON_GetNumberValue(json_get(schedule, "peak")),
+                card_word(schedule, "kind", "?"));
+    }
+    fclose(file);
+    cJSON_Delete(state);
+    cJSON_Delete(log);
+    return text;
+}
+
+#endif
