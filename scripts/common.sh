@@ -6,6 +6,8 @@ json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 # Bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
+ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: whatever positions the model was trained on
+
 # The Python to draw with, or nothing: the first on PATH may lack matplotlib while the system's own has it.
 python_with_matplotlib() {
     for python in ${PYTHON:-} python3 /usr/bin/python3; do

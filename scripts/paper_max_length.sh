@@ -26,7 +26,7 @@ longest_within() { # BYTES, and as above
     grpo) set -- --group-size 8 --beta 0.04 "$@" ;; # without a divergence from a reference the paper's code does not run
     esac
     # one thread: the scratch memory of a CPU's further ones is no part of this comparison
-    "$TRAIN" plan --init "$longest_model" --objective "$longest_objective" --seq-len 1024 --dtype bf16 --threads 1 \
+    "$TRAIN" plan --init "$longest_model,$ANY_LENGTH" --objective "$longest_objective" --seq-len 1024 --dtype bf16 --threads 1 \
         --memory-limit "$longest_limit" --json --quiet "$@" | json_number max_seq_len
 }
 

@@ -27,7 +27,7 @@ plan() {
     plan_model=$1 plan_method=$2 plan_T=$3
     shift 3
     case $plan_model in *-lora) set -- --lora-rank 32 --lora-alpha 128 "$@" ;; esac
-    "$TRAIN" plan --init "${plan_model%-lora}" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet "$@"
+    "$TRAIN" plan --init "${plan_model%-lora},$ANY_LENGTH" --method "$plan_method" --seq-len "$plan_T" --for bp --dtype bf16 --json --quiet "$@"
 }
 chunks_of() { [ "$1" != stream ] || echo "$PAPER_CHUNKS"; } # the other methods have no chunks
 total() { plan "$1" "$2" "$3" $(chunks_of "$2") | json_number total_bytes; }
@@ -45,7 +45,7 @@ series() { # NAME METHOD SOURCE [options of ./train plan]: a line of ours
     series_name=$1 series_method=$2 series_source=$3
     shift 3
     for T in 512 1024 $(awk 'BEGIN { for (T = 4096; T <= 229376; T += 4096) print T }'); do
-        echo "$series_name,$series_method,$series_source,$T,$("$TRAIN" plan --init $HERO --method "$series_method" --seq-len "$T" \
+        echo "$series_name,$series_method,$series_source,$T,$("$TRAIN" plan --init $HERO,$ANY_LENGTH --method "$series_method" --seq-len "$T" \
             --dtype bf16 --json --quiet "$@" | json_number total_bytes)"
     done >>"$csv"
 }

@@ -25,7 +25,8 @@ PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
 plan() {
     plan_model=$1 plan_ranks=$2 plan_sp=$3 plan_zero=$4 plan_T=$5
     shift 5
-    "$TRAIN" plan --init "$plan_model" --ranks "$plan_ranks" --sp "$plan_sp" --zero "$plan_zero" --seq-len "$plan_T" \
+    [ "$plan_ranks" -gt 1 ] || plan_zero=0 # alone there is nothing to shard
+    "$TRAIN" plan --init "$plan_model,$ANY_LENGTH" --ranks "$plan_ranks" --sp "$plan_sp" --zero "$plan_zero" --seq-len "$plan_T" \
         --dtype bf16 --threads 1 --json --quiet "$@"
 }
 longest() { # as plan, without T
@@ -154,7 +155,7 @@ echo "$table5" | awk '{ split($4, ours, ","); printf "%6d %12s %12s %18.2f\n", $
 echo
 echo "Constants behind the estimates (llmc/plan/machine.h), and where each comes from"
 for machine in h100 a100; do
-    "$TRAIN" plan --init qwen3-0.6b --dtype bf16 --machine $machine |
+    "$TRAIN" plan --init "qwen3-0.6b,$ANY_LENGTH" --dtype bf16 --machine $machine |
         awk -v name="$machine" '/^machine / { on = 1; sub("machine ", name "    ") } /^step / { on = 0 } on'
 done
 

@@ -15,7 +15,7 @@ echo "|---|---|---|"
 for file in scripts/recipes/*.args; do
     name=$(basename "$file" .args)
     comment=$(grep '^# plan' "$file")
-    options=${comment#\# plan}
+    options=$(echo "${comment#\# plan}" | sed "s/--init [^ :]*/&,$ANY_LENGTH/")
     options=${options%%:*}
     case $options in
     *PROMPTS*)
