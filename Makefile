@@ -4,6 +4,7 @@
 # make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
+# make fuzz       libFuzzer on every parser (TARGET=, SECONDS=); needs clang
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
 #
@@ -69,7 +70,7 @@ DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENM
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
-.PHONY: all install demo test test-quick test-gpu test-gpu-build bench format lint check-cxx clean help deps FORCE
+.PHONY: all install demo test test-quick test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
 all: train
 
 # Again in any case: ./train may be the newer one of another configuration.
@@ -180,6 +181,10 @@ test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
 		MAKE='$(MAKE_COMMAND)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
+
+# New inputs for every parser of files, options and answers, by clang's libFuzzer; TARGET='config shard' runs some.
+fuzz:
+	@TARGET='$(TARGET)' FUZZ_SECONDS='$(SECONDS)' nice test/fuzz/fuzz.sh
 
 bench:
 	@dev/bench.sh

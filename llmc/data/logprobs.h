@@ -152,8 +152,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     file_header_check(&h->begin, &f->file, "file of log-probabilities", LOGPROBS_VERSION, LOGPROBS_AGAIN,
                       h->header_crc == logprobs_header_crc(h));
     logprobs_check_header(h, path);
-    for (char *c = h->model; *c; c++) // it goes into messages of one line
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    make_printable(h->model);
     LogprobScan scan = logprobs_scan(&f->file, h->tokens);
     if (scan.crc != h->body_crc) die("%s: its checksum is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
     if (scan.bad < h->tokens)

@@ -162,6 +162,9 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
 }
 
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
+    if (run->step > run->schedule.steps)
+        die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
+            run->schedule.steps);
     for (size_t step = 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
@@ -170,9 +173,6 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
                 checkpoint, step, then, now, saved->peak, schedule_names[saved->kind], saved->steps, saved->warmup,
                 saved->final_fraction, saved->decay_fraction);
     }
-    if (run->step > run->schedule.steps)
-        die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
-            run->schedule.steps);
 }
 
 // Reads the progress in `text` (zero-terminated) into *run, whose schedule and settings are this run's and must agree.
