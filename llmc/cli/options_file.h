@@ -64,7 +64,7 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
         const int first = !list || value == item->child;
         const char *text = cJSON_IsString(value) ? value->valuestring : json_scalar_text(value, number, sizeof(number));
         if (!cJSON_IsNumber(value) && !cJSON_IsString(value))
-            die("%s: \"%s\" is %s, which no option takes", path, item->string, text);
+            die("%s: \"%.64s\" is %s, which no option takes", path, item->string, text);
         if (!first && paths) {
             *w->end++ = 0;
             words_begin(w, w->line[w->count - 1]);

@@ -123,8 +123,8 @@ static void adapter_check_key(const cJSON *item, const char *path) {
         if (!strcmp(key, adapter_refused[i].key))
             die("%s: %s is %s: %s, which is not supported; plain LoRA is", path, key, value, adapter_refused[i].what);
     if (!cJSON_IsNumber(item)) // a number may be the default of something that is off
-        die("%s: %s is %s, which this program does not know and may not leave out; plain LoRA is supported", path, key,
-            value);
+        die("%s: %.64s is %s, which this program does not know and may not leave out; plain LoRA is supported", path,
+            key, value);
 }
 
 // Some initialisations also change the weights below, so that the adapters belong to no model that was published.

@@ -68,7 +68,7 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     const char *name = state_string(object, "kind", path);
     int kind = 0;
     while (kind < SCHEDULES && strcmp(schedule_names[kind], name) != 0) kind++;
-    if (kind == SCHEDULES) die("%s: the schedule \"%s\" is not known", path, name);
+    if (kind == SCHEDULES) die("%s: the schedule \"%.64s\" is not known", path, name);
     Schedule schedule = {0};
     schedule.kind = (ScheduleKind)kind;
     schedule.peak = state_number(object, "peak", path);
@@ -138,7 +138,7 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
     if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
     const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
     saved += begin, now += begin;
-    const int saved_length = (int)strcspn(saved, ","), now_length = (int)strcspn(now, ",");
+    const int saved_length = (int)min_size(strcspn(saved, ","), 200), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
         die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
             "another --out",
@@ -157,7 +157,7 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
         die("%s: was trained on %s, which holds other data now; resume with what it held, or begin a new run with "
             "another --out",
             checkpoint, files);
-    die("%s: was trained on %s, --data is %s now; resume with the same data, or begin a new run with another --out",
+    die("%s: was trained on %.820s, --data is %s now; resume with the same data, or begin a new run with another --out",
         checkpoint, files ? files : "other data", run->data ? run->data : "another");
 }
 
@@ -193,7 +193,7 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     cJSON_ArrayForEach(item, settings) {
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
         if (i == run->setting_count)
-            die("%s: the run began with \"%s\", which is no setting of this one; resume with the options and the "
+            die("%s: the run began with \"%.64s\", which is no setting of this one; resume with the options and the "
                 "version that it began with",
                 path, item->string);
     }

@@ -1,10 +1,10 @@
 #!/bin/sh
 # make fuzz [TARGET='config shard ...'] [SECONDS=60]: libFuzzer on each target of test/fuzz/test_fuzz.c, one after the other. What it
-# learns stays in build/fuzz/TARGET, so that the next run goes on. An input that ends a target in another way than it should is kept as
-# test/fuzz/found/TARGET-*, where `make test` tries it again; CLANG names the compiler.
+# learns stays in build/fuzz/TARGET, so that the next run goes on. An input that ends a target in another way than it should is
+# build/fuzz/TARGET.found-*; kept as test/fuzz/found/TARGET-NAME it is tried by `make test`. CLANG names the compiler.
 cd "$(dirname "$0")/../.." || exit 1
 clang=${CLANG:-clang}
-mkdir -p build/fuzz test/fuzz/found
+mkdir -p build/fuzz
 printf 'int LLVMFuzzerTestOneInput(const char *a, unsigned long b);\nint LLVMFuzzerTestOneInput(const char *a, unsigned long b) { return a && b > 9; }\n' |
     $clang -fsanitize=fuzzer -x c - -o build/fuzz/try 2>/dev/null ||
     { echo "fuzz: $clang has no libFuzzer; install clang and its compiler-rt, or name another with CLANG="; exit 1; }
@@ -18,7 +18,7 @@ for FUZZ_TARGET in ${TARGET:-$(build/fuzz/fuzz)}; do
     FUZZ_SEEDS=build/fuzz/$FUZZ_TARGET
     mkdir -p "$FUZZ_SEEDS"
     build/fuzz/fuzz -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
-        -artifact_prefix="test/fuzz/found/$FUZZ_TARGET-" "$FUZZ_SEEDS" >"$FUZZ_SEEDS.log" 2>&1
+        -artifact_prefix="$FUZZ_SEEDS.found-" "$FUZZ_SEEDS" >"$FUZZ_SEEDS.log" 2>&1
     code=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$FUZZ_SEEDS.log")
     echo "$FUZZ_TARGET: ${inputs:-0} inputs, $([ $code = 0 ] && echo nothing found || echo "FOUND, see $FUZZ_SEEDS.log")"
