@@ -8,6 +8,7 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
+#include "llmc/files/checkpoint_folder.h"
 #include "options_file.h"
 
 #ifndef STREAMBP_VERSION
@@ -489,6 +490,10 @@ static void options_check_output(const Options *o) {
         const void *field = (const char *)o + row->offset;
         const char *text = row->kind == OPTION_TEXT ? *(const char *const *)field : NULL;
         const PathList *list = (const PathList *)field;
+        char hub[PATH_MAX], name[32];
+        snprintf(name, sizeof(name), "--%s", row->name);
+        if (text && (!strcmp(row->name, "model") || !strcmp(row->value, "DIR")))
+            text = hub_path_find(name, text, hub, 1);
         if (text && text != out) output_refuse_input(out, row->name, text);
         if (row->kind != OPTION_PATHS || !list->count || !path_exists(out)) continue;
         ShardPaths found = shard_paths_find(list->path, list->count);

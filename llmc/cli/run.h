@@ -100,6 +100,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
     run_open_lora(run);
+    checkpoint_release();
 }
 
 // How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.

@@ -224,6 +224,21 @@ static void shard_check_header(const TokenShard *s) {
         die("%s: the name of its tokenizer has no end; write it again", s->path);
 }
 
+// What fills a section up to the next one is zeros: every byte of a file is known.
+static void shard_check_padding(const TokenShard *s, const InputFile *file) {
+    static const unsigned char zeros[TOKEN_SHARD_ALIGN] = {0};
+    const size_t end[3] = {s->table + s->documents * TOKEN_SHARD_ENTRY, s->ids + s->tokens * s->id_bytes,
+                           s->masks + s->tokens};
+    const size_t next[3] = {s->ids, s->masks, s->values ? s->values : end[2]};
+    unsigned char found[TOKEN_SHARD_ALIGN];
+    for (int i = 0; i < 3; i++) {
+        input_read(file, end[i], found, next[i] - end[i]);
+        if (memcmp(found, zeros, next[i] - end[i]) != 0)
+            die("%s: bytes %zu to %zu are not zero, the file is damaged; copy or write it again", s->path, end[i],
+                next[i] - 1);
+    }
+}
+
 static TokenShard shard_read_header(const InputFile *file) {
     TokenShard s = {0}, copy;
     if (file->bytes < TOKEN_SHARD_HEADER)
@@ -236,6 +251,7 @@ static TokenShard shard_read_header(const InputFile *file) {
                       crc32_of(0, &copy, TOKEN_SHARD_HEADER) == s.header_crc);
     s.path = checked_strdup(file->path);
     shard_check_header(&s);
+    shard_check_padding(&s, file);
     make_printable(s.tokenizer_name);
     if (s.values) s.kind = KIND_VALUES;
     if (!s.tokenizer_name[0]) snprintf(s.tokenizer_name, sizeof(s.tokenizer_name), "unnamed");

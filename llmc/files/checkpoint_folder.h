@@ -135,9 +135,29 @@ static size_t checkpoint_find_last(const char *folder) {
         if (!fault) return step;
         if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
-        note("%s is passed over: %s", path, fault);
+        if (path_exists(path))
+            note("%s is passed over: %s", path, fault);
+        else
+            step = CHECKPOINT_NONE; // its run has removed it, and saved a newer one before
     }
     return CHECKPOINT_NONE;
+}
+
+// A reader holds the folder of the checkpoint whose files it opens: its run leaves it until then. One at a time.
+static int checkpoint_held = -1;
+
+static void checkpoint_release(void) {
+    if (checkpoint_held >= 0) close(checkpoint_held);
+    checkpoint_held = -1;
+}
+
+// 0: its run is removing it.
+static int checkpoint_hold(const char *checkpoint) {
+    checkpoint_release();
+    checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (checkpoint_held < 0) return errno != ENOENT;
+    return (flock(checkpoint_held, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+           path_is_file(checkpoint, checkpoint_held);
 }
 
 // ---- removing -------------------------------------------------------------------------------------------------------
@@ -161,11 +181,14 @@ static int checkpoint_remove(const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
     checkpoint_path(path, folder, step, "");
     checkpoint_path(removed, folder, step, ".removed");
-    if (rename(path, removed) != 0) {
-        note("%s is no longer needed, but cannot be removed: %s", path, strerror(errno));
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (held || rename(path, removed) != 0) {
+        if (!held) note("%s is no longer needed, but cannot be removed: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
         return 0;
     }
-    if (!checkpoint_delete(removed))
+    if (!folder_remove(removed, fd, checkpoint_is_written_name))
         note("%s is no longer needed, but holds other files: look through it and remove it", removed);
     return 1;
 }
@@ -324,9 +347,9 @@ static void checkpoint_close(CheckpointFolder *folder) {
 // ---- paths of users -------------------------------------------------------------------------------------------------
 /*
 --model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint,
-or a checkpoint, which stands for the model.bin or the adapters in it. A folder with a config.json is a Hugging Face
-model, whatever else is in it. A name of the hub, such as Qwen/Qwen3-0.6B, stands for what Hugging Face's cache has of
-it; a path of that name goes first.
+or a checkpoint, which stands for the model.bin or the adapters in it, and is held until checkpoint_release. A folder
+with a config.json is a Hugging Face model, whatever else is in it. A name of the hub, such as Qwen/Qwen3-0.6B, stands
+for what Hugging Face's cache has of it; a path of that name goes first.
 */
 // Where Hugging Face's programs keep models: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
 static void hub_cache(char cache[PATH_MAX]) {
@@ -353,11 +376,11 @@ static const char *hub_path_find(const char *option, const char *path, char foun
     hub_cache(cache);
     snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
     snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
-    FILE *file = fopen(reference, "r");
-    const int read = file && fscanf(file, "%64[0-9a-zA-Z]", commit) == 1;
-    if (file) fclose(file);
+    const int fd = file_open(reference, O_RDONLY), known = fd >= 0 && read(fd, commit, sizeof(commit) - 1) > 0;
+    if (fd >= 0) close(fd);
+    commit[strspn(commit, letters)] = 0;
     snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
-    if (!read || !path_is_directory(found))
+    if (!known || !path_is_directory(found))
         die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path, reason,
             path, path + owner + 1);
     if (!quiet) note("%s %s: %s is taken", option, path, found);
@@ -374,15 +397,16 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
         fault = manifest_check(path, manifest);
         if (fault) die("%s: is no complete checkpoint: %s; give another checkpoint, or the run's folder", path, fault);
         snprintf(checkpoint, PATH_MAX, "%s", path);
+        checkpoint_hold(checkpoint);
         return 1;
     }
     if (checkpoint_before(path, CHECKPOINT_NONE) == CHECKPOINT_NONE) return 0;
-    size_t last = checkpoint_find_last(path);
-    if (last == CHECKPOINT_NONE)
-        die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
-    checkpoint_path(checkpoint, path, last, "");
-    fault = manifest_check(checkpoint, manifest);
-    if (fault) die("%s: %s", checkpoint, fault);
+    do {
+        size_t last = checkpoint_find_last(path);
+        if (last == CHECKPOINT_NONE)
+            die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
+        checkpoint_path(checkpoint, path, last, "");
+    } while (!checkpoint_hold(checkpoint) || manifest_check(checkpoint, manifest));
     return 1;
 }
 

@@ -317,6 +317,7 @@ TEST(every_section_truncated_or_flipped) {
     // the long document is read in segments, the others whole
     expect_bits_found(&suite, "bad.bin", whole.ids, whole.ids + 37 * 4, 0, "the checksum of document ");
     expect_bits_found(&suite, "bad.bin", whole.counts, whole.size, 0, "the checksum of document ");
+    expect_bits_found(&suite, "bad.bin", whole.ids + 37 * 4, whole.counts, -1, "bytes 596 to 639 are not zero");
     free(whole.bytes);
 }
 

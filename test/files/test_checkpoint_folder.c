@@ -112,4 +112,54 @@ TEST(one_run_at_a_time) {
     assert_int_equal(run_child(save_body, &saving)->code, 0);
 }
 
+// A checkpoint whose files a reader opens stays until the next one is saved after that.
+TEST(what_a_reader_opens_stays) {
+    Saving saving = {scratch_path("out"), 1, 8, 1};
+    char found[PATH_MAX];
+    save_usual();
+    assert_string_equal(model_path_find(saving.out, found, 1), scratch_path("out/checkpoint-00000007/model.bin"));
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+    assert_true(is_there("checkpoint-00000007/DONE") && is_there("checkpoint-00000008/DONE"));
+    checkpoint_release();
+    saving.step = 9;
+    assert_int_equal(run_child(save_body, &saving)->code, 0);
+    assert_true(!is_there("checkpoint-00000007") && !is_there("checkpoint-00000008") &&
+                is_there("checkpoint-00000009"));
+}
+
+static void read_again_and_again(const void *out) {
+    char found[PATH_MAX];
+    for (size_t last = 0; last < 60;) {
+        const char *path = model_path_find((const char *)out, found, 1);
+        const size_t step = strtoull(strrchr(path, '-') + 1, NULL, 10);
+        usleep(300); // as long as opening takes
+        InputFile file = input_open(path);
+        input_close(&file);
+        checkpoint_release();
+        if (step < last) die("step %zu after %zu", step, last);
+        last = step;
+    }
+}
+
+TEST(readers_of_a_run_that_goes_on) {
+    const char *out = scratch_path("out");
+    CheckpointFolder folder;
+    save_usual();
+    fflush(NULL);
+    const pid_t run = fork();
+    if (run == 0) {
+        TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+        is_child = 1;
+        checkpoint_open(&folder, out, 1, 1);
+        for (size_t step = 8; step <= 60; step++) {
+            RunState state = run_state(step);
+            checkpoint_save(&folder, &t, &state);
+        }
+        _exit(0);
+    }
+    const Child *child = run_child(read_again_and_again, out);
+    if (child->code || *child->err) test_fail("exit code %d: %s", child->code, child->err);
+    assert_int_equal(waitpid(run, NULL, 0), run);
+}
+
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

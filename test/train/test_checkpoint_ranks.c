@@ -290,6 +290,7 @@ TEST(a_full_disk_of_one_rank_leaves_the_last_checkpoint) {
 TEST(ranks_that_see_other_folders_are_refused) {
     const char *out = fresh_folder("out"), *other = fresh_folder("other");
     need_mpirun();
+    write_file(scratch_path("out/lock"), "", 0); // of a run
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
     copy_folder(out, other); // with the lock of the run before
     expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");

@@ -150,6 +150,12 @@ mv "$WORK/cache/snapshots/revision/config.json" "$WORK/cache/blobs/y"
 ln -s ../../blobs/y "$WORK/cache/snapshots/revision/config.json"
 ln -sf ../../blobs/x "$WORK/cache/snapshots/revision/model.safetensors"
 succeeds convert --model "$WORK/cache/snapshots/revision" --out "$WORK/cached"
+mkdir "$WORK/hub" "$WORK/cache/refs"
+ln -s ../cache "$WORK/hub/models--owner--name"
+printf revision >"$WORK/cache/refs/main"
+export HF_HUB_CACHE="$WORK/hub"
+refuses 1 "${reads}model" convert --model owner/name --to flat --out "$WORK/cache/blobs/x" --overwrite
+unset HF_HUB_CACHE
 refuses 2 "unknown model '[?]]0;owned[?]x" info --init "$(printf '\033]0;owned\007x')"
 refuses 1 'is not of the family gpt2, so llm.c cannot hold it' convert --model $GOLDEN/llama --to llmc --out "$WORK/x"
 refuses 1 'layer_norm_epsilon, so llm.c' convert --init gpt2,layer_norm_epsilon=1e-6,num_hidden_layers=1,hidden_size=8,num_attention_heads=2 --to llmc --out "$WORK/x"
