@@ -37,7 +37,8 @@ FF elements (Q more with QK-norm) and NH sums; the sums are left out here.
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
     stream      N (L+1) C s  +  max(n A s + 2 N KV (s + 4), m (V + C) s)
 
-and workspace of one chunk. dx lives where x_L was: no second tensor of N x C exists. K, V, dK, dV are one layer's.
+and 20 N of the batch (token, target, position, weight, log-probability), and workspace of one chunk. dx lives where x_L
+was: no second tensor of N x C exists. K, V, dK, dV are one layer's.
 
 FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's
 products, `pairs` query-key pairs of a layer:

@@ -111,7 +111,7 @@ TEST(shares_add_up) {
     }
 }
 
-// Bytes per token: L d s + d s + 2 k s + 2 k 4 + 16 and no more than 3 % above.
+// Bytes per token: L d s + d s + 2 k s + 2 k 4 + 20, and no more.
 TEST(slope_per_token) {
     static const char *const names[] = {"qwen3-0.6b",  "qwen3-8b",   "qwen3-14b",
                                         "llama3.1-8b", "qwen2.5-7b", "gpt2,n_positions=1000000"};
@@ -123,14 +123,14 @@ TEST(slope_per_token) {
             size_t s = dtype_size(types[t]), near[] = {65536}, far[] = {262144},
                    k = c->num_key_value_heads * c->head_dim;
             Batch first = shape_of(near, 1), second = shape_of(far, 1);
-            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 16);
+            double formula = (double)((c->num_hidden_layers + 1) * c->hidden_size * s + 2 * k * s + 2 * k * 4 + 20);
             const RunSettings settings = pass_settings(&model, METHOD_STREAM, 0, 1);
             double slope =
                 (double)(plan_make(&settings, &second).total_bytes - plan_make(&settings, &first).total_bytes) /
                 (double)(far[0] - near[0]);
             printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]),
                    slope, slope / formula);
-            if (!(slope <= 1.03 * formula))
+            if (!(slope <= formula + 1))
                 test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
         }
     }
