@@ -126,8 +126,9 @@ CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_N
        "advantages are rewards less their group's mean, over its standard deviation (group) or not (none); auto: none "
        "with dr_grpo, else group")
 TEXT(reference_logprobs, "reference-logprobs", NULL, LOSSES, "FILE",
-     "the reference's log-probabilities of --data, by the verb logprobs; without it those of --model are computed "
-     "before the first step and kept beside the data, and with LoRA those of the base model as they are needed")
+     "the reference's log-probabilities of --data, by the verb logprobs; without it those of --model (and --adapter) "
+     "are computed before the first step and kept beside the data, and with --lora-rank those of the base model as "
+     "they are needed")
 TEXT(old_logprobs, "old-logprobs", NULL, LOSSES, "FILE",
      "log-probabilities under the policy that wrote the completions; without it those of the policy that is trained, "
      "whose ratio is 1")
