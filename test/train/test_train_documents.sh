@@ -138,6 +138,7 @@ succeeds eval --model "$model" --data "$WORK/val-00000.bin" --seq-len 128 --curv
 check 'the curve adds up with buckets of 10' curve_agrees
 check 'buckets are of 10 positions' grep -q '"begin": 20, "end": 30' "$WORK/out"
 succeeds eval --model "$model" --data $SHARD --seq-len 64 --curve
+says out '^loss [0-9.]*  perplexity [0-9.]*  [0-9]* tokens$'
 check 'a table for people, of llm.c shards too' [ "$(grep -cE '^ +(0|1|2-3|4-7|8-15|16-31|32-63)  ' "$WORK/out")" = 7 ]
 
 # ---- what ends the completions of a rollout --------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ refuses 2 '--system: .*gemma.tok: no system text' sample --init $LARGE --tokeniz
 
 # ---- memory and disks ---------------------------------------------------------------------------------------------------------
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --memory-limit 4MiB
+says err '^ *[0-9.]* MiB .* %  #* *layer inputs$' # what takes it
 refuses 1 'no length fits' bp --init $TINY --seq-len 4096 --memory-limit 100KiB
 refuses 1 'no length fits.*one token already needs' bp --init llama3.1-70b --seq-len 100000
 refuses 1 'no length fits: --memory-limit is .*weights .*, gradients .*, optimizer ' train --init ${TINY%96}4096 --data $SHARD \
@@ -79,6 +80,11 @@ else
     echo '[  SKIPPED ] a full disk behind stdout: NOT TESTED, because there is no /dev/full'
     skipped=$((skipped + 1))
 fi
+
+# ---- for people --------------------------------------------------------------------------------------------------------------
+succeeds bp --init $TINY --seq-len 8 --objective simpo
+says out '^loss [0-9.]*  norm [0-9.]*  [0-9.]* s  [0-9.]* tok/s$' '^acc [01].0000  margin [ -]0.0[0-9]*$' \
+    '^memory   [0-9.]* [KM]iB at peak: plan [0-9.]* KiB, libraries and files [0-9.]* [KM]iB$'
 
 # ---- what works -----------------------------------------------------------------------------------------------------------------
 succeeds info --init gpt2-xl,n_layer=2 --json
