@@ -11,9 +11,9 @@ type field is the member of struct Options. A row is written as its kind, which 
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
 A default is written as it would be typed. A number whose default is a word ("auto", "off") accepts that word too: the
-field is then 0, or NAN where it is a double, and means what the help says. A row whose most is MOST_TOKENS counts tokens: 32k is 32768
-there, and 32000 of anything else. A choice is stored as the value of its enum:
-the row gives those of its first and its last word, which stand in the order of the enum.
+field is then 0, or NAN where it is a double, and means what the help says. A row whose most is MOST_TOKENS counts
+tokens: 32k is 32768 there, and 32000 of anything else. A choice is stored as the value of its enum: the row gives those
+of its first and its last word, which stand in the order of the enum.
 */
 #define FLAG(field, name, verbs, help) OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
 #define TEXT(field, name, text, ...)   OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)

@@ -25,6 +25,8 @@ static const char *option_nearest(const char *typed, Verb verb) {
             spelling_compare(typed, option_rows[i].name, &nearest, &best);
         }
     }
+    for (size_t i = 0; i < OPTION_ALIASES && !nearest; i++)
+        spelling_compare(typed, option_aliases[i].typed, &nearest, &best);
     return nearest;
 }
 

@@ -392,7 +392,7 @@ TEST(a_file_gives_what_the_line_does_not) {
 TEST(files_are_refused) {
     static const char *const cases[][3] = {
         {"a.args", "# x\n\nlr 1\nlearning-speed 1\n",
-         "a.args:4: unknown option --learning-speed; see train plan --help"},
+         "a.args:4: unknown option --learning-speed; did you mean --learning-rate?; see train plan"},
         {"b.args", "lr 1\n--lr 2", "b.args:2: --lr is given twice"},
         {"c.args", "lr x", "c.args:1: --lr is 'x', it must be a number"},
         {"d.args", "lr 1 2", "d.args:1: '2' does not belong here"},
@@ -425,6 +425,7 @@ TEST(lines_are_refused) {
         {"", "no model: give --model PATH or --init NAME; see train train --help"},
         {"bp --seqlen 3", "unknown option --seqlen; did you mean --seq-len?; see train bp --help"},
         {"bp --chnuk 3", "did you mean --chunk?"},
+        {"train --learning-rat 3", "did you mean --learning-rate?"},
         {"bp --grads g", "did you mean --grads-out?"},
         {"bp --step 3", "did you mean --steps?"}, // of another verb, but that is what was meant
         {"bp --zzzzzzzz", "unknown option --zzzzzzzz; see train bp --help"},
