@@ -80,7 +80,7 @@ BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",
       "limit such as 40GiB or h100 (what a card leaves to a plan): a plan finds the longest T within it, a run that "
       "needs more is refused before it starts")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
-       "plan a training run, or a pass without optimizer")
+       "plan a training run, or a pass without an optimizer update, which needs far less")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, LOSSES, "0|1|2|3",

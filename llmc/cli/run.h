@@ -110,6 +110,7 @@ static void check_positions(const Run *run, size_t T, const char *what) {
     if (c->family->learned_positions)
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
+    if (run->options->verb == VERB_PLAN && run->options->quiet) return;
     note("%s %zu is above max_position_embeddings %zu: the model has not seen such positions; --rope-scaling "
          "yarn,factor=%.0f scales them",
          what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));

@@ -90,9 +90,9 @@ typedef struct {
     double value[MACHINE_CONSTANTS]; // in the order above
 } Machine;
 
-// Attention: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads of 128, backward in any
-// order of sums; op set "cuda" asks for a fixed one, which is slower. Products: 770 to 800 TFLOP/s is the usual report of
-// cuBLASLt on an H100. An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak.
+// Attention: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads of 128, backward in
+// any order of sums; op set "cuda" asks for a fixed one, which is slower. Products: 770 to 800 TFLOP/s is the usual
+// report of cuBLASLt. An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
 // (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
 // Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them

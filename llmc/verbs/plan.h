@@ -182,7 +182,8 @@ static int verb_plan(const Options *options) {
     report_run(&run, &data, bound.part, "");
     plan_result_text(&run, &r);
     if (options->json) plan_result_json(&run, step, &r);
-    if (r.longest > options->seq_len && !options->quiet) check_positions(&run, r.longest, "the longest --seq-len");
+    if (options->seq_len <= run.model.config.max_position_embeddings) // else it has been said
+        check_positions(&run, r.longest, "the longest --seq-len");
     const int nothing = r.limit && !r.longest;
     if (nothing && !(options->json && options->quiet)) // where the object says it
         die_no_length(&run, documents, r.limit, options->memory_limit ? "--memory-limit" : "what the card leaves");

@@ -184,6 +184,11 @@ says out '^memory  .* planned for a pass without an optimizer update' \
     '^train    the same options with an optimizer need 18.*; no length fits'
 succeeds $for_bp --lora-rank 32 --json
 says out '"fits": true, "optimizer_update": false, '
+run plan --init qwen3-0.6b --seq-len 100000 --json
+says err 'max_position_embeddings 40960: .* --rope-scaling yarn,factor=3 '
+run plan --init qwen3-0.6b --seq-len 100000 --json --quiet
+check 'a quiet plan has no notes' [ ! -s "$WORK/err" ]
+succeeds $for_bp --lora-rank 32 --json
 fitting=$(json train_max_seq_len) bytes=$(json train_total_bytes)
 succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --json
 says err '^note: the longest --seq-len 2[0-9]* is above max_position_embeddings 40960: .*--rope-scaling yarn,factor=6 '
