@@ -184,7 +184,7 @@ static Verb options_verb(int argc, char **argv, int *first) {
     for (int verb = 0; verb < VERBS; verb++)
         snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", verb ? "|" : "", verb_rows[verb].name);
     words_text(all, text, sizeof(text));
-    die_usage("'%s' is not a verb, it must be %s%s; see %s --help", argv[1], text, did_you_mean("", nearest),
+    die_usage("'%.64s' is not a verb, it must be %s%s; see %s --help", argv[1], text, did_you_mean("", nearest),
               program_called());
 }
 
@@ -192,7 +192,7 @@ static Verb options_verb(int argc, char **argv, int *first) {
 static int options_row_of(const char *argument, Verb verb, const char **value, size_t *alias) {
     char typed[64], name[64], verbs[96];
     if (!looks_like_option(argument))
-        options_refuse(verb, "'%s' does not belong here: options begin with two dashes%s", argument,
+        options_refuse(verb, "'%.64s' does not belong here: options begin with two dashes%s", argument,
                        *argument == '-' ? "" : ", values follow an option");
     size_t length = strcspn(argument + 2, "=");
     *value = argument[2 + length] ? argument + 2 + length + 1 : NULL;
@@ -205,7 +205,7 @@ static int options_row_of(const char *argument, Verb verb, const char **value, s
     int index = option_find(*alias < OPTION_ALIASES ? option_aliases[*alias].option : name);
     if (index < 0) {
         const char *nearest = option_nearest(name, verb);
-        options_refuse(verb, "unknown option --%s%s", name, did_you_mean("--", nearest));
+        options_refuse(verb, "unknown option --%.64s%s", name, did_you_mean("--", nearest));
     }
     if (!option_accepted(&option_rows[index], verb) && !*options_where)
         options_refuse(verb, "--%s is not an option of %s but of %s", option_rows[index].name, verb_rows[verb].name,
@@ -223,7 +223,7 @@ static void options_refuse_value(const OptionRow *row, Verb verb, const char *va
     if (row->kind == OPTION_BYTES && parse_bytes(value, &bytes) && bytes_lack_unit(value, bytes))
         options_refuse(verb, "--%s %s would be %zu bytes; write --%s %sGiB", row->name, value, bytes, row->name, value);
     if (!*value) options_refuse(verb, "--%s is empty, it must be %s", row->name, allowed);
-    options_refuse(verb, "--%s is '%s', it must be %s", row->name, value, allowed);
+    options_refuse(verb, "--%s is '%.64s', it must be %s", row->name, value, allowed);
 }
 
 // argv[i], whatever it looks like, and all arguments up to the next option, in place.
@@ -250,7 +250,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
     options->given[index] = alias < OPTION_ALIASES ? (unsigned char)(GIVEN_AS_ALIAS + alias) : 1;
     if (row->kind == OPTION_FLAG) {
-        if (joined) options_refuse(verb, "--%s takes no value, '%s' was given", row->name, value);
+        if (joined) options_refuse(verb, "--%s takes no value, '%.64s' was given", row->name, value);
         option_set(row, options, "");
         return i + 1;
     }

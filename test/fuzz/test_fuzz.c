@@ -121,7 +121,7 @@ static void fuzz_one(const Target *t, const void *bytes, size_t count) {
     for (int fd = first; !ended && fd < first + 16; fd++) close(fd);
     for (const char *c = fuzz.message; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) fuzz_found("a control character in: %s", fuzz.message);
-    if (strlen(fuzz.message) > 1000) fuzz_found("a refusal of %zu bytes", strlen(fuzz.message));
+    if (strlen(fuzz.message) > 1000) fuzz_found("a refusal of %zu bytes: %.300s", strlen(fuzz.message), fuzz.message);
 }
 
 // ---- checksums ------------------------------------------------------------------------------------------------------
