@@ -265,10 +265,11 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
     die("%s: is an adapter for another base than %s: its %s are other ones (%016llx) than it was trained on "
-        "(%016llx); give that model with --model",
+        "(%016llx); give that model with --model%s",
         path, base ? base : "that of --init", config ? "settings" : "weights",
         (unsigned long long)(config ? found->config : found->weights),
-        (unsigned long long)(config ? recorded->config : recorded->weights));
+        (unsigned long long)(config ? recorded->config : recorded->weights),
+        config ? " and its --rope-scaling, if any" : "");
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

@@ -372,7 +372,8 @@ static const char *hub_path_find(const char *option, const char *path, char foun
     if (!path || path_exists(path)) return path;
     const size_t owner = strspn(path, letters), name = path[owner] ? strspn(path + owner + 1, letters) : 0;
     const char *const reason = strerror(ENOENT);
-    if (!name || *path == '.' || path[owner] != '/' || path[owner + 1 + name]) return path;
+    if (!name || *path == '.' || path[owner] != '/' || path[owner + 1 + name] || text_ends_with(path, ".bin"))
+        return path;
     hub_cache(cache);
     snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
     snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);

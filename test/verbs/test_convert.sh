@@ -71,6 +71,7 @@ says err 'note: --model Owner/Tiny-0.1: .*/snapshots/0123abc is taken'
 check 'a card names its base' [ "$(sed -n '4,6p' "$WORK/from_hub/README.md" | tr '\n' ' ')" = 'base_model: Owner/Tiny-0.1 license: apache-2.0 tags: ' ]
 check 'a name of the hub is its snapshot' same "$WORK/from_hub/model.safetensors" "$WORK/published/model.safetensors"
 HF_HUB_CACHE=$WORK/home/hub succeeds plan --model Owner/Tiny-0.1 --seq-len 64
+refuses 1 'train: Owner/model.bin: No such file or directory; a model is ' info --model Owner/model.bin
 for option in '--model Owner/Other' '--init llama --like Owner/Other' "--model $WORK/published --merge --adapter Owner/Other"; do
     refuses 1 'Owner/Other: No such file or directory, nor is it in .* cache; type: hf download Owner/Other --local-dir Other$' \
         convert $option --out "$WORK/x"
