@@ -153,15 +153,26 @@ def late(*_):
     raise Late
 
 
+def taken_bytes():
+    """Of addresses, by this process; 0 where nobody says."""
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(file, 32).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(file)
+
+
 def limited(function, seconds):
     """The function's result; Endless where it takes longer, or more memory than BYTES above what is taken."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGPROF, late)
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
-        if os.path.exists("/proc/self/statm"):
-            with open("/proc/self/statm", "rb", 0) as file:
-                most = int(file.read(99).split()[0]) * resource.getpagesize() + BYTES
+        if taken := taken_bytes():
+            most = taken + BYTES
             resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
         return function()
     except (Late, MemoryError) as error:
@@ -182,7 +193,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is dict and attribute not in KEYS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is str and attribute in METHODS or kind is jinja2.runtime.LoopContext and attribute in NUMBERS:
+        if (kind is str and attribute in METHODS or kind is jinja2.runtime.LoopContext and attribute in NUMBERS
+                or kind is Namespace and attribute[0] != "_" and hasattr(obj, attribute)):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
