@@ -122,8 +122,8 @@ static const struct {
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 
-#define OF_THE_WHOLE_STEP                                                                                              \
-    "give --samples N of a whole step, over all ranks and micro-batches; with --rollout --batch N prompts"
+#define PER_DEVICE   "per-device-train-batch-size"
+#define ACCUMULATION "gradient-accumulation-steps"
 // What transformers, TRL and PEFT call an option whose meaning is the same. `also`: the value of another one, unless it
 // is given, that makes it the same.
 static const struct {
@@ -148,6 +148,8 @@ static const struct {
     {"lora-r", "lora-rank", NULL, NULL},
     {"lora-target-modules", "lora-targets", NULL, NULL},
     {"use-rslora", "rslora", NULL, NULL},
+    {PER_DEVICE, "samples", NULL, NULL}, // times the next one, times the replicas: options_add_replicas
+    {ACCUMULATION, "grad-accum", NULL, NULL},
     {"num-generations", "group-size", NULL, NULL},
     {"num-iterations", "updates", NULL, NULL},
     {"max-completion-length", "max-new-tokens", NULL, NULL},
@@ -160,9 +162,7 @@ static const struct {
 static const struct {
     const char *option, *reason;
 } options_of_others[] = {
-    {"per-device-train-batch-size", OF_THE_WHOLE_STEP},
-    {"train-batch-size", OF_THE_WHOLE_STEP},
-    {"gradient-accumulation-steps", OF_THE_WHOLE_STEP},
+    {"train-batch-size", "give --samples N of a whole step, over all ranks and micro-batches"},
     {"per-device-eval-batch-size", "validation takes sequences of --batch x --seq-len tokens; leave it out"},
     {"resume-from-checkpoint", "give --resume and --out with the run's folder, whose last checkpoint is taken"},
     {"warmup-ratio", "give --warmup with a number of steps"},

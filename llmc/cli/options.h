@@ -437,6 +437,26 @@ static void options_add_meaning(Options *options) {
     }
 }
 
+// Whether an option was given by this alias.
+static int given_as(const Options *o, const char *option, const char *typed) {
+    const unsigned char given = o->given[option_find(option)];
+    return given >= GIVEN_AS_ALIAS && !strcmp(option_aliases[given - GIVEN_AS_ALIAS].typed, typed);
+}
+
+// Other programs count samples and micro-batches of a replica, ours of the whole step.
+static void options_add_replicas(Options *o) {
+    const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / o->sp);
+    const int device = given_as(o, "samples", PER_DEVICE), several = given_as(o, "grad-accum", ACCUMULATION);
+    const size_t samples = o->samples, sequences = several ? o->grad_accum : 1;
+    if (!device && !several) return;
+    if (several) o->grad_accum = device ? 1 : o->grad_accum * replicas;
+    if (device) o->samples *= sequences * replicas;
+    if (device && several) o->given[option_find("grad-accum")] = 0;
+    if (device && o->samples > samples && !o->quiet)
+        note("--samples %zu: %zu of a device x %zu accumulated x %zu replica%s", o->samples, samples, sequences,
+             replicas, replicas == 1 ? "" : "s");
+}
+
 // Of a checkout; make writes it.
 extern const char build_commit[] __attribute__((weak));
 
@@ -474,6 +494,7 @@ static Options options_parse(int argc, char **argv) {
     }
     if (options.config) options_add_config(&options);
     options_add_meaning(&options);
+    options_add_replicas(&options);
     options_check_tables(&options);
     options_check(&options);
     return options;

@@ -324,6 +324,12 @@ TEST(aliases_are_the_options) {
     }
     Options o = parse("bp --init gpt2 --max_length 64 --long split"); // what is said stays
     assert_true(o.seq_len == 64 && o.long_documents == LONG_SPLIT);
+    o = parse("plan --init gpt2 --per-device-train-batch-size 4 --gradient-accumulation-steps 2 --ranks 6 --sp 2");
+    assert_true(o.samples == 24 && o.grad_accum == 1 && !option_given(&o, "grad-accum"));
+    o = parse("plan --init gpt2 --per-device-train-batch-size 1 --gradient_accumulation_steps 3 --ranks 4");
+    assert_int_equal(o.samples, 12);
+    o = parse("plan --init gpt2 --gradient-accumulation-steps 3 --ranks 4");
+    assert_true(o.grad_accum == 12 && !o.samples);
 }
 
 TEST(counts_take_k_and_M) {
@@ -396,8 +402,7 @@ TEST(files_are_refused) {
         {"b.args", "lr 1\n--lr 2", "b.args:2: --lr is given twice"},
         {"c.args", "lr x", "c.args:1: --lr is 'x', it must be a number"},
         {"d.args", "lr 1 2", "d.args:1: '2' does not belong here"},
-        {"e.args", "init gpt2\nper_device_train_batch_size 8",
-         "e.args:2: --per-device-train-batch-size: give --samples"},
+        {"e.args", "init gpt2\ntrain_batch_size 8", "e.args:2: --train-batch-size: give --samples"},
         {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
         {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
         {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
