@@ -183,7 +183,7 @@ static void file_refuse_kind(const char *path, const char *wanted) {
     if (!name && printed == bytes) {
         blank = memcmp(begin, "\xef\xbb\xbf", 3) ? 0 : 3; // a byte order mark
         while (blank < bytes && begin[blank] <= ' ') blank++;
-        name = begin[blank] == '{' || begin[blank] == '[' ? "JSON" : "text", advice = FILE_KIND_TEXT;
+        name = blank < bytes && (begin[blank] == '{' || begin[blank] == '[') ? "JSON" : "text", advice = FILE_KIND_TEXT;
     }
     if (name) die("%s: is %s, not %s; %s%s", path, name, wanted, advice, strcmp(advice, FILE_KIND_TEXT) ? "" : path);
 }

@@ -93,7 +93,8 @@ __attribute__((noreturn)) static void fuzz_exit(int code) {
 #include "test/base/damage.h"
 #include "test/data/shard_writer.h"
 #include "llmc/train/trainer_setup.h"
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+static const Ops no_ops = {.name = "none", .libraries = "", .stored = DTYPE_FP32, .summed = DTYPE_FP32};
+__attribute__((weak)) const Ops *const ops_device = &no_ops; // no tensors here
 
 typedef struct {
     const char *name, *file; // the name of the input in the target's folder
@@ -358,12 +359,8 @@ static const Target targets[] = {
      NULL,
      {"=yarn,factor=4", "=linear,factor=2.5", "=q_proj,v_proj", "=all"},
      NULL},
-    {"safetensors",
-     SAFETENSOR,
-     open_folder,
-     NULL,
-     {GOLDEN "mistral-full/" SAFETENSOR},
-     GOLDEN "mistral-full/config.json"},
+    {"safetensors", SAFETENSOR, open_folder, NULL, {HEADER_OF}, GOLDEN "mistral-full/config.json"},
+    {"header", "header", open_header, NULL, {NULL}, GOLDEN "mistral-full/config.json"},
     {"index",
      "model.safetensors.index.json",
      open_folder,
