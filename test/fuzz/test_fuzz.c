@@ -1,14 +1,14 @@
 /*
-A fuzz target for each parser of what others may have written: files, command lines, a reward command's answers. A target
-opens an input as the program does; it must end in a result or in one line of refusal: no crash, no hang, no memory that
-an input of its size cannot ask for, nothing of a file's bytes that a terminal would obey. Where a format has a checksum
-the target makes it right, so that damage gets behind it.
+A fuzz target for each parser of what others may have written: files, command lines, a reward command's answers. A
+target opens an input as the program does; it must end in a result or in one line of refusal: no crash, no hang, no
+memory that an input of its size cannot ask for, nothing of a file's bytes that a terminal would obey. Where a format
+has a checksum the target makes it right, so that damage gets behind it.
 
-    test/run.sh fuzz               the seeds, the inputs that were found (test/fuzz/found/TARGET-*), some changes of both
-    make fuzz [TARGET=config ...] [SECONDS=60]    libFuzzer, which needs clang: new inputs, guided by what lines they reach
+    test/run.sh fuzz    the seeds, the inputs that were found (test/fuzz/found/TARGET-*), some changes of each
+    make fuzz           libFuzzer, which needs clang: new inputs, guided by the lines that they reach
 
-A refusal (die) jumps out of the target. So every allocation of a target is recorded, and freed behind it; one that was
-refused nothing must have freed all by itself.
+A refusal (die) jumps out of the target. So every allocation of a target is recorded, and freed behind it; one that
+was refused nothing must have freed all by itself.
 */
 #include <glob.h>
 #include <math.h>
