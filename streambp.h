@@ -177,7 +177,7 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     queries_project(s, l, c, w, a);
     if (!attention_saved(s)) {
-        const AttentionShape shape = attention_shape(s, l, layer_spans(s, l, c));
+        const AttentionShape shape = attention_shape(s, layer_spans(s, l, c));
         s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
                                   &shape, scratch);
     }
@@ -219,7 +219,7 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
     output_backward(s, l, c, w, dw, a, dx, dattention_out);
-    const AttentionShape shape = attention_shape(s, l, layer_spans(s, l, c));
+    const AttentionShape shape = attention_shape(s, layer_spans(s, l, c));
     s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
                                layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l), a->lse, &shape, scratch);
     queries_backward(s, l, c, w, dw, a, dq);

@@ -155,10 +155,10 @@ OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t
    COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
 // ---- rotary position embedding, in place on x[n,heads,HD]: pairs (i, i + HD/2) turned by position * frequency[i] ---
-// back: turned back, which is the backward pass
+// factor: of the sine and the cosine (YaRN's); back: turned back, which is the backward pass
 OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, size_t HD,
-                int back),
-   (x, position, inverse_frequency, n, heads, HD, back), COUNT(dry.op = back ? "rope_backward" : "rope_forward")
+                float factor, int back),
+   (x, position, inverse_frequency, n, heads, HD, factor, back), COUNT(dry.op = back ? "rope_backward" : "rope_forward")
    TENSOR(x, n * heads * HD, STORED) TENSOR(position, n, sizeof(int32_t))
    TENSOR(inverse_frequency, HD / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * HD, STORED)))
 

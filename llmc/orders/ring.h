@@ -99,8 +99,8 @@ static void *token_0(void *x, size_t skipped, size_t row) {
 // Attention of each own chunk to the block of a step: forward, added to sums[rows,NH*HD], or with the block's gradients
 // backward, added to these and to r->dq. A plan of thousands of ranks looks at two blocks of others, since all lie in
 // the same two places. It counts all of a chunk's pairs where the chunk meets its own range.
-static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block block, Summed *sums,
-                            const Block *gradients, size_t step) {
+static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed *sums, const Block *gradients,
+                            size_t step) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
@@ -115,7 +115,7 @@ static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block blo
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
             const Chunk c = chunk_at(s, i);
             if (part.begin >= c.token + c.n) continue; // the chunk comes before these keys
-            AttentionShape shape = attention_shape(s, l, c.spans);
+            AttentionShape shape = attention_shape(s, c.spans);
             if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
             shape.partial = 1;
@@ -158,7 +158,7 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
         if (step) s->ops->await(ticket);
         if (step + 1 < s->ranks)
             ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
-        block_attention(s, l, r, here, sums, NULL, step);
+        block_attention(s, r, here, sums, NULL, step);
     }
     s->ops->round_sums(r->attention_out, sums, count);
     saved_attention_store(s, l, all, 0, r->attention_out, r->lse);
@@ -185,7 +185,7 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
         if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
         s->ops->zero(to.k, count * d.summed);
         s->ops->zero(to.v, count * d.summed);
-        block_attention(s, l, r, here, NULL, &to, step);
+        block_attention(s, r, here, NULL, &to, step);
         if (step) {
             s->ops->await(gradients);
             s->ops->gradient_add(on.k, type, (Summed *)found.k, count);

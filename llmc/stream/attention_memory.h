@@ -123,9 +123,9 @@ static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
     return spans;
 }
 
-static AttentionShape attention_shape(StreamBP *s, size_t l, Spans spans) {
+static AttentionShape attention_shape(StreamBP *s, Spans spans) {
     Shapes d = shapes_of(s->model);
-    const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model, l), all_keys, 0, 0};
+    const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model), all_keys, 0, 0};
     return shape;
 }
 

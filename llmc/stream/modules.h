@@ -180,7 +180,9 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const St
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, c.n * heads, d.HD, norm_of(s));
-    if (d.rotary) s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, 0);
+    if (d.rotary)
+        s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD,
+                     (float)rope_attention_factor(&s->model->config, local), 0);
 }
 
 // The gradient back through both, in place; dnorm[HD] +=
@@ -188,7 +190,9 @@ static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *
                             const Stored *norm, size_t heads) {
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
-    if (d.rotary) s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, 1);
+    if (d.rotary)
+        s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD,
+                     (float)rope_attention_factor(&s->model->config, local), 1);
     if (d.qk_norm) norm_backward(s, dx, dnorm, NULL, dx, linear, norm, c.n * heads, d.HD, 0);
 }
 

@@ -118,12 +118,11 @@ static Shapes shapes_of(const Model *model) {
     return s;
 }
 
-// Factor on a layer's attention scores
-static double attention_scale(const Model *model, size_t l) {
+// Factor on attention scores
+static double attention_scale(const Model *model) {
     const Config *c = &model->config;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
-    double factor = rope_attention_factor(c, layer_window(c, l) != 0);
-    return factor * factor / sqrt(width);
+    return 1 / sqrt(width);
 }
 
 // Window of the layers that have one

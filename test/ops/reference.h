@@ -136,15 +136,16 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
     }
 }
 
-// ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine are rounded to fp32 ----
+// ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine, and their products with factor, too -
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                           size_t HD, int back) {
+                           size_t HD, float factor, int back) {
     size_t half = HD / 2;
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < half; i++) {
                 float angle = (float)position[t] * inverse_frequency[i];
-                double c = (float)cos((double)angle), s = (back ? -1.0 : 1.0) * (float)sin((double)angle);
+                double c = factor * (float)cos((double)angle),
+                       s = (back ? -factor : factor) * (float)sin((double)angle);
                 double *a = x + (t * heads + h) * HD + i, *b = a + half, before_a = *a, before_b = *b;
                 *a = before_a * c - before_b * s;
                 *b = before_b * c + before_a * s;

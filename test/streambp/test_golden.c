@@ -157,7 +157,7 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
 }
 
 // In double loss and norm of the gradient are those of transformers in float64 to 1e-12, where rotary sines and cosines
-// are rounded correctly in both (golden/exact.txt). YaRN's factor of theirs is rounded to fp32 there, not here.
+// are rounded correctly in both (golden/exact.txt).
 static void expect_exact(const Golden *g, const char *reference_path) {
     size_t length;
     char *text = input_read_text(GOLDEN "exact.txt", 65536, &length), name[64], folder[64];
@@ -168,8 +168,7 @@ static void expect_exact(const Golden *g, const char *reference_path) {
         if ((found = !strcmp(name, folder)) != 0) break;
     free(text);
     for (size_t i = 0; i < g->model.elements; i++) squares += g->full.gradient[i] * g->full.gradient[i];
-    const double allowed = g->config.rope_type == ROPE_YARN ? 1e-7 : 1e-12;
-    if (!found || !(fabs(g->full.loss - loss) <= allowed * loss) || !(fabs(sqrt(squares) - norm) <= allowed * norm))
+    if (!found || !(fabs(g->full.loss - loss) <= 1e-12 * loss) || !(fabs(sqrt(squares) - norm) <= 1e-12 * norm))
         test_fail("loss %.17g, norm %.17g; transformers has %.17g, %.17g", g->full.loss, sqrt(squares), loss, norm);
 }
 
