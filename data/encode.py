@@ -168,7 +168,7 @@ class Encoder:
         self.tokenizer.no_padding()
         self.vocabulary = max(self.tokenizer.get_vocab(True).values(), default=-1) + 1
         self.fingerprint = fingerprint(path)
-        self.name = os.path.basename(os.path.abspath(templates.folder_of(options.tokenizer)))
+        self.name = templates.tokenizer_name(templates.folder_of(options.tokenizer))
         self.special = templates.load_special_tokens(options.tokenizer)
         self._take_post_processor(path)
         self.eos = self._eos()

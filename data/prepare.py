@@ -76,7 +76,8 @@ def read_arguments(argv):
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
     add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (an object on each line), *.txt, *.md, each also as "
         "*.gz; *.parquet")
-    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, or the tokenizer.json in it")
+    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, the tokenizer.json in it, or a name of the hub that is in Hugging "
+        "Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
     add("--separator", type=str.encode, metavar="LINE", help="a line that stands between the documents of a *.txt or *.md, '' for blank "
@@ -106,6 +107,7 @@ def read_arguments(argv):
     if "--separator" in argv[:-1]:  # which may begin with a dash
         at = argv.index("--separator")
         argv[at:at + 2] = ["--separator=" + argv[at + 1]]
+    parser.set_defaults(hub=None)  # the name of the hub that the tokenizer was named by
     arguments = parser.parse_args(argv)
     if not arguments.files:
         parser.error("no FILE to read")
@@ -121,6 +123,11 @@ def read_arguments(argv):
 
 
 def options_of(a):
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", a.tokenizer) and not os.path.exists(a.tokenizer):
+        a.hub, a.tokenizer = a.tokenizer, templates.hub_snapshot(a.tokenizer)
+        if not a.tokenizer:
+            end(f"--tokenizer {a.hub}: does not exist, nor is it in Hugging Face's cache; type: hf download {a.hub} --local-dir "
+                f"{a.hub.split('/')[1]}")
     if not os.path.exists(encode.tokenizer_json(a.tokenizer)):
         end(f"{encode.tokenizer_json(a.tokenizer)}: does not exist; --tokenizer names a folder with a tokenizer.json")
     return encode.Options(tokenizer=a.tokenizer, format=a.format, chat_template=a.chat_template, template_arguments=a.template_arguments,
@@ -197,7 +204,7 @@ NEXT = {  # of each kind: options, what a step takes of it and how many, the lea
 def hint(work, arguments, kind):
     """The command that comes next, with 10 steps an epoch or more where there are samples enough."""
     folder = templates.folder_of(arguments.tokenizer)
-    model = folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
+    model = arguments.hub or folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     objective, samples, option, most, rate = NEXT[kind]
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
     needed, positions = max(part.longest for part in work.parts.values()) - 1, model_positions(folder)

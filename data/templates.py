@@ -49,6 +49,26 @@ def folder_of(path):
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 
+def hub_snapshot(name):
+    """What Hugging Face's cache has of a name of the hub, such as Qwen/Qwen3-0.6B: a folder, or None. As llmc/files does."""
+    variable = os.environ.get
+    home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface")
+    cache = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    repository = os.path.join(cache, "models--" + name.replace("/", "--"))
+    try:
+        with open(os.path.join(repository, "refs", "main"), encoding="utf-8") as file:
+            folder = os.path.join(repository, "snapshots", file.read(64).strip() or "none")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return folder if os.path.isdir(folder) else None
+
+
+def tokenizer_name(path):
+    """The name of the folder, or of the repository whose snapshot it is."""
+    above, name = os.path.split(os.path.abspath(path))
+    return os.path.basename(os.path.dirname(above)).split("--")[-1] if os.path.basename(above) == "snapshots" else name
+
+
 def read_json(path):
     """The object in a file, {} where there is no such file."""
     try:

@@ -105,7 +105,7 @@ class Source:
         with open(path, "rb") as file:
             content = file.read()
         self.fingerprint = len(content) << 32 | zlib.crc32(content)
-        self.name = os.path.basename(os.path.abspath(where))
+        self.name = templates.tokenizer_name(where)
         self.config = read_json(os.path.join(self.folder, "tokenizer_config.json"))
         self.generation = read_json(os.path.join(self.folder, "generation_config.json"))
         try:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import resource
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -293,6 +294,17 @@ class Runs(WithCommand):
         samples.write_text(self.path("out/prepare.json"), "{}")
         self.refused(1, "prepare.json: cannot be understood", self.command("out", data))
 
+    def test_names_of_the_hub(self):
+        repository = self.path("hub/models--some--Model")
+        os.makedirs(repository + "/refs")
+        samples.write_text(repository + "/refs/main", "abc123\n")
+        shutil.copytree(FOLDERS["chatml"], repository + "/snapshots/abc123")
+        samples.write_text(repository + "/snapshots/abc123/config.json", "{}")
+        with mock.patch.dict(os.environ, HF_HUB_CACHE=self.path("hub")):
+            done = self.prepare("out", self.write("a.jsonl", [GOOD]), tokenizer="some/Model")
+        self.assertIn("--model some/Model ", done.stdout)
+        self.assertEqual(shards.Shard(self.path("out/train-00000.bin")).name, "Model")
+
     def test_refusals(self):
         data, damaged = self.write("a.jsonl", [GOOD]), gzip.compress(b'{"text": "hello world"}\n' * 1000)[:-20]
         for name, content in (("llm.c.bin", struct.pack("<3i", 20240520, 1, 5) + bytes(1012)), ("cut.jsonl.gz", damaged), ("file", b""),
@@ -322,6 +334,7 @@ class Runs(WithCommand):
                 ("no sample for training in 1 file", command("out", self.path("none.jsonl"), "--force")),
                 ("no sample for training", command("out", left, "--force")),
                 ("nothing: does not exist", command("out", data, tokenizer=self.path("nothing"))),
+                ("cache; type: hf download a/b", ["--tokenizer", "a/b", "--out", "x", data]),
                 ("is one of llm.c's", ["inspect", self.path("llm.c.bin")]), ("No such file", ["inspect", self.path("nothing.bin")]),
                 ("has .* bytes, its header says .*; make it again", ["inspect", self.path("long/train-00000.bin")])):
             self.refused(1, words, arguments)
