@@ -151,7 +151,7 @@ bad '--longest wants chunks of so many tokens' --longest --memory-limit 1GiB --c
 bad "'fake' is not NAME=COMMAND" --contender fake
 bad 'unknown' --init nonsense --seed 1
 bad 'there is no .*nothing' --train "$WORK/nothing"
-bad 'stream, T = 64: out of memory' --memory-limit 1MiB
+bad 'stream, T = 64: out of memory' --memory-limit 1MiB --init llama,hidden_size=64,vocab_size=8000,num_hidden_layers=1
 bad "'rtx0' is not an amount of memory" --memory-limit rtx0
 command -v nvidia-smi >/dev/null || bad 'names no GPU' --device cuda
 compare 0 --list --contender "$FAKE"
