@@ -123,13 +123,13 @@ static void lora_build(Lora *lora, const Model *model) {
                                                     "the table of adapters");
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
-        size_t module = 0;
+        size_t kind = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
         for (size_t t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> module & 1) lora_add_module(lora, prefix, lora_module(c->family, module), &t, begin);
-            module++;
+            if (lora->modules >> kind & 1) lora_add_module(lora, prefix, lora_module(c->family, kind), &t, begin);
+            kind++;
         }
         table->layer_elements = table->elements - begin;
     }

@@ -147,7 +147,7 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
     if (ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
-        fputs("cuda     is not in this plan of a CPU build: on a GPU, workspaces of its libraries add 0.5 to 1 %\n",
+        fputs("cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there\n",
               out);
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
 }
