@@ -129,13 +129,14 @@ static size_t checkpoint_find_last(const char *folder) {
     size_t step = CHECKPOINT_NONE;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
+        struct stat status;
         Manifest manifest;
         checkpoint_path(path, folder, step, "");
         const char *fault = manifest_check(path, &manifest);
         if (!fault) return step;
         if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
-        if (path_exists(path))
+        if (lstat(path, &status) == 0) // a link that leads nowhere, too
             note("%s is passed over: %s", path, fault);
         else
             step = CHECKPOINT_NONE; // its run has removed it, and saved a newer one before
