@@ -47,16 +47,14 @@ static int parse_bool(const char *text, int *value) {
 
 // "80GiB", "78.5GB", "900MiB", "1024": bytes
 static int parse_bytes(const char *text, size_t *bytes) {
-    static const char *const units[] = {"",  "B", "KiB", "MiB", "GiB", "TiB", "K",
-                                        "M", "G", "kB",  "KB",  "MB",  "GB",  "TB"};
-    static const double factors[] = {1,      1,      0x1p10, 0x1p20, 0x1p30, 0x1p40, 0x1p10,
-                                     0x1p20, 0x1p30, 1e3,    1e3,    1e6,    1e9,    1e12};
+    static const char *const units[] = {"", "B", "KiB", "MiB", "GiB", "TiB", "K", "M", "G", "KB", "MB", "GB", "TB"};
+    static const double factors[] = {1, 1, 0x1p10, 0x1p20, 0x1p30, 0x1p40, 0x1p10, 0x1p20, 0x1p30, 1e3, 1e6, 1e9, 1e12};
     char *end;
     if (!((*text >= '0' && *text <= '9') || *text == '.') || strpbrk(text, "xX")) return 0;
     double number = strtod(text, &end);
     while (*end == ' ') end++;
     for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (strcmp(end, units[i]) != 0) continue;
+        if (strcasecmp(end, units[i]) != 0) continue;
         number *= factors[i];
         if (!(number >= 0 && number < 9e18)) return 0;
         *bytes = (size_t)number;
@@ -191,8 +189,9 @@ static void spelling_compare(const char *typed, const char *name, const char **n
 
 // The end of a message, with what stands before the nearest; NULL: nothing
 static const char *did_you_mean(const char *before, const char *nearest) {
-    static char text[80];
-    snprintf(text, sizeof(text), nearest ? "; did you mean %s%.64s?" : "", before, nearest);
+    static char text[96];
+    *text = 0;
+    if (nearest) snprintf(text, sizeof(text), "; did you mean %.2s%.64s?", before, nearest);
     return text;
 }
 

@@ -158,11 +158,22 @@ static const struct {
 };
 #define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
 
+// Words of theirs for values.
+static const struct {
+    const char *option, *typed, *word;
+} word_aliases[] = {
+    {"schedule", "constant_with_warmup", "constant"},
+    {"dtype", "bfloat16", "bf16"},
+    {"dtype", "float32", "fp32"},
+};
+#define WORD_ALIASES (sizeof(word_aliases) / sizeof(word_aliases[0]))
+
 // Options of other programs that mean something else here, or nothing: what to give instead.
 static const struct {
     const char *option, *reason;
 } options_of_others[] = {
     {"train-batch-size", "give --samples N of a whole step, over all ranks and micro-batches"},
+    {"batch-size", "give --samples N of a whole step, or --batch B of a micro-batch"},
     {"per-device-eval-batch-size", "validation takes sequences of --batch x --seq-len tokens; leave it out"},
     {"resume-from-checkpoint", "give --resume and --out with the run's folder, whose last checkpoint is taken"},
     {"warmup-ratio", "give --warmup with a number of steps"},
@@ -170,6 +181,8 @@ static const struct {
     {"report-to", "a run logs to log.jsonl in --out; scripts/log_export.py makes other formats of it"},
     {"save-strategy", "give --save-every with a number of steps"},
     {"eval-strategy", "give --val-data and --val-every with a number of steps"},
+    {"overwrite-output-dir", "no run is replaced; give another --out, or --resume"},
+    {"attn-implementation", "attention is always exact and in blocks; leave it out"},
     {"bf16", "the build decides: make PRECISION=bf16 trains in bf16 with fp32 master weights; plan takes --dtype bf16"},
     {"fp16", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
     {"torch-dtype", "the build decides: make PRECISION=bf16, fp32 or double; plan takes --dtype"},

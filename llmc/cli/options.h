@@ -89,7 +89,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 static int word_index(const char *words, const char *text) {
     for (int i = 0; *words; i++) {
         const size_t length = strcspn(words, "|");
-        if (length == strlen(text) && !strncmp(words, text, length)) return i;
+        if (length == strlen(text) && !strncasecmp(words, text, length)) return i;
         words += length + (words[length] != 0);
     }
     return -1;
@@ -97,6 +97,9 @@ static int word_index(const char *words, const char *text) {
 
 // The enum value of one of the row's words; its words are in the order of the enum.
 static int choice_parse(const OptionRow *row, const char *text, void *field) {
+    for (size_t i = 0; i < WORD_ALIASES; i++)
+        if (!strcmp(word_aliases[i].option, row->name) && !strcmp(word_aliases[i].typed, text))
+            text = word_aliases[i].word;
     const int value = (int)row->least + word_index(row->value, text);
     if (value < (int)row->least) return 0;
     memcpy(field, &value, sizeof(value));
@@ -237,7 +240,19 @@ static int options_take_paths(int argc, char **argv, int i, PathList *list, cons
     return i;
 }
 
-#define GIVEN_AS_ALIAS 2 // in Options.given, and from there on: by that alias
+// Joins further names behind *value, which is in argv[i], by commas; returns the index of the last.
+static int options_take_names(int argc, char **argv, int i, const char **value) {
+    static char joined[2][1024]; // of the command line, and of --config
+    char *names = joined[*options_where != 0];
+    if (i + 1 >= argc || looks_like_option(argv[i + 1]) || !**value) return i;
+    snprintf(names, sizeof(joined[0]), "%s", *value);
+    for (*value = names; i + 1 < argc && !looks_like_option(argv[i + 1]); i++)
+        snprintf(names + strlen(names), sizeof(joined[0]) - strlen(names), ",%s", argv[i + 1]);
+    return i;
+}
+
+#define FLAG_WORDS     "true|false" // HF's programs give flags a value
+#define GIVEN_AS_ALIAS 2            // in Options.given, and from there on: by that alias
 static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
 
 // Reads the option at argv[i]; returns the index of the next.
@@ -250,8 +265,11 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     if (options->given[index]) options_refuse(verb, "--%s is given twice", row->name);
     options->given[index] = alias < OPTION_ALIASES ? (unsigned char)(GIVEN_AS_ALIAS + alias) : 1;
     if (row->kind == OPTION_FLAG) {
-        if (joined) options_refuse(verb, "--%s takes no value, '%.64s' was given", row->name, value);
-        option_set(row, options, "");
+        if (!joined && i + 1 < argc && word_index(FLAG_WORDS, argv[i + 1]) >= 0) value = argv[++i];
+        const int word = value ? word_index(FLAG_WORDS, value) : 0;
+        if (word < 0) options_refuse(verb, "--%s takes no value, '%.64s' was given", row->name, value);
+        if (word == 0) option_set(row, options, "");
+        options->given[index] = word == 0;
         return i + 1;
     }
     if (!joined) {
@@ -263,6 +281,8 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
         argv[i] += value - argv[i]; // of "--data=a.bin" what follows the sign
         return options_take_paths(argc, argv, i, (PathList *)(void *)((char *)options + row->offset), row, verb);
     }
+    if (row->kind == OPTION_TEXT && text_ends_with(row->value, "NAME,..."))
+        i = options_take_names(argc, argv, i, &value);
     if (!option_set(row, options, value)) options_refuse_value(row, verb, value);
     return i + 1;
 }

@@ -75,7 +75,7 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
     }
 }
 
-// text: of the file, in which the lines of keys are looked for; NULL: all are on `line`
+// text: of the file, whose first line is `line`, in which those of keys are looked for; NULL: all are on `line`
 static void words_from_json(OptionWords *w, const cJSON *options, const char *text, size_t line, const char *path) {
     const cJSON *item;
     cJSON_ArrayForEach(item, options) {
@@ -83,11 +83,9 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         const int index = option_find(option_name(item->string, name));
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
         if (text_is_one_of(item->string, w->logged ? "verb|out|resume" : "verb")) continue;
-        if (text) {
-            const char *at = strstr(text, item->string); // an escaped key is not found
-            line = 1;
-            for (const char *c = text; at && c < at; c++) line += *c == '\n';
-        }
+        const char *at = text ? strstr(text, item->string) : NULL; // keys stand in order; none behind an escaped one
+        for (; text && text < at; text++) line += *text == '\n';
+        text = at;
         words_begin(w, line);
         words_put(w, "--", 2);
         words_put(w, item->string, strlen(item->string));
@@ -120,7 +118,11 @@ static const OptionWords *option_words_read(const char *given) {
     memset(w, 0, sizeof(*w));
     size_t length, line = 1;
     snprintf(path, sizeof(path), "%s", given);
-    if (path_is_directory(given)) path_join(path, given, RECORDS_NAME);
+    if (path_is_directory(given)) {
+        path_join(path, given, RECORDS_NAME);
+        if (!path_exists(path))
+            die("--config %s: holds no " RECORDS_NAME " of a run; give a run's folder, or a file of options", given);
+    }
     const int log = text_ends_with(path, ".jsonl");
     char *text = log ? option_record(path, &line) : input_read_text(path, OPTION_FILE_LIMIT, &length);
     if (log) length = strlen(text);

@@ -51,7 +51,7 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
 
 static void report_model(FILE *out, const Model *model) {
     const Config *c = &model->config;
-    fprintf(out, "model    %s, %s parameters, %zu layers, hidden %zu, vocabulary %zu, %s\n", c->family->name,
+    fprintf(out, "model    %s, %s parameters, %zu layers of %zu, vocabulary %zu, %s\n", c->family->name,
             human_count((double)model->elements), c->num_hidden_layers, c->hidden_size, c->vocab_size,
             dtype_name(model->dtype));
 }
@@ -147,8 +147,8 @@ static void report_memory(const Run *run, double peak) {
         fprintf(run->text, "of which %s were never touched\n", human_bytes(planned - peak));
 }
 
-// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of a
-// training run, or empty
+// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of
+// a training run, or empty
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const World w = run->settings.world;
     const Options *o = run->options;
@@ -169,10 +169,12 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     else if (data && data->shards && !data->regular)
         fprintf(out, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts, data->longest_prompt,
                 data->shard[0].header.tokenizer_name);
-    fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], option_chosen(o, "method"),
-            o->seq_len, o->batch);
-    if (o->grad_accum > 1) fprintf(out, " x %zu", o->grad_accum);
-    fprintf(out, "%s\nmemory   %s planned%s", schedule, human_bytes((double)run->plan.total_bytes),
+    int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective],
+                       option_chosen(o, "method"), o->seq_len, o->batch);
+    if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);
+    const int wide = used + (int)strlen(schedule) > LINE_COLUMNS;
+    fprintf(out, "%s%s\nmemory   %s planned%s", wide ? ",\n        " : "", schedule + wide,
+            human_bytes((double)run->plan.total_bytes),
             run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
     if (run->available) fprintf(out, ", %s available", human_bytes((double)run->available));
     fputc('\n', out);

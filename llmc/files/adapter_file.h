@@ -264,12 +264,8 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
 static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found, const char *base) {
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
-    die("%s: is an adapter for another base than %s: its %s are other ones (%016llx, not "
-        "%016llx); give that model%s",
-        path, base ? base : "that of --init", config ? "settings" : "weights",
-        (unsigned long long)(config ? found->config : found->weights),
-        (unsigned long long)(config ? recorded->config : recorded->weights),
-        config ? " and its --rope-scaling" : "");
+    die("%s: is an adapter for another base than %s: its %s are other ones; give that model%s", path,
+        base ? base : "that of --init", config ? "settings" : "weights", config ? " and its --rope-scaling" : "");
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

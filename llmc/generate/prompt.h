@@ -107,8 +107,9 @@ static Prompt prompt_from_options(const Run *run) {
     prompt.chat = o->chat || o->system, prompt.show_special = o->show_special, prompt.ignore_end = o->ignore_eos;
     prompt_choose_tokenizer(&prompt, run);
     if (prompt.chat && !prompt.tokenizer)
-        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model, or --tokenizer FILE); "
-                  "data/tokenizer_file.py writes it");
+        die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model%s%s, or --tokenizer "
+                  "FILE); data/tokenizer_file.py writes it",
+                  o->adapter ? " or in " : "", o->adapter ? o->adapter : "");
     if (prompt.chat) chat_check(prompt.tokenizer, o->system, prompt_is_interactive(o));
     if (prompt_is_interactive(o)) return prompt;
     if (o->prompt_ids.count) {

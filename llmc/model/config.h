@@ -395,6 +395,8 @@ static Config config_scale(const Config *config, const char *scaling, const char
             die_with(code, "%s: %s is not a key of %s scaling", where, config_keys[i].name, type);
     scaled.given |= plain.given;
     config_finish(&scaled, where, code);
+    if (scaled.factor < 1)
+        die_with(code, "%s: factor=%g would leave fewer positions; give 1 or more", where, scaled.factor);
     config_to_text(config, text, sizeof(text)), config_to_text(&scaled, same, sizeof(same));
     const double positions = scaled.factor * (double)scaled.original_max_position_embeddings;
     scaled.max_position_embeddings = (size_t)fmax(1, fmin(positions, 1e9));

@@ -291,8 +291,7 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
     const int failed = !reward_ask(&r->command, rollout_lines, r, texts, r->reward);
     const size_t known = failed ? r->command.answered : texts;
     if (failed && s->stop)
-        die("step %zu: %s (--reward-failure skip goes on without the groups whose rewards fail)", step,
-            r->command.message);
+        die("step %zu: %s; --reward-failure skip leaves such groups out", step, r->command.message);
     rollout_count_failures(r, step, failed, s->prompts - known / s->group_size);
     if (failed) reward_restart(&r->command);
     return known;

@@ -140,9 +140,10 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
     saved += begin, now += begin;
     const int saved_length = (int)min_size(strcspn(saved, ","), 200), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
-        die("%s: was trained with %s %.*s, now it is %.*s; resume with the same, or begin a new run from it with "
-            "another --out",
-            checkpoint, setting->name, saved_length, saved, now_length, now);
+        die("%s: was trained with %s %.*s, now it is %.*s; resume with the same%s, or begin a new run with another "
+            "--out",
+            checkpoint, setting->name, saved_length, saved, now_length, now,
+            strncmp(now, "max_position", 12) ? "" : " --rope-scaling");
     note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
          now_length, now, setting->change == SETTING_ROUNDS ? ", to other bits" : "");
 }

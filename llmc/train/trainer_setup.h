@@ -269,7 +269,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
                          : *last                      ? " (as it began)"
                          : o->init                    ? " (auto: --init)"
                          : o->lora_rank || o->adapter ? " (auto: adapters)"
-                                                      : " (auto: whole model)";
+                                                      : " (auto: full)";
     char schedule[96];
     snprintf(schedule, sizeof(schedule), ", lr %g%s, %zu step%s", o->lr, source, t->state.schedule.steps,
              t->state.schedule.steps == 1 ? "" : "s");

@@ -134,7 +134,8 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
     const Options *o = run->options;
     const char *limit = human_bytes((double)r->limit), *bytes = human_bytes((double)run->plan.total_bytes);
     FILE *out = run->text;
-    if (o->quiet) return;
+    if (o->quiet && o->json) return;
+    if (o->quiet) fprintf(out, "memory   %s planned\n", bytes);
     if (r->limit && r->longest)
         fprintf(out, "longest  --seq-len %zu fits into %s%s", r->longest, limit,
                 run->settings.optimizer ? "" : ", for a pass without an optimizer update");
@@ -146,7 +147,7 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         if (r->train_longest) fprintf(out, "; --seq-len %zu fits into %s", r->train_longest, limit);
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
-    if (ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
+    if (!o->quiet && ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
         fputs("cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there\n",
               out);
     if (r->machine) report_estimate(run, r->machine, &r->estimate);

@@ -330,6 +330,13 @@ TEST(aliases_are_the_options) {
     assert_int_equal(o.samples, 12);
     o = parse("plan --init gpt2 --gradient-accumulation-steps 3 --ranks 4");
     assert_true(o.grad_accum == 12 && !o.samples);
+    o = parse("plan --init gpt2 --lora-r 2 --lora-target-modules q_proj v_proj --use-rslora True --json false");
+    assert_string_equal(o.lora_targets, "q_proj,v_proj");
+    assert_true(o.rslora && !o.json && !option_given(&o, "json"));
+    o = parse("train --init gpt2 --data d --lr-scheduler-type constant_with_warmup --objective DPO");
+    assert_true(o.schedule == SCHEDULE_CONSTANT && o.objective == OBJECTIVE_DPO);
+    assert_true(parse("plan --init gpt2 --dtype bfloat16 --memory-limit H100").memory_limit == card_usable_bytes(1));
+    assert_true(parse("plan --init gpt2 --memory-limit 24gb").memory_limit == 24000000000);
 }
 
 TEST(counts_take_k_and_M) {
@@ -405,6 +412,7 @@ TEST(files_are_refused) {
         {"e.args", "init gpt2\ntrain_batch_size 8", "e.args:2: --train-batch-size: give --samples"},
         {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
         {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
+        {"o.json", "{\"lr\": 1,\n\"init\": \"gpt2\",\n\n\"train_batch_size\": 2}", "o.json:4: --train-batch-size:"},
         {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
     static const char *const broken[][3] = {
         {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},

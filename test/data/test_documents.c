@@ -412,7 +412,8 @@ static void read_removed(const void *path) {
 
 TEST(files_that_change) {
     refused_by(read_cut, write_image("bad.bin", small_image()), "has changed its size since it was opened");
-    refused_by(read_removed, write_image("bad.bin", small_image()), "cannot be opened: No such file or directory; leave the data alone");
+    refused_by(read_removed, write_image("bad.bin", small_image()),
+               "cannot be opened: No such file or directory; leave the data alone");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

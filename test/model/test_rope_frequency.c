@@ -13,7 +13,8 @@ TEST(frequencies_are_those_of_torch) {
     unsigned long long wanted;
     double factor;
     int taken;
-    for (char *line = text; sscanf(line, "%511s %16llx %lf\n%n", config, &wanted, &factor, &taken) == 3; line += taken) {
+    for (char *line = text; sscanf(line, "%511s %16llx %lf\n%n", config, &wanted, &factor, &taken) == 3;
+         line += taken) {
         float frequency[512];
         const Config c = config_from_text(config, "test", EXIT_USAGE);
         const int both = c.rope_local_base_freq > 0;

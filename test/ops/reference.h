@@ -136,7 +136,8 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
     }
 }
 
-// ---- rotary position embedding, in place; the angle is the fp32 product, its cosine and sine, and their products with factor, too -
+// ---- rotary position embedding, in place ----------------------------------------------------------------------------
+// The angle is the fp32 product, its cosine and sine, and their products with factor, too.
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                            size_t HD, float factor, int back) {
     size_t half = HD / 2;

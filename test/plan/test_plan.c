@@ -130,8 +130,7 @@ TEST(slope_per_token) {
                 (double)(far[0] - near[0]);
             printf("             %s, %s: %.0f bytes per token, %.4f of the formula\n", names[i], dtype_name(types[t]),
                    slope, slope / formula);
-            if (!(slope <= formula + 1))
-                test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
+            if (!(slope <= formula + 1)) test_fail("%s: %.1f bytes per token, formula %.1f", names[i], slope, formula);
         }
     }
 }
@@ -257,7 +256,8 @@ TEST(formula_counts_what_the_walk_counts) {
             RunSettings settings = pass_settings(&model, i % 3, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.keep = (Keep)(i / 3 % 3), settings.lora = i / 108 % 2 ? &lora : NULL;
-            settings.objective.kind = kinds[i % 7 % 3], settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
+            settings.objective.kind = kinds[i % 7 % 3],
+            settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
             test_case("model %zu, case %zu", m, i);
             const double walked = plan_make(&settings, &batch).counts.flops;

@@ -22,6 +22,7 @@ refuses 2 'rope-scaling: rope_type yarn needs factor' plan --init llama --rope-s
 refuses 2 "rope-scaling: 'dynamic' is no way of scaling; give linear, llama3 or yarn" plan --init llama --rope-scaling dynamic,factor=2
 refuses 2 'rope-scaling: low_freq_factor is not a key of linear scaling' plan --init llama --rope-scaling linear,factor=2,low_freq_factor=1
 refuses 2 'rope-scaling: hidden_size is not a key of yarn scaling' plan --init llama --rope-scaling yarn,factor=2,hidden_size=64
+refuses 2 'rope-scaling: factor=0.5 would leave fewer positions' plan --init llama --rope-scaling yarn,factor=0.5
 refuses 2 'rope-scaling: gpt2 has a table of positions' plan --init gpt2 --rope-scaling yarn,factor=2
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
 says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$' \
@@ -188,6 +189,8 @@ run plan --init qwen3-0.6b --seq-len 100000 --json
 says err 'max_position_embeddings 40960: .* --rope-scaling yarn,factor=3 '
 run plan --init qwen3-0.6b --seq-len 100000 --json --quiet
 check 'a quiet plan has no notes' [ ! -s "$WORK/err" ]
+run plan --init qwen3-0.6b --seq-len 100000 --quiet
+check 'but the result' grep -q '^memory  .* planned$' "$WORK/out"
 succeeds $for_bp --lora-rank 32 --json
 fitting=$(json train_max_seq_len) bytes=$(json train_total_bytes)
 succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --lora-rank 32 --json
