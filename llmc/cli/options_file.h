@@ -109,6 +109,13 @@ static char *option_record(const char *path, size_t *line) {
     return last;
 }
 
+// Words are printed and may be texts of several lines; what else a terminal would obey is refused.
+static int word_is_text(const char *word) {
+    for (const unsigned char *c = (const unsigned char *)word; *c; c++)
+        if ((*c < 0x20 && !strchr("\t\n\r", *c)) || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) return 0;
+    return 1;
+}
+
 // The words stay until the program ends: options point into them.
 static const OptionWords *option_words_read(const char *given) {
     static OptionWords words;
@@ -127,6 +134,7 @@ static const OptionWords *option_words_read(const char *given) {
     char *text = log ? option_record(path, &line) : input_read_text(path, OPTION_FILE_LIMIT, &length);
     if (log) length = strlen(text);
     if (strlen(text) != length) die("%s: holds a zero byte; it is no file of options", path);
+    if (!strncmp(text, "\xef\xbb\xbf", 3)) memset(text, ' ', 3); // a byte order mark
     w->word = (char **)checked_calloc(length + 1, sizeof(char *), path);
     w->line = (size_t *)checked_calloc(length + 1, sizeof(size_t), path);
     w->text = w->end = (char *)checked_calloc(length + 1, 32, path); // a number may be written longer
@@ -140,6 +148,8 @@ static const OptionWords *option_words_read(const char *given) {
     } else {
         words_from_lines(w, text, path);
     }
+    for (size_t i = 0; i < w->count; i++)
+        if (!word_is_text(w->word[i])) die("%s:%zu: holds control characters; take them out", path, w->line[i]);
     free(text);
     return w;
 }

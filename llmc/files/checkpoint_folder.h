@@ -373,7 +373,7 @@ static const char *hub_path_find(const char *option, const char *path, char foun
     if (!path || path_exists(path)) return path;
     const size_t owner = strspn(path, letters), name = path[owner] ? strspn(path + owner + 1, letters) : 0;
     const char *const reason = strerror(ENOENT);
-    if (!name || *path == '.' || path[owner] != '/' || path[owner + 1 + name] || text_ends_with(path, ".bin"))
+    if (!owner || !name || *path == '.' || path[owner] != '/' || path[owner + 1 + name] || text_ends_with(path, ".bin"))
         return path;
     hub_cache(cache);
     snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
@@ -393,6 +393,7 @@ static const char *hub_path_find(const char *option, const char *path, char foun
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
+    int tries = 0;
     path_join(model, path, manifest_names[0][MANIFEST_MODEL]);
     path_join(done, path, MANIFEST_NAME);
     if (path_exists(model) || path_exists(done)) {
@@ -408,6 +409,10 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
         if (last == CHECKPOINT_NONE)
             die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
         checkpoint_path(checkpoint, path, last, "");
+        if (tries == LOCK_TRIES)
+            die("%s: is locked by another process, as by a run that removes it; end that, or give another checkpoint",
+                checkpoint);
+        if (tries++) usleep(100000);
     } while (!checkpoint_hold(checkpoint) || manifest_check(checkpoint, manifest));
     return 1;
 }

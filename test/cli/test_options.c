@@ -368,10 +368,10 @@ static const char *with_file(const char *line, const char *name, const char *tex
 
 TEST(a_file_gives_what_the_line_does_not) {
     static const char lines[] =
-        "# of all kinds\n--init gpt2 \t# a preset\r\n\nlearning_rate 3e-5\ndata 'a b.bin' c.bin\n"
+        "\xef\xbb\xbf# of all kinds\n--init gpt2 \t# a preset\r\n\nlearning_rate 3e-5\ndata 'a b.bin' c.bin\n"
         "--like 'it\"s' # of convert\n--rslora\nlora_r=8\nmax_length 4k";
     static const char json[] =
-        "{\"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": 3e-5,\n"
+        "\xef\xbb\xbf{\"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": 3e-5,\n"
         "\"seq_len\": 4096, \"long\": \"truncate\", \"rslora\": true, \"lora-rank\": 8, \"beta\":"
         " \"auto\", \"stop_ids\": [], \"resume\": false, \"gamma\": null, \"objective\": \"sft\"}";
     static const char log[] =
@@ -420,7 +420,9 @@ TEST(files_are_refused) {
         {"k.json", "{\"lr\": {}}", "k.json: \"lr\" is an object, which no option takes"},
         {"l.json", "{\"data\": [\"a\", true]}", "l.json: \"data\" is true, which no option takes"},
         {"m.jsonl", "{\"step\": 1}\n", "m.jsonl: holds no record of a run's options"},
-        {"n.args", "", "n.args: is empty"}};
+        {"n.args", "", "n.args: is empty"},
+        {"o.args", "lr 1\ndata '\033[31m'", "o.args:2: holds control characters"},
+        {"p.json", "{\"data\": \"a\\n\", \"out\": \"\\u009b\"}", "p.json:1: holds control characters"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i][0]);
         refused(with_file("plan", cases[i][0], cases[i][1]), cases[i][2]);

@@ -129,6 +129,19 @@ TEST(what_a_reader_opens_stays) {
                 is_there("checkpoint-00000009"));
 }
 
+static void read_once(const void *out) {
+    char found[PATH_MAX];
+    model_path_find((const char *)out, found, 1);
+}
+
+TEST(a_reader_does_not_wait_for_ever) {
+    save_usual();
+    const int fd = open(scratch_path("out/checkpoint-00000007"), O_RDONLY | O_DIRECTORY);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    expect_refused(read_once, scratch_path("out"), 1, "checkpoint-00000007: is locked by another process");
+    close(fd);
+}
+
 static void read_again_and_again(const void *out) {
     char found[PATH_MAX];
     for (size_t last = 0; last < 60;) {

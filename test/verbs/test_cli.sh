@@ -41,6 +41,7 @@ says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_P
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here
+refuses 1 '/nothing_here: No such file or directory; a model is' info --model /nothing_here
 cp -r $GOLDEN/llama "$WORK/model"
 sed -i 's/"llama"/"mixtral"/; s/LlamaForCausalLM/MixtralForCausalLM/' "$WORK/model/config.json"
 refuses 1 'ixtral' bp --model "$WORK/model"
