@@ -23,11 +23,12 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
 
 // Opens --out. Where it holds a checkpoint to resume from, `last` becomes its path and `model` that of its model.
 static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
-    static const char *const others[2][2] = {
+    static const char *const others[3][2] = {
+        {"optimizer.bin", "is a checkpoint of a run, whose folder --resume takes"},
         {"config.json", "is the folder of a model, which would hide the run's checkpoints from --model"},
         {"adapter_config.json", "is the folder of an adapter, which the run's checkpoints would hide from --adapter"}};
     char config[PATH_MAX];
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 3; i++) {
         path_join(config, o->out, others[i][0]);
         if (path_exists(config)) die("--out %s: %s; choose another", o->out, others[i][1]);
     }

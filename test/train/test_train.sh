@@ -32,6 +32,7 @@ check 'the last three checkpoints are kept' [ "$(ls "$WORK/straight" | grep -c c
 check 'a record for every step' [ "$(grep -c '"loss"' "$WORK/straight/log.jsonl")" = 12 ]
 check 'a record of the options' [ "$(grep -c '^{"step": 1, "version": .*"seq_len": 64' "$WORK/straight/log.jsonl")" = 1 ]
 refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
+refuses 1 'checkpoint-00000012: is a checkpoint of a run' train $common --out "$WORK/straight/checkpoint-00000012"
 unset STREAMBP_ALLOCATION_GUARD
 
 # ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps of attention ----
