@@ -64,17 +64,17 @@ class Record:
 
 def parse_line(line):
     """A line's object."""
+    whole = "; a file that is one JSON array becomes lines with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the line") from None
     except json.JSONDecodeError as error:
-        whole = "; a file that is one JSON array becomes lines with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
         raise Rejected(MALFORMED, f"not JSON: {error.msg} at column {error.colno}{whole}") from None
     except (RecursionError, ValueError) as error:
         raise Rejected(MALFORMED, f"not JSON that can be read: {type(error).__name__}") from None
     if not isinstance(record, dict):
-        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object")
+        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object{whole}")
     return record
 
 

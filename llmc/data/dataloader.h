@@ -53,6 +53,15 @@ static void dataloader_check_pair(const DataLoader *data, const DataLoader *vali
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
+// A file of validation that is trained on as well; NULL: none
+static const char *dataloader_find_shared(const DataLoader *data, const DataLoader *validation) {
+    for (size_t i = 0; i < data->shards; i++)
+        for (size_t k = 0; k < validation->shards; k++)
+            if (!strcmp(data->shard[i].header.path, validation->shard[k].header.path))
+                return data->shard[i].header.path;
+    return NULL;
+}
+
 // ---- identity -------------------------------------------------------------------------------------------------------
 static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
     for (size_t i = 0; i < d->shards; i++) {

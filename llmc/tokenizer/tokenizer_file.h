@@ -9,6 +9,7 @@ gets an index of its own. A file that fails ends the program with one line. Litt
 #include "llmc/base/hash.h"
 #include "llmc/base/file.h"
 
+#define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
 #define TOKENIZER_VERSION 1u
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
@@ -337,6 +338,8 @@ static void tokenizer_index_classes(Tokenizer *t) {
 
 // ---- open, close ----------------------------------------------------------------------------------------------------
 static Tokenizer *tokenizer_open(const char *path) {
+    if (path_is_directory(path))
+        die("%s: is a folder; give the " TOKENIZER_NAME " in it, which data/tokenizer_file.py writes", path);
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(*t), "a tokenizer");
     InputFile file = input_open(path);
     size_t count;
@@ -381,7 +384,6 @@ static void tokenizer_close(Tokenizer *t) {
 // ---- where it lies --------------------------------------------------------------------------------------------------
 // A model's tokenizer file lies beside the model, beside the checkpoints of a run, or beside the shards made for this
 // model. Training and `convert` copy it to where `sample` looks.
-#define TOKENIZER_NAME "tokenizer.tok"
 
 // tokenizer.tok in the model's folder, or in the one above (of checkpoint-00000100/model.bin the run's folder).
 static int tokenizer_beside(const char *model, char path[PATH_MAX]) {

@@ -58,6 +58,9 @@ static SequenceBound trainer_allocate(Trainer *t) {
     if (o->val_data.count) {
         t->validation = run_open_data(&t->run, &o->val_data, SHUFFLE_OFF);
         dataloader_check_pair(&t->data, &t->validation);
+        const char *shared = dataloader_find_shared(&t->data, &t->validation);
+        if (shared && !o->quiet)
+            note("%.100s of --val-data is in --data, too: the validation loss is one of training", shared);
         bound = larger_bound(bound, run_bound(&t->run, &t->validation));
     }
     if (o->sample_every) {

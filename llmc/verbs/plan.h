@@ -148,8 +148,9 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
     if (!o->quiet && ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
-        fputs("cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there\n",
-              out);
+        fputs(
+            "cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there\n",
+            out);
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
 }
 

@@ -295,6 +295,7 @@ TEST(refusals) {
          "not UTF-8: see its byte 1, 0xed"},
         {FOLDER "texts.bin", encode_text, "", NULL, EXIT_RUNTIME, "is not a tokenizer file"},
         {FOLDER "nothing.tok", encode_text, "", NULL, EXIT_RUNTIME, "nothing.tok: cannot be opened"},
+        {FOLDER, encode_text, "", NULL, EXIT_RUNTIME, "is a folder; give the tokenizer.tok in it"},
         {FOLDER "gpt2.tok", ask_for_chat, "", NULL, EXIT_USAGE, "there is no chat template"},
         {FOLDER "gemma.tok", ask_for_chat, "", "x", EXIT_USAGE, "no system role; leave it out"},
     };

@@ -22,6 +22,8 @@ same_run() { # folder, folder: the last checkpoints hold the same bits, and the 
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
+says err "^note: $SHARD of --val-data is in --data, too: "
+sed -i '/^note/d' "$WORK/err"
 check 'a header of three lines' [ "$(head -n 3 "$WORK/err" | sed 's/ .*//' | tr '\n' ' ')" = 'model run memory ' ]
 check 'lines of at most 79 columns' [ "$(grep -cE '^.{80}' "$WORK/err")" = 0 ]
 check 'step lines below each other' [ "$(grep -oE '^step .*  loss |^step .*  norm ' "$WORK/err" | awk '{ print length }' | sort -u | wc -l)" = 1 ]
