@@ -6,6 +6,7 @@ it does not count: what is left of it there is no token of its own. The first to
 
 import bisect
 import functools
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import records
 import shards
 import spans
 import templates
+import words
 from records import Rejected
 
 
@@ -85,6 +87,46 @@ class Pieces(Encoding):
     def behind(self, at):
         low = int(np.searchsorted(self.offsets[:, 0], at))
         return low, low > 0 and self.offsets[low - 1, 1] > at
+
+
+class Words(Encoding):
+    """The same of a text whose words are known; `library` gives the Encoding of others."""
+
+    def __init__(self, known, text, library):
+        self.known, self.text, self.library = known, text, library
+        self.windows = list(known.windows(text))  # [(begin, end)]
+        ids = [self.look_at(window) for window in range(len(self.windows))]
+        self.edges = list(itertools.accumulate(map(len, ids), initial=0))
+        self.ids = np.frombuffer(b"".join(ids), np.uint32)
+
+    def look_at(self, window):
+        """The bytes of its ids. What behind() needs of it is kept."""
+        begin, end = self.windows[window]
+        self.at, self.begins, self.last = window, None, (None, None)  # last: a stretch's begin and Encoding
+        self.stretches = self.known.cut(self.text, begin, end)
+        if len(self.stretches) == 1:
+            self.last = begin, self.library(self.stretches[0])
+            self.parts = [self.last[1].ids.tobytes()]
+        else:
+            self.parts = self.known.ids(self.stretches)
+        return b"".join(self.parts)
+
+    def behind(self, at):
+        if at >= len(self.text):
+            return len(self.ids), False
+        window = bisect.bisect_right(self.windows, at, key=lambda window: window[0]) - 1
+        if window != self.at:
+            self.look_at(window)
+        if not self.begins:  # in the text, and in the bytes of its ids
+            self.begins = list(itertools.accumulate(map(len, self.stretches), initial=self.windows[window][0]))
+            self.before = list(itertools.accumulate(map(len, self.parts), initial=self.edges[window]))
+        i = bisect.bisect_right(self.begins, at) - 1
+        if self.begins[i] == at:
+            return self.before[i] // 4, False
+        if self.last[0] != self.begins[i]:
+            self.last = self.begins[i], self.library(self.stretches[i])
+        low, across = self.last[1].behind(at - self.begins[i])
+        return self.before[i] // 4 + low, across
 
 
 @dataclass
@@ -174,6 +216,7 @@ class Encoder:
         self.eos = self._eos()
         added = self.tokenizer.get_added_tokens_decoder()
         self.cuts = Cuts(added.values())
+        self.known = words.Known(self.tokenizer, lambda text: self.library(text).ids.tobytes())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
         self.is_special = np.zeros(self.vocabulary, bool)
@@ -280,11 +323,17 @@ class Encoder:
         return self.finished(self.conversation(source, record))
 
     def encoding(self, text):
-        """The text as the library encodes it. It needs some hundreds of bytes for a token of what it is given at a time, so a long
-        text goes to it in pieces."""
-        if self.nfc:  # what it does to ASCII is nothing, slowly
+        """The text as the library encodes it."""
+        if text and self.known.stretches and unicodedata.is_normalized("NFC", text):
+            return Words(self.known, text, self.library)
+        return self.library(text)
+
+    def library(self, text):
+        """The library itself needs some hundreds of bytes for a token of what it is given at a time, so a long text goes to it in
+        pieces."""
+        if self.nfc:  # what it does to ASCII is nothing, slowly; to exchange it is slow, too
             wanted = None if text.isascii() else self.nfc
-            if self.without_nfc != (wanted is None):
+            if self.without_nfc != (wanted is None) and (wanted or len(text) > words.LONGEST):
                 self.tokenizer.normalizer, self.without_nfc = wanted, wanted is None
         normal = unicodedata.is_normalized("NFC", text)  # no normalizer changes the order of its characters
         if normal and len(text) <= 2 * PIECE:

@@ -83,12 +83,12 @@ TEMPLATES = {  # with bos and eos
     "generation": (GENERATION, None, "<|im_end|>"), "wrong": (WRONG, None, "<|im_end|>")}
 
 
-def byte_level(vocabulary=400):
-    """As GPT-2, Llama 3 and Qwen have it."""
+def byte_level(vocabulary=400, texts=None):
+    """As GPT-2, Llama 3 and Qwen have it; of other texts, tokens are learned across the ends of words, too, so that it tells how it cuts."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not texts)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(LINES * 3, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
+    tokenizer.train_from_iterator(texts or LINES * 3, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False,
                                                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)

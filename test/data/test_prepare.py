@@ -12,12 +12,13 @@ import functools
 import json
 import os
 import random
+import re
 import sys
 import unittest
 from unittest import mock
 
 import numpy as np
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(HERE)), "data"), HERE]
@@ -28,6 +29,9 @@ import prepare_samples as samples
 import records
 import spans
 import templates
+import tokenizer_file
+import unicode_tables
+import words
 import workers
 from prepare_runs import *  # the tests of whole runs
 
@@ -282,7 +286,7 @@ class Masks(Tested):
                     for piece in (1 << 16, 1, 7):
                         with mock.patch.object(encode, "PIECE", piece):
                             cuts += len(list(of.cuts.pieces(text))) - 1
-                            encoding = of.encoding(text)
+                            encoding = of.library(text)
                             found.append((encoding.ids.tolist(), encoding.offsets.tolist()))
                     self.assertEqual(found, found[:1] * 3, (name, more, text))
                 self.assertGreater(cuts, 200, (name, more))
@@ -292,10 +296,50 @@ class Masks(Tested):
             text = "".join(rng.choice([" ", " ", "  ", "\n", " \n"]) + rng.choice(["hello", "world,", "2", "(a)", "\u00e9t\u00e9"])
                            for _ in range(400))
             with mock.patch.object(encode, "PIECE", 128):
-                pieces = of.encoding(text)
+                pieces = of.library(text)
             self.assertIsInstance(pieces, encode.Pieces)
-            whole = of.encoding(text)
+            whole = of.library(text)
             self.assertEqual((pieces.ids.tolist(), pieces.offsets.tolist()), (whole.ids.tolist(), whole.offsets.tolist()))
+
+    def test_words_have_the_tokens_of_the_whole(self):
+        text = "".join(unicode_tables.every_character())
+        self.assertEqual([found.span() for found in re.finditer(f"[{words.SPACE}]", text)], unicode_tables.matches(r"\s", text))
+        parts = [*" \n\r\t\x0b\x1c\x1f\x85\xa0\u2028\u200b\ufeff", "  ", "\n\n", "\r\n", " \n", ".\n  \n ", ":\n    ", *"'_.!?(a1#<|>",
+                 "'s", "'LL", "'\u017f", "hello", " world", "n't", "1234567", "\u00b2", "\u0663", "\u00e9t\u00e9", "e\u0301", "\u0301",
+                 "\u4f60\u597d", "\U0001f600", "\ud7b0", "<|im_end|>", "<|im_start|>", "</s>", "<|im_", "end|>", "<think>", "ing"]
+        rng = random.Random(3)
+        texts = ["".join(rng.choice(parts[:14 if i % 3 else None]) + rng.choice(parts) for _ in range(rng.randint(0, 12)))
+                 for i in range(500)]
+        for i, pattern in enumerate((None, *tokenizer_file.PATTERNS)):
+            tokenizer = samples.byte_level(1500, texts)
+            tokenizer.add_tokens([AddedToken("ing", normalized=True)])
+            tokenizer.normalizer = normalizers.NFC() if i % 2 else None
+            split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
+            of, met = encode.Encoder(encode.Options(tokenizer=samples.tokenizer_folder(f"{WORK.name}/words{i}", tokenizer))), 0
+            for window, mean in ((1 << 16, 16), (5, 1 << 20)):
+                with mock.patch.multiple(words, WINDOW=window, MEAN=mean):
+                    for text in texts:
+                        found, whole = of.encoding(text), of.library(text)
+                        self.assertEqual(found.ids.tolist(), tokenizer.encode(text).ids, (pattern, text))
+                        met += isinstance(found, encode.Words)
+                        for at in rng.sample(range(len(text) + 2), 2):
+                            self.assertEqual(found.behind(at), whole.behind(at), (pattern, text, at))
+            self.assertGreater(met, 500)
+            self.assertGreater(len(of.known), 500)
+            for content, more in (("a b", {}), *(("ab", {name: True}) for name in ("lstrip", "rstrip", "single_word"))):
+                other = Tokenizer.from_str(tokenizer.to_str())
+                other.add_tokens([AddedToken(content, **more)])
+                self.assertIsNone(words.expressions(other), (content, more))
+            other = Tokenizer.from_str(tokenizer.to_str())
+            self.assertIsNotNone(words.expressions(other))
+            for other.normalizer in (normalizers.NFKC(), normalizers.Prepend(" ")):
+                self.assertIsNone(words.expressions(other))
+            byte_level.add_prefix_space = True
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
+            self.assertIsNone(words.expressions(tokenizer))
+        self.assertIsNone(words.expressions(samples.sentence_piece()))
 
 
 class Templates(Tested):

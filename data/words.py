@@ -1,0 +1,94 @@
+"""Texts are mostly words that were met before: their tokens are kept, and the library is asked for those of new ones alone.
+
+Byte-level tokenizers with the regular expression of GPT-2, Llama 3 or Qwen cut a text into words that know nothing of each other.
+Stretches of whole words are found here. They end where these expressions end a word whatever else the text holds:
+
+    between what is no white space and white space that is no line break: no alternative goes on there, and none that ends there
+    looks ahead (with GPT-2's before line breaks, too);
+    behind the last line break of a run of white space (not with GPT-2's): \\s*[\\r\\n]+ and [\\r\\n]* take all up to it and look no
+    further.
+
+The library looks for added tokens first. With white space in none of them, and none that takes some, each lies within a stretch.
+NFC changes nothing across these places.
+"""
+
+import json
+import re
+
+from tokenizers import models, normalizers
+
+import tokenizer_file
+
+BLANK = r"\t\x0b\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s of the library, but for \r\n
+SPACE = r"\r\n" + BLANK
+CUT = re.compile(f"[^{SPACE}](?=[{BLANK}])")
+LINES = re.compile(fr"[{BLANK}]*[^{SPACE}]+(?:[\r\n](?:[{SPACE}]*[\r\n])?)?|[{SPACE}]*[\r\n]|[{BLANK}]+")
+GPT2 = re.compile(f"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
+WINDOW = 1 << 16  # characters of a text that are cut at a time
+KEPT, LONGEST = 1 << 17, 64  # stretches that are kept, or twice as many, and characters of one
+MEAN = 16  # characters: a text of longer stretches, such as Chinese, has few that come again
+
+
+def ascii_words(pattern):
+    """The tokenizer's expression for ASCII alone, where \\p{L} and \\p{N} are these."""
+    pattern = pattern.replace(r"\p{L}\p{N}]", "A-Za-z0-9]").replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
+    return re.compile(pattern, re.ASCII)
+
+
+EXPRESSIONS = {"GPT2": (GPT2, ascii_words(tokenizer_file.GPT2)), "LLAMA3": (LINES, ascii_words(tokenizer_file.LLAMA3)),
+               "QWEN2": (LINES, ascii_words(tokenizer_file.QWEN2)), "QWEN2_MARKS": (LINES, ascii_words(tokenizer_file.QWEN2))}
+
+
+def expressions(tokenizer):
+    """(of stretches, of words in ASCII); None where a text is not to be cut."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    if (type(tokenizer.model) is not models.BPE or tokenizer.model.dropout or tokenizer.pre_tokenizer is None
+            or type(tokenizer.normalizer) not in (type(None), normalizers.NFC)
+            or any(t.lstrip or t.rstrip or t.single_word or re.search(f"[{SPACE}]", t.content) for t in added)):
+        return None
+    try:
+        name, flags = tokenizer_file.words_of({"pre_tokenizer": json.loads(tokenizer.pre_tokenizer.__getstate__())}, [])
+    except tokenizer_file.CannotEncode:
+        return None
+    return EXPRESSIONS.get(name) if flags == ["BYTE_LEVEL"] else None
+
+
+class Known(dict):
+    """{stretch or word: bytes of its ids}; `library` gives those of others."""
+
+    def __init__(self, tokenizer, library):
+        self.stretches, self.words = expressions(tokenizer) or (None, None)
+        self.library, self.old = library, {}  # old: what was known when there were too many, of which what is met again is kept
+        marks = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.content]
+        self.added = re.compile("|".join(marks) or r"(?!)")
+
+    def __missing__(self, stretch):
+        if len(stretch) > LONGEST:
+            return self.library(stretch)
+        ids = self.old.get(stretch)
+        if ids is None:
+            words = self.words.findall(stretch) if stretch.isascii() and not self.added.search(stretch) else ()
+            ids = b"".join(map(self.__getitem__, words)) if len(words) > 1 else self.library(stretch)
+        self[stretch] = ids
+        return ids
+
+    def windows(self, text):
+        """[(begin, end)] of parts of the text between which it may be cut."""
+        begin = 0
+        while begin < len(text):
+            cut = CUT.search(text, begin + WINDOW)
+            end = cut.end() if cut else len(text)
+            yield begin, end
+            begin = end
+
+    def cut(self, text, begin, end):
+        """The stretches of a window; it is one where they are too long to be worth it."""
+        found = self.stretches.findall(text, begin, end)
+        return found if len(found) * MEAN > end - begin else [text[begin:end]]
+
+    def ids(self, stretches):
+        """The bytes of the ids of each."""
+        if len(self) > KEPT:
+            self.old = dict(self)
+            self.clear()
+        return list(map(self.__getitem__, stretches))
