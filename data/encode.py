@@ -107,6 +107,7 @@ class Words(Encoding):
         if len(self.stretches) == 1:
             self.last = begin, self.library(self.stretches[0])
             self.parts = [self.last[1].ids.tobytes()]
+            self.ordered &= self.last[1].ordered
         else:
             self.parts = self.known.ids(self.stretches)
         return b"".join(self.parts)
@@ -324,9 +325,8 @@ class Encoder:
 
     def encoding(self, text):
         """The text as the library encodes it."""
-        if text and self.known.stretches and unicodedata.is_normalized("NFC", text):
-            return Words(self.known, text, self.library)
-        return self.library(text)
+        found = Words(self.known, text, self.library) if text and self.known.stretches else None
+        return found if found and found.ordered else self.library(text)
 
     def library(self, text):
         """The library itself needs some hundreds of bytes for a token of what it is given at a time, so a long text goes to it in

@@ -14,6 +14,7 @@ NFC changes nothing across these places.
 
 import json
 import re
+import unicodedata
 
 from tokenizers import models, normalizers
 
@@ -82,9 +83,10 @@ class Known(dict):
             begin = end
 
     def cut(self, text, begin, end):
-        """The stretches of a window; it is one where they are too long to be worth it."""
-        found = self.stretches.findall(text, begin, end)
-        return found if len(found) * MEAN > end - begin else [text[begin:end]]
+        """The stretches of a window; it is one where they are too long to be worth it, or not in NFC: then places of tokens may fall."""
+        window = text[begin:end]
+        found = self.stretches.findall(window) if unicodedata.is_normalized("NFC", window) else ()
+        return found if len(found) * MEAN > end - begin else [window]
 
     def ids(self, stretches):
         """The bytes of the ids of each."""
