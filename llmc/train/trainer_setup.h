@@ -100,6 +100,8 @@ static void trainer_schedule(Trainer *t) {
     if (!schedule->steps)
         die("an epoch is %.3g steps (%zu %s, of which a step takes %zu); give more --epochs, or --steps",
             steps / o->epochs, epoch, o->rollout ? "prompts" : "micro-batches", taken);
+    if (o->warmup > schedule->steps && !o->quiet)
+        note("--warmup %zu is more than the run's steps, %zu: --lr is never reached", o->warmup, schedule->steps);
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------

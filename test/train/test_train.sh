@@ -90,6 +90,8 @@ for signal in INT TERM HUP; do
     check "SIG$signal ends a run as it always does, not with exit $status" [ "$(kill -l $status)" = $signal ]
     check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
 done
+succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2
+says err '^note: --warmup 2 is more than the run.s steps, 1: '
 
 # ---- a checkpoint that commit 88e0adb wrote: the rest of its run, within rounding ------------------------------------------------
 if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
