@@ -209,7 +209,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     run_plan(run, &shape, limit);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  !less                             ? "--memory-limit"
-                 : address_space_left() < SIZE_MAX ? "the memory that ulimit -v leaves"
+                 : address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves"
                                                    : "the memory available");
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);

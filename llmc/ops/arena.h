@@ -145,12 +145,20 @@ static size_t cgroup_left(const char *limit_path, const char *used_path, const c
     return used < limit ? limit - used : 1; // 0 would mean that nothing is known
 }
 
-// Bytes of address space that ulimit -v leaves. SIZE_MAX without a limit.
+// Bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.
 static size_t address_space_left(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
-    const size_t used = system_bytes("/proc/self/status", "VmSize");
-    return used < limit.rlim_cur ? (size_t)limit.rlim_cur - used : 1;
+    static const struct {
+        int resource;
+        const char *used;
+    } limits[] = {{RLIMIT_AS, "VmSize"}, {RLIMIT_DATA, "VmData"}};
+    size_t left = SIZE_MAX;
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        struct rlimit limit;
+        if (getrlimit(limits[i].resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+        const size_t used = system_bytes("/proc/self/status", limits[i].used);
+        left = min_size(left, used < limit.rlim_cur ? (size_t)limit.rlim_cur - used : 1);
+    }
+    return left;
 }
 
 // Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run.

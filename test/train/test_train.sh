@@ -139,7 +139,7 @@ if [ $TEST_DEVICE = cpu ]; then
         (ulimit -v $kilobytes && exec "$TRAIN_PLAIN" bp --init $TINY --seq-len 64 --threads 2) >"$WORK/out" 2>"$WORK/err"
         case $? in
         0) ran=$((ran + 1)) ;;
-        1) refused=$((refused + $(grep -c '^train: ulimit -v leaves .* of address space, .*; raise it or take fewer --threads' "$WORK/err"))) ;;
+        1) refused=$((refused + $(grep -c '^train: ulimit -v or -d leaves .* of address space, .*; raise it or take fewer --threads' "$WORK/err"))) ;;
         esac
         kilobytes=$((kilobytes + 8000))
     done
