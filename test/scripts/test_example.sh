@@ -26,7 +26,7 @@ chmod +x "$WORK/bin/python"
 vocabulary=$("$data_python" test/scripts/example_files.py "$FILES") || fail "test/scripts/example_files.py"
 
 here() { # a command line as a user types it in that place
-    (cd "$HERE" && PATH=$WORK/bin:$PATH sh -c "$1") >"$WORK/out" 2>"$WORK/err" && pass && return
+    (cd "$HERE" && PATH=$WORK/bin:$PATH sh -c "$1") >"$WORK/out" 2>"$WORK/err" && pass && cat "$WORK/out" >>"$HERE/said" && return
     fail "exit $? of: $1"
     tail -n 5 "$WORK/err" | sed 's/^/    /'
 }
@@ -77,9 +77,8 @@ check 'and ends its turn' [ "$(json stop)" = eos ]
 cp "$WORK/out" "$WORK/sample"
 here "$(echo "$sample" | sed 's/Qwen3-0.6B-tuned/run/') --json"
 check 'as the run does' cmp -s "$WORK/out" "$WORK/sample"
-here 'rm -r shards && '"$(grep prepare.py "$WORK/section")"
-check 'prepare.py prints the command that comes next' grep -qF "$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 1024/')" "$WORK/out"
-check 'and how many steps it makes' grep -qx 'an epoch is 238 optimizer steps of 16 documents' "$WORK/out"
+check 'prepare.py prints the command that comes next' grep -qF "$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 1024/')" "$HERE/said"
+check 'and how many steps it makes' grep -qx 'an epoch is 238 optimizer steps of 16 documents' "$HERE/said"
 mkdir "$HERE/short"
 cp "$MODEL"/*.json "$HERE/short"
 sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 100/' "$MODEL/config.json" >"$HERE/short/config.json"

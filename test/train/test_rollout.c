@@ -411,7 +411,7 @@ TEST(failures) {
                                                            "with exit code 8; there was no reward in 10 steps"))
         test_fail("exit code %d: %s", child->code, child->err);
     expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
-                   "step 1: the reward command ended after 10 of 12 answers, with exit code 9 (--reward-failure skip");
+                   "step 1: the reward command ended after 10 of 12 answers, with exit code 9; --reward-failure skip");
     expect_refused(stop_at_failure, NULL, EXIT_RUNTIME, "a group of 4 completions may have 88 positions");
 }
 

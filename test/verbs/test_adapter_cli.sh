@@ -113,9 +113,10 @@ refuses 2 'merge: give --adapter' convert --model "$base" --merge --out "$WORK/x
 refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
 check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
 
+refuses 1 'is a checkpoint of a run' train --model "$base" --adapter "$adapter" $data --steps 1 --out "$adapter"
+cp -r "$adapter" "$WORK/nan" && rm "$WORK/nan/DONE" "$WORK/nan/optimizer.bin"
 refuses 1 'is the folder of an adapter, which the run.s checkpoints would hide' train --model "$base" --adapter "$adapter" $data \
-    --steps 1 --out "$adapter"
-cp -r "$adapter" "$WORK/nan" && rm "$WORK/nan/DONE"
+    --steps 1 --out "$WORK/nan"
 printf '\000\000\300\177' | dd of="$WORK/nan/adapter_model.safetensors" bs=1 conv=notrunc \
     seek=$(($(wc -c <"$WORK/nan/adapter_model.safetensors") - 4)) 2>/dev/null
 refuses 1 'nan/adapter_model.safetensors: .*NaN.*lora_B.weight' eval --model "$base" --adapter "$WORK/nan" $data
