@@ -110,9 +110,9 @@ def score(model, documents, temperature=1.0, **known):
     return found
 
 
-def reference_of(model, documents, temperature=1.0):
-    """Before the first step: of a model with adapters, the one without them."""
-    with torch.no_grad(), model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext():
+def reference_of(model, documents, temperature=1.0, base=False):
+    """Before the first step. base: of a model with adapters, the one without them."""
+    with torch.no_grad(), model.disable_adapter() if base else contextlib.nullcontext():
         return [d.logp for d in score(model, documents, temperature)]
 
 
@@ -198,7 +198,7 @@ class Case:
     formula: object
     files: str = ""  # log-probabilities that are given: reference, old
     temperature: float = 1.0
-    of_itself: bool = False  # the program finds the reference by itself: the model, of one with adapters the one without
+    of_itself: bool = False  # the program finds the reference by itself: the model, with the adapters that it goes on from
 
 
 CASES = [
@@ -303,6 +303,9 @@ class Bench:
         found = train("bp", *self.options(case), *CHUNKS, "--json", "--quiet", "--grads-out", out, "--overwrite")
         results_agree(what, json.loads(found or "{}"), loss, metrics)
         near_tensors(f"{what}: gradients", load_file(out), trainable(self.model, lambda p: p.grad), GRADIENT)
+        if self.adapter and case.of_itself:  # of which eval knows the one without them alone
+            known["reference"] = reference_of(self.model, documents, case.temperature, base=True)
+            loss, metrics = case.formula(score(self.model, documents, case.temperature, **known))
         if self.adapter or not case.of_itself:
             found = train("eval", *self.options(case, batch=1), *CHUNKS, "--json", "--quiet")
             results_agree(f"{what}, eval", json.loads(found or "{}"), loss, metrics)
@@ -352,15 +355,15 @@ with open(sys.argv[1], "w") as record:
 
 def rollouts(bench, rng):
     """Two steps on the completions of each of two rollouts, whose old policy is the one that wrote them. Of 2 prompts at a time there are
-    3 completions each, of which not all fit into one stream. With adapters there is a divergence from the model without them."""
-    what, beta, temperature = f"{bench.name}, rollouts", 0.1 if bench.adapter else 0, 1.3
+    3 completions each, of which not all fit into one stream."""
+    what, temperature = f"{bench.name}, rollouts", 1.3
     run, record, recorder = (f"{WORK}/{bench.name}-{name}" for name in ("rollout", "record", "recorder.py"))
     prompts = [Document(rng.integers(0, bench.vocabulary, n), np.zeros(n, np.uint8), n, sample=i) for i, n in enumerate((6, 1, 11, 3))]
     with open(recorder, "w") as file:
         file.write(RECORDER)
     train("train", *bench.weights, "--objective", "grpo", "--rollout", "--batch", 2, "--group-size", 3, "--seq-len", 24,
           "--data", write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts), "--max-new-tokens", 12,
-          "--temperature", temperature, "--stop-ids", "5,17,33", "--beta", beta, *STEPS, "--steps", 4, "--updates", 2, "--quiet",
+          "--temperature", temperature, "--stop-ids", "5,17,33", *STEPS, "--steps", 4, "--updates", 2, "--quiet",
           "--out", run, "--reward-command", f"{sys.executable} {recorder} {record}")
     with open(record) as file:
         lines = [json.loads(line) for line in file]
@@ -375,10 +378,10 @@ def rollouts(bench, rng):
 
     def formula_of(step):
         written = documents[:6] if step <= 2 else documents[6:]
-        scored = score(model, written, temperature, reference=reference_of(model, written, temperature) if beta else None)
+        scored = score(model, written, temperature)
         for i, d in enumerate(scored):
             d.old = old.setdefault((step <= 2, i), d.logp.detach())
-        return policy(beta=beta)(scored)
+        return policy()(scored)
     follow(what, run, 4, model, formula_of)
 
 
