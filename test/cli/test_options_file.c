@@ -1,0 +1,86 @@
+// --config: what a file of lines, of JSON and a run's log give to the options, and what is refused of them.
+#include "option_lines.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+// " --config" and the path of a file with this text are added to the line.
+static const char *with_file(const char *line, const char *name, const char *text) {
+    static char all[1024];
+    write_file(scratch_path(name), text, strlen(text));
+    snprintf(all, sizeof(all), "%s --config %s", line, scratch_path(name));
+    return all;
+}
+
+TEST(a_file_gives_what_the_line_does_not) {
+    static const char lines[] =
+        "\xef\xbb\xbf# of all kinds\n--init gpt2 \t# a preset\r\n\nlearning_rate 3e-5\ndata 'a b.bin' c.bin\n"
+        "--like 'it\"s' # of convert\n--rslora\nlora_r=8\nmax_length 4k";
+    static const char json[] =
+        "\xef\xbb\xbf{\"init\": \"gpt2\", \"data\": [\"a b.bin\", \"c.bin\"], \"learning_rate\": 3e-5,\n"
+        "\"seq_len\": 4096, \"long\": \"truncate\", \"rslora\": true, \"lora-rank\": 8, \"beta\":"
+        " \"auto\", \"stop_ids\": [], \"resume\": false, \"gamma\": null, \"objective\": \"sft\"}";
+    static const char log[] =
+        "{\"step\": 1, \"options\": {\"init\": \"llama\"}}\n{\"step\": 1, \"loss\": 1}\n"
+        "{\"step\": 2, \"version\": \"0.1\", \"options\": {\"verb\": \"train\", \"init\": \"gpt2\", "
+        "\"data\": [\"a b.bin\", \"c.bin\"], \"lr\": 3.0000000000000001e-05, \"seq_len\": 4096, "
+        "\"long\": \"truncate\", \"lora_rank\": 8, \"rslora\": true, \"dpo_loss\": \"sigmoid\", "
+        "\"lora_alpha\": \"auto\", \"resume\": true, \"out\": \"r\"}}\n"
+        "{\"step\": 2, \"sample\": \"\\\"options\\\": {\"}\n";
+    static const char *const paths[] = {"a b.bin", "c.bin"};
+    for (size_t i = 0; i < 4; i++) {
+        static const char *const names[] = {"o.args", "o.json", "o.jsonl", "log.jsonl"};
+        const char *line = with_file("train --out o", names[i], i == 0 ? lines : i == 1 ? json : log);
+        char folder[1024];
+        test_case("%s", names[i]);
+        Options wanted = parse("--init gpt2 --data d --seq-len 4096 --long truncate --rslora --lora-rank 8 --lr 3e-5");
+        wanted.data.path = paths, wanted.data.count = 2;
+        snprintf(folder, sizeof(folder), "train --out o --config %s", scratch_folder()); // a run's
+        Options o = parse(i == 3 ? folder : line);
+        assert_string_equal(o.out, "o");
+        assert_true(!option_given(&o, "objective") && !option_given(&o, "dpo-loss"));
+        o.out = NULL, o.config = NULL;
+        expect_same(&o, &wanted);
+        o = parse(with_file("eval --model m --seq-len 64 --data d", names[i], i == 0 ? lines : i == 1 ? json : log));
+        assert_true(!o.init && o.seq_len == 64 && o.data.count == 1 && !o.lora_rank && !o.like);
+        o = parse(with_file("train --model m --epochs 2", names[i], i == 0 ? lines : i == 1 ? json : log));
+        assert_true(!o.init && o.epochs == 2 && o.lora_rank == 8);
+    }
+}
+
+TEST(files_are_refused) {
+    static const char *const cases[][3] = {
+        {"a.args", "# x\n\nlr 1\nlearning-speed 1\n",
+         "a.args:4: unknown option --learning-speed; did you mean --learning-rate?; see train plan"},
+        {"b.args", "lr 1\n--lr 2", "b.args:2: --lr is given twice"},
+        {"c.args", "lr x", "c.args:1: --lr is 'x', it must be a number"},
+        {"d.args", "lr 1 2", "d.args:1: '2' does not belong here"},
+        {"e.args", "init gpt2\ntrain_batch_size 8", "e.args:2: --train-batch-size: give --samples"},
+        {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
+        {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
+        {"o.json", "{\"lr\": 1,\n\"init\": \"gpt2\",\n\n\"train_batch_size\": 2}", "o.json:4: --train-batch-size:"},
+        {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
+    static const char *const broken[][3] = {
+        {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},
+        {"j.json", "{\"lr\": 1", "j.json: is not valid JSON"},
+        {"k.json", "{\"lr\": {}}", "k.json: \"lr\" is an object, which no option takes"},
+        {"l.json", "{\"data\": [\"a\", true]}", "l.json: \"data\" is true, which no option takes"},
+        {"m.jsonl", "{\"step\": 1}\n", "m.jsonl: holds no record of a run's options"},
+        {"n.args", "", "n.args: is empty"},
+        {"o.args", "lr 1\ndata '\033[31m'", "o.args:2: holds control characters"},
+        {"p.json", "{\"data\": \"a\\n\", \"out\": \"\\u009b\"}", "p.json:1: holds control characters"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%s", cases[i][0]);
+        refused(with_file("plan", cases[i][0], cases[i][1]), cases[i][2]);
+    }
+    for (size_t i = 0; i < COUNT_OF(broken); i++) {
+        test_case("%s", broken[i][0]);
+        CommandLine line = words(with_file("plan", broken[i][0], broken[i][1]));
+        expect_refused(parse_in_child, &line, EXIT_RUNTIME, broken[i][2]);
+    }
+}
+
+int main(int argc, char **argv) {
+    static char name[] = "train"; // as messages call it
+    program_invocation_name = program_invocation_short_name = name;
+    RUN_LISTED(argc, argv, scratch_remove);
+}
