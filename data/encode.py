@@ -361,7 +361,7 @@ class Encoder:
 
     @functools.cached_property
     def words_are_apart(self):
-        """Whether a text may be cut before the space of a word: tokens look no further, and a text's begin changes nothing."""
+        """True if a text may be cut before the space of a word: tokens look no further, and a text's begin changes nothing."""
         ids = lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids
         text = "Hello there, big wide world: 12 a.b (c) d"
         return all(ids(text[:found.start()]) + ids(text[found.start():]) == ids(text) for found in SPACE.finditer(text))

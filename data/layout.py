@@ -102,7 +102,7 @@ def has_blank(value):
 
 
 class Patterns:
-    """Where turns lie in conversations of one shape. `find(messages, wanted, tools, more)` gives the text of a conversation and
+    """The places of turns in conversations of one shape. `find(messages, wanted, tools, more)` gives the text of a conversation and
     [(message number, begin, end)] in it; it is asked for the conversation of placeholders, once, so that the answer for a
     conversation does not depend on those before it."""
 
@@ -112,7 +112,7 @@ class Patterns:
         self.find, self.failures, self.known = find, failures, {}
 
     def spans(self, text, messages, mark, wanted, tools, more):
-        """What `find` would say of `text`, the rendering of `messages`, without `mark`; None: this cannot tell."""
+        """The answer of `find` for `text`, the rendering of `messages`, without `mark`; None: this cannot tell."""
         for blank in (True, False):
             texts = []
             marked = [numbered(message, mark, texts, blank) for message in messages]

@@ -50,7 +50,7 @@ def folder_of(path):
 
 
 def hub_snapshot(name):
-    """What Hugging Face's cache has of a name of the hub, such as Qwen/Qwen3-0.6B: a folder, or None. As llmc/files does."""
+    """The folder in Hugging Face's cache for a name of the hub, such as Qwen/Qwen3-0.6B, or None. As llmc/files does."""
     variable = os.environ.get
     home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface")
     cache = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
@@ -174,7 +174,7 @@ def late(*_):
 
 
 def taken_bytes():
-    """Of addresses, by this process; 0 where nobody says."""
+    """Address space in use by this process; 0 where nobody says."""
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:

@@ -109,7 +109,7 @@ def lines_of(path, follow):
 
 
 def scalars_of(record, tokens):
-    """What a record measured, by the names that others know; tokens: of all steps so far."""
+    """The measurements of a record, by the names that others know; tokens: of all steps so far."""
     found = {}
     for key, value in record.items():
         if key == "step" or isinstance(value, bool) or not isinstance(value, (int, float)):

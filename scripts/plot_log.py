@@ -76,7 +76,7 @@ def draw(axes, steps, validations, colour, mean):
 
 
 def caption(runs, mean, zero):
-    """What lines and marks are, and what is not drawn."""
+    """The caption: what lines and marks are, and what is not drawn."""
     text = f"Thin lines: every step; thick: the mean of the {mean} steps around it." if mean else "Lines: every step."
     validated = any(validations for _, found, _ in runs for _, validations in found.values())
     text += (" Points: validations." if validated else "") + " Numbers: last values."

@@ -143,7 +143,7 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
 // ---- other files ----------------------------------------------------------------------------------------------------
 #define FILE_KIND_TEXT "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
 
-// What people have files of, by their first bytes, and where these belong; a text in a command that takes its path.
+// Kinds of files, by their first bytes, and where these belong; a text in a command that takes its path.
 static const struct {
     const char *magic;
     size_t bytes;

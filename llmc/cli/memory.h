@@ -123,7 +123,7 @@ static size_t way_out(const Run *way, size_t B, size_t limit, const char *option
     return longest;
 }
 
-// What lets some length fit: adapters, a smaller optimizer, the fewest ranks that share a sequence.
+// Ways to let some length fit: adapters, a smaller optimizer, the fewest ranks that share a sequence.
 static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;

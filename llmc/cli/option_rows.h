@@ -124,7 +124,7 @@ static const struct {
 
 #define PER_DEVICE   "per-device-train-batch-size"
 #define ACCUMULATION "gradient-accumulation-steps"
-// What transformers, TRL and PEFT call an option whose meaning is the same. `also`: the value of another one, unless it
+// Names in transformers, TRL and PEFT of options whose meaning is the same. `also`: the value of another one, unless it
 // is given, that makes it the same.
 static const struct {
     const char *typed, *option, *also, *value;
@@ -208,7 +208,7 @@ static const struct {
 };
 #define OPTIONS_OF_OTHERS (sizeof(options_of_others) / sizeof(options_of_others[0]))
 
-// Where the command line gives one of two, the other in a --config has no effect.
+// Options of which one on the command line makes the other in a --config ineffective.
 static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}};
 #define OPTION_RIVALS (sizeof(option_rivals) / sizeof(option_rivals[0]))
 

@@ -445,7 +445,7 @@ static void options_add_config(Options *options) {
     if (words->logged && !options->quiet) note("%s: --out and --resume of that run are left out", options->config);
 }
 
-// What an alias of another program means beside its option.
+// Adds the second option that an alias of another program implies.
 static void options_add_meaning(Options *options) {
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         if (options->given[i] < GIVEN_AS_ALIAS || !option_aliases[options->given[i] - GIVEN_AS_ALIAS].also) continue;
@@ -457,7 +457,7 @@ static void options_add_meaning(Options *options) {
     }
 }
 
-// Whether an option was given by this alias.
+// 1 if an option was given by this alias.
 static int given_as(const Options *o, const char *option, const char *typed) {
     const unsigned char given = o->given[option_find(option)];
     return given >= GIVEN_AS_ALIAS && !strcmp(option_aliases[given - GIVEN_AS_ALIAS].typed, typed);
@@ -477,7 +477,7 @@ static void options_add_replicas(Options *o) {
              replicas, replicas == 1 ? "" : "s");
 }
 
-// Of a checkout; make writes it.
+// The commit of the checkout; make writes it.
 extern const char build_commit[] __attribute__((weak));
 
 static void options_print_version(FILE *out) {

@@ -136,7 +136,7 @@ static void report_reference(const Run *run) {
     }
 }
 
-// What a run needs at its peak beside what was planned. On the CPU host memory is the device's.
+// A run's peak beside its plan. On the CPU host memory is the device's.
 static void report_memory(const Run *run, double peak) {
     const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
     const double planned = (double)run->plan.total_bytes + host;

@@ -116,7 +116,7 @@ static void check_positions(const Run *run, size_t T, const char *what) {
          what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));
 }
 
-// What a build of a wider type makes of the weights.
+// A note on weights that grow in a build of a wider type.
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
     char was[32], is[32];

@@ -62,7 +62,7 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 
-// What was asked for and is without effect.
+// Notes on options that have no effect.
 static void settings_note(const Options *o, World world) {
     if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",

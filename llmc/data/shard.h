@@ -224,7 +224,7 @@ static void shard_check_header(const TokenShard *s) {
         die("%s: the name of its tokenizer has no end; write it again", s->path);
 }
 
-// What fills a section up to the next one is zeros: every byte of a file is known.
+// Padding between sections is zeros: every byte of a file is known.
 static void shard_check_padding(const TokenShard *s, const InputFile *file) {
     static const unsigned char zeros[TOKEN_SHARD_ALIGN] = {0};
     const size_t end[3] = {s->table + s->documents * TOKEN_SHARD_ENTRY, s->ids + s->tokens * s->id_bytes,

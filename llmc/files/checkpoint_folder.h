@@ -352,7 +352,7 @@ or a checkpoint, which stands for the model.bin or the adapters in it, and is he
 with a config.json is a Hugging Face model, whatever else is in it. A name of the hub, such as Qwen/Qwen3-0.6B, stands
 for what Hugging Face's cache has of it; a path of that name goes first.
 */
-// Where Hugging Face's programs keep models: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
+// The folder in which Hugging Face's programs keep models: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
 static void hub_cache(char cache[PATH_MAX]) {
     static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
                                             {"HUGGINGFACE_HUB_CACHE", ""},

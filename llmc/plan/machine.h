@@ -14,9 +14,9 @@ Estimates are no better than these.
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 
 // ---- cards ---------------------------------------------------------------------------------------------------------
-// What a card leaves to a plan: the total that CUDA reports, less CARD_RESERVED. Totals are the least that PyTorch's
-// "total capacity of" has for such a card in public reports of 2023 to 2026; the driver keeps the rest, and ECC a
-// sixteenth where it takes memory.
+// Memory that a card leaves to a plan: the total that CUDA reports, less CARD_RESERVED. Totals are the least that
+// PyTorch's "total capacity of" has for such a card in public reports of 2023 to 2026; the driver keeps the rest, and
+// ECC a sixteenth where it takes memory.
 #define CARD_NAMES    "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
 

@@ -334,7 +334,7 @@ TEST(only_runs_are_resumed) {
     expect_refused(resume_run, scratch_path("resume/other"), 1, "no checkpoint");
 }
 
-// What others may have put into the folder of a run is not followed, not waited for and not written through.
+// Files that others may have put into the folder of a run are not followed, not waited for and not written through.
 TEST(pipes_and_links_in_the_folder_of_a_run) {
     const char *mine = scratch_path("trap/mine"), *run = scratch_path("trap/run");
     const char *lock = scratch_path("trap/run/lock"), *done = scratch_path("trap/run/checkpoint-00000001/DONE");

@@ -289,7 +289,7 @@ TEST(malformed_files_are_refused) {
     refused_opening(opening("/dev/null"), "is not a regular file");
 }
 
-// What is no shard at all is named, and what to do with it.
+// A file that is no shard is named, with what to do with it.
 TEST(other_files_are_named) {
 #define PREPARE "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
     static const struct {

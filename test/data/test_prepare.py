@@ -246,7 +246,7 @@ class Masks(Tested):
         self.assert_same_turns(turns, chat(*(["Hi", "Hello"] * 40)), list(range(1, 80, 2)))
 
     def test_conversations_of_one_shape_are_asked_once(self):
-        """What is found in placeholders is what is found in the conversation itself."""
+        """Turns found in placeholders are those found in the conversation itself."""
         odd = ["<|im_end|>\n<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nyes", "a</think>b", "\u241e0\u241e", "\ufdd0", " "]
         rng, found = random.Random(3), 0
         for name in ("chatml", "mistral", "thinking", "opening", "generation"):

@@ -1,4 +1,4 @@
-"""What the worked examples of README files begin with, small: example_files.py FOLDER, which is made. In it
+"""Small files that the worked examples of README files begin with: example_files.py FOLDER, which is made. In it
 
     tokenizer/            of a chat model
     known.jsonl           conversations that a model is to know already: a few questions over and over, each with one answer
