@@ -190,6 +190,10 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
 // enough for both; never less for more queries: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
+// how later calls and attention_scratch work; called before plans are made. An op set may have nothing to choose
+OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
+// the library that takes what it can of attention with these heads, "cuDNN 9.19.0"; NULL: our own kernels
+OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window), (NH, NKV, HD, window))
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 // out[n,FF] of in[n,2FF] = [gate, up] in each row; GELU: of in[n,FF]

@@ -83,6 +83,12 @@ typedef struct {
     int accumulate; // partial: this range adds to the ranges that out, lse and dq hold already
 } AttentionShape;
 
+// How attention works where a library can do it in more than one way (attention_choose).
+typedef struct {
+    int any_order;    // backward's sums may be added in any order: results differ in their last bits from run to run
+    size_t workspace; // most bytes that a call of the library may use beside its tensors; 0: the op set's own choice
+} AttentionChoice;
+
 typedef enum { NORM_RMS, NORM_LAYER } NormKind;
 
 typedef struct {

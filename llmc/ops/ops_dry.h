@@ -23,6 +23,7 @@ typedef struct {
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
     double factor;         // calls that a call stands for
+    AttentionChoice attention;
     OpCounts counts;
     // the call counted last: its op, by kind where it has kinds, and its weight [rows, cols], a norm's [cols]; else 0
     const char *op;
@@ -101,6 +102,10 @@ static void *dry_allocate(size_t bytes) {
 static void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 static void dry_finish(void) {}
 static void dry_repeat(double factor) { dry.factor = factor; }
+static void dry_attention_choose(AttentionChoice choice) {
+    dry.attention = choice;
+    ops_device->attention_choose(choice); // whose scratch is planned for
+}
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter" // counts need no values
@@ -130,7 +135,7 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge) {
     ops.name = "dry";
     ops.stored = stored, ops.summed = dtype_of_sums(stored);
     ops.allocate = ops.host_allocate = dry_allocate, ops.release = ops.host_release = dry_release;
-    ops.finish = dry_finish, ops.repeat = dry_repeat;
+    ops.finish = dry_finish, ops.repeat = dry_repeat, ops.attention_choose = dry_attention_choose;
 #define OP(type, op, ...) ops.op = dry_##op;
 #define OP_HOST(...)
 #define OP_SCRATCH(...)

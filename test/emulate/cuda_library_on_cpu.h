@@ -63,6 +63,7 @@ extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, si
            cudnn_wants(shape, backward) <= workspace;
 }
 extern "C" int cudnn_attention_start(void) { return 1; }
+extern "C" const char *cudnn_attention_library(void) { return "cuDNN in plain loops"; }
 extern "C" const char *cudnn_attention_refusal(void) { return "this one takes head sizes of 16, 32, ..."; }
 
 // Row `row` of head `head`, as doubles

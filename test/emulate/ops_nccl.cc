@@ -20,6 +20,8 @@ static void *cuda_allocate(size_t bytes) {
 }
 static size_t cuda_memory_available(void) { return memory_available(); }
 static void cuda_repeat(double) {}
+static void cuda_attention_choose(AttentionChoice) {}
+static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
 
 // After so many launches that the host has had to keep up with the device.
 static void copy_out_after_kernels(void *host, const void *from, size_t bytes) {

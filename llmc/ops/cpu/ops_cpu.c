@@ -44,6 +44,11 @@ static void cpu_finish(void) {} // every op is done when it returns
 
 // Every chunk of a pass comes here, and every token and part of a file that is written.
 static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }
+static void cpu_attention_choose(AttentionChoice choice) { (void)choice; }
+static const char *cpu_attention_library(size_t NH, size_t NKV, size_t HD, size_t window) {
+    (void)NH, (void)NKV, (void)HD, (void)window;
+    return NULL;
+}
 static void cpu_copy_in(void *device, const void *host, size_t bytes) {
     watch_at_work(), cpu_copy(device, host, bytes);
 }

@@ -150,6 +150,10 @@ static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspac
     return false;
 }
 
+static AttentionChoice attention_choice;
+
+static void cudnn_or_own_choose(AttentionChoice choice) { attention_choice = choice; }
+
 // ---- the ops --------------------------------------------------------------------------------------------------------
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t own = cuda_attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;

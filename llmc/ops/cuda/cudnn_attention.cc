@@ -82,6 +82,14 @@ int cudnn_attention_start(void) {
     return 0;
 }
 
+const char *cudnn_attention_library(void) {
+    static char name[32];
+    if (!cudnn_attention_start()) return NULL;
+    const size_t version = fe::detail::get_backend_version(); // 91900
+    snprintf(name, sizeof(name), "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    return name;
+}
+
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 typedef std::shared_ptr<graph::Tensor_attributes> TensorPointer;
 

@@ -32,6 +32,8 @@ static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size
 
 // Starts cuDNN on the device at hand, which takes memory there. 0 where there is none, or it is too old.
 int cudnn_attention_start(void);
+// "cuDNN 9.19.0"; NULL where it does not start
+const char *cudnn_attention_library(void);
 
 // True if there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
 // Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in forward.

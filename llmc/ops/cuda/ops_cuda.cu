@@ -43,6 +43,17 @@ static size_t cuda_memory_available(void) {
 }
 
 static void cuda_repeat(double) {}
+static void cuda_attention_choose(AttentionChoice) {}
+static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
+#endif
+
+#ifdef HAVE_CUDNN
+static const char *cudnn_or_own_library(size_t, size_t, size_t HD, size_t window) {
+#ifndef CUDA_ON_CPU
+    collectives_require();
+#endif
+    return cudnn_takes(HD, true) && !window ? cudnn_attention_library() : NULL;
+}
 #endif
 
 // Every chunk reads and writes a layer's fp32 dW: at 1024 tokens that would take half as long as its product.
@@ -72,6 +83,7 @@ static constexpr Ops ops_cuda_make(void) {
 #ifdef HAVE_CUDNN
     ops.attention_forward = cudnn_or_own_forward, ops.attention_backward = cudnn_or_own_backward;
     ops.attention_scratch = cudnn_or_own_scratch;
+    ops.attention_choose = cudnn_or_own_choose, ops.attention_library = cudnn_or_own_library;
 #endif
     return ops;
 }
