@@ -1,10 +1,10 @@
 /*
-Every op of llmc/ops/ops.h, of whichever op set this was linked with, against the double reference (reference.h) at
-many shapes. For every call: NaN in outputs and scratch beforehand, guards around every tensor, inputs untouched, the
-same bits twice (CALL in testing.h). Inputs are rounded to their element type first, so what is measured is the op
-alone.
+Every op of llmc/ops/ops.h, of whichever op set this was linked with, against the double reference
+(llmc/ops/ops_reference.h) at many shapes. For every call: NaN in outputs and scratch beforehand, guards around every
+tensor, inputs untouched, the same bits twice (CALL in testing.h). Inputs are rounded to their element type first, so
+what is measured is the op alone.
 */
-#include "reference.h"
+#include "llmc/ops/ops_reference.h"
 #define REFERENCE(op)        reference_##op
 #define SCRATCH_FOR(op, ...) ops->op##_scratch(__VA_ARGS__)
 enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };

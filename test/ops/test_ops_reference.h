@@ -1,7 +1,7 @@
 /*
-The reference itself (reference.h): each backward function against central differences of its forward, in double, every
-element of every input. With the scalar loss = sum(dout * out), a backward function must return d loss / d input.
-Part of test_ops.c.
+The reference itself (llmc/ops/ops_reference.h): each backward function against central differences of its forward, in
+double, every element of every input. With the scalar loss = sum(dout * out), a backward function must return d loss /
+d input. Part of test_ops.c.
 */
 #ifndef TEST_OPS_REFERENCE_H
 #define TEST_OPS_REFERENCE_H
