@@ -72,18 +72,6 @@ static double pass_seconds(BenchPass *pass, int64_t step) {
     return seconds_now() - begin;
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *values, size_t count) {
-    double sorted[MOST];
-    memcpy(sorted, values, count * sizeof(double));
-    qsort(sorted, count, sizeof(double), compare);
-    return count % 2 ? sorted[count / 2] : 0.5 * (sorted[count / 2 - 1] + sorted[count / 2]);
-}
-
 // FLOP/s of oneDNN's own 2048 x 2048 x 2048 fp32 product; of our own product where there is no oneDNN.
 static double product_rate(void) {
     static float *x[3];

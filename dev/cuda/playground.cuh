@@ -112,11 +112,7 @@ static struct {
 } playground;
 
 // ---- timing ---------------------------------------------------------------------------------------------------------
-static inline double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const size_t half = values.size() / 2;
-    return values.size() % 2 ? values[half] : 0.5 * (values[half - 1] + values[half]);
-}
+static inline double median(std::vector<double> values) { return median(values.data(), values.size()); }
 
 #ifndef CUDA_ON_CPU
 // Seconds of one run. The flush before it also keeps the device busy while the host queues the run, so that no launch

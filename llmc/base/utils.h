@@ -147,6 +147,17 @@ static double seconds_now(void) {
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Sorts numbers[count > 0].
+static double median(double *numbers, size_t count) {
+    qsort(numbers, count, sizeof(double), compare_doubles);
+    return (numbers[(count - 1) / 2] + numbers[count / 2]) / 2;
+}
+
 // Index of the last of `count` > 0 ascending numbers that is at most `value`; 0 where none is. They lie `stride` bytes
 // apart (a field of an array of structs, say).
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {

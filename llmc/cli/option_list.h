@@ -209,7 +209,8 @@ FLAG(curve, "curve", ON(EVAL), "also the loss by position in the document: how f
 SIZE(curve_tokens, "curve-tokens", "powers", 1, MOST_TOKENS, ON(EVAL), "N",
      "positions in a bucket of the curve; powers: 0, 1, 2-3, 4-7 and so on")
 SIZE(sample_every, "sample-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps from sample to sample")
-SIZE(repeat, "repeat", "1", 1, 1000000, ON(BP), "N", "timed passes; their median is reported")
+SIZE(repeat, "repeat", "1", 1, 1000000, ON(BP), "N",
+     "timed passes; of several the first warms up, and the median of the others is reported")
 FLAG(profile, "profile", ON(BP), "one more pass, in which each op is waited for and timed: where the time goes")
 SIZE(seed, "seed", "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "seed of --init, the order of the data, random tokens, sampling and stochastic rounding")
@@ -242,6 +243,7 @@ FLAG(show_special, "show-special", TEXTS, "print special tokens, too")
 
 SECTION("Output")
 FLAG(json, "json", EVERYWHERE, "one JSON object on stdout; text for people then goes to stderr")
+FLAG(json_lines, "json-lines", ON(BP), "with --json: also a line for each pass as it ends, before that object")
 TEXT(grads_out, "grads-out", NULL, ON(BP), "FILE",
      "write every parameter's gradient (.safetensors, fp32, Hugging Face's names and shapes)")
 TEXT(grads_of, "grads-of", NULL, ON(BP), "GLOB,GLOB,...",

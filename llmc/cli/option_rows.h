@@ -244,6 +244,7 @@ static const struct {
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
+    {"json-lines", "json"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

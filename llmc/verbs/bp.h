@@ -16,8 +16,8 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 typedef struct {
     double Z; // the loss denominator
     double loss, grad_norm;
-    double *seconds_each; // [repeats] in their order
-    double seconds;       // their median
+    double *seconds_each; // [repeats] in their order; of several the first warms up
+    double seconds;       // the median of the others
     double profiled;      // seconds of the pass on timed ops
     double tokens, flops, model_flops;
     Metrics metrics;
@@ -27,11 +27,6 @@ typedef struct {
 
 // The machine whose rates a profile is held against; NULL: none.
 static const Machine *bp_machine(const Options *o) { return option_given(o, "machine") ? &machines[o->machine] : NULL; }
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 // Groups, rewards and advantages of random tokens: 1 and -1 by turns.
 static void bp_answers(const Run *run, Batch *batch) {
@@ -96,10 +91,22 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
     return seconds;
 }
 
+// --json-lines: a pass that has ended.
+static void bp_json_line(size_t pass, double seconds) {
+    JsonOut json = json_open(stdout);
+    if (!is_main_rank()) return;
+    json_object(&json, NULL);
+    json_size(&json, "pass", pass);
+    json_number(&json, "seconds", seconds);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
+// The first of several passes is not counted: kernels are loaded, cuBLASLt chooses, cuDNN compiles each shape it meets.
 static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
-    const size_t repeats = run->options->repeat;
-    double *sorted = (double *)checked_calloc(repeats, sizeof(double), "timings");
+    const size_t repeats = run->options->repeat, warmup = repeats > 1;
+    double *counted = (double *)checked_calloc(repeats, sizeof(double), "timings");
     const Traffic before = run->streambp.memory.sent;
     const Parameter *bad = NULL;
     const double layers = layer_passes(run, assigned_batches(run->assignment));
@@ -110,15 +117,14 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
         grads_zero(&run->streambp.memory);
         ops_device->finish();
         progress_expect(&progress, (double)repeat, 1, layers);
-        result.seconds_each[repeat] = bp_pass(run, loader, whole, &result, repeat > 0);
+        counted[repeat] = max_over_ranks(world, bp_pass(run, loader, whole, &result, repeat > 0));
+        if (run->options->json_lines) bp_json_line(repeat + 1, counted[repeat]);
     }
     progress_end(&progress);
     result.sent = sent_since(world, &before, &run->streambp.memory.sent, (double)repeats);
-    for (size_t repeat = 0; repeat < repeats; repeat++)
-        sorted[repeat] = result.seconds_each[repeat] = max_over_ranks(world, result.seconds_each[repeat]);
-    qsort(sorted, repeats, sizeof(double), compare_doubles);
-    result.seconds = sorted[repeats / 2];
-    free(sorted);
+    memcpy(result.seconds_each, counted, repeats * sizeof(double));
+    result.seconds = median(counted + warmup, repeats - warmup);
+    free(counted);
     sum_over_sequences(world, &result.loss, 1);
     metrics_over_sequences(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
@@ -157,6 +163,9 @@ static DataLoader bp_open_data(Run *run) {
 static void bp_report(const Run *run, const PassResult *result) {
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
+    if (run->options->repeat > 1)
+        fprintf(run->text, "  median of %zu after a warm-up of %.3f s", run->options->repeat - 1,
+                result->seconds_each[0]);
     if (world_ranks(run->settings.world) > 1)
         fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
@@ -171,6 +180,7 @@ static void bp_json(const Run *run, const PassResult *result) {
     metrics_json(&json, &result->metrics, "");
     json_size(&json, "tokens", (size_t)result->tokens);
     json_number(&json, "seconds", result->seconds);
+    json_number(&json, "warmup_seconds", run->options->repeat > 1 ? result->seconds_each[0] : NAN);
     json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
     json_number(&json, "grad_norm", result->grad_norm);
     json_size(&json, "plan_bytes", run->plan.total_bytes);

@@ -145,4 +145,12 @@ TEST(rows_as_json) {
     if (!(fabs(sum - pass) <= 1e-9 * pass)) test_fail("rows add up to %g of %g seconds", sum, pass);
 }
 
+TEST(median_of_odd_and_even_counts) {
+    for (size_t n = 1; n <= 4; n++) {
+        double numbers[] = {8, 2, 1, 4};
+        const double expected[] = {8, 5, 2, 3};
+        if (median(numbers, n) != expected[n - 1]) test_fail("the median of %zu numbers is not %g", n, expected[n - 1]);
+    }
+}
+
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
