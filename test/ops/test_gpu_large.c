@@ -193,14 +193,15 @@ static void *random_pattern(size_t size) {
     return pattern;
 }
 
-// Elements [count - TAIL, count) of device memory against `expected`, each within two roundings.
-static void expect_tail(const char *what, const void *device, size_t count, const void *expected) {
+// Elements [count - TAIL, count) of device memory against `expected`, each within two roundings. terms: the size of
+// what may cancel
+static void expect_tail(const char *what, const void *device, size_t count, const void *expected, double terms) {
     const size_t size = dtype_size(gpu->stored);
     char *found = (char *)case_memory(TAIL * size);
     gpu->copy_out(found, (const char *)device + (count - TAIL) * size, TAIL * size);
     for (size_t i = 0; i < TAIL; i++) {
         double a = element_to_double(found, gpu->stored, i), b = element_to_double(expected, gpu->stored, i);
-        if (!(fabs(a - b) <= SLACK * (rounding_error(gpu->stored) + 1e-5) * (fabs(b) + 1e-6)))
+        if (!(fabs(a - b) <= SLACK * (rounding_error(gpu->stored) + 1e-5) * (fabs(b) + 1e-6) + 1e-5 * terms))
             test_fail("%s: element %zu of %zu is %g, op set cpu has %g", what, count - TAIL + i, count, a, b);
     }
 }
@@ -223,14 +224,21 @@ TEST(beyond_2_to_the_31) {
     }
     gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_GELU, 1, count);
     cpu->activation_forward((Stored *)expected, (const Stored *)row, ACTIVATION_GELU, 1, TAIL);
-    expect_tail("gelu", out, count, expected);
+    expect_tail("gelu", out, count, expected, 0.0);
 
     void *w = repeated(pattern, PATTERN, size);
     const Norm norm = {1e-6, 0.0, NORM_RMS};
     gpu->norm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, rows, TAIL, norm);
     cpu->norm_forward((Stored *)expected, (const Stored *)row, (const Stored *)pattern, NULL, NULL, 1, TAIL, norm);
-    expect_tail("rmsnorm", out, count, expected);
+    expect_tail("rmsnorm", out, count, expected, 0.0);
     gpu->release(w, PATTERN * size);
+
+    // the matrix [TAIL, TAIL] is x's beginning
+    Stored *const matrix = (Stored *)case_memory(TAIL * TAIL * size);
+    gpu->copy_out(matrix, x, TAIL * TAIL * size);
+    gpu->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)x, NULL, NULL, rows, TAIL, TAIL);
+    cpu->linear_forward((Stored *)expected, (const Stored *)row, matrix, NULL, NULL, 1, TAIL, TAIL);
+    expect_tail("product", out, count, expected, sqrt(TAIL));
     gpu->release(out, count * size);
 
     int32_t *targets = (int32_t *)case_memory(rows * sizeof(int32_t));
@@ -245,7 +253,7 @@ TEST(beyond_2_to_the_31) {
                  1.0);
     memcpy(expected, row, TAIL * size);
     cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, 1.0);
-    expect_tail("logprob", x, count, expected);
+    expect_tail("logprob", x, count, expected, 0.0);
     gpu->release(device_targets, rows * sizeof(int32_t));
     gpu->release(device_weight, rows * sizeof(float));
     gpu->release(device_logp, rows * sizeof(float));

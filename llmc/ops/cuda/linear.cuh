@@ -18,6 +18,7 @@ static void cublas_check(cublasStatus_t status, const char *file, int line, cons
 
 constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS asks for 32 MiB on Hopper
 constexpr size_t KEPT_MATMULS = 256;                  // the oldest goes when there are more
+constexpr size_t MATMUL_ELEMENTS = 0x7fffffff;        // most of a matrix of one call
 constexpr unsigned MOST_ALIGNMENT = 16; // bytes that any kernel asks for: more must not choose another one
 
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
@@ -138,7 +139,7 @@ static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
 }
 
 // in: what beta = 1 adds, or NULL
-static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
+static void multiply(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const uintptr_t addresses =
         (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
     const float one = 1.0f, beta = in ? 1.0f : 0.0f;
@@ -146,7 +147,7 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
     p.alignment = (unsigned)(addresses & -addresses);
     KeptMatmul *kept = matmul_of(&p, bias);
     if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
-        matmul(p, out, a, b, NULL, in);
+        multiply(p, out, a, b, NULL, in);
         bias_add((Stored *)out, (const Stored *)bias, p.n, p.m);
         return;
     }
@@ -157,6 +158,24 @@ static void matmul(Matmul p, void *out, const void *a, const void *b, const void
     CUBLAS_CHECK(cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
                                 kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),
                  "multiplying matrices");
+}
+
+// Tokens are the rows of b, and of out, or of a where they are summed over (k). They come in parts, so that no matrix
+// of a call has 2^31 elements.
+static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
+    const bool summed = p.transposed_b;
+    const size_t b_row = p.stride_b ? p.stride_b : summed ? p.n : p.k, row = p.stride_out ? p.stride_out : p.m;
+    const size_t tokens = summed ? p.k : p.n, most = 128 * max_size(1, MATMUL_ELEMENTS / 128 / max_size(b_row, row));
+    for (size_t first = 0; first < tokens;) {
+        const size_t count = tokens - first <= most ? tokens - first : most, skipped = first * row;
+        const floatX *b_part = (const floatX *)b + first * b_row;
+        (summed ? p.k : p.n) = count;
+        if (summed)
+            multiply(p, out, (const floatX *)a + skipped, b_part, NULL, first ? out : in);
+        else
+            multiply(p, (floatX *)out + skipped, a, b_part, bias, in ? (const floatX *)in + skipped : NULL);
+        first += count;
+    }
 }
 
 static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int transposed_b, int summed_out) {
