@@ -32,6 +32,8 @@ Kinds of ops; each is an OP where the including file defines no macro for it:
 // NULL when there is not enough; contents undefined
 OP_HOST(void *, allocate, (size_t bytes), (bytes))
 OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
+// NULL: the device can be used. Else one sentence: what keeps it from that, and what to do
+OP_HOST(const char *, device_problem, (void), ())
 // most bytes this process has had in use, whoever allocated them
 OP_HOST(size_t, memory_peak, (void), ())
 // bytes that could be allocated now; 0: the machine does not tell

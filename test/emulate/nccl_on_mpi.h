@@ -23,17 +23,15 @@ What a wrong caller does here:
     relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
-an error.
+an error. CUDA_FAULT: a call of CUDA's fails.
 
 What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
 #ifndef TEST_NCCL_ON_MPI_H
 #define TEST_NCCL_ON_MPI_H
 #define LLMC_CUDA_PLATFORM_CUH // kernels are for nvcc; what follows is all that is needed of it here
-#include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
-#include "llmc/base/utils.h"
-#include <cuda_runtime.h>
+#include "llmc/ops/cuda/device.cuh"
 #include <dlfcn.h>
 #include <nccl.h>
 #define OMPI_SKIP_MPICXX
@@ -44,14 +42,6 @@ What it cannot show: whether NCCL takes the calls, kernels that really run besid
 #include <map>
 #include <memory>
 #include <vector>
-
-static void (*before_waiting)(bool all);
-static void (*after_launch)(void);
-
-static void cuda_check(cudaError_t error, const char *doing) {
-    if (error != cudaSuccess) die("%s: CUDA's error %d", doing, (int)error);
-}
-#define CUDA_CHECK(call, doing) cuda_check(call, doing)
 
 // The library that is found is this file.
 static void *nccl_on_mpi_symbol(const char *name);
@@ -98,6 +88,39 @@ static bool fault(const char *name) {
     const char *asked = getenv("NCCL_ON_MPI_FAULT");
     return asked && !strcmp(asked, name);
 }
+
+// CUDA_FAULT="error n": the n-th call of CUDA's returns this error instead of doing anything; "error n on": and all
+// after it, as where a GPU has fallen off. Errors as CUDA words them.
+struct CudaError {
+    cudaError_t error;
+    const char *name, *text;
+};
+static const CudaError cuda_errors[] = {
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
+    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorSystemNotReady, "cudaErrorSystemNotReady", "system not yet initialized"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+static CudaError cuda_error(cudaError_t error) {
+    for (const CudaError &e : cuda_errors)
+        if (e.error == error) return e;
+    return CudaError{error, "cudaErrorUnrecognized", "unrecognized error code"};
+}
+
+static cudaError_t cuda_fault(void) {
+    static const char *asked = getenv("CUDA_FAULT");
+    static int calls, error, at;
+    static char on;
+    if (!asked || (!calls++ && sscanf(asked, "%d %d %c", &error, &at, &on) < 2)) return cudaSuccess;
+    return calls == at || (on && calls > at) ? (cudaError_t)error : cudaSuccess;
+}
+#define CUDA_CALL                                                                                                      \
+    if (const cudaError_t fault = nccl_on_mpi::cuda_fault()) return fault
 
 // ---- working off the queue ------------------------------------------------------------------------------------------
 static void start(Group *g) {
@@ -313,43 +336,68 @@ static void release(void *block) {
 } // namespace nccl_on_mpi
 
 // ---- CUDA's runtime -------------------------------------------------------------------------------------------------
-static cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, void (*)(void)) { return cudaSuccess; } // a kernel
-
 extern "C" {
 cudaError_t cudaGetDeviceCount(int *count) {
+    CUDA_CALL;
     const char *devices = getenv("NCCL_ON_MPI_DEVICES");
     *count = devices ? atoi(devices) : 8;
     return *count ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int number) {
+    CUDA_CALL;
     memset(properties, 0, sizeof(*properties));
     properties->uuid.bytes[0] = (char)(number + 1);
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) { return *value = 9, cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) {
+    CUDA_CALL;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) {
+    CUDA_CALL;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version) {
+    CUDA_CALL;
+    return *version = CUDART_VERSION, cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
+    CUDA_CALL;
+    return *value = 9, cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize(void) {
+    CUDA_CALL;
     nccl_on_mpi::awaited_transfers = nccl_on_mpi::transfers.size();
     nccl_on_mpi::default_stream_turn();
     return nccl_on_mpi::work_off(nccl_on_mpi::queue.size()) ? cudaSuccess : cudaErrorUnknown; // it was watched before
 }
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
-const char *cudaGetErrorString(cudaError_t) { return "pretended"; }
+const char *cudaGetErrorString(cudaError_t error) { return nccl_on_mpi::cuda_error(error).text; }
+const char *cudaGetErrorName(cudaError_t error) { return nccl_on_mpi::cuda_error(error).name; }
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+    CUDA_CALL;
     *total = nccl_on_mpi::DEVICE_BYTES, *left = *total - nccl_on_mpi::in_use;
     return cudaSuccess;
 }
 cudaError_t cudaMalloc(void **block, size_t bytes) {
+    CUDA_CALL;
     return (*block = nccl_on_mpi::allocate(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-cudaError_t cudaFree(void *block) { return nccl_on_mpi::release(block), cudaSuccess; }
+cudaError_t cudaFree(void *block) {
+    CUDA_CALL;
+    return nccl_on_mpi::release(block), cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void **block, size_t bytes, unsigned) {
+    CUDA_CALL;
     return (*block = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-cudaError_t cudaFreeHost(void *block) { return free(block), cudaSuccess; }
+cudaError_t cudaFreeHost(void *block) {
+    CUDA_CALL;
+    return free(block), cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    CUDA_CALL;
     if (stream == nccl_on_mpi::TRANSFER_STREAM) {
         if (nccl_on_mpi::transfers_saw != nccl_on_mpi::kernels)
             die("pretended CUDA: a transfer that does not wait for kernels before it");
@@ -360,31 +408,45 @@ cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyK
     return memcpy(out, in, bytes), cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *out, const void *in, size_t bytes, cudaMemcpyKind kind) {
+    CUDA_CALL;
     return cudaMemcpyAsync(out, in, bytes, kind, NULL);
 }
 cudaError_t cudaMemsetAsync(void *out, int value, size_t bytes, cudaStream_t) {
+    CUDA_CALL;
     nccl_on_mpi::default_stream_turn();
     return memset(out, value, bytes), cudaSuccess;
 }
-cudaError_t cudaMemset(void *out, int value, size_t bytes) { return cudaMemsetAsync(out, value, bytes, NULL); }
+cudaError_t cudaMemset(void *out, int value, size_t bytes) {
+    CUDA_CALL;
+    return cudaMemsetAsync(out, value, bytes, NULL);
+}
 
-cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high) { return *low = 0, *high = -5, cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high) {
+    CUDA_CALL;
+    return *low = 0, *high = -5, cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+    CUDA_CALL;
     return *stream = nccl_on_mpi::SECOND_STREAM, cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    CUDA_CALL;
     return *stream = nccl_on_mpi::TRANSFER_STREAM, cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    CUDA_CALL;
     return nccl_on_mpi::wait_for(stream, nccl_on_mpi::event_of(event)), cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    CUDA_CALL;
     return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{0, 0, false, 0, 0}, cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    CUDA_CALL;
     return nccl_on_mpi::record(nccl_on_mpi::event_of(event), stream), cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    CUDA_CALL;
     return nccl_on_mpi::happened(nccl_on_mpi::event_of(event)) ? cudaSuccess : cudaErrorNotReady;
 }
 

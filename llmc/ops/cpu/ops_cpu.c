@@ -40,6 +40,7 @@ static size_t cpu_memory_available(void) {
             human_bytes((double)left), human_bytes((double)beside));
     return left == SIZE_MAX ? available : min_size(available ? available : left, left - beside);
 }
+static const char *cpu_device_problem(void) { return NULL; }
 static void cpu_finish(void) {} // every op is done when it returns
 
 // Every chunk of a pass comes here, and every token and part of a file that is written.

@@ -236,7 +236,7 @@ static void cuda_await(int64_t ticket) {
 
 // ---- the beginning --------------------------------------------------------------------------------------------------
 // No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
-static void devices_check(int count) {
+static void devices_check(void) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
     cudaDeviceProp properties;
     cudaUUID_t *all = (cudaUUID_t *)checked_calloc(ranks, sizeof(cudaUUID_t), "the devices of all ranks");
@@ -246,7 +246,7 @@ static void devices_check(int count) {
         if (r != rank && !memcmp(&all[r], &properties.uuid, sizeof(cudaUUID_t)))
             die("%d GPU%s for the %zu ranks on %s, ranks %zu and %zu would share one; start one rank there for each "
                 "GPU",
-                count, count == 1 ? "" : "s", dist_local_ranks(), dist_host(rank), min_size(rank, r),
+                device.count, device.count == 1 ? "" : "s", dist_local_ranks(), dist_host(rank), min_size(rank, r),
                 max_size(rank, r));
     free(all);
 }
@@ -275,13 +275,12 @@ static void end_failed_job(void) {
 // This rank's device, NCCL and its connections, before anything else is done with the device.
 static void collectives_require(void) {
     const size_t bytes = (dist_ranks() + 16) * sizeof(float);
-    int low, high, count = 0;
+    int low, high;
     char *x;
     if (collectives.stream || dist_ranks() == 1) return;
-    if (cudaGetDeviceCount(&count) == cudaSuccess && count) device.number = (int)(dist_local_rank() % (size_t)count);
     device_require();
     atexit(end_failed_job);
-    devices_check(count);
+    devices_check();
     nccl_load();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for the priorities of streams");
     CUDA_CHECK(cudaStreamCreateWithPriority(&collectives.stream, cudaStreamNonBlocking, high), "making a stream");

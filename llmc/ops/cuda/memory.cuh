@@ -1,60 +1,10 @@
 /*
-Memory of op set "cuda", and the device itself, which is looked for when it is first needed: plans and conversions need
-none.
+Memory of op set "cuda".
 */
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
 #include "llmc/ops/arena.h"
 #include "platform.cuh"
-
-static struct {
-    int ready, number;          // number: among those that this process sees
-    size_t in_use_before, peak; // bytes of the device, whoever uses it
-} device;
-
-static size_t device_in_use(void) {
-    size_t left, total;
-    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
-    return total - left;
-}
-
-// Is there in a form that this GPU runs where all our kernels are: they are compiled for the same architectures.
-static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu has this file beside the op set
-
-static void architecture_require(void) {
-    cudaFuncAttributes attributes;
-    int major, minor;
-    if (cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) return;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number),
-               "asking for the architecture");
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number),
-               "asking for the architecture");
-    if (major < 8)
-        die("this GPU's architecture is %d.%d; op set cuda needs 8.0 or later (A100, RTX 30 and after)", major, minor);
-    die("this program was not built for this GPU's architecture, %d.%d: build it with `make BACKEND=cuda ARCHS=%d%d`",
-        major, minor, major, minor);
-}
-
-static void device_require(void) {
-    int count = 0, driver = 0;
-    if (device.ready) return;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaErrorInsufficientDriver) {
-        cudaDriverGetVersion(&driver);
-        if (driver)
-            die("the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build "
-                "with an older toolkit",
-                driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-    }
-    if (error != cudaSuccess || !count)
-        die("no GPU was found (%s); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU",
-            error == cudaErrorInsufficientDriver ? "no NVIDIA driver" : cudaGetErrorString(error));
-    CUDA_CHECK(cudaSetDevice(device.number), "taking a device");
-    CUDA_CHECK(cudaFree(NULL), "making a context on the device");
-    architecture_require();
-    device.ready = 1;
-    device.in_use_before = device.peak = device_in_use();
-}
 
 // True where memory did not suffice; every other error ends the program.
 static bool allocation_refused(cudaError_t error, const char *doing) {

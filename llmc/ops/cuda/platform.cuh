@@ -22,21 +22,8 @@ floatS is float: there is no double build for GPUs.
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_on_cpu.h"
 #else
+#include "device.cuh"
 #include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-// Ends the program where a call of CUDA's failed; `doing` says what it was for.
-static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
-    if (error == cudaSuccess) return;
-    die("%s:%d: %s: %s (%s)%s", file, line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
-        error == cudaErrorMemoryAllocation ? "; something outside of the plan needs memory: lower --memory-limit" : "");
-}
-#define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
-
-// Hooks of a run with other ranks, for which the device may wait without end (collective.cuh): called before the host
-// waits for the default stream, or for all streams, and behind every launch.
-static void (*before_waiting)(bool all);
-static void (*after_launch)(void);
 
 // Bytes that a block may ask for: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static size_t shared_memory_limit(void) {

@@ -1,0 +1,130 @@
+/*
+The device of this process: whether it can be used, and what an error of CUDA's asks for. It is looked for when it is
+first needed: plans and conversions need none.
+*/
+#ifndef LLMC_CUDA_DEVICE_CUH
+#define LLMC_CUDA_DEVICE_CUH
+#include "llmc/ops/ops.h"
+#include "llmc/base/utils.h"
+#include "llmc/ranks/dist.h"
+#include <cuda_runtime.h>
+
+// Hooks of a run with other ranks, for which the device may wait without end (collective.cuh): called before the host
+// waits for the default stream, or for all streams, and behind every launch.
+static void (*before_waiting)(bool all);
+static void (*after_launch)(void);
+
+static struct {
+    int ready, number, count;   // number: of the `count` that this process sees
+    size_t in_use_before, peak; // bytes of the device, whoever uses it
+} device;
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+// What to do about an error; of one that is not listed: XID_ADVICE
+static const struct {
+    cudaError_t error;
+    const char *advice;
+} cuda_advice[] = {
+    {cudaErrorMemoryAllocation, "free what other processes hold (nvidia-smi lists them), or lower --memory-limit"},
+    {cudaErrorNoDevice, "nvidia-smi should list it; a container is given it by --gpus all"},
+    {cudaErrorDevicesUnavailable, "another process holds it alone, or its compute mode forbids it: see nvidia-smi"},
+    {cudaErrorSystemNotReady, "start NVIDIA's fabric manager: systemctl start nvidia-fabricmanager"},
+    {cudaErrorSystemDriverMismatch, "libcuda.so.1 is not that of the loaded driver: reboot after an update"},
+    {cudaErrorCompatNotSupportedOnDevice, "take cuda-compat out of LD_LIBRARY_PATH, or update the driver"},
+    {cudaErrorStubLibrary, "take the toolkit's folder of stubs out of LD_LIBRARY_PATH"},
+    {cudaErrorOperatingSystem, "look at the rights of /dev/nvidia* and at `modprobe nvidia_uvm`"},
+    {cudaErrorInitializationError, "look at nvidia-smi, and at the rights of /dev/nvidia*"},
+    {cudaErrorMpsConnectionFailed, "restart MPS, or end it: nvidia-cuda-mps-control"},
+    {cudaErrorMpsServerNotReady, "restart MPS, or end it: nvidia-cuda-mps-control"},
+    {cudaErrorIllegalAddress, "CUDA_LAUNCH_BLOCKING=1 shows in which op, for a report"},
+    {cudaErrorMisalignedAddress, "CUDA_LAUNCH_BLOCKING=1 shows in which op, for a report"},
+    {cudaErrorIllegalInstruction, "CUDA_LAUNCH_BLOCKING=1 shows in which op, for a report"},
+};
+#define XID_ADVICE "see `dmesg | grep Xid`, then start again (training: --resume)"
+
+static const char *advice_on(cudaError_t error) {
+    for (const auto &row : cuda_advice)
+        if (row.error == error) return row.advice;
+    return XID_ADVICE;
+}
+
+// Ends the program where a call of CUDA's failed; `doing` says what it was for.
+static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
+    const char *name = strrchr(file, '/');
+    if (error != cudaSuccess)
+        die("%s:%d: %s: %s (%s); %s", name ? name + 1 : file, line, doing, cudaGetErrorString(error),
+            cudaGetErrorName(error), advice_on(error));
+}
+#define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
+
+// ---- whether there is one -------------------------------------------------------------------------------------------
+// Is there in a form that this GPU runs where all our kernels are: they are compiled for the same architectures.
+static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu has this file beside the op set
+
+static size_t device_in_use(void) {
+    size_t left, total;
+    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
+    return total - left;
+}
+
+// Takes the GPU of this rank's place on its host; *doing: what failed.
+static cudaError_t device_take(const char **doing) {
+    cudaError_t error;
+    cudaFuncAttributes attributes;
+    size_t left, total;
+    *doing = "counting GPUs";
+    if ((error = cudaGetDeviceCount(&device.count)) != cudaSuccess) return error;
+    if (!device.count) return cudaErrorNoDevice;
+    device.number = (int)(dist_local_rank() % (size_t)device.count);
+    *doing = "making a context on it";
+    if ((error = cudaSetDevice(device.number)) != cudaSuccess || (error = cudaFree(NULL)) != cudaSuccess) return error;
+    *doing = "loading a kernel";
+    if ((error = cudaFuncGetAttributes(&attributes, (const void *)any_kernel)) != cudaSuccess) return error;
+    *doing = "asking for its memory";
+    if ((error = cudaMemGetInfo(&left, &total)) != cudaSuccess) return error;
+    device.in_use_before = device.peak = total - left;
+    device.ready = 1;
+    return cudaSuccess;
+}
+
+// NULL: this process has its device. Else a sentence: what keeps it from one, and what to do.
+static const char *cuda_device_problem(void) {
+    static char text[320];
+    const char *doing, *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int driver = 0, major = 0, minor = 0;
+    const cudaError_t error = device.ready ? cudaSuccess : device_take(&doing);
+    if (error == cudaSuccess) return NULL;
+    cudaDriverGetVersion(&driver); // 0: there is none
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number);
+    if (!driver)
+        return "no GPU was found (no NVIDIA driver); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU";
+    if (error == cudaErrorNoDevice && visible)
+        snprintf(text, sizeof(text), "no GPU was found: CUDA_VISIBLE_DEVICES=%.40s shows none; unset it", visible);
+    else if (error == cudaErrorInsufficientDriver)
+        snprintf(text, sizeof(text),
+                 "the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build "
+                 "with an older toolkit",
+                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    else if (major && major < 8)
+        snprintf(text, sizeof(text),
+                 "this GPU's architecture is %d.%d; op set cuda needs 8.0 or later (A100, RTX 30 and after)", major,
+                 minor);
+    else if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+             error == cudaErrorUnsupportedPtxVersion || error == cudaErrorInvalidKernelImage)
+        snprintf(text, sizeof(text),
+                 "this program was not built for this GPU's architecture, %d.%d: build it with `make BACKEND=cuda "
+                 "ARCHS=%d%d`",
+                 major, minor, major, minor);
+    else
+        snprintf(text, sizeof(text), "no GPU was found that can be used: %s: %s (%s); %s", doing,
+                 cudaGetErrorString(error), cudaGetErrorName(error), advice_on(error));
+    return text;
+}
+
+static void device_require(void) {
+    const char *problem = cuda_device_problem();
+    if (problem) die("%s", problem);
+}
+
+#endif
