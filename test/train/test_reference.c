@@ -4,6 +4,7 @@ packed and cut documents against each document by itself, and a training run's r
 never half of one. What a run does with it is in test_logprobs.sh.
 */
 #include "test/data/document_files.h"
+#include "llmc/cli/device.h"
 #include "llmc/cli/memory.h"
 #include "llmc/train/reference.h"
 #include <signal.h>
@@ -416,6 +417,23 @@ TEST(a_resumed_run_knows_its_reference) {
     assert_true(reference_key_of(state_with("\"a\": \"b\"")) == 0);
     for (size_t i = 0; i < COUNT_OF(refused); i++)
         expect_refused(key_body, state_with(refused[i][0]), 1, refused[i][1]);
+}
+
+// Memory for products of 1024 x 1024 and no larger ones; operands are still there behind the last.
+TEST(the_peak_is_measured_on_random_numbers) {
+    enum { SIDE = 1024, ROW = SIDE * sizeof(float) };
+    const size_t bytes = 3 * (SIDE * ROW + ARENA_ALIGNMENT);
+    float *memory = (float *)ops_device->allocate(bytes);
+    Run run = {0};
+    run.model.dtype = DTYPE_FP32;
+    arena_init(&run.arena, memory, bytes);
+    assert_true(run_peak_flops(&run) > 0 && run.arena.used == 0);
+    for (size_t row = SIDE; row < 3 * SIDE; row++) { // the product's are the first
+        const float *x = memory + row * SIDE;
+        if (row % SIDE && !memcmp(x - SIDE, x, ROW)) test_fail("row %zu of the operands is that before it", row);
+        if (x[0] == x[1] && x[1] == x[2]) test_fail("row %zu of the operands begins with %g, %g, %g", row, x[0], x[1], x[2]);
+    }
+    ops_device->release(memory, bytes);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
