@@ -222,6 +222,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
             "device or --keep none",
             human_bytes((double)run->plan.host_bytes));
     arena_init(&run->arena, run->memory, run->plan.total_bytes);
+    arena_watch(&run->arena, ops_device->copy_in, ops_device->copy_out);
     run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
     arena_init(&run->streambp.host, run->host_memory, run->plan.host_bytes);
     free(shape.document_start);

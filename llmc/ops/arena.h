@@ -46,6 +46,7 @@ typedef struct {
     size_t regions;
     Region at_peak[ARENA_REGIONS]; // alive when `used` was largest
     size_t regions_at_peak;
+    void (*copy_in)(void *, const void *, size_t), (*copy_out)(void *, const void *, size_t); // red zones; NULL: none
 } Arena;
 
 static void arena_plan(Arena *arena) {
@@ -60,13 +61,40 @@ static void arena_init(Arena *arena, void *memory, size_t bytes) {
     arena->capacity = bytes;
 }
 
+/*
+Red zones, for debugging: with STREAMBP_RED_ZONES set, in plans, too, ARENA_ALIGNMENT bytes behind each region hold a
+pattern, and a write into one ends the program at the next pop. To compute-sanitizer the arena is one allocation, in
+which no region ends. Each push and pop waits for the device.
+*/
+#define ARENA_PATTERN 0xA5
+static size_t arena_red_zone(void) { return getenv("STREAMBP_RED_ZONES") ? ARENA_ALIGNMENT : 0; }
+
+// Red zones are written and read by these ops.
+static void arena_watch(Arena *arena, void (*copy_in)(void *, const void *, size_t),
+                        void (*copy_out)(void *, const void *, size_t)) {
+    if (arena_red_zone()) arena->copy_in = copy_in, arena->copy_out = copy_out;
+}
+
+static void arena_check_zones(const Arena *arena) {
+    unsigned char zone[ARENA_ALIGNMENT];
+    for (size_t i = 0; arena->copy_out && i < arena->regions; i++) {
+        const Region *region = &arena->region[i];
+        arena->copy_out(zone, arena->base + region->begin + region->bytes, sizeof(zone));
+        for (size_t j = 0; j < sizeof(zone); j++)
+            if (zone[j] != ARENA_PATTERN)
+                die("%s: byte %zu behind its %zu bytes was written, between the last pop of the arena and this one",
+                    region->name, j, region->bytes);
+    }
+}
+
 // A region of count elements of `size` bytes, alive until its mark is popped.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
+    const size_t zone = arena_red_zone();
     size_t bytes = count * size;
-    if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - ARENA_ALIGNMENT))
+    if (count && (size > SIZE_MAX / count || bytes > SIZE_MAX - ARENA_NOWHERE - 2 * ARENA_ALIGNMENT))
         die("%s: %zu elements of %zu bytes are more than any memory holds", name, count, size);
     bytes = (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
-    if (bytes > arena->capacity - arena->used)
+    if (bytes + zone > arena->capacity - arena->used)
         die("%s: %zu bytes do not fit beside %zu of %zu planned bytes: the run does not follow its plan, please report "
             "it",
             name, bytes, arena->used, arena->capacity);
@@ -74,11 +102,16 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
     Region *region = &arena->region[arena->regions++];
     region->name = name, region->share = share;
     region->begin = arena->used, region->bytes = bytes;
-    arena->used += bytes;
+    arena->used += bytes + zone;
     if (arena->used > arena->peak) {
         arena->peak = arena->used;
         arena->regions_at_peak = arena->regions;
         memcpy(arena->at_peak, arena->region, arena->regions * sizeof(Region));
+    }
+    if (arena->copy_in) {
+        unsigned char pattern[ARENA_ALIGNMENT];
+        memset(pattern, ARENA_PATTERN, sizeof(pattern));
+        arena->copy_in(arena->base + region->begin + bytes, pattern, sizeof(pattern));
     }
     return arena->base + region->begin;
 }
@@ -87,6 +120,7 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
 static size_t arena_mark(const Arena *arena) { return arena->regions; }
 
 static void arena_pop(Arena *arena, size_t mark) {
+    arena_check_zones(arena);
     if (mark < arena->regions) arena->used = arena->region[mark].begin;
     arena->regions = mark;
 }

@@ -125,6 +125,7 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
     if (r->plan.host_bytes) r->host = memset(ops->host_allocate(r->plan.host_bytes), 0xff, r->plan.host_bytes);
     arena_init(&r->arena, r->memory, r->plan.total_bytes);
+    arena_watch(&r->arena, ops->copy_in, ops->copy_out);
     run_begin(&r->s, &r->state, &r->settings, ops, &r->arena, largest);
     arena_init(&r->s.host, r->host, r->plan.host_bytes);
     const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;

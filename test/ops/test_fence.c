@@ -195,4 +195,29 @@ TEST(trains_behind_the_fence) {
     }
 }
 
+// ---- red zones of the arena -----------------------------------------------------------------------------------------
+// Two regions of which the first is written up to *bytes; then a third one is pushed and popped.
+static void write_region(const void *bytes) {
+    Arena arena;
+    char *memory = (char *)ops_device->allocate(8 * ARENA_ALIGNMENT);
+    setenv("STREAMBP_RED_ZONES", "1", 1);
+    arena_init(&arena, memory, 8 * ARENA_ALIGNMENT);
+    arena_watch(&arena, ops_device->copy_in, ops_device->copy_out);
+    char *first = (char *)arena_push(&arena, SHARE_WORKSPACE, "first", ARENA_ALIGNMENT, 1);
+    char *second = (char *)arena_push(&arena, SHARE_WORKSPACE, "second", ARENA_ALIGNMENT, 1);
+    const size_t mark = arena_mark(&arena);
+    ops_device->zero(first, *(const size_t *)bytes);
+    ops_device->zero(second, ARENA_ALIGNMENT);
+    arena_push(&arena, SHARE_WORKSPACE, "third", 1, 1);
+    arena_pop(&arena, mark);
+    unsetenv("STREAMBP_RED_ZONES");
+    ops_device->release(memory, 8 * ARENA_ALIGNMENT);
+}
+
+TEST(red_zones_see_an_overrun) {
+    const size_t within = ARENA_ALIGNMENT, beyond = within + 1;
+    write_region(&within);
+    expect_refused(write_region, &beyond, EXIT_FAILURE, "first: byte 0 behind its 256 bytes was written");
+}
+
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -6,6 +6,11 @@ set -- --init llama,hidden_size=512,intermediate_size=1408,num_hidden_layers=2,n
 succeeds bp "$@"
 loss=$(json loss) norm=$(json grad_norm)
 grep 'our own kernels' "$WORK/err"
+STREAMBP_RED_ZONES=1
+export STREAMBP_RED_ZONES
+succeeds bp "$@"
+check 'nothing is written behind a region, and the loss is the same' [ "$(json loss)" = "$loss" ]
+unset STREAMBP_RED_ZONES
 STREAMBP_CUDNN=0
 export STREAMBP_CUDNN
 succeeds bp "$@"
