@@ -12,13 +12,21 @@
 # the system's package manager (scripts/install_deps.sh says what); DEPS=skip refuses that.
 
 CC        ?= cc
-NVCC      ?= nvcc
+# CUDA=<folder>: the toolkit to use, also one of wheels (scripts/cuda_wheels.sh)
+NVCC      ?= $(if $(CUDA),$(abspath $(CUDA))/bin/nvcc,nvcc)
 ifeq ($(origin CXX),default)
 CXX       := $(if $(findstring clang,$(notdir $(firstword $(CC)))),$(subst clang,clang++,$(firstword $(CC))),c++)
 endif
 DEPS      ?=
-ONEDNN    ?=
-export DEPS CC CXX ONEDNN
+# PORTABLE=1: needs at run time the C library and, for BACKEND=cuda, the driver and CUDA's libraries. CJSON=<folder with cJSON.c>: of
+# that source, which PORTABLE has from the system's package manager unless it is given.
+override PORTABLE := $(filter-out 0,$(PORTABLE))
+ifneq ($(PORTABLE),)
+ONEDNN    := 0
+MPI       := 0
+CJSON     := $(or $(CJSON),build/cjson)
+endif
+export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
 # BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
 GPU     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1)
@@ -35,13 +43,13 @@ $(error BACKEND=cuda has no double build; PRECISION is bf16 or fp32)
 endif
 
 COMPILER  := $(notdir $(firstword $(CC)))
-SUFFIX    := $(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(filter 0,$(ONEDNN)),-plain)
-BUILD     := build/$(BACKEND)-$(PRECISION)$(if $(filter cpu,$(BACKEND)),$(SUFFIX))
+SUFFIX    := $(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(PORTABLE),-portable,$(if $(filter 0,$(ONEDNN)),-plain))
+BUILD     := build/$(BACKEND)-$(PRECISION)$(if $(filter cpu,$(BACKEND)),$(SUFFIX),$(if $(PORTABLE),-portable))
 
 NO_BUILD_GOALS := clean format help
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
 # Made before anything else (GNU make remakes what it includes, then starts over): libraries are there when we look for them.
--include build/deps.mk
+-include build/deps$(if $(CJSON),-cjson).mk
 endif
 
 # ---- what this machine has; these really run ------------------------------------------------------------------------------
@@ -50,13 +58,12 @@ try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
 # MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
-export MPI MPICC
 MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
 HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
-NATIVE      := $(call try_flag,-march=native)
+NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 
 # A program uses a part of what its headers hold. C++ warns of what C allows: {0}.
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
@@ -64,9 +71,15 @@ CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-in
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
-LDLIBS   := $(if $(HAVE_ONEDNN),-ldnnl) $(MPI_LIBS) -lcjson -lm -pthread
+ifneq ($(CJSON),)
+CJSON_OBJECT := $(BUILD)/cJSON.o
+CJSON_FLAGS  := -I$(BUILD)/include
+endif
+# Libraries of the compiler, as files where they are to be inside
+OPENMP_LIB := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a))))
+LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) $(if $(HAVE_ONEDNN),-ldnnl) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
-DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
+DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program ------------------------------------------------------------------------------------------------------------
@@ -79,7 +92,7 @@ train: $(BUILD)/train FORCE
 
 ifeq ($(BACKEND),cpu)
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o $(BUILD)/commit.o
-	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
+	$(CC) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -x c -c $< -o $@
@@ -89,11 +102,11 @@ $(BUILD)/ops_cpu.o: llmc/ops/cpu/ops_cpu.c $(BUILD)/flags
 else
 # The same driver, compiled as C++20 by nvcc, for the GPU that is here, or for every architecture the compiler knows of these.
 KNOWN_ARCHS := $(subst compute_,,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))
-ARCHS       ?= $(if $(GPU),$(GPU),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
+ARCHS       ?= $(or $(if $(PORTABLE),,$(GPU)),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
 GENCODE     := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
                -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
-export NVCC CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS MPICC
-cuda_libraries = $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' NCCL='$(NCCL)' MPI_FLAGS='$(MPI_FLAGS)' MPI_LIBS='$(MPI_LIBS)' scripts/cuda_libraries.sh $(1) 2>&1 || echo missing)
+export NVCC CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
+cuda_libraries = $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUBLAS='$(CUBLAS)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' NCCL='$(NCCL)' MPI_FLAGS='$(MPI_FLAGS)' MPI_LIBS='$(MPI_LIBS)' scripts/cuda_libraries.sh $(1) 2>&1 || echo missing)
 CUDA_LIBRARIES := $(call cuda_libraries,flags)
 ifneq ($(filter missing,$(CUDA_LIBRARIES)),)
 $(error $(filter-out missing,$(CUDA_LIBRARIES)))
@@ -108,10 +121,12 @@ TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 # cuDNN's attention is bf16's.
 WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
 NCCL_FLAGS := $(call cuda_libraries,nccl)
-NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) $(WITH_CUDNN) $(NCCL_FLAGS) -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CUDA_FLAGS)
+NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
 # What mpicc tells is for a compiler; nvcc takes such options for its own only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
-NVCC_LIBS  := $(if $(HAVE_OPENMP),-Xcompiler $(HAVE_OPENMP)) -Xlinker -rpath,$(TOOLKIT)/lib64 -lcublasLt -lcjson -lm -Xcompiler -pthread $(if $(WITH_CUDNN)$(NCCL_FLAGS),-ldl) $(NVCC_MPI)
+# CUDA's libraries are opened at run time (llmc/ops/cuda/library.h); the program remembers the build's folders unless it is PORTABLE.
+RUN_PATHS  := $(if $(PORTABLE),,$(abspath $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TOOLKIT)/lib64 $(TOOLKIT)/lib)))
+NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc) $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o $(BUILD)/commit.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
@@ -133,6 +148,13 @@ endif
 $(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP $< -lm -o $@
 
+$(BUILD)/ops_$(BACKEND).o: | $(CJSON_OBJECT)
+$(BUILD)/cJSON.o: $(CJSON)/cJSON.c $(BUILD)/flags
+	$(CC) -O2 -c $(BUILD)/include/cjson/cJSON.c -o $@
+
+build/cjson/cJSON.c:
+	@scripts/install_deps.sh cjson
+
 # The commit that --version tells; compiled again when it changes.
 COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)";
 $(BUILD)/commit.c: FORCE
@@ -143,8 +165,8 @@ $(BUILD)/commit.o: $(BUILD)/commit.c
 	@$(CC) -c $< -o $@
 
 # Rebuild when the flags change (a library was installed, another compiler).
-$(BUILD)/flags: FORCE
-	@mkdir -p $(BUILD)
+$(BUILD)/flags: FORCE $(CJSON:%=%/cJSON.c)
+	@mkdir -p $(BUILD)$(if $(CJSON),/include; ln -sfn $(abspath $(CJSON)) $(BUILD)/include/cjson)
 	@echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" | cmp -s - $@ || { \
 		$(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" > $@; }
 
@@ -156,7 +178,7 @@ install: $(BUILD)/train
 	install -d '$(DESTDIR)$(PREFIX)/bin'
 	install $< '$(DESTDIR)$(PREFIX)/bin/streambp'
 
-build/deps.mk: scripts/install_deps.sh
+build/deps.mk build/deps-cjson.mk: scripts/install_deps.sh
 	@mkdir -p build
 	@scripts/install_deps.sh build
 	@touch $@
@@ -225,7 +247,7 @@ $(DEV_CUDA:%=$(BUILD)/dev_%): %: %.o
 	$(NVCC) -ccbin $(CXX) $(GENCODE) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/cudnn_plans: dev/cuda/cudnn_plans.cc $(BUILD)/flags
-	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< -o $@ -ldl
+	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< $(RUN_PATHS:%=-Wl$(comma)-rpath$(comma)%) -o $@ -ldl
 
 $(BUILD)/stand_in/libcuda.so.1: dev/cuda/libcuda_stand_in.c
 	@mkdir -p $(@D)
@@ -245,7 +267,7 @@ $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cpu.o
-	$(CC) $(HAVE_OPENMP) $^ $(LDLIBS) $(LDFLAGS) -o $@
+	$(CC) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
 dev-cuda dev-cudnn-plans:
 	@echo 'make $@ builds for GPUs: add BACKEND=cuda (nvcc 12 or 13); make dev-cuda-check needs neither' >&2; exit 1
@@ -267,7 +289,7 @@ $(BUILD)/collectives.o: dev/collectives.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops_$(BACKEND).o
-	$(if $(filter cuda,$(BACKEND)),$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS),$(CC) $(HAVE_OPENMP) $^ $(LDLIBS)) $(LDFLAGS) -o $@
+	$(if $(filter cuda,$(BACKEND)),$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS),$(CC) $^ $(LDLIBS)) $(LDFLAGS) -o $@
 
 # Looks for a GPU before it builds anything.
 bench-gpu:

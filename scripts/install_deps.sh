@@ -1,7 +1,8 @@
 #!/bin/sh
-# Installs what is missing with the system's package manager: scripts/install_deps.sh build|test|demo|lint ...
+# Installs what is missing with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
 # Says what it installs and why. Uses sudo where it is not run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is there. Optional packages (oneDNN, MPI) that cannot be had are reported, and are not an error.
+# Exit 0: everything needed is there. Optional packages (oneDNN, MPI) that cannot be had are reported, are not an error, and are
+# not asked for again until `make clean`. cjson: the source of its package into build/cjson. CJSON=<folder>: it is there already.
 set -u
 CC=${CC:-cc}
 
@@ -15,7 +16,7 @@ has_matplotlib() {
 missing=""   # packages, in the names of Debian and Ubuntu
 optional=""
 need() { missing="$missing $1"; printf 'missing: %s (%s)\n' "$1" "$2" >&2; }
-want() { optional="$optional $1"; need "$@"; }
+want() { grep -qxs "$1" build/without || { optional="$optional $1"; need "$@"; }; }
 want_mpi() {
     [ "${MPI:-}" = 0 ] && return
     command -v "${MPICC:-mpicc}" >/dev/null || want libopenmpi-dev "MPI, for runs of several processes; without it a run is one"
@@ -25,11 +26,12 @@ want_mpi() {
 for group in "$@"; do
     case $group in
     build)
-        has_header cjson/cJSON.h || has_header cJSON.h || need libcjson-dev "reads config.json and safetensors headers"
+        [ -n "${CJSON:-}" ] || has_header cjson/cJSON.h || has_header cJSON.h || need libcjson-dev "reads config.json and safetensors headers"
         if [ "${ONEDNN:-}" != 0 ] && ! has_header dnnl.h; then
             want libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
         fi
         want_mpi ;;
+    cjson) command -v dpkg-source >/dev/null || ! command -v apt-get >/dev/null || need dpkg-dev "unpacks cJSON's source" ;;
     test)
         want_mpi
         has_cmocka || need libcmocka-dev "the unit test library" ;;
@@ -38,14 +40,39 @@ for group in "$@"; do
         command -v clang-format >/dev/null || need clang-format "make format"
         command -v clang-tidy >/dev/null || need clang-tidy "make lint"
         command -v cppcheck >/dev/null || need cppcheck "make lint" ;;
-    *) echo "install_deps.sh: unknown group '$group'; groups are build, test, demo, lint" >&2; exit 2 ;;
+    *) echo "install_deps.sh: unknown group '$group'; groups are build, cjson, test, demo, lint" >&2; exit 2 ;;
     esac
 done
-[ -n "$missing" ] || exit 0
+patient='-o Acquire::Retries=0 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15' # a machine may have no network
+
+# Source packages of the archives that packages come from; nothing of the system is changed.
+get_cjson() {
+    lists=$(mktemp -d)
+    trap 'rm -rf "$lists"' EXIT
+    mkdir -p "$lists/parts" "$lists/lists/partial" build
+    sed -n 's/^deb /deb-src /p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list >"$lists/sources.list" 2>/dev/null
+    for file in /etc/apt/sources.list.d/*.sources; do
+        [ ! -f "$file" ] || sed 's/^Types:.*/Types: deb-src/' "$file" >"$lists/parts/${file##*/}"
+    done
+    apt="apt-get $patient -o Dir::Etc::SourceList=$lists/sources.list -o Dir::Etc::SourceParts=$lists/parts -o Dir::State::Lists=$lists/lists -o Dir::Cache=$lists"
+    (cd "$lists" && $apt update && $apt source cjson) >"$lists/log" 2>&1 && rm -rf build/cjson && mv "$lists"/cjson-*/ build/cjson
+}
+end() {
+    case " $* " in *' cjson '*) ;; *) exit 0 ;; esac
+    [ "${DEPS:-}" != skip ] && command -v apt-get >/dev/null && echo "getting the source of cJSON (apt-get source cjson)" >&2 && get_cjson && exit 0
+    [ ! -f "${lists:-}/log" ] || tail -n 3 "$lists/log" >&2
+    echo "a PORTABLE build has cJSON inside, and its source could not be had; unpack it (1.7 or later) and give CJSON=<folder with cJSON.c>" >&2
+    exit 1
+}
+[ -n "$missing" ] || end "$@"
 
 # Without what is optional alone the build goes on.
 give_up() {
-    [ "$(echo $missing)" = "$(echo $optional)" ] && { echo "going on without$missing: $1" >&2; exit 0; }
+    if [ "$(echo $missing)" = "$(echo $optional)" ]; then
+        echo "going on without$missing: $1" >&2
+        mkdir -p build && printf '%s\n' $missing >>build/without
+        exit 0
+    fi
     echo "install_deps.sh: $1; please install:$missing" >&2
     exit 1
 }
@@ -60,8 +87,8 @@ fi
 
 if command -v apt-get >/dev/null; then
     names=$missing
-    install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
-    refresh="$sudo apt-get update"
+    install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get $patient install -y --no-install-recommends"
+    refresh="$sudo apt-get $patient update"
 elif command -v dnf >/dev/null; then
     names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
     install="$sudo dnf install -y"
@@ -91,3 +118,4 @@ if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $name
     give_up "the package manager failed"
 fi
 rm -f "$log"
+end "$@"

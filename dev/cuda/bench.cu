@@ -275,7 +275,7 @@ static void report_machine(JsonOut *json) {
     json_text(json, "cuda", text);
     snprintf(text, sizeof(text), "%d.%d", driver / 1000, driver % 1000 / 10);
     json_text(json, "cuda_of_driver", text);
-    json_size(json, "cublaslt", cublasLtGetVersion());
+    json_size(json, "cublaslt", cublaslt.GetVersion());
     json_size(json, "memory_bytes", properties.totalGlobalMem);
 #endif
     json_number(json, "copy_gb_per_s", playground.copy_rate * 1e-9);

@@ -13,8 +13,8 @@ constexpr int MOST_ALGORITHMS = 32;
 static bool multiply_by(const KeptMatmul *kept, const cublasLtMatmulAlgo_t *algorithm, void *out, const void *a,
                         const void *b, float beta) {
     const float one = 1.0f;
-    return cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, out, kept->out, out,
-                          kept->out, algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL) == CUBLAS_STATUS_SUCCESS;
+    return cublaslt.Matmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, out, kept->out, out,
+                           kept->out, algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL) == CUBLAS_STATUS_SUCCESS;
 }
 
 typedef struct {

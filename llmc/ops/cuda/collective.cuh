@@ -16,7 +16,7 @@ in another order; NVLS and CollNet add in the network's switches.
 #include "memory.cuh"
 
 #ifdef HAVE_NCCL
-#include <dlfcn.h>
+#include "library.h"
 #include <nccl.h>
 
 // ---- the library ----------------------------------------------------------------------------------------------------
@@ -42,23 +42,11 @@ static struct {
 } nccl;
 
 static void nccl_load(void) {
-    static const char *const names[] = {
-#ifdef NCCL_FOLDER // which the build was given
-        NCCL_FOLDER "/lib/libnccl.so.2",
-#endif
-        "libnccl.so.2",
-    };
-    void *library = NULL;
+    char error[500];
     setenv("NCCL_ALGO", "Ring", 0);
-    for (const char *name : names)
-        if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        die("%zu ranks on GPUs need NCCL: %s; install it (Debian, Ubuntu: libnccl2), or add its folder to "
-            "LD_LIBRARY_PATH",
-            dist_ranks(), dlerror());
-#define CALL(name)                                                                                                     \
-    nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name);                                                     \
-    if (!nccl.name) die("the NCCL that was found has no nccl" #name ": it is too old; 2.13 or later is needed");
+    void *library = library_open(&LIBRARY_NCCL, error);
+    if (!library) die("%zu ranks on GPUs need %s", dist_ranks(), error);
+#define CALL(name) nccl.name = (decltype(nccl.name))library_function(library, &LIBRARY_NCCL, "nccl" #name);
     NCCL_CALLS(CALL)
 #undef CALL
 }

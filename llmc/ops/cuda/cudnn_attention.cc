@@ -8,11 +8,20 @@ bytes on most GPUs), which is why callers cut their work into blocks. Forward's 
 cache); backward's do not.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#include <cuda_runtime_api.h>
 #include "cudnn_attention.h"
-#include "llmc/base/utils.h"
+#include "library.h"
+
+// What the front end opens. Where a machine has two CUDA runtimes it gets that of this build; up to 1.23 it refuses both.
+static void *front_end_open(const char *file) {
+    char why[200];
+    const char runtime[] = "libcudart.so.";
+    if (!strncmp(file, runtime, strlen(runtime)) && strcmp(file, LIBRARY_CUDART.file)) return NULL;
+    return library_file(file, why);
+}
+#define dlopen(file, flags) front_end_open(file)
 #include <cudnn_frontend.h>
 #include <map>
-#include <unistd.h>
 
 namespace fe = cudnn_frontend;
 namespace graph = cudnn_frontend::graph;
@@ -49,20 +58,13 @@ static bool refuse(const std::string &why) {
 }
 
 static bool cudnn_load(void) {
-    static const char *const names[] = {
-        "libcudnn.so.9",
-#ifdef CUDNN_FOLDER
-        CUDNN_FOLDER "/lib/libcudnn.so.9",
-#endif
-    };
     const char *wanted = getenv("STREAMBP_CUDNN");
     if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
-    for (const char *name : names)
-        if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-#ifdef CUDART_FILE // the front end looks for it by name alone, where it may not be found
-    if (access(CUDART_FILE, R_OK) == 0) setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", CUDART_FILE, 0);
-#endif
-    if (!fe::cudnn_dlhandle) return refuse("libcudnn.so.9 was not found (Debian, Ubuntu: libcudnn9-cuda-13)");
+    char error[500];
+    fe::cudnn_dlhandle = library_open(&LIBRARY_CUDNN, error);
+    // The front end opens the runtime, cuDNN opens NVRTC, by names: they find what is open.
+    if (!fe::cudnn_dlhandle || !library_open(&LIBRARY_CUDART, error)) return refuse(error);
+    (void)library_file("libnvrtc.so." CUDA_MAJOR, error);
     return true;
 }
 

@@ -8,11 +8,43 @@ again costs nothing.
 #define LLMC_CUDA_LINEAR_CUH
 #include "memory.cuh"
 #include "bias.cuh"
+#include "library.h"
 #include <cublasLt.h>
+
+#define CUBLASLT_CALLS(CALL)                                                                                           \
+    CALL(Create)                                                                                                       \
+    CALL(GetStatusString)                                                                                              \
+    CALL(GetVersion)                                                                                                   \
+    CALL(Matmul)                                                                                                       \
+    CALL(MatmulAlgoGetHeuristic)                                                                                       \
+    CALL(MatmulDescCreate)                                                                                             \
+    CALL(MatmulDescDestroy)                                                                                            \
+    CALL(MatmulDescSetAttribute)                                                                                       \
+    CALL(MatmulPreferenceCreate)                                                                                       \
+    CALL(MatmulPreferenceDestroy)                                                                                      \
+    CALL(MatmulPreferenceSetAttribute)                                                                                 \
+    CALL(MatrixLayoutCreate)                                                                                           \
+    CALL(MatrixLayoutDestroy)
+
+static struct {
+#define CALL(name) decltype(&cublasLt##name) name;
+    CUBLASLT_CALLS(CALL)
+#undef CALL
+} cublaslt;
+
+static void cublaslt_load(void) {
+    char error[500];
+    void *library = library_open(&LIBRARY_CUBLASLT, error);
+    if (!library) die("%s", error);
+#define CALL(name)                                                                                                     \
+    cublaslt.name = (decltype(cublaslt.name))library_function(library, &LIBRARY_CUBLASLT, "cublasLt" #name);
+    CUBLASLT_CALLS(CALL)
+#undef CALL
+}
 
 static void cublas_check(cublasStatus_t status, const char *file, int line, const char *doing) {
     if (status != CUBLAS_STATUS_SUCCESS)
-        die("%s:%d: %s: cuBLASLt returned %s", file, line, doing, cublasLtGetStatusString(status));
+        die("%s:%d: %s: cuBLASLt returned %s", file, line, doing, cublaslt.GetStatusString(status));
 }
 #define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
 
@@ -48,7 +80,8 @@ static struct {
 static void cublas_require(void) {
     if (cublas.handle) return;
     device_require();
-    CUBLAS_CHECK(cublasLtCreate(&cublas.handle), "starting cuBLASLt");
+    cublaslt_load();
+    CUBLAS_CHECK(cublaslt.Create(&cublas.handle), "starting cuBLASLt");
     cublas.workspace = memory_allocate(CUBLAS_WORKSPACE);
     if (!cublas.workspace)
         die("no device memory for cuBLASLt's workspace of %s", human_bytes((double)CUBLAS_WORKSPACE));
@@ -57,20 +90,20 @@ static void cublas_require(void) {
 // stride: from column to column; 0: rows
 static cublasLtMatrixLayout_t cublas_layout(cudaDataType_t type, size_t rows, size_t columns, size_t stride) {
     cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, (int64_t)(stride ? stride : rows)),
+    CUBLAS_CHECK(cublaslt.MatrixLayoutCreate(&layout, type, rows, columns, (int64_t)(stride ? stride : rows)),
                  "describing a matrix");
     return layout;
 }
 
 template <typename T> static void matmul_set(KeptMatmul *kept, cublasLtMatmulDescAttributes_t attribute, T value) {
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(kept->operation, attribute, &value, sizeof(value)),
+    CUBLAS_CHECK(cublaslt.MatmulDescSetAttribute(kept->operation, attribute, &value, sizeof(value)),
                  "describing a product");
 }
 
 template <typename T>
 static void preference_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
                            T value) {
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+    CUBLAS_CHECK(cublaslt.MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
                  "choosing a product");
 }
 
@@ -81,7 +114,7 @@ static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResu
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasLtMatmulPreference_t preference;
     int count = 0;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference), "choosing a product");
+    CUBLAS_CHECK(cublaslt.MatmulPreferenceCreate(&preference), "choosing a product");
     preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLAS_WORKSPACE);
     // Parts of a sum over k meet in fp32, not in out's type.
     preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -89,10 +122,10 @@ static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResu
     for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
         preference_set(preference, attribute, (uint32_t)kept->shape.alignment);
     // It returns an error where it has none: the caller says for which product.
-    if (cublasLtMatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
-                                       preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
+    if (cublaslt.MatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
+                                        preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference), "choosing a product");
+    CUBLAS_CHECK(cublaslt.MatmulPreferenceDestroy(preference), "choosing a product");
     return count;
 }
 
@@ -102,7 +135,7 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
                             op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulHeuristicResult_t found = {};
     kept->shape = *p;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&kept->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    CUBLAS_CHECK(cublaslt.MatmulDescCreate(&kept->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
     matmul_set(kept, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     matmul_set(kept, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     if (p->bias) {
@@ -118,9 +151,9 @@ static void matmul_make(KeptMatmul *kept, const Matmul *p, const void *bias) {
 }
 
 static void matmul_drop(KeptMatmul *kept) {
-    CUBLAS_CHECK(cublasLtMatmulDescDestroy(kept->operation), "forgetting a product");
+    CUBLAS_CHECK(cublaslt.MatmulDescDestroy(kept->operation), "forgetting a product");
     for (cublasLtMatrixLayout_t layout : {kept->a, kept->b, kept->out})
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layout), "forgetting a product");
+        CUBLAS_CHECK(cublaslt.MatrixLayoutDestroy(layout), "forgetting a product");
 }
 
 static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
@@ -155,8 +188,8 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
         die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], addresses multiples of %u bytes", p.n,
             p.k, p.k, p.m, p.alignment);
     if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    CUBLAS_CHECK(cublasLtMatmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
-                                kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),
+    CUBLAS_CHECK(cublaslt.Matmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
+                                 kept->out, out, kept->out, &kept->algorithm, cublas.workspace, CUBLAS_WORKSPACE, NULL),
                  "multiplying matrices");
 }
 

@@ -1,0 +1,41 @@
+#!/bin/sh
+# A CUDA toolkit from PyPI's wheels, for a machine without one: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
+# All of it lies below FOLDER, 1.8 GiB, which may be moved: nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system stays as it is.
+# For a machine without a network: elsewhere scripts/cuda_wheels.sh --download WHEELS (1.2 GB), there PIP_NO_INDEX=1
+# PIP_FIND_LINKS=WHEELS scripts/cuda_wheels.sh FOLDER. PYTHON [python3] has pip.
+set -eu
+
+# Versions that fit each other: one CUDA for compiler, headers and NVRTC (drivers from 580 on take it); cuDNN and a front end whose
+# plans were tried together.
+CUDA='nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-nvrtc==13.0.88
+    nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3'
+REST='nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9 nvidia-cudnn-frontend==1.32.0'
+
+pip="${PYTHON:-python3} -m pip"
+options='--no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312'
+export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+[ $# = 2 ] && [ "$1" = --download ] && exec $pip download $options -d "$2" $CUDA $REST
+[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
+folder=$1
+[ ! -e "$folder" ] || [ -z "$(ls -A "$folder")" ] || { echo "cuda_wheels.sh: $folder is not empty; name a new folder" >&2; exit 1; }
+$pip --version >/dev/null || { echo "cuda_wheels.sh: ${PYTHON:-python3} has no pip; install python3-pip, or give PYTHON=<one that has it>" >&2; exit 1; }
+mkdir -p "$folder"
+wheels=$folder/wheels
+trap 'rm -rf "$wheels"' EXIT
+$pip install --quiet $options --target "$wheels" $CUDA $REST || {
+    rmdir "$folder" 2>/dev/null || true
+    echo "cuda_wheels.sh: pip did not get the wheels (above); without a network see the first lines of $0" >&2
+    exit 1
+}
+
+# One tree, as a toolkit has it
+mv "$wheels"/nvidia/cu13/* "$folder"
+for part in "$wheels/nvidia/cudnn" "$wheels/nvidia/nccl" "$wheels"; do cp -rl "$part/include" "$folder"; done
+mv "$wheels"/nvidia/cudnn/lib/* "$wheels"/nvidia/nccl/lib/* "$folder/lib"
+ln -s lib "$folder/lib64"
+for file in "$folder"/lib/*.so.*; do
+    name=${file##*/}
+    [ -e "${file%%.so.*}.so" ] || ln -s "$name" "${file%%.so.*}.so"
+done
+printf '%s\n' $CUDA $REST >"$folder/wheels.txt"
+echo "$folder: $("$folder/bin/nvcc" --version | sed -n 's/.*release/nvcc/p'), $(du -sh "$folder" | cut -f 1); now: make BACKEND=cuda CUDA=$folder"
