@@ -1,8 +1,9 @@
 /*
 The tests' own tests: what test/emulate/cuda_on_cpu.h says it catches in a wrong kernel, shown with kernels that are
 wrong on purpose, each in a child process, beside one that is right. And the lanes of the matrix instruction against
-plain loops, from the tables of the PTX manual.
+plain loops, from the tables of the PTX manual. And where libraries are found.
 */
+#include "llmc/ops/cuda/library.h"
 #include "llmc/ops/cuda/mma.cuh"
 extern "C" {
 #include "test/base/testing.h"
@@ -246,4 +247,37 @@ TEST(matrix_instruction) {
     }
 }
 
-int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
+// ---- libraries ------------------------------------------------------------------------------------------------------
+static void make_folder(const char *name) {
+    if (mkdir(scratch_path(name), 0777)) test_fail("cannot make %s", name);
+}
+
+TEST(library_of_a_named_folder) {
+    const Library wanted = {"Test", "libstreambp_test.so.1", "some-package", "some-wheel"};
+    char error[500], folders[1000], *libm = NULL;
+    Dl_info info;
+    unsetenv("STREAMBP_LIBRARIES");
+    assert_null(library_open(&wanted, error));
+    assert_non_null(strstr(error, "some-package"));
+    assert_non_null(strstr(error, "some-wheel"));
+    // as wheels have it, behind a folder that is not there and an empty name
+    make_folder("site"), make_folder("site/part"), make_folder("site/part/lib"), make_folder("bad");
+    assert_true(dladdr(dlsym(RTLD_DEFAULT, "cosf"), &info) && (libm = realpath(info.dli_fname, NULL)));
+    assert_int_equal(symlink(libm, scratch_path("site/part/lib/libstreambp_test.so.1")), 0);
+    snprintf(folders, sizeof(folders), "/nowhere::%s", scratch_path("site"));
+    setenv("STREAMBP_LIBRARIES", folders, 1);
+    void *library = library_open(&wanted, error);
+    assert_non_null(library);
+    assert_null(dlerror());
+    assert_true(((float (*)(float))library_function(library, &wanted, "cosf"))(0.0f) == 1.0f);
+    // the file of that name that is no library is told of
+    snprintf(folders, sizeof(folders), "%s", scratch_path("bad"));
+    setenv("STREAMBP_LIBRARIES", folders, 1);
+    write_file(scratch_path("bad/libstreambp_test.so.1"), "no library", 10);
+    assert_null(library_open(&wanted, error));
+    assert_non_null(strstr(error, "bad/libstreambp_test.so.1"));
+    unsetenv("STREAMBP_LIBRARIES");
+    free(libm);
+}
+
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
