@@ -46,7 +46,7 @@ What it cannot show: whether NCCL takes the calls, kernels that really run besid
 // The library that is found is this file.
 static void *nccl_on_mpi_symbol(const char *name);
 #define dlopen(name, flags)  ((void)(name), (void *)&before_waiting)
-#define dlsym(library, name) nccl_on_mpi_symbol(name)
+#define dlsym(library, name) ((void)(library), nccl_on_mpi_symbol(name))
 
 namespace nccl_on_mpi {
 
