@@ -6,6 +6,7 @@ of the arena; memory per token is that of the formula in streambp.h's method tab
 #include "test/base/child.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
+#include "test_attention_calls.h"
 
 static Model planned_model(const char *text, DType dtype) {
     Config config = config_from_text(text, "test", EXIT_USAGE);

@@ -1,0 +1,266 @@
+/*
+Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and those
+that are left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
+
+Forward: a span with enough queries and keys is one call of its exact lengths.
+
+Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known, and each length of a call costs the
+library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on, and
+the keys before a piece into blocks of powers of two, backwards from its first query:
+
+    document      keys -->                            span.begin                   span.end
+    |  own  |  block  |  block  |       block        | causal |                    |
+    |  own  |  block  |  block  |       block        | block  | causal |           |    <- queries
+    |  own  |  block  |  block  |   block   |        [ padded |  tail  ] causal
+
+own: the keys that are left, less than a step of grid / 2; our kernels take them. The tail, less than grid queries, is
+padded in front: `rows` of the call are grid, and those that are no queries of the span get log-sum-exp +infinity, hence
+p = 0. Keys are never padded. In a layer with a window a piece is one causal call with the window, over the steps of keys
+that its first query sees and the piece's own; what that query sees besides is ours.
+
+A call has as many heads as the workspace allows; blocks of keys grow, to 4 blocks, or any length where sums may come
+in any order, as long as a quarter of the heads fits.
+*/
+#ifndef LLMC_ATTENTION_CALLS_H
+#define LLMC_ATTENTION_CALLS_H
+#include "ops.h"
+
+#ifndef CUDNN_GRID // tests have smaller ones
+#define CUDNN_GRID      512
+#define CUDNN_BLOCK     4096
+#define CUDNN_WORKSPACE ((size_t)512 << 20) // of AttentionChoice 0
+#endif
+
+typedef struct {
+    Span span;     // the queries [begin, end); rows count from the first row that was asked for
+    KeyRange keys; // that the call reads
+    size_t rows;   // of the library's call, the queries last; 0: our own kernels
+    size_t heads;  // key/value heads of a call of the library: NKV / heads such calls
+    size_t window; // of the library's call
+    int causal;    // the last row sees all keys, each row before it one less; otherwise each row sees all
+} AttentionCall;
+
+// What a library takes.
+typedef struct AttentionCut {
+    size_t grid, block; // rows of a call in backward: powers of two from grid to block
+    size_t NH, NKV, HD;
+    size_t window, workspace; // bytes that a call in backward may take beside its tensors, staged results among them
+    int any_order;
+    int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
+} AttentionCut;
+
+static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t window, AttentionChoice choice) {
+    const AttentionCut cut = {CUDNN_GRID, CUDNN_BLOCK, NH, NKV, HD, window,
+                              choice.workspace ? choice.workspace : CUDNN_WORKSPACE, choice.any_order, NULL};
+    return cut;
+}
+
+// Receives the calls of a cut, in the order in which they are done.
+typedef void AttentionTake(void *to, const AttentionCall *call);
+
+// ---- memory of a call -----------------------------------------------------------------------------------------------
+// Bytes of workspace that backward may need, over `heads` query heads: dS, which sums in any order do without; a full
+// set of dk and dv for grouped heads, dq in fp32, sums for each row. cuDNN 9.19 asks for less (make dev-cudnn-plans).
+static size_t attention_workspace(size_t rows, size_t keys, size_t heads, size_t HD, int any_order) {
+    return heads * ((any_order ? 0 : rows * keys * 2) + keys * HD * 4 + rows * HD * 8 + rows * 8) + 4096;
+}
+
+// Bytes of a backward call of `heads` key/value heads: its workspace, and dq, dk and dv in bf16
+static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t keys, size_t heads) {
+    const size_t queries = heads * (cut->NH / cut->NKV);
+    return attention_workspace(rows, keys, queries, cut->HD, cut->any_order) + 2 * cut->HD * rows * queries +
+           4 * cut->HD * keys * heads + 4 * 256;
+}
+
+// Most key/value heads of a backward call; 0: not even one
+static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys) {
+    size_t heads = cut->NKV;
+    while (heads && (cut->NKV % heads || attention_call_bytes(cut, rows, keys, heads) > cut->workspace)) heads--;
+    return heads;
+}
+
+// The largest block of keys within `keys`; 0: none
+static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t keys) {
+    const size_t step = cut->grid / 2, most = cut->any_order ? keys : min_size(keys, 4 * cut->block);
+    size_t largest = step, block;
+    if (keys < step) return 0;
+    while (largest <= most / 2) largest *= 2;
+    for (block = largest; block >= step && 4 * attention_heads(cut, rows, block) < cut->NKV;) block /= 2;
+    if (block < step)
+        for (block = largest; block >= step && !attention_heads(cut, rows, block);) block /= 2;
+    return block < step ? 0 : block;
+}
+
+// Rows of the next piece of n queries
+static size_t attention_piece(const AttentionCut *cut, size_t n) {
+    size_t rows = cut->block;
+    while (rows > cut->grid && rows > n) rows /= 2;
+    return rows;
+}
+
+// The workspaces worth their bytes, the largest first: AttentionChoice.workspace for a sequence of `keys` tokens.
+// Index 0 has all heads and the largest blocks of keys; 0 from the op set's own choice on.
+static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t index) {
+    size_t block = cut.block, heads = cut.NKV;
+    while (block < keys && (cut.any_order || block < 4 * cut.block)) block *= 2;
+    for (; index; index--) {
+        if (!cut.any_order && heads % 2 == 0 && 4 * (heads / 2) >= cut.NKV)
+            heads /= 2;
+        else
+            block /= 2;
+    }
+    const size_t bytes = block ? attention_call_bytes(&cut, cut.block, block, heads) : 0;
+    return bytes > cut.workspace ? bytes : 0;
+}
+
+// ---- spans ----------------------------------------------------------------------------------------------------------
+// What a library would take that our kernels do about as well: too few queries, or too few pairs.
+static int attention_is_long(const AttentionCut *cut, size_t queries, size_t keys) {
+    return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
+}
+
+// A part of a span whose queries all see keys [keys.begin, keys.end), or (causal) [keys.begin, themselves]
+typedef struct {
+    Span span;
+    KeyRange keys;
+    int causal;
+} AttentionPart;
+
+static Span span_part(Span span, size_t begin, size_t end) {
+    const Span part = {span.document, begin, end, span.row + begin - span.begin};
+    return part;
+}
+
+// The parts of a span: [0] its queries among the keys, [1] those behind them. Queries before them see none.
+static void attention_parts(const AttentionShape *shape, Span span, AttentionPart part[2]) {
+    const KeyRange keys = {max_size(shape->keys.begin, span.document), min_size(shape->keys.end, span.end)};
+    const size_t first = min_size(max_size(span.begin, keys.begin), span.end);
+    const size_t middle = max_size(first, min_size(span.end, keys.end));
+    const AttentionPart among = {span_part(span, first, middle), keys, 1},
+                        behind = {span_part(span, middle, span.end), keys, 0};
+    part[0] = among, part[1] = behind;
+    if (keys.begin >= keys.end) part[0].span.end = first, part[1].span.begin = part[1].span.end;
+}
+
+static void own_call(Span span, KeyRange keys, AttentionTake *take, void *to) {
+    const AttentionCall call = {span, keys, 0, 0, 0, 0};
+    if (span.begin < span.end && keys.begin < keys.end) take(to, &call);
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+static void attention_forward_calls(const AttentionCut *cut, const AttentionShape *shape, AttentionTake *take,
+                                    void *to) {
+    for (size_t i = 0; i < 2 * shape->spans.count; i++) {
+        AttentionPart part[2];
+        attention_parts(shape, shape->spans.span[i / 2], part);
+        const AttentionPart p = part[i % 2];
+        for (size_t t = p.span.begin, n; t < p.span.end; t += n) { // partial results are staged: no more than a block
+            n = shape->partial ? min_size(p.span.end - t, cut->block) : p.span.end - t;
+            const KeyRange keys = {max_size(p.keys.begin, first_key(p.span.document, t, cut->window)),
+                                   p.causal ? t + n : p.keys.end};
+            AttentionCall call = {span_part(p.span, t, t + n), keys, n, cut->NKV, 0, p.causal};
+            if (cut->window < t + n - p.span.document) call.window = cut->window;
+            if (attention_is_long(cut, n, keys.end - keys.begin) && !(call.window && shape->partial) &&
+                (!cut->takes || cut->takes(cut, &call, 0)))
+                take(to, &call);
+            else
+                own_call(call.span, shape->keys, take, to);
+        }
+    }
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+// `call` with other keys, if it is taken; without `take` only this is found out.
+static int library_call(const AttentionCut *cut, AttentionCall call, size_t begin, size_t end, AttentionTake *take,
+                        void *to) {
+    call.keys.begin = begin, call.keys.end = end;
+    call.heads = attention_heads(cut, call.rows, end - begin);
+    if (begin >= end || !call.heads || (cut->takes && !cut->takes(cut, &call, 1))) return 0;
+    if (take) take(to, &call);
+    return 1;
+}
+
+// The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
+static int piece_calls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
+                       void *to) {
+    const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
+    const size_t lowest = max_size(p->keys.begin, first_key(p->span.document, p->span.begin, window)); // to be read
+    const size_t seen = max_size(p->keys.begin, first_key(piece.document, piece.begin, window));
+    size_t key = p->causal ? piece.end : p->keys.end;
+    AttentionCall call = {piece, p->keys, rows, 0, window, p->causal};
+    if (p->causal) {
+        if (key < lowest + rows) return 0;
+        key -= rows;
+        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // where documents begin: few lengths
+        if (window && key > seen) key -= (key - seen) / step * step;
+        if (!library_call(cut, call, key, piece.end, take, to)) return 0;
+    }
+    call.causal = 0;
+    for (size_t block; !window && key >= seen + cut->grid / 2; key -= block) {
+        block = attention_key_block(cut, rows, key - seen);
+        if (!library_call(cut, call, key - block, key, take, to)) return 0;
+    }
+    const KeyRange rest = {seen, key};
+    if (take) own_call(piece, rest, take, to);
+    return 1;
+}
+
+// The next queries of a part, from t on. Returns where they end.
+static size_t next_piece(const AttentionCut *cut, const AttentionShape *shape, const AttentionPart *p, size_t t,
+                         AttentionTake *take, void *to) {
+    for (size_t rows = attention_piece(cut, p->span.end - t);; rows /= 2) {
+        const size_t end = min_size(p->span.end, t + rows);
+        const Span piece = span_part(p->span, t, end);
+        const size_t keys = (p->causal ? end : p->keys.end) - p->keys.begin;
+        if (attention_is_long(cut, end - t, keys) && !(cut->window && shape->partial) &&
+            piece_calls(cut, p, piece, rows, NULL, NULL))
+            piece_calls(cut, p, piece, rows, take, to);
+        else if (rows > cut->grid)
+            continue;
+        else
+            own_call(piece, shape->keys, take, to);
+        return end;
+    }
+}
+
+// Calls for the rows [row, row + rows) of the shape's queries; rows of calls count from `row`.
+static void attention_backward_calls(const AttentionCut *cut, const AttentionShape *shape, size_t row, size_t rows,
+                                     AttentionTake *take, void *to) {
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span whole = shape->spans.span[i];
+        const size_t before = whole.begin - whole.row; // token less row, maybe below 0
+        const size_t begin = max_size(whole.row, row), end = min_size(whole.end - before, row + rows);
+        AttentionPart part[2];
+        if (begin >= end) continue;
+        Span span = span_part(whole, begin + before, end + before);
+        span.row -= row;
+        attention_parts(shape, span, part);
+        for (size_t half = 0; half < 2; half++)
+            for (size_t t = part[half].span.begin; t < part[half].span.end;)
+                t = next_piece(cut, shape, &part[half], t, take, to);
+    }
+}
+
+// ---- counts ---------------------------------------------------------------------------------------------------------
+typedef struct {
+    const AttentionCut *cut;
+    int backward;
+    double own, library; // query-key pairs
+    double calls;        // of the library
+    double staged;       // bytes read and written around these
+} AttentionCounts;
+
+// An AttentionTake. Staged results of backward are written in bf16, read and added in fp32.
+static void attention_count(void *to, const AttentionCall *call) {
+    AttentionCounts *c = (AttentionCounts *)to;
+    const double pairs = span_pairs(call->span, call->keys, c->cut->window);
+    const double keys = (double)(c->cut->NKV * (call->keys.end - call->keys.begin));
+    if (!call->rows) {
+        c->own += pairs;
+        return;
+    }
+    c->library += pairs, c->calls += (double)(c->cut->NKV / call->heads);
+    if (c->backward) c->staged += 12 * (double)c->cut->HD * ((double)(c->cut->NH * call->rows) + 2 * keys);
+}
+
+#endif
