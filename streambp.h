@@ -414,7 +414,7 @@ typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
     Stored *norm_out;               // [n,C]
-    Stored *logits;                 // [n,V]
+    Stored *logits;                 // [n,V], rows logits_stride apart
 } HeadActivations;
 
 // x_L of chunk c -> its logits, pushed
@@ -426,9 +426,9 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
         s->model->model_offset[FINAL_NORM_BIAS] == ABSENT ? NULL : (const Stored *)at(w.weights, d.C, d.stored);
     h.matrix = (const Stored *)w.matrix;
     h.norm_out = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
-    h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.V);
+    h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.logits_stride);
     norm_forward(s, h.norm_out, layer_input(&s->memory, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
-    s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V);
+    s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
     return h;
 }
 
@@ -448,15 +448,17 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
     const int32_t *targets = s->targets + c.row;
     Summed *logp = summed_row(s, s->logp, c.row, 1);
     Summed *entropy = s->entropy ? summed_row(s, s->entropy, c.row, 1) : NULL;
-    if (!dw || by_token) s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, s->objective.temperature);
+    if (!dw || by_token)
+        s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, d.logits_stride, s->objective.temperature);
     if (dw) {
         Stored *x = layer_input(&s->memory, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
         Summed *dnorm_bias = dw->norm && h.norm_bias ? summed_row(s, dw->norm, 1, d.C) : NULL;
         if (by_token) sequence_chunk_weights(s, c);
         s->ops->logprob(logp, NULL, dlogits, targets, summed_row(s, s->token_weight, c.row, 1), c.n, d.V,
-                        s->objective.temperature);
-        if (dw->head) s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V);
-        s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, 0);
+                        d.logits_stride, s->objective.temperature);
+        if (dw->head)
+            s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V, d.logits_stride);
+        s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, d.logits_stride, 0);
         norm_backward(s, x, dw->norm, dnorm_bias, dnorm_out, x, h.norm, c.n, d.C, 0);
     }
     arena_pop(s->arena, mark);

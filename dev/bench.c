@@ -86,7 +86,7 @@ static double product_rate(void) {
                    0, x[2], (dnnl_dim_t)n) != dnnl_success)
         die("oneDNN's product failed");
 #else
-    ops_device->linear_forward((Stored *)x[0], (Stored *)x[1], (Stored *)x[2], NULL, NULL, n, n, n);
+    ops_device->linear_forward((Stored *)x[0], (Stored *)x[1], (Stored *)x[2], NULL, NULL, n, n, n, n);
 #endif
     return 2.0 * (double)(n * n * n) / (seconds_now() - begin);
 }

@@ -169,7 +169,7 @@ static void bench_elements(const Bench &b) {
             "logprob", gradient ? "with its gradient" : "alone", m, V, 0, BYTES, (1.0 + gradient) * m * V * STORED,
             [&] {
                 ops->logprob(t.lse.summed(), NULL, t.x.stored(), t.tokens.data, gradient ? t.weights.summed() : NULL, m,
-                             V, 1.0);
+                             V, V, 1.0);
             },
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
 }
@@ -235,14 +235,15 @@ static void bench_linear(const Bench &b, const char *of, size_t rows, size_t in,
     const auto nothing = [] {};
     b.measure(
         "linear_forward", of, rows, in, out, FLOPS, flops,
-        [&] { ops->linear_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL, rows, in, out); },
+        [&] { ops->linear_forward(t.x.stored(), t.y.stored(), t.weight.stored(), NULL, NULL, rows, in, out, out); },
         nothing);
     b.measure(
         "linear_backward_input", of, rows, in, out, FLOPS, flops,
-        [&] { ops->linear_backward_input(t.x.stored(), t.y.stored(), t.weight.stored(), rows, in, out, 0); }, nothing);
+        [&] { ops->linear_backward_input(t.x.stored(), t.y.stored(), t.weight.stored(), rows, in, out, out, 0); },
+        nothing);
     b.measure(
         "linear_backward_weight", of, rows, in, out, FLOPS, flops,
-        [&] { ops->linear_backward_weight(t.sums.summed(), NULL, t.x.stored(), t.y.stored(), rows, in, out); },
+        [&] { ops->linear_backward_weight(t.sums.summed(), NULL, t.x.stored(), t.y.stored(), rows, in, out, out); },
         nothing);
 }
 

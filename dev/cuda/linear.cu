@@ -1,7 +1,8 @@
 /*
 Playground of llmc/ops/cuda/linear.cuh: the products of Qwen3-8B. linear.cuh takes the first algorithm that cuBLASLt's
 heuristics name; the candidate times all that they return and takes the fastest. Both are checked against plain sums in
-double at random elements.
+double at random elements. GPT-2's head, of an odd vocabulary, is timed with rows of logits one behind the other,
+and with rows padded to 16 bytes, as they are in a pass.
 */
 #include "product.cuh"
 
@@ -13,10 +14,18 @@ struct Product {
     size_t a_column, a_step, b_row, b_step;
 };
 
-static Product product_of(int direction, size_t n, size_t C, size_t OC) {
-    if (direction == 0) return {"forward", matmul_shape(OC, n, C, 1, 0, 0), C, 1, C, 1};         // weight, x
-    if (direction == 1) return {"backward_input", matmul_shape(C, n, OC, 0, 0, 0), 1, C, OC, 1}; // weight, dout
-    return {"backward_weight", matmul_shape(C, OC, n, 0, 1, 1), 1, C, 1, OC};                    // x, dout
+// stride: from row to row of [n, OC]
+static Product product_of(int direction, size_t n, size_t C, size_t OC, size_t stride) {
+    Product p = {"forward", matmul_shape(OC, n, C, 1, 0, 0), C, 1, C, 1};                              // weight, x
+    if (direction == 1) p = {"backward_input", matmul_shape(C, n, OC, 0, 0, 0), 1, C, stride, 1};  // weight, dout
+    if (direction == 2) p = {"backward_weight", matmul_shape(C, OC, n, 0, 1, 1), 1, C, 1, stride}; // x, dout
+    (direction == 0 ? p.matmul.stride_out : p.matmul.stride_b) = stride;
+    return p;
+}
+
+static size_t out_stride(const Matmul &p) { return p.stride_out ? p.stride_out : p.m; }
+static size_t elements_of_b(const Matmul &p) {
+    return (p.transposed_b ? p.k : p.n) * (p.stride_b ? p.stride_b : p.transposed_b ? p.n : p.k);
 }
 
 // Largest difference at SAMPLES elements, over the largest of these
@@ -30,7 +39,7 @@ static double sampled_error(const Product &p, const Tensor<T> &out, const Tensor
         T value;
         for (size_t i = 0; i < p.matmul.k; i++)
             sum += b.at(row * p.b_row + i * p.b_step) * a.at(column * p.a_column + i * p.a_step);
-        cuda_copy_out(&value, out.data + row * p.matmul.m + column, sizeof(value));
+        cuda_copy_out(&value, out.data + row * out_stride(p.matmul) + column, sizeof(value));
         if (!(fabs(element(value) - sum) <= 1e300)) return INFINITY;
         difference = std::max(difference, fabs(element(value) - sum)), largest = std::max(largest, fabs(sum));
     }
@@ -40,8 +49,8 @@ static double sampled_error(const Product &p, const Tensor<T> &out, const Tensor
 template <typename T> static void compare_product(const char *name, Product p) {
     const double tolerance = sizeof(T) == 2 ? ROUNDING : 1e-4,
                  work = 2.0 * (double)p.matmul.m * (double)p.matmul.n * (double)p.matmul.k;
-    const Tensor<floatX> a(p.matmul.m * p.matmul.k, random_values(1)), b(p.matmul.n * p.matmul.k, random_values(2));
-    Tensor<T> out(p.matmul.m * p.matmul.n, constant(0));
+    const Tensor<floatX> a(p.matmul.m * p.matmul.k, random_values(1)), b(elements_of_b(p.matmul), random_values(2));
+    Tensor<T> out(out_stride(p.matmul) * p.matmul.n, constant(0));
     const float beta = p.matmul.summed_out ? 1.0f : 0.0f;
     p.matmul.alignment = MOST_ALIGNMENT;
     const KeptMatmul *kept = matmul_of(&p.matmul, NULL);
@@ -63,19 +72,21 @@ template <typename T> static void compare_product(const char *name, Product p) {
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
-        size_t n, C, OC;
-    } layers[] = {{"query, output", 4096, 4096, 4096},
-                  {"key, value", 4096, 4096, 1024},
-                  {"gate and up", 4096, 4096, 24576},
-                  {"down", 4096, 12288, 4096},
-                  {"head", 512, 4096, 151936}};
+        size_t n, C, OC, stride;
+    } layers[] = {{"query, output", 4096, 4096, 4096, 4096},
+                  {"key, value", 4096, 4096, 1024, 1024},
+                  {"gate and up", 4096, 4096, 24576, 24576},
+                  {"down", 4096, 12288, 4096, 4096},
+                  {"head", 512, 4096, 151936, 151936},
+                  {"GPT-2's head, rows of 50257", 2048, 768, 50257, 50257},
+                  {"GPT-2's head, rows of 50264", 2048, 768, 50257, 50264}};
     playground_begin(argc, argv);
     cublas_require();
     playground.product_rate = best_square_product();
     printf("best square product: %.1f TFLOP/s\n", playground.product_rate * 1e-12);
     for (const auto &layer : layers)
         for (int direction = 0; direction < 3; direction++) {
-            const Product p = product_of(direction, layer.n, layer.C, layer.OC);
+            const Product p = product_of(direction, layer.n, layer.C, layer.OC, layer.stride);
             if (p.matmul.summed_out)
                 compare_product<float>(layer.name, p);
             else

@@ -77,7 +77,7 @@ static double run_peak_flops(Run *run) {
         }
         for (size_t i = 0; i < 4; i++) {
             const double begin = seconds_now();
-            ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n);
+            ops_device->linear_forward(x[0], x[1], x[2], NULL, NULL, n, n, n, n);
             ops_device->finish();
             best = fmax(best, flops / (seconds_now() - begin));
         }

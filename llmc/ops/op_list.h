@@ -111,39 +111,29 @@ OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout,
 OP_SCRATCH(norm_backward_scratch, (size_t n, size_t C), (n, C))
 
 // ---- linear: weight[OC,C], as in out = x weight^T + bias -----------------------------------------------------------
-// out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]);  bias, residual may be NULL; out may be residual
+// Rows of out, residual and dout [n,OC] are `stride` >= OC elements apart: columns of a wider matrix, to which an
+// adapter (LoRA) adds, and logits with padding. What lies between rows is neither read nor written.
+// out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]), rounded once;  bias, residual may be NULL; out may be
+// residual
 OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                          const Stored *residual, size_t n, size_t C, size_t OC),
-   (out, x, weight, bias, residual, n, C, OC),
-   TENSOR(out, n * OC, STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED) TENSOR(bias, OC, STORED)
-   TENSOR(residual, n * OC, STORED) COUNT(dry_product(n, C, OC, STORED)))
+                          const Stored *residual, size_t n, size_t C, size_t OC, size_t stride),
+   (out, x, weight, bias, residual, n, C, OC, stride),
+   TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED)
+   TENSOR(bias, OC, STORED) TENSOR(residual, strided(n, OC, stride), STORED) COUNT(dry_product(n, C, OC, STORED)))
 // dx[n,C] = (or += with accumulate) dout[n,OC] weight
 OP(void, linear_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
-                                 int accumulate),
-   (dx, dout, weight, n, C, OC, accumulate),
-   TENSOR(dx, n * C, STORED) TENSOR(dout, n * OC, STORED) TENSOR(weight, OC * C, STORED)
+                                 size_t stride, int accumulate),
+   (dx, dout, weight, n, C, OC, stride, accumulate),
+   TENSOR(dx, n * C, STORED) TENSOR(dout, strided(n, OC, stride), STORED) TENSOR(weight, OC * C, STORED)
    COUNT(dry_product(n, C, OC, STORED)))
 // dweight[OC,C] += dout^T x, dbias[OC] += column sums of dout (dbias may be NULL)
 OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                  size_t C, size_t OC),
-   (dweight, dbias, dout, x, n, C, OC),
-   TENSOR(dweight, OC * C, SUMMED) TENSOR(dbias, OC, SUMMED) TENSOR(dout, n * OC, STORED) TENSOR(x, n * C, STORED)
-   COUNT(dry_product(n, C, OC, 2 * SUMMED)))
+                                  size_t C, size_t OC, size_t stride),
+   (dweight, dbias, dout, x, n, C, OC, stride),
+   TENSOR(dweight, OC * C, SUMMED) TENSOR(dbias, OC, SUMMED) TENSOR(dout, strided(n, OC, stride), STORED)
+   TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
-// ---- adapters (LoRA): h[n,r] b[OC,r]^T joins a product's columns [column, column + OC) of out[n,width] -------------
-// these columns of out += h b^T, summed in Summed and rounded once; with b = 0 nothing changes (-0 may become 0)
-OP(void, adapter_forward, (Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                           size_t r, size_t OC),
-   (out, width, column, h, b, n, r, OC), COUNT(dry_columns(column, OC, width))
-   TENSOR(out, n * width, STORED) TENSOR(h, n * r, STORED) TENSOR(b, OC * r, STORED)
-   COUNT(dry_product(n, r, OC, STORED)))
-// dh[n,r] = (these columns of dout[n,width]) b, db[OC,r] += (these columns)^T h (db may be NULL)
-OP(void, adapter_backward, (Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column, const Stored *h,
-                            const Stored *b, size_t n, size_t r, size_t OC),
-   (dh, db, dout, width, column, h, b, n, r, OC), COUNT(dry_columns(column, OC, width))
-   TENSOR(dh, n * r, STORED) TENSOR(db, OC * r, SUMMED) TENSOR(dout, n * width, STORED) TENSOR(h, n * r, STORED)
-   TENSOR(b, OC * r, STORED)
-   COUNT(dry_product(n, r, OC, STORED)) COUNT(if (db) dry_product(n, r, OC, 2 * SUMMED)))
+// ---- adapters (LoRA): their products are linear ops -----------------------------------------------------------------
 // x[count] *= factor
 OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count),
    TENSOR(x, count, STORED) COUNT(dry_move(2 * count, STORED)))
@@ -216,10 +206,11 @@ OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in
 // become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are afterwards what
 // they were before, but not read-only: a row's target stands aside while the others are summed.
 // entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
+// Rows of logits are `stride` >= V elements apart; what lies between them is neither read nor written.
 OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                   size_t n, size_t V, double temperature),
-   (logp, entropy, logits, targets, weight, n, V, temperature),
-   TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, n * V, STORED)
+                   size_t n, size_t V, size_t stride, double temperature),
+   (logp, entropy, logits, targets, weight, n, V, stride, temperature),
+   TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, strided(n, V, stride), STORED)
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
 // ---- gradients and the optimizer -----------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ else on tensors and never dereferences tensor memory, so Stored and Summed are i
 
 Write contract: outputs named `out` are overwritten; `d`-prefixed parameter gradients accumulate (+=); gradients of
 activations are overwritten unless the comment says otherwise. Outputs alias inputs only where the comment allows it.
-Everything is row-major and contiguous. n is the number of tokens (rows); the short shape names are design vocabulary:
-C hidden, NH and NKV query and key/value heads, HD head_dim, FF intermediate, V vocabulary, N tokens of the stream.
+Everything is row-major, and contiguous but for what has a `stride`. n is the number of tokens (rows); the short shape
+names are design vocabulary: C hidden, NH and NKV query and key/value heads, HD head_dim, FF intermediate, V vocabulary,
+N tokens of the stream.
 
 An op that needs scratch memory has a sibling X_scratch that tells how many Summed elements; the caller plans for them.
 All ops are deterministic for a given build, machine and thread count. Every pointer is device memory unless it says
@@ -118,11 +119,15 @@ typedef struct {
     size_t out_bytes, in_bytes;
 } Message;
 
+// Elements from the first of n rows of `width` elements to the end of the last
+static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
+
 typedef struct Ops {
     const char *name;      // "cpu", "cuda", "dry"
     const char *libraries; // that it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"
     DType stored, summed;
     size_t chunk, logits_chunk; // tokens of a chunk that suit it, where none are asked for
+    size_t row_multiple;        // elements: rows of logits are padded to a multiple of it
 #define OP(type, op, parameters, ...) type(*op) parameters;
 #include "op_list.h" // each op with its contract
 } Ops;

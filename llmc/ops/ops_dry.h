@@ -58,10 +58,6 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
 }
 
-static void dry_columns(size_t column, size_t OC, size_t width) {
-    if (column + OC > width) die("%s: columns %zu to %zu of %zu", dry.op, column, column + OC, width);
-}
-
 // Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv. Returns n * NH.
 static size_t dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;

@@ -71,50 +71,33 @@ static void reference_norm_backward(double *dx, double *dw, double *db, const do
 
 // ---- linear ---------------------------------------------------------------------------------------------------------
 static void reference_linear_forward(double *out, const double *x, const double *weight, const double *bias,
-                                     const double *residual, size_t n, size_t C, size_t OC) {
+                                     const double *residual, size_t n, size_t C, size_t OC, size_t stride) {
     for (size_t t = 0; t < n; t++)
         for (size_t o = 0; o < OC; o++) {
-            double sum = (bias ? bias[o] : 0.0) + (residual ? residual[t * OC + o] : 0.0);
+            double sum = (bias ? bias[o] : 0.0) + (residual ? residual[t * stride + o] : 0.0);
             for (size_t i = 0; i < C; i++) sum += x[t * C + i] * weight[o * C + i];
-            out[t * OC + o] = sum;
+            out[t * stride + o] = sum;
         }
 }
 
 static void reference_linear_backward_input(double *dx, const double *dout, const double *weight, size_t n, size_t C,
-                                            size_t OC, int accumulate) {
+                                            size_t OC, size_t stride, int accumulate) {
     if (!accumulate) memset(dx, 0, n * C * sizeof(double));
     for (size_t t = 0; t < n; t++)
         for (size_t o = 0; o < OC; o++)
-            for (size_t i = 0; i < C; i++) dx[t * C + i] += dout[t * OC + o] * weight[o * C + i];
+            for (size_t i = 0; i < C; i++) dx[t * C + i] += dout[t * stride + o] * weight[o * C + i];
 }
 
 static void reference_linear_backward_weight(double *dweight, double *dbias, const double *dout, const double *x,
-                                             size_t n, size_t C, size_t OC) {
+                                             size_t n, size_t C, size_t OC, size_t stride) {
     for (size_t t = 0; t < n; t++)
         for (size_t o = 0; o < OC; o++) {
-            if (dbias) dbias[o] += dout[t * OC + o];
-            for (size_t i = 0; i < C; i++) dweight[o * C + i] += dout[t * OC + o] * x[t * C + i];
+            if (dbias) dbias[o] += dout[t * stride + o];
+            for (size_t i = 0; i < C; i++) dweight[o * C + i] += dout[t * stride + o] * x[t * C + i];
         }
 }
 
-// ---- adapters, scaling, dropout -------------------------------------------------------------------------------------
-static void reference_adapter_forward(double *out, size_t width, size_t column, const double *h, const double *b,
-                                      size_t n, size_t r, size_t OC) {
-    for (size_t t = 0; t < n; t++) {
-        double *columns = out + t * width + column;
-        reference_linear_forward(columns, h + t * r, b, NULL, columns, 1, r, OC);
-    }
-}
-
-static void reference_adapter_backward(double *dh, double *db, const double *dout, size_t width, size_t column,
-                                       const double *h, const double *b, size_t n, size_t r, size_t OC) {
-    for (size_t t = 0; t < n; t++) {
-        const double *columns = dout + t * width + column;
-        reference_linear_backward_input(dh + t * r, columns, b, 1, r, OC, 0);
-        if (db) reference_linear_backward_weight(db, NULL, columns, h + t * r, 1, r, OC);
-    }
-}
-
+// ---- scaling, dropout -----------------------------------------------------------------------------------------------
 static void reference_scale(double *x, double factor, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] *= factor;
 }
@@ -287,9 +270,9 @@ static double row_logsumexp(const double *logits, size_t V, double temperature, 
 
 // A row without a target does not depend on its logits: its gradient is 0 whatever its weight.
 static void reference_logprob(double *logp, double *entropy, double *logits, const int32_t *targets,
-                              const double *weight, size_t n, size_t V, double temperature) {
+                              const double *weight, size_t n, size_t V, size_t stride, double temperature) {
     for (size_t t = 0; t < n; t++) {
-        double *row = logits + t * V, largest, lse = row_logsumexp(row, V, temperature, &largest);
+        double *row = logits + t * stride, largest, lse = row_logsumexp(row, V, temperature, &largest);
         const size_t target = targets[t] < 0 ? V : (size_t)targets[t];
         logp[t] = target < V ? (row[target] - largest) / temperature - lse : 0.0;
         if (entropy) entropy[t] = 0.0;

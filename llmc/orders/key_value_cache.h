@@ -169,7 +169,10 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = c.token = cache->last.row + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
-        s->ops->copy_out(at(logits, done, row), head_forward(s, c, w).logits, c.n * row);
+        Stored *stored = head_forward(s, c, w).logits;
+        for (size_t i = 0; i < c.n; i++)
+            s->ops->copy_out(at(logits, done + i, row), stored_row(s, stored, i, shapes_of(s->model).logits_stride),
+                             row);
         arena_pop(s->arena, mark);
     }
     weights_release(&s->memory, GROUP_HEAD);

@@ -76,7 +76,7 @@ static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter,
 static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
     const Lora *lora = s->memory.lora;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
-    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank);
+    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank, lora->rank);
     if (lora->scale != 1) s->ops->scale(h, lora->scale, c.n * lora->rank);
     return h;
 }
@@ -89,13 +89,14 @@ static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
     Adapter adapter[2];
     size_t count = adapters_of(s, l, w, linear, adapter);
     s->ops->linear_forward(out, x, weight_of(s, w, linear.weight), weight_of(s, w, linear.bias), residual, c.n,
-                           linear.in, linear.out);
+                           linear.in, linear.out, linear.out);
     for (size_t i = 0; i < count; i++) {
         size_t mark = arena_mark(s->arena);
         const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
         const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
-        s->ops->adapter_forward(out, linear.out, adapter[i].column, h, adapter[i].b, c.n, s->memory.lora->rank,
-                                adapter[i].part->columns);
+        Stored *columns = stored_row(s, out, adapter[i].column, 1);
+        s->ops->linear_forward(columns, h, adapter[i].b, NULL, columns, c.n, s->memory.lora->rank,
+                               adapter[i].part->columns, linear.out);
         arena_pop(s->arena, mark);
     }
 }
@@ -109,11 +110,13 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapte
     size_t mark = arena_mark(s->arena);
     const Stored *input = adapter_input(s, c, adapter, x, linear.in);
     const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
-    s->ops->adapter_backward(dh, (Summed *)at(dw.layer, adapter->part->b, size), dout, linear.out, adapter->column, h,
-                             adapter->b, c.n, lora->rank, adapter->part->columns);
+    const Stored *columns = (const Stored *)((const char *)dout + adapter->column * dtype_size(s->model->dtype));
+    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, lora->rank, adapter->part->columns, linear.out, 0);
+    s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->b, size), NULL, columns, h, c.n, lora->rank,
+                                   adapter->part->columns, linear.out);
     if (lora->scale != 1) s->ops->scale(dh, lora->scale, c.n * lora->rank);
     s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
-                                   lora->rank);
+                                   lora->rank, lora->rank);
     arena_pop(s->arena, mark);
     return dh;
 }
@@ -125,10 +128,10 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
     const double rate = dropout_rate(s);
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-        s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, 0);
+        s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, rank, 0);
         s->ops->dropout(dx, dinput, c.n, in, s->batch->first + c.token, rate, adapter->seed, 1);
     } else {
-        s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, 1);
+        s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, rank, 1);
     }
     arena_pop(s->arena, mark);
 }
@@ -144,9 +147,10 @@ static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
     size_t count = adapters_of(s, l, w, linear, adapter);
     if (!s->memory.lora)
         s->ops->linear_backward_weight(sum_of(s, dw, linear.weight), sum_of(s, dw, linear.bias), dout, x, c.n,
-                                       linear.in, linear.out);
+                                       linear.in, linear.out, linear.out);
     for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, dw, &adapter[i], linear, dout, x);
-    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, accumulate);
+    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, linear.out,
+                                  accumulate);
     for (size_t i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
     arena_pop(s->arena, mark);
 }

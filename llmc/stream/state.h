@@ -97,6 +97,7 @@ struct StreamBP {
 // ---- shapes ---------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
+    size_t logits_stride;                      // elements from row to row of logits
     size_t stored, summed;                     // bytes of an element
     ActivationKind activation;
     int gated, qk_norm, rotary, post_norms;
@@ -109,6 +110,7 @@ static Shapes shapes_of(const Model *model) {
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD;
+    s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;

@@ -23,28 +23,19 @@ extern "C" void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
 static void *memory_allocate(size_t bytes) { return cuda_allocate(bytes); }
 
 static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                                const Stored *residual, size_t n, size_t C, size_t OC) {
+                                const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
     const bool apart = bias && sizeof(floatX) == 4; // as where cuBLASLt does not take a bias; in bf16 that rounds twice
-    ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC);
-    if (apart) bias_add(out, bias, n, OC);
+    ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
+    if (apart) bias_add(out, bias, n, OC, stride);
 }
 static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
-                                       size_t OC, int accumulate) {
-    ops_cpu_device->linear_backward_input(dx, dout, weight, n, C, OC, accumulate);
+                                       size_t OC, size_t stride, int accumulate) {
+    ops_cpu_device->linear_backward_input(dx, dout, weight, n, C, OC, stride, accumulate);
 }
 static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                        size_t C, size_t OC) {
-    ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC);
-    if (dbias) bias_backward(dbias, dout, n, OC);
-}
-
-static void cuda_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                                 size_t r, size_t OC) {
-    ops_cpu_device->adapter_forward(out, width, column, h, b, n, r, OC);
-}
-static void cuda_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
-                                  const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
-    ops_cpu_device->adapter_backward(dh, db, dout, width, column, h, b, n, r, OC);
+                                        size_t C, size_t OC, size_t stride) {
+    ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC, stride);
+    if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
 
 #ifdef HAVE_CUDNN

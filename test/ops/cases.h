@@ -175,24 +175,53 @@ static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, d
     expect(db, slack, sqrt((double)n));
 }
 
-// ---- linear ---------------------------------------------------------------------------------------------------------
-static void linear_forward_case(size_t n, size_t C, size_t OC, int with_bias, int residual) { // 2: out is residual
-    test_case("linear_forward n=%zu C=%zu OC=%zu bias=%d residual=%d", n, C, OC, with_bias, residual);
-    Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
-    Guarded *added = residual == 1 ? input("residual", n * OC) : residual == 2 ? in_place("residual", n * OC) : NULL;
-    Guarded *out = residual == 2 ? added : output("out", n * OC);
-    BOTH(linear_forward, of(out), of(x), of(weight), of(bias), of(added), n, C, OC);
-    expect(out, 1.0, sqrt((double)C));
+// ---- rows with something between them ------------------------------------------------------------------------------
+// [n,width], rows `stride` apart: between those of an input NaN, which nobody reads, between others tiny values, which
+// nobody writes.
+static Guarded *rows_of(GuardedRole role, const char *name, size_t n, size_t width, size_t stride, double deviation) {
+    Guarded *t = normal(role, name, ops->stored, n * stride, 0.0, deviation);
+    const double between = role == INPUT ? NAN : 0x1p-100;
+    for (size_t i = 0; i < t->count; i++)
+        if (i % stride >= width) {
+            element_write(t->before + t->offset, t->type, i, between);
+            if (t->values) ((double *)t->values)[i] = between;
+        }
+    return t;
 }
 
-static void linear_backward_case(size_t n, size_t C, size_t OC, int with_bias, int accumulate) {
-    test_case("linear_backward n=%zu C=%zu OC=%zu bias=%d accumulate=%d", n, C, OC, with_bias, accumulate);
-    Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *dout = input("dout", n * OC);
+// What lies outside of columns [column, column + width) keeps its bits.
+static void expect_between(const Guarded *t, size_t column, size_t width, size_t stride) {
+    const size_t size = dtype_size(t->type);
+    for (size_t i = 0; i < t->count; i++)
+        if ((i % stride < column || i % stride >= column + width) &&
+            memcmp(t->before + t->offset + i * size, t->after + t->offset + i * size, size))
+            test_fail("%s[%zu, %zu] was changed", t->name, i / stride, i % stride);
+}
+
+// ---- linear ---------------------------------------------------------------------------------------------------------
+static void linear_forward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int residual) {
+    test_case("linear_forward n=%zu C=%zu OC=%zu stride=%zu bias=%d residual=%d", n, C, OC, stride, with_bias,
+              residual); // 2: out is residual
+    Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
+    Guarded *added = residual ? rows_of(residual == 2 ? CHANGED : INPUT, "residual", n, OC, stride, 1.0) : NULL;
+    Guarded *out = residual == 2  ? added
+                   : stride == OC ? output("out", n * OC)
+                                  : rows_of(CHANGED, "out", n, OC, stride, 1.0);
+    BOTH(linear_forward, of(out), of(x), of(weight), of(bias), of(added), n, C, OC, stride);
+    expect(out, 1.0, sqrt((double)C));
+    expect_between(out, 0, OC, stride);
+}
+
+static void linear_backward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int accumulate) {
+    test_case("linear_backward n=%zu C=%zu OC=%zu stride=%zu bias=%d accumulate=%d", n, C, OC, stride, with_bias,
+              accumulate);
+    Guarded *x = input("x", n * C), *weight = input("weight", OC * C);
+    Guarded *dout = rows_of(INPUT, "dout", n, OC, stride, 1.0);
     Guarded *dx = accumulate ? in_place("dx", n * C) : output("dx", n * C);
-    BOTH(linear_backward_input, of(dx), of(dout), of(weight), n, C, OC, accumulate);
+    BOTH(linear_backward_input, of(dx), of(dout), of(weight), n, C, OC, stride, accumulate);
     expect(dx, 1.0, sqrt((double)OC));
     Guarded *dweight = accumulated("dweight", OC * C), *dbias = with_bias ? accumulated("dbias", OC) : NULL;
-    BOTH(linear_backward_weight, of(dweight), of(dbias), of(dout), of(x), n, C, OC);
+    BOTH(linear_backward_weight, of(dweight), of(dbias), of(dout), of(x), n, C, OC, stride);
     expect(dweight, 1.0, sqrt((double)n));
     expect(dbias, 1.0, sqrt((double)n));
 }
@@ -245,15 +274,17 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
                          double temperature, double size, int with_entropy) {
     static const char *const names[] = {"no weight", "weight 0", "weights"};
     const GuardedRole role = weights == NO_WEIGHT ? INPUT : CHANGED;
+    const size_t stride = values ? V : (V + 7) / 8 * 8 + n % 2; // of values there is one row
     test_case("logprob n=%zu V=%zu temperature %g, %s%s", n, V, temperature, names[weights],
               with_entropy ? ", entropy" : "");
     Guarded *logits = values ? guarded_values(role, "logits", ops->stored, values, n * V)
-                             : normal(role, "logits", ops->stored, n * V, 0.0, 3.0);
+                             : rows_of(role, "logits", n, V, stride, 3.0);
     Guarded *target = guarded_bytes(INPUT, "targets", targets, 4, n), *logp = sums_out("logp", n);
     Guarded *entropy = with_entropy ? sums_out("entropy", n) : NULL, *weight = NULL;
     if (weights != NO_WEIGHT)
         weight = guarded_normal(INPUT, "weight", ops->summed, n, 0.0, weights == ZERO_WEIGHT ? 0.0 : 1.0);
-    BOTH(logprob, of(logp), of(entropy), of(logits), of(target), of(weight), n, V, temperature);
+    BOTH(logprob, of(logp), of(entropy), of(logits), of(target), of(weight), n, V, stride, temperature);
+    expect_between(logits, 0, V, stride);
     expect(logp, 1.0, size);
     if (entropy) expect_entropy(entropy);
     for (size_t t = 0; t < n; t++)

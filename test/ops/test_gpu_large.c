@@ -29,8 +29,9 @@ TEST(linear) {
         {3001, 1031, 509, 1},                           // primes
     };
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
-        linear_forward_case(shapes[s][0], shapes[s][1], shapes[s][2], (int)shapes[s][3], 1);
-        linear_backward_case(shapes[s][0], shapes[s][1], shapes[s][2], (int)shapes[s][3], 0);
+        const size_t stride = (shapes[s][2] + 7) / 8 * 8;
+        linear_forward_case(shapes[s][0], shapes[s][1], shapes[s][2], stride, (int)shapes[s][3], 1);
+        linear_backward_case(shapes[s][0], shapes[s][1], shapes[s][2], stride, (int)shapes[s][3], 0);
     }
 }
 
@@ -236,8 +237,8 @@ TEST(beyond_2_to_the_31) {
     // the matrix [TAIL, TAIL] is x's beginning
     Stored *const matrix = (Stored *)case_memory(TAIL * TAIL * size);
     gpu->copy_out(matrix, x, TAIL * TAIL * size);
-    gpu->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)x, NULL, NULL, rows, TAIL, TAIL);
-    cpu->linear_forward((Stored *)expected, (const Stored *)row, matrix, NULL, NULL, 1, TAIL, TAIL);
+    gpu->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)x, NULL, NULL, rows, TAIL, TAIL, TAIL);
+    cpu->linear_forward((Stored *)expected, (const Stored *)row, matrix, NULL, NULL, 1, TAIL, TAIL, TAIL);
     expect_tail("product", out, count, expected, sqrt(TAIL));
     gpu->release(out, count * size);
 
@@ -250,9 +251,9 @@ TEST(beyond_2_to_the_31) {
     for (size_t t = 0; t < rows; t++) ((float *)targets)[t] = weight;
     gpu->copy_in(device_weight, targets, rows * sizeof(float));
     gpu->logprob((Summed *)device_logp, NULL, (Stored *)x, device_targets, (const Summed *)device_weight, rows, TAIL,
-                 1.0);
+                 TAIL, 1.0);
     memcpy(expected, row, TAIL * size);
-    cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, 1.0);
+    cpu->logprob((Summed *)&logp, NULL, (Stored *)expected, &target, (const Summed *)&weight, 1, TAIL, TAIL, 1.0);
     expect_tail("logprob", x, count, expected, 0.0);
     gpu->release(device_targets, rows * sizeof(int32_t));
     gpu->release(device_weight, rows * sizeof(float));

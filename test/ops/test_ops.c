@@ -119,15 +119,16 @@ TEST(linear) {
         size_t C = listed ? shapes[s][1] : sizes[test_random_below(COUNT_OF(sizes))];
         size_t OC = listed ? shapes[s][2] : sizes[test_random_below(COUNT_OF(sizes))];
         const int variant = (int)test_random_below(6);
-        linear_forward_case(n, C, OC, variant % 2, variant / 2);
-        linear_backward_case(n, C, OC, variant % 2, variant / 2 % 2);
+        const size_t stride = s % 3 == 0 ? OC : s % 3 == 1 ? (OC + 7) / 8 * 8 : OC + 1 + test_random_below(20);
+        linear_forward_case(n, C, OC, stride, variant % 2, variant / 2);
+        linear_backward_case(n, C, OC, stride, variant % 2, variant / 2 % 2);
     }
-    for (size_t s = 0; s < 6; s++) linear_forward_case(19, 40, 21, (int)s % 2, (int)s / 2);
-    for (size_t s = 0; s < 4; s++) linear_backward_case(19, 40, 21, (int)s % 2, (int)s / 2);
+    for (size_t s = 0; s < 12; s++) linear_forward_case(19, 40, 21, 21 + s % 2 * 3, (int)s / 2 % 2, (int)s / 4);
+    for (size_t s = 0; s < 8; s++) linear_backward_case(19, 40, 21, 21 + s % 2 * 3, (int)s / 2 % 2, (int)s / 4);
     if (ops->summed == DTYPE_FP64) return; // the reference's own sums are no better
     // long sums: of a bias over tokens, of one row over the vocabulary (both sides of a vector's width)
-    linear_backward_case(100000, 8, 16, 1, 0);
-    linear_backward_case(1, 33, 150000, 0, 0);
+    linear_backward_case(100000, 8, 16, 16, 1, 0);
+    linear_backward_case(1, 33, 150000, 150000, 0, 0);
 }
 
 TEST(rope) {
@@ -219,7 +220,7 @@ TEST(logprob_entropy_of_few_words) {
         logits[i == 0 ? 7 : 1300 * i - 1] = NAN;
         Guarded *g_logits = guarded_values(INPUT, "logits", ops->stored, logits, ROW), *logp = sums_out("logp", 1);
         Guarded *g_target = guarded_bytes(INPUT, "target", &target, 4, 1), *entropy = sums_out("entropy", 1);
-        CALL(ops->logprob(logp->data, entropy->data, g_logits->data, g_target->data, NULL, 1, ROW, 1.0));
+        CALL(ops->logprob(logp->data, entropy->data, g_logits->data, g_target->data, NULL, 1, ROW, ROW, 1.0));
         if (!isnan(result(logp, 0)) || !isnan(result(entropy, 0)))
             test_fail("logp %g, entropy %g", result(logp, 0), result(entropy, 0));
         logits[i == 0 ? 7 : 1300 * i - 1] = 0.0;

@@ -14,32 +14,34 @@ static const size_t adapter_shapes[][5] = {
     {17, 16, 48, 48, 0},   {33, 5, 100, 7, 22},  {64, 32, 128, 0, 64},   {65, 64, 96, 96, 1},
     {100, 13, 129, 2, 60}, {300, 8, 1100, 8, 4}, {1045, 16, 70, 30, 10}, {40, 300, 300, 5, 0}};
 
+static void *column_of(const Guarded *t, size_t column) {
+    return (char *)of(t) + column * (on_twins ? sizeof(double) : dtype_size(t->type));
+}
+
 static void adapter_case(const size_t *shape, int with_zeros, int backward) {
     const size_t n = shape[0], r = shape[1], OC = shape[2], column = shape[3], width = column + OC + shape[4];
     test_case("adapter n=%zu C=%zu OC=%zu, columns from %zu of %zu%s", n, r, OC, column, width,
-              with_zeros ? (backward ? ", no db" : ", b = 0") : "");
+              with_zeros && !backward ? ", b = 0" : "");
     Guarded *h = input("h", n * r);
     Guarded *b = normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
     if (backward) {
-        Guarded *dout = input("dout", n * width), *dh = output("dh", n * r);
-        Guarded *db = with_zeros ? NULL : accumulated("db", OC * r);
-        BOTH(adapter_backward, of(dh), of(db), of(dout), width, column, of(h), of(b), n, r, OC);
+        Guarded *dout = input("dout", n * width), *dh = output("dh", n * r), *db = accumulated("db", OC * r);
+        BOTH(linear_backward_input, of(dh), column_of(dout, column), of(b), n, r, OC, width, 0);
         expect(dh, 1.0, sqrt((double)OC));
+        BOTH(linear_backward_weight, of(db), NULL, column_of(dout, column), of(h), n, r, OC, width);
         expect(db, 1.0, sqrt((double)n));
         return;
     }
     Guarded *out = in_place("out", n * width);
-    BOTH(adapter_forward, of(out), width, column, of(h), of(b), n, r, OC);
+    BOTH(linear_forward, column_of(out, column), of(h), of(b), NULL, column_of(out, column), n, r, OC, width);
     expect(out, 1.0, sqrt((double)r));
-    for (size_t i = 0; i < n * width; i++)
-        if ((with_zeros || i % width < column || i % width >= column + OC) && result(out, i) != out->values[i])
-            test_fail("out[%zu, %zu] was changed", i / width, i % width);
+    expect_between(out, column, with_zeros ? 0 : OC, width);
 }
 
 static void adapter_cases(int backward) {
     for (size_t s = 0; s < COUNT_OF(adapter_shapes); s++) {
         adapter_case(adapter_shapes[s], 0, backward);
-        adapter_case(adapter_shapes[s], 1, backward);
+        if (!backward) adapter_case(adapter_shapes[s], 1, 0);
     }
     for (size_t s = 0; s < 60; s++) {
         const size_t shape[] = {1 + test_random_below(70), 1 + test_random_below(40), 1 + test_random_below(130),

@@ -46,11 +46,11 @@ static void layer_backward(double *const *d, const double *dout, double *const *
 }
 
 static void linear_forward(double *out, double *const *x) {
-    reference_linear_forward(out, x[0], x[1], x[2], NULL, 3, 5, 4);
+    reference_linear_forward(out, x[0], x[1], x[2], NULL, 3, 5, 4, 4);
 }
 static void linear_backward(double *const *d, const double *dout, double *const *x) {
-    reference_linear_backward_input(d[0], dout, x[1], 3, 5, 4, 0);
-    reference_linear_backward_weight(d[1], d[2], dout, x[0], 3, 5, 4);
+    reference_linear_backward_input(d[0], dout, x[1], 3, 5, 4, 4, 0);
+    reference_linear_backward_weight(d[1], d[2], dout, x[0], 3, 5, 4, 4);
 }
 
 static void rope_forward(double *out, double *const *x) {
@@ -82,12 +82,12 @@ static void attention_backward(double *const *d, const double *dout, double *con
 }
 
 static void logprob_forward(double *out, double *const *x) {
-    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 0.7);
+    reference_logprob(out, NULL, x[0], targets_of_nine, NULL, 6, 9, 9, 0.7);
 }
 static void logprob_backward(double *const *d, const double *dout, double *const *x) {
     double logp[6];
     memcpy(d[0], x[0], 6 * 9 * sizeof(double));
-    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 0.7);
+    reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, 0.7);
 }
 
 #define OF_KIND(op, kind, ...)                                                                                         \

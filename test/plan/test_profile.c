@@ -95,9 +95,9 @@ static double three_ops(const Ops *ops) {
     static float x[16 * 32], w[48 * 32], out[16 * 48];
     const Norm norm = {1e-6, 0, NORM_RMS};
     const double begin = seconds_now();
-    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48);
+    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48, 48);
     ops->norm_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, norm);
-    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48);
+    ops->linear_forward((Stored *)out, (const Stored *)x, (const Stored *)w, NULL, NULL, 16, 32, 48, 48);
     ops->zero(out, sizeof(out));
     return seconds_now() - begin;
 }

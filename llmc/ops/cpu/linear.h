@@ -10,9 +10,10 @@ fp32.
 #include "product.h"
 
 static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                               const Stored *residual, size_t n, size_t C, size_t OC) {
+                               const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
     Product p = product_of("linear_forward", n, OC, C, x, weight, out);
     p.b_transposed = 1;
+    p.out_stride = stride;
     p.bias = (const floatX *)bias;
     if (residual == out)
         p.accumulate = 1;
@@ -22,15 +23,16 @@ static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weigh
 }
 
 static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
-                                      size_t OC, int accumulate) {
+                                      size_t OC, size_t stride, int accumulate) {
     Product p = product_of("linear_backward_input", n, C, OC, dout, weight, dx);
+    p.a_stride = stride;
     p.accumulate = accumulate;
     matrix_product(&p);
 }
 
 // dbias[OC] += column sums of dout[n,OC], a strip of columns per thread
 #define BIAS_STRIP 64
-static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC) {
+static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC, size_t stride) {
 #pragma omp parallel for schedule(static)
     for (size_t strip = 0; strip < OC; strip += BIAS_STRIP) {
         size_t width = min_size(BIAS_STRIP, OC - strip);
@@ -38,7 +40,7 @@ static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC
         for (size_t first = 0; first < n; first += TOKEN_GROUP) {
             floatS group[BIAS_STRIP] = {0};
             for (size_t t = first; t < min_size(first + TOKEN_GROUP, n); t++)
-                for (size_t j = 0; j < width; j++) group[j] += load(dout[t * OC + strip + j]);
+                for (size_t j = 0; j < width; j++) group[j] += load(dout[t * stride + strip + j]);
             for (size_t j = 0; j < width; j++) sum[j] += group[j];
         }
         for (size_t j = 0; j < width; j++) dbias[strip + j] += sum[j];
@@ -46,13 +48,14 @@ static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC
 }
 
 static void cpu_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                       size_t C, size_t OC) {
+                                       size_t C, size_t OC, size_t stride) {
     Product p = product_of("linear_backward_weight", OC, C, n, dout, x, dweight);
     p.a_transposed = 1;
+    p.a_stride = stride;
     p.out_summed = 1;
     p.accumulate = 1;
     matrix_product(&p);
-    if (dbias) bias_backward((floatS *)dbias, (const floatX *)dout, n, OC);
+    if (dbias) bias_backward((floatS *)dbias, (const floatX *)dout, n, OC, stride);
 }
 
 #endif

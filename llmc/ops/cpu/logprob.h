@@ -81,7 +81,7 @@ static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS
 }
 
 static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const int32_t *targets, const Summed *weight_,
-                        size_t n, size_t V, double temperature) {
+                        size_t n, size_t V, size_t stride, double temperature) {
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
     // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
@@ -89,7 +89,7 @@ static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const 
     (void)turn; // without OpenMP
 #pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
-        floatX *x = (floatX *)logits_ + t * V;
+        floatX *x = (floatX *)logits_ + t * stride;
         int counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0;
         if (counts)
             logp[t] = logprob_row(x, (size_t)targets[t], gradient ? weight + t : NULL, entropy ? entropy + t : NULL, V,

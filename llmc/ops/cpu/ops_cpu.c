@@ -70,6 +70,7 @@ static const Ops ops_cpu = {
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
     .logits_chunk = 512,
+    .row_multiple = 1,
 #define OP(type, op, ...) .op = cpu_##op,
 #include "llmc/ops/op_list.h"
 };

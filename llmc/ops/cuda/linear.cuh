@@ -181,7 +181,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
     KeptMatmul *kept = matmul_of(&p, bias);
     if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
         multiply(p, out, a, b, NULL, in);
-        bias_add((Stored *)out, (const Stored *)bias, p.n, p.m);
+        bias_add((Stored *)out, (const Stored *)bias, p.n, p.m, p.stride_out);
         return;
     }
     if (!kept->possible)
@@ -216,37 +216,25 @@ static Matmul matmul_shape(size_t m, size_t n, size_t k, int transposed_a, int t
 }
 
 static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
-                                const Stored *residual, size_t n, size_t C, size_t OC) {
-    matmul(matmul_shape(OC, n, C, 1, 0, 0), out, weight, x, bias, residual);
+                                const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
+    Matmul p = matmul_shape(OC, n, C, 1, 0, 0);
+    p.stride_out = stride;
+    matmul(p, out, weight, x, bias, residual);
 }
 
 static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
-                                       size_t OC, int accumulate) {
-    matmul(matmul_shape(C, n, OC, 0, 0, 0), dx, weight, dout, NULL, accumulate ? dx : NULL);
+                                       size_t OC, size_t stride, int accumulate) {
+    Matmul p = matmul_shape(C, n, OC, 0, 0, 0);
+    p.stride_b = stride;
+    matmul(p, dx, weight, dout, NULL, accumulate ? dx : NULL);
 }
 
 static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
-                                        size_t C, size_t OC) {
-    matmul(matmul_shape(C, OC, n, 0, 1, 1), dweight, x, dout, NULL, dweight);
-    if (dbias) bias_backward(dbias, dout, n, OC);
-}
-
-// ---- adapters -------------------------------------------------------------------------------------------------------
-static void cuda_adapter_forward(Stored *out, size_t width, size_t column, const Stored *h, const Stored *b, size_t n,
-                                 size_t r, size_t OC) {
-    Matmul p = matmul_shape(OC, n, r, 1, 0, 0);
-    floatX *const columns = (floatX *)out + column;
-    p.stride_out = width;
-    matmul(p, columns, b, h, NULL, columns);
-}
-
-static void cuda_adapter_backward(Stored *dh, Summed *db, const Stored *dout, size_t width, size_t column,
-                                  const Stored *h, const Stored *b, size_t n, size_t r, size_t OC) {
-    Matmul input = matmul_shape(r, n, OC, 0, 0, 0), weight = matmul_shape(r, OC, n, 0, 1, 1);
-    const floatX *const columns = (const floatX *)dout + column;
-    input.stride_b = weight.stride_b = width;
-    matmul(input, dh, b, columns, NULL, NULL);
-    if (db) matmul(weight, db, h, columns, NULL, db);
+                                        size_t C, size_t OC, size_t stride) {
+    Matmul p = matmul_shape(C, OC, n, 0, 1, 1);
+    p.stride_b = stride;
+    matmul(p, dweight, x, dout, NULL, dweight);
+    if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
 
 #endif

@@ -35,7 +35,7 @@ __device__ inline Exponentials merged(Exponentials a, Exponentials b, float inve
     return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
 }
 
-// A row begins anywhere (V may be odd): elements [head, tail) are whole packs, the rest is done one by one.
+// A row begins anywhere (the stride may be odd): elements [head, tail) are whole packs, the rest is done one by one.
 struct RowCut {
     size_t head, packs, tail, singles;
 };
@@ -96,12 +96,12 @@ __device__ inline void row_zero(floatX *x, RowCut cut) {
 template <bool ENTROPY>
 __global__ void __launch_bounds__(LOGPROB_THREADS)
     logprob_kernel(float *logp, float *entropy, floatX *logits, const int32_t *targets, const float *weight, size_t V,
-                   double inverse) {
+                   size_t stride, double inverse) {
     SHARED(Exponentials, parts, LOGPROB_THREADS);
     const size_t t = blockIdx.x;
     const bool counts = targets[t] >= 0, gradient = weight != NULL && counts && weight[t] != 0.0f;
     const size_t target = counts ? (size_t)targets[t] : 0;
-    floatX *x = logits + t * V;
+    floatX *x = logits + t * stride;
     const RowCut cut = row_cut(x, V);
     if (!counts) {
         if (threadIdx.x == 0) {
@@ -137,10 +137,11 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
 }
 
 static void cuda_logprob(Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
-                         size_t n, size_t V, double temperature) {
+                         size_t n, size_t V, size_t stride, double temperature) {
     with_flag(entropy != NULL, [&](auto ENTROPY) {
         LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
-        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, 1 / temperature);
+        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, stride,
+         1 / temperature);
     });
 }
 
