@@ -15,7 +15,8 @@ check 'not for the processor of the build' sh -c "! grep -q -e -march=native '$b
 root=$WORK/root
 mkdir -p "$root/proc" "$root/tmp" "$root/dev"
 cp "$SHARD" "$root/shard.bin"
-take() { # program, its name there
+take() { # program, its folder there
+    mkdir -p "$root/$2"
     libraries=$(ldd "$1" | grep -o '/[^ ]*')
     for library in $libraries; do
         case ${library##*/} in
@@ -24,7 +25,7 @@ take() { # program, its name there
         esac
     done
     check "$1 has the folders of no machine" sh -c "! readelf -d '$1' | grep -qE 'R(UN)?PATH'"
-    cp "$1" "$root/train-$2"
+    cp "$1" "$root/$2/train"
 }
 cat >"$WORK/inside" <<'END'
 #!/bin/sh
@@ -34,7 +35,7 @@ chmod +x "$WORK/inside"
 TRAIN=$WORK/inside ROOT=$root
 export ROOT PROGRAM
 take "$build/train" cpu
-PROGRAM=/train-cpu
+PROGRAM=/cpu/train
 if ! unshare --user --map-root-user --mount --net chroot / true 2>"$WORK/err"; then
     skip 'the portable build in a namespace' "namespaces are not permitted ($(tail -n 1 "$WORK/err"))"
     finish
@@ -48,7 +49,7 @@ check 'a trained model' test -s "$root/run/log.jsonl"
 gpu=build/cuda-bf16-portable/train
 if [ -x "$gpu" ]; then
     take "$gpu" gpu
-    PROGRAM=/train-gpu
+    PROGRAM=/gpu/train
     succeeds plan --init qwen3-8b --seq-len 32k --json
     refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024
 else
