@@ -64,7 +64,9 @@ build_ops() { # precision, op set
         ;;
     nccl)
         nccl=$(nccl_flags) || { rm -f "$o"; return 0; }
-        make_with "$o" "$CXX $flags $as_cxx $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $o"
+        cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2 && objcopy --keep-global-symbol=ops_cpu_device $folder/ops_cpu.o"
+        cuda="$CXX $flags $as_cxx $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $folder/ops_nccl.o"
+        make_with "$o" "$cpu && $cuda && ld -r $folder/ops_cpu.o $folder/ops_nccl.o -o $o"
         ;;
     *) make_with "$o" "$cpu -o $o" ;;
     esac

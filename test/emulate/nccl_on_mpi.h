@@ -371,7 +371,10 @@ cudaError_t cudaDeviceSynchronize(void) {
     nccl_on_mpi::default_stream_turn();
     return nccl_on_mpi::work_off(nccl_on_mpi::queue.size()) ? cudaSuccess : cudaErrorUnknown; // it was watched before
 }
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+cudaError_t cudaGetLastError(void) {
+    CUDA_CALL;
+    return cudaSuccess;
+}
 const char *cudaGetErrorString(cudaError_t error) { return nccl_on_mpi::cuda_error(error).text; }
 const char *cudaGetErrorName(cudaError_t error) { return nccl_on_mpi::cuda_error(error).name; }
 

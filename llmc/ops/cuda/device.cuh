@@ -48,12 +48,13 @@ static const char *advice_on(cudaError_t error) {
     return XID_ADVICE;
 }
 
+static const char *file_name(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
+
 // Ends the program where a call of CUDA's failed; `doing` says what it was for.
 static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
-    const char *name = strrchr(file, '/');
     if (error != cudaSuccess)
-        die("%s:%d: %s: %s (%s); %s", name ? name + 1 : file, line, doing, cudaGetErrorString(error),
-            cudaGetErrorName(error), advice_on(error));
+        die("%s:%d: %s: %s (%s); %s", file_name(file), line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
+            advice_on(error));
 }
 #define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 

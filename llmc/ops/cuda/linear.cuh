@@ -44,13 +44,16 @@ static void cublaslt_load(void) {
 
 static void cublas_check(cublasStatus_t status, const char *file, int line, const char *doing) {
     if (status != CUBLAS_STATUS_SUCCESS)
-        die("%s:%d: %s: cuBLASLt returned %s", file, line, doing, cublaslt.GetStatusString(status));
+        die("%s:%d: %s: cuBLASLt returned %s; %s", file_name(file), line, doing, cublaslt.GetStatusString(status),
+            advice_on(status == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown));
 }
 #define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
 
 constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS asks for 32 MiB on Hopper
 constexpr size_t KEPT_MATMULS = 256;                  // the oldest goes when there are more
-constexpr size_t MATMUL_ELEMENTS = 0x7fffffff;        // most of a matrix of one call
+#ifndef MATMUL_ELEMENTS
+#define MATMUL_ELEMENTS (size_t)0x7fffffff // most of a matrix of one call
+#endif
 constexpr unsigned MOST_ALIGNMENT = 16; // bytes that any kernel asks for: more must not choose another one
 
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
