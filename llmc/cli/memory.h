@@ -67,26 +67,72 @@ static HostAvailable run_host(const Run *run) {
     return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
 }
 
+// The library that takes attention of this run, the same on all ranks; of a plan that of the GPU that is planned.
+static const char *attention_library(const Run *run) {
+    const Config *c = &run->model.config;
+    const size_t window = layers_with_window(c) == c->num_hidden_layers ? window_of_model(c) : 0;
+    const int on_gpu = machine_from_options(run->options) || strcmp(ops_device->name, "cpu") != 0;
+    if (run->options->verb == VERB_PLAN) return on_gpu && !window ? machine_attends(&run->model) : NULL;
+    const char *library =
+        ops_device->attention_library(c->num_attention_heads, c->num_key_value_heads, c->head_dim, window);
+    double have = library != NULL;
+    dist_sum(RANKS_ALL, &have, 1);
+    if (have > 0 && have < (double)dist_ranks())
+        die("only %.0f of %zu ranks have cuDNN for attention, and results depend on it; install it for all, or give "
+            "all STREAMBP_CUDNN=0",
+            have, dist_ranks());
+    return library;
+}
+
+// Workspaces for that library's calls, the largest first, 0 (the op set's own choice) last. With more it takes more
+// heads and keys in a call, so results depend on it in their last bits: a run that is resumed takes the one it began
+// with, or else a smaller one.
+static size_t run_workspace(const Run *run, const RunSettings *settings, const Batch *shape, size_t index) {
+    const Config *c = &run->model.config;
+    const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;
+    const AttentionChoice smallest = {settings->attention.any_order, 0};
+    const AttentionCut cut =
+        attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
+    const size_t keys = shape->N - min_size(shape->N, chunk); // before the last chunk
+    if (!run->attention) return 0;
+    if (!run->has_begun) return attention_workspace_choice(cut, keys, index);
+    return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
+}
+
 // Plans with the first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
     const RunSettings open = run->settings;
+    const int other = run->options->verb == VERB_PLAN && !strcmp(ops_device->name, "cpu"); // has no such workspace
+    size_t least = SIZE_MAX;
+    run->attention = attention_library(run);
     for (int choice = 0; choice < CHOICES; choice++) {
         RunSettings settings = open;
         if (!settings_choose(&settings, run->options, choice)) continue;
-        const Plan plan = plan_make(&settings, shape);
-        double beyond = (limit && plan.total_bytes > limit) || host_is_short(&plan, run_host(run));
-        dist_sum(RANKS_ALL, &beyond, 1);
-        if (choice == 0 || beyond == 0 || plan.total_bytes < run->plan.total_bytes)
-            run->settings = settings, run->plan = plan;
-        if (beyond == 0) return;
+        for (size_t i = 0; i == 0 || settings.attention.workspace; i++) {
+            settings.attention.workspace = run_workspace(run, &settings, shape, i);
+            const Plan plan = plan_make(&settings, shape);
+            const size_t bytes = plan.total_bytes + (other ? settings.attention.workspace : 0);
+            double beyond = (limit && bytes > limit) || host_is_short(&plan, run_host(run));
+            dist_sum(RANKS_ALL, &beyond, 1);
+            if (beyond == 0 || bytes < least) run->settings = settings, run->plan = plan;
+            least = min_size(least, bytes);
+            if (beyond == 0) return;
+        }
     }
 }
 
-// The longest documents, B to a sequence, that fit, whatever is chosen.
+// An option that changes nothing. After run_plan
+static void note_attention(const Run *run) {
+    if (run->settings.attention.any_order && !run->attention)
+        note("--deterministic off changes nothing: attention is by our own kernels, which add in one order");
+}
+
+// The longest documents, B to a sequence, that fit, whatever is chosen, with the smallest workspace.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     size_t longest = 0;
     for (int choice = 0; choice < CHOICES; choice++) {
         RunSettings settings = run->settings;
+        settings.attention.workspace = 0;
         if (settings_choose(&settings, run->options, choice))
             longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
     }
@@ -207,6 +253,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
                   shape.N, INT32_MAX);
     run->available = limit;
     run_plan(run, &shape, limit);
+    note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
                  !less                             ? "--memory-limit"
                  : address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves"

@@ -70,6 +70,9 @@ CHOICE(int, keep, "keep", "none", 0, 1, PASSES, "none|attention",
        "attention output and log-sum-exp, so that backward does not run attention forward again")
 CHOICE(Keep, keep_on, "keep-on", "auto", KEEP_NOTHING, KEEP_IN_HOST_MEMORY, PASSES, "auto|device|host",
        "where --keep saves them; auto: on the device if they fit there, else in host memory")
+CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
+       "off: cuDNN's attention backward takes all keys of a chunk in one call, which is faster and adds in any order: "
+       "results differ in the last bits from run to run")
 CHOICE(int, grad_dtype, "grad-dtype", "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
        "type of stored gradients; auto: the model's own, fp32 when accumulating micro-batches")
 CHOICE(DType, moments, "moments", "fp32", DTYPE_FP32, DTYPE_BF16, STEPS, "fp32|bf16",

@@ -56,6 +56,7 @@ typedef struct {
 
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
+typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;

@@ -5,6 +5,7 @@ configuration and tensors. Text goes to a stream of the caller's choice, so that
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
 #include "llmc/base/json.h"
+#include "llmc/plan/estimate.h"
 #include "memory.h"
 
 #define LINE_COLUMNS 79 // of lines that come again and again
@@ -147,6 +148,73 @@ static void report_memory(const Run *run, double peak) {
         fprintf(run->text, "of which %s were never touched\n", human_bytes(planned - peak));
 }
 
+// ---- attention -----------------------------------------------------------------------------------------------------
+// How much longer this pass takes by our own kernels than with the library, by the rates of a machine.
+static double own_attention_factor(const Run *run, SequenceBound bound) {
+    const Machine *machine = machine_from_options(run->options);
+    RunSettings settings = run->settings;
+    Batch shape = batch_shape(bound);
+    double seconds[2];
+    if (!machine) machine = &machines[MACHINE_H100];
+    settings.ridge = machine_ridge(machine);
+    for (settings.library = 0; settings.library < 2; settings.library++)
+        seconds[settings.library] = work_seconds(machine, plan_make(&settings, &shape).counts);
+    free(shape.document_start);
+    return seconds[0] / seconds[1];
+}
+
+// A line where a library takes attention, or could.
+static void report_attention(const Run *run, SequenceBound bound) {
+    const AttentionChoice choice = run->settings.attention;
+    if (run->attention && run->settings.backward)
+        fprintf(run->text, "attention  %s, %s, workspace of %s\n", run->attention,
+                choice.any_order ? "not deterministic" : "deterministic",
+                choice.workspace ? human_bytes((double)choice.workspace) : "the smallest size");
+    else if (run->attention)
+        fprintf(run->text, "attention  %s\n", run->attention);
+    else if (strcmp(ops_device->name, "cpu") != 0 && run->options->verb != VERB_PLAN && machine_attends(&run->model))
+        fprintf(run->text, "attention  our own kernels, not cuDNN: a pass takes %.2g times as long (estimated from "
+                           "assumed rates)\n",
+                own_attention_factor(run, bound));
+}
+
+// Into an open object.
+static void report_attention_json(JsonOut *json, const Run *run) {
+    json_text(json, "attention", run->attention ? "cudnn" : "own");
+    if (run->attention) json_text(json, "attention_library", run->attention);
+    json_bool(json, "deterministic", !run->attention || !run->settings.attention.any_order);
+    json_size(json, "attention_workspace", run->settings.attention.workspace);
+}
+
+// ---- rates ---------------------------------------------------------------------------------------------------------
+// Work of all ranks in `seconds`. MFU is of the peak of a machine (NULL: not known) in bf16.
+typedef struct {
+    double flops, model_flops;
+    double full_flops; // model_flops_full_attention
+    double seconds;
+} PassRates;
+
+// Executed TFLOP/s of a rank, and MFU: causal, and as it is often printed, of all T^2 query-key pairs.
+static void report_rates_json(JsonOut *json, const Run *run, const PassRates *r) {
+    const Machine *machine = machine_from_options(run->options);
+    const double each = r->seconds * (double)world_ranks(run->settings.world);
+    const double peak = machine ? machine->value[PEAK_FLOPS] : NAN;
+    json_number(json, "executed_tflops_per_s", 1e-12 * r->flops / each);
+    json_number(json, "mfu_causal", r->model_flops / each / peak);
+    json_number(json, "mfu_full_attention", r->full_flops / each / peak);
+}
+
+static void report_rates(const Run *run, const PassRates *r) {
+    const Machine *machine = machine_from_options(run->options);
+    const double each = r->seconds * (double)world_ranks(run->settings.world);
+    fprintf(run->text, "rate     %.4g TFLOP/s executed", 1e-12 * r->flops / each);
+    if (machine)
+        fprintf(run->text, ", MFU of an %s in bf16 %.1f %% (causal; counting T^2 pairs, as others often do, %.1f %%)",
+                machine->gpu, 100 * r->model_flops / each / machine->value[PEAK_FLOPS],
+                100 * r->full_flops / each / machine->value[PEAK_FLOPS]);
+    fputc('\n', run->text);
+}
+
 // data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of
 // a training run, or empty
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
@@ -163,6 +231,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
         fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank, run->lora.alpha,
                 run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout, human_count((double)run->lora.table.elements),
                 o->adapter ? " of " : "", o->adapter ? o->adapter : "");
+    report_attention(run, bound);
     report_reference(run);
     if (data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS)
         dataloader_report(out, data, o->verbose);
@@ -196,6 +265,7 @@ static void report_work_json(JsonOut *json, const Run *run, double flops, double
     json_number(json, "flops", flops);
     json_number(json, "model_flops", model_flops);
     json_text(json, "dtype", dtype_name(run->model.dtype));
+    report_attention_json(json, run);
 }
 
 #endif

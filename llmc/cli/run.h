@@ -32,6 +32,9 @@ typedef struct {
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
     Assignment assignment; // of the step's micro-batches
+    const char *attention; // the library that takes it, "cuDNN 9.19.0"; NULL: our own kernels
+    int has_begun;         // a run that is resumed
+    size_t workspace;      // AttentionChoice.workspace that it began with
     size_t available;      // bytes that the plan is held against; 0: not known
     Plan plan;
     void *memory;      // plan.total_bytes

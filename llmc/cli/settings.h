@@ -34,6 +34,12 @@ static size_t sample_documents(const Options *o) {
     return kind & OF_PREFERENCES ? 2 : kind & OF_GROUPS ? o->group_size : 1;
 }
 
+// The machine whose rates a plan's estimate or a profile takes; NULL: none.
+static const Machine *machine_from_options(const Options *o) {
+    const int named = (o->verb == VERB_PLAN || o->verb == VERB_BP) && option_given(o, "machine");
+    return named || (o->verb == VERB_PLAN && o->ranks > 1) ? &machines[o->machine] : NULL;
+}
+
 // The processes of this run, or of the one that is planned: as its last rank, whose shares are the largest.
 static World world_from_options(const Options *o) {
     World world;
@@ -87,6 +93,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.method = o->method;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.ring = o->kv == KEYS_RING;
+    settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
     if (o->keep && o->method != METHOD_FULL) settings.keep = o->keep_on == KEEP_NOTHING ? KEEP_ON_DEVICE : o->keep_on;
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;

@@ -122,6 +122,9 @@ typedef struct {
 // Elements from the first of n rows of `width` elements to the end of the last
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 
+// What suits op set "cuda": every chunk reads and writes a layer's fp32 dW, at 1024 tokens half as long as its product.
+enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
+
 typedef struct Ops {
     const char *name;      // "cpu", "cuda", "dry"
     const char *libraries; // that it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"

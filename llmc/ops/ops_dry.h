@@ -7,7 +7,7 @@ any element type; scratch sizes are those of the op set that was linked.
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
 #include "arena.h"
-#include "ops.h"
+#include "attention_calls.h"
 
 // The work of the ops of a pass.
 typedef struct {
@@ -15,13 +15,20 @@ typedef struct {
     double attention_forward, attention_backward; // of flops
     double operands;                              // bytes that the products of flops read and write
     double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
-    double moved;   // bytes that the ops between products move
+    double moved;   // bytes that the ops between products move, and what attention stages
+    // where a machine is planned (DryCount.library)
+    double own_forward, own_backward; // of attention's: by our own kernels
+    double any_order;                 // of attention_backward: by the library, sums in any order
+    double library_calls, staged;     // of the library; bytes of `moved` that its calls stage
+    double launches;                  // kernels of the ops that are counted
 } OpCounts;
+enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
 typedef struct {
     const Arena *arena;    // NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
+    int library;           // attention is counted as the calls of a library (attention_calls.h)
     double factor;         // calls that a call stands for
     AttentionChoice attention;
     OpCounts counts;
@@ -38,7 +45,9 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
             size);
 }
 
-static void dry_move(size_t elements, size_t size) { dry.counts.moved += dry.factor * (double)elements * (double)size; }
+static void dry_move(size_t elements, size_t size) {
+    dry.counts.moved += dry.factor * (double)elements * (double)size, dry.counts.launches += dry.factor;
+}
 
 // ---- what op_list.h counts and checks besides ranges ----------------------------------------------------------------
 static void dry_norm(Norm norm, const char *rms, const char *layer, size_t C) {
@@ -55,15 +64,45 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
     dry.rows = OC, dry.cols = C;
     dry.counts.flops += dry.factor * flops, dry.counts.operands += dry.factor * bytes;
+    dry.counts.launches += dry.factor;
     if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
+}
+
+// Kernels of a library's call with those around it: log-sum-exp turned; cuDNN's own five, three that add what is staged
+static const double library_kernels[2] = {2, 8}; // forward, backward
+
+// Counts a library's calls; returns the share of the pairs that is left to our own kernels. Where a plan's pairs are of
+// more blocks of keys than it visits (ring.h), so are the calls.
+static double dry_library(const AttentionShape *shape, int backward) {
+    const AttentionCut cut = attention_cut(shape->NH, shape->NKV, shape->HD, shape->spans.window, dry.attention);
+    const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
+    AttentionCounts c = {&cut, backward, 0, 0, 0, 0};
+    if (!dry.library) {
+        dry.counts.launches += dry.factor * (backward ? 3 : 1);
+        return 1;
+    }
+    if (backward)
+        attention_backward_calls(&cut, shape, 0, spans_rows(shape->spans), attention_count, &c);
+    else
+        attention_forward_calls(&cut, shape, attention_count, &c);
+    const double pairs = c.own + c.library, visits = pairs > 0 ? dry.factor * shape->spans.pairs / pairs : 0;
+    dry.counts.library_calls += visits * c.calls;
+    dry.counts.launches += visits * c.calls * library_kernels[backward];
+    // beside what calls stage: log-sum-exp turned; sums of dq zeroed, and rounded in the end
+    c.staged += rows * (2 * sizeof(float) + (backward ? HD * (2 * sizeof(float) + (double)dry.stored) : 0));
+    dry.counts.staged += visits * c.staged, dry.counts.moved += visits * c.staged;
+    return pairs > 0 ? c.own / pairs : 0;
 }
 
 // Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv. Returns n * NH.
 static size_t dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
+    const double own = flops * dry_library(shape, backward);
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
     *(backward ? &dry.counts.attention_backward : &dry.counts.attention_forward) += flops;
+    *(backward ? &dry.counts.own_backward : &dry.counts.own_forward) += own;
+    if (backward && dry.attention.any_order) dry.counts.any_order += flops - own;
     dry.counts.flops += flops;
     return spans_rows(shape->spans) * shape->NH;
 }

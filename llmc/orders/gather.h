@@ -134,7 +134,7 @@ static void halos_return(StreamBP *s, size_t l) {
 // Own keys and values, half by half, and then those of the others. ticket[half]: what queries of that half wait for.
 // Halos come from both halves, so both wait for all of them.
 static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
-    const size_t size = effective_chunk(s, s->chunk);
+    const size_t size = layer_chunk(s);
     for (size_t half = 0; half < 2; half++) {
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
             chunk_kv_project(s, l, range_chunk(s, half, i, size), w);
@@ -146,7 +146,7 @@ static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]
 }
 
 static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
-    const size_t size = effective_chunk(s, s->chunk);
+    const size_t size = layer_chunk(s);
     int64_t ticket[2] = {0, 0};
     gather_keys(s, l, w, ticket);
     weights_prefetch(&s->memory, l);
@@ -166,7 +166,7 @@ static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    const size_t size = effective_chunk(s, s->chunk), L = s->model->config.num_hidden_layers;
+    const size_t size = layer_chunk(s), L = s->model->config.num_hidden_layers;
     int64_t ticket[2] = {0, 0};
     zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
     saved_attention_prefetch(s, l, chunk_count(s));

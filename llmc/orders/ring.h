@@ -107,7 +107,7 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
     const Range first = sequence_part(s->N, s->ranks, owner, 0);
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                    s->ops->attention_scratch(min_size(effective_chunk(s, s->chunk), s->rows), d.NH, d.NKV, d.HD));
+                    s->ops->attention_scratch(min_size(layer_chunk(s), s->rows), d.NH, d.NKV, d.HD));
     for (size_t half = 0; half < 2 && !(s->dry && step > 2); half++) {
         const Range part = sequence_part(s->N, s->ranks, owner, half);
         const size_t skipped = part.begin - (half ? first.count : 0);

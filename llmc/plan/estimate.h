@@ -3,7 +3,8 @@ How long a step would take: the work and the traffic of its plan over what a mac
 measured here, and whatever shows it calls it estimated.
 
     work        of each product max(FLOPs / rate, bytes of operands / bandwidth), + attention forward / rate
-                + attention backward / rate + bytes that the ops in between move / bandwidth
+                + attention backward / rate + bytes that the ops in between move, and those that attention stages
+                / bandwidth + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
 
     a sequence  max(F, W/2, H) + max(B, W/2 + G, H) + KV
@@ -28,13 +29,17 @@ what transfers take from the kernels that run beside them.
 typedef struct {
     size_t sequences;           // micro-batches of a rank
     double tokens, model_flops; // of all ranks; model_flops as Plan's
+    double full_flops;          // model_flops_full_attention of all ranks
 } StepShape;
 
 typedef struct {
     double seconds;
     double communication; // of these, in which nothing is computed
     WorkTime work;        // and what is, of a rank; the optimizer's is memory's
+    OpCounts counts;      // of one sequence
     double tokens_per_second, mfu;
+    double mfu_full; // of StepShape.full_flops
+    double executed; // FLOP/s of a rank
     Traffic sent; // by a rank
 } Estimate;
 
@@ -70,25 +75,29 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, do
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-// A training step. part: the shape of this rank's part of a micro-batch
+// A training step, in chunks of a GPU build where none are asked for. part: the shape of this rank's part of a micro-batch
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
     const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
     const Traffic other = traffic_less(two, last); // of a sequence but the last
     RunSettings here = *settings;                  // which of its products wait for their operands
-    here.ridge = machine_ridge(m);
+    if (!here.chunk) here.chunk = CUDA_CHUNK;
+    if (!here.logits_chunk) here.logits_chunk = CUDA_LOGITS_CHUNK;
+    here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
     Plan plan = plan_make(&here, part);
     Estimate e;
     const double host = (double)plan.host_bytes / (m->value[LINK_HOST] * m->value[LINK_SHARE]);
     double all = work_seconds(m, plan.counts);
-    OpCounts update = {0, 0, 0, 0, 0, update_bytes(settings)};
-    e.work = work_time(m, plan.counts);
+    OpCounts update = {0};
+    update.moved = update_bytes(settings);
+    e.work = work_time(m, plan.counts), e.counts = plan.counts;
     here.backward = here.optimizer = 0; // the forward pass alone
     plan = plan_make(&here, part);
     double forward = work_seconds(m, plan.counts);
     double optimizer = work_seconds(m, update);
     e.work.products *= (double)step.sequences, e.work.memory *= (double)step.sequences;
     e.work.attention_forward *= (double)step.sequences, e.work.attention_backward *= (double)step.sequences;
+    e.work.gaps *= (double)step.sequences;
     e.work.memory += optimizer;
     e.sent = plan_traffic(settings, part, step.sequences);
     e.seconds = (double)(step.sequences - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
@@ -97,7 +106,9 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     double computing = (double)step.sequences * all + optimizer;
     e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
-    e.mfu = step.model_flops / (e.seconds * (double)world_ranks(w) * m->value[PEAK_FLOPS]);
+    const double peak = e.seconds * (double)world_ranks(w) * m->value[PEAK_FLOPS];
+    e.mfu = step.model_flops / peak, e.mfu_full = step.full_flops / peak;
+    e.executed = (double)step.sequences * e.counts.flops / e.seconds;
     return e;
 }
 

@@ -7,6 +7,20 @@ plan.h counts the same (test_plan.c); of ranks that share a sequence both mean t
 #define LLMC_FLOPS_H
 #include "plan.h"
 
+// model_flops as others count it who print an MFU of 6 N + 12 l h q t a token: a document of T tokens has T^2 query-key
+// pairs in every layer, as if there were no causal mask and no window.
+static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
+    const Shapes d = shapes_of(model);
+    const double windows = (double)layers_with_window(&model->config), L = (double)d.L;
+    double squares = 0, pairs = (L - windows) * batch_pairs(batch, 0);
+    if (windows > 0) pairs += windows * batch_pairs(batch, window_of_model(&model->config));
+    for (size_t i = 0; i < batch->documents; i++) {
+        const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
+        squares += T * T;
+    }
+    return model_flops(model, lora, batch, backward) + (backward ? 12 : 4) * (double)d.Q * (L * squares - pairs);
+}
+
 // Per token of one linear layer: forward, and backward without recomputation.
 typedef struct {
     double forward, backward;

@@ -41,17 +41,21 @@ static size_t card_usable_bytes(int card) { return (size_t)(cards[card].gib * GI
 
 // ---- machines ------------------------------------------------------------------------------------------------------
 // The source of a constant, in the order of basis_names.
-typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
+typedef enum { BASIS_NEAR_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {
-    "measured by NVIDIA (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, causal, 32k tokens)",
+    ("near what NVIDIA measured (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, 4096 queries and keys: "
+     "forward 671, causal 591; backward in any order 560, causal 474)"),
     "NVIDIA's data sheets (dense; links in one direction)", "assumed"};
 
 typedef enum {
     GPUS_PER_NODE,
     PEAK_FLOPS, // per second, as the next three
     PRODUCT_FLOPS,
-    ATTENTION_FORWARD_FLOPS,
-    ATTENTION_BACKWARD_FLOPS,
+    ATTENTION_FORWARD_FLOPS,   // by cuDNN, as the next two
+    ATTENTION_BACKWARD_FLOPS,  // deterministic
+    ATTENTION_ANY_ORDER_FLOPS, // backward, sums in any order
+    OWN_FORWARD_FLOPS,         // attention by our own kernels
+    OWN_BACKWARD_FLOPS,
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
     LINK_WITHIN,      // to the GPUs of its own node
     LINK_BETWEEN,     // to those of other nodes
@@ -60,6 +64,7 @@ typedef enum {
     LINK_SHARE,       // and large messages
     HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
     HOP_BETWEEN,
+    LAUNCH_GAP, // seconds from the end of a kernel to the start of the next
     MACHINE_CONSTANTS
 } MachineConstant;
 
@@ -67,13 +72,16 @@ typedef enum {
 static const struct {
     const char *name, *suffix;
     double unit;
-    Basis basis; // BASIS_MEASURED: of the machine that was measured, else assumed
+    Basis basis; // BASIS_NEAR_MEASURED: of the machine that was measured, else assumed
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
     {"products", " TFLOP/s", 1e12, BASIS_ASSUMED},
-    {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
-    {"attention backward", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"attention forward", " TFLOP/s", 1e12, BASIS_NEAR_MEASURED},
+    {"attention backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"attention backward in any order", " TFLOP/s", 1e12, BASIS_NEAR_MEASURED},
+    {"attention forward by our own kernels", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link within a node", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link between nodes", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -82,6 +90,7 @@ static const struct {
     {"link bandwidth reached", " %", 0.01, BASIS_ASSUMED},
     {"hop within a node", " us", 1e-6, BASIS_ASSUMED},
     {"hop between nodes", " us", 1e-6, BASIS_ASSUMED},
+    {"gap between kernels", " us", 1e-6, BASIS_ASSUMED},
 };
 
 typedef struct {
@@ -90,15 +99,21 @@ typedef struct {
     double value[MACHINE_CONSTANTS]; // in the order above
 } Machine;
 
-// Attention: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads of 128, backward in
-// any order of sums; op set "cuda" asks for a fixed one, which is slower. Products: 770 to 800 TFLOP/s is the usual
-// report of cuBLASLt. An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak.
+// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend; 4096 queries of 32 heads
+// are some tiles too few for forward's best. Backward in a fixed order writes dS to memory and reads it again: the one
+// such row there (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
+// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is what 700 W sustain, with
+// the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own attention is
+// mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
+// An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
+// peak is all of its own.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
 // (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
-// Shares and hops are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured them
-// here.
-#define SHARES_AND_HOPS 0.85, 0.8, 2e-6, 5e-6
+// Shares, hops and gaps are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured
+// them here.
+#define SHARES_HOPS_GAP 0.85, 0.8, 2e-6, 5e-6, 1.5e-6
 #define OF_H100(flops)  (312e12 * (flops) / 989)
+#define RATES_OF_H100   989e12, 680e12, 640e12, 440e12, 550e12, 250e12, 145e12
 
 typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES } MachineName;
 
@@ -106,24 +121,26 @@ static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
      0,
-     {8, 312e12, OF_H100(780), OF_H100(688), OF_H100(581), 2.0e12, 300e9, 25e9, 32e9, SHARES_AND_HOPS}},
-    {"h100",
-     "H100 SXM",
-     0,
-     {8, 989e12, 780e12, 688e12, 581e12, 3.35e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
-    {"h200",
-     "H200 SXM",
-     1,
-     {8, 989e12, 780e12, 688e12, 581e12, 4.8e12, 450e9, 50e9, 64e9, SHARES_AND_HOPS}},
+     {8, 312e12, OF_H100(680), OF_H100(640), OF_H100(440), OF_H100(550), 125e12, 73e12, 2.0e12, 300e9, 25e9, 32e9,
+      SHARES_HOPS_GAP}},
+    {"h100", "H100 SXM", 0, {8, RATES_OF_H100, 3.35e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
+    {"h200", "H200 SXM", 1, {8, RATES_OF_H100, 4.8e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
 };
-#undef SHARES_AND_HOPS
+#undef SHARES_HOPS_GAP
 #undef OF_H100
+#undef RATES_OF_H100
 
 static size_t machine_usable_bytes(const Machine *m) { return card_usable_bytes((int)(m - machines)); }
 
 // FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
 static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
+}
+
+// The library that attention of this model is planned with on a machine; NULL: none takes it
+static const char *machine_attends(const Model *model) {
+    const Config *c = &model->config;
+    return model->dtype == DTYPE_BF16 && c->head_dim % 8 == 0 && c->head_dim <= 128 ? "cuDNN" : NULL;
 }
 
 // Two lines for each basis that some constant has, and one of the memory.
@@ -133,7 +150,7 @@ static void machine_print(FILE *out, const Machine *m) {
         int printed = 0;
         for (int i = 0; i < MACHINE_CONSTANTS; i++) {
             const Basis from = machine_constants[i].basis;
-            if ((from == BASIS_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
+            if ((from == BASIS_NEAR_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
             if (printed++)
                 fputs(", ", out);
             else
@@ -147,26 +164,35 @@ static void machine_print(FILE *out, const Machine *m) {
             human_bytes((double)machine_usable_bytes(m)));
 }
 
+// Share of attention's work that our own kernels do
+static double own_share(const OpCounts *w) {
+    return (w->own_forward + w->own_backward) / fmax(w->attention_forward + w->attention_backward, 1);
+}
+
 // ---- how long things take ------------------------------------------------------------------------------------------
-// Seconds of counted work; memory: of what is bound by it alone.
+// Seconds of counted work; memory: of what is bound by it alone; gaps: between kernels
 typedef struct {
-    double products, attention_forward, attention_backward, memory;
+    double products, attention_forward, attention_backward, memory, gaps;
 } WorkTime;
 
 static WorkTime work_time(const Machine *m, OpCounts w) {
     const double bandwidth = m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE];
-    WorkTime t;
     const double products = w.flops - w.attention_forward - w.attention_backward;
+    WorkTime t;
     t.products = fmax((products + w.stalled) / m->value[PRODUCT_FLOPS], w.operands / bandwidth);
-    t.attention_forward = w.attention_forward / m->value[ATTENTION_FORWARD_FLOPS];
-    t.attention_backward = w.attention_backward / m->value[ATTENTION_BACKWARD_FLOPS];
+    t.attention_forward = (w.attention_forward - w.own_forward) / m->value[ATTENTION_FORWARD_FLOPS] +
+                          w.own_forward / m->value[OWN_FORWARD_FLOPS];
+    t.attention_backward = (w.attention_backward - w.any_order - w.own_backward) / m->value[ATTENTION_BACKWARD_FLOPS] +
+                           w.any_order / m->value[ATTENTION_ANY_ORDER_FLOPS] +
+                           w.own_backward / m->value[OWN_BACKWARD_FLOPS];
     t.memory = w.moved / bandwidth;
+    t.gaps = w.launches * m->value[LAUNCH_GAP];
     return t;
 }
 
 static double work_seconds(const Machine *m, OpCounts w) {
     const WorkTime t = work_time(m, w);
-    return t.products + t.attention_forward + t.attention_backward + t.memory;
+    return t.products + t.attention_forward + t.attention_backward + t.memory + t.gaps;
 }
 
 // Seconds of collectives in which each rank of a group of `size` sends `bytes` in so many hops, in rings: round the

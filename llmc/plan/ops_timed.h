@@ -47,12 +47,7 @@ static void timed_end(double begin) {
     const double end = seconds_now();
     TimedRow *row = timed_row(dry.op, dry.rows, dry.cols);
     row->calls++, row->seconds += end - begin;
-    row->counts.flops += dry.counts.flops;
-    row->counts.attention_forward += dry.counts.attention_forward;
-    row->counts.attention_backward += dry.counts.attention_backward;
-    row->counts.operands += dry.counts.operands;
-    row->counts.stalled += dry.counts.stalled;
-    row->counts.moved += dry.counts.moved;
+    for (size_t k = 0; k < OP_COUNTS; k++) ((double *)&row->counts)[k] += ((const double *)&dry.counts)[k];
 }
 
 // The bodies of ops that return nothing, and of those that return a ticket.

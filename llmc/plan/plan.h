@@ -26,9 +26,11 @@ typedef struct {
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
     double ridge;                         // DryCount.ridge of the machine that an estimate is of; 0: none
+    int library;                          // DryCount.library of that machine
     ReferenceModel reference;             // whose forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
     Keep keep;
+    AttentionChoice attention;
 } RunSettings;
 
 // Pushes what lives as long as the run. Allocates the host side, too, unless this is a plan, but not s->host (which is
@@ -46,7 +48,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->method = settings->method;
     s->objective = settings->objective;
     if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
-    s->chunk = settings->chunk ? settings->chunk : ops->chunk;
+    s->chunk = settings->chunk ? settings->chunk : ops->chunk, s->even_chunks = !settings->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
@@ -54,6 +56,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->ring = settings->ring, s->keep = settings->keep;
+    ops->attention_choose(settings->attention);
+    s->every_chunk = settings->ridge > 0;
     if (s->dry) arena_plan(&s->host);
     s->memory.plan = s->dry;
     s->memory.layers_repeat = 1;
@@ -156,9 +160,10 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Plan plan = {0};
     arena_plan(&plan.arena);
     Ops ops = ops_dry(settings->model->dtype, &plan.arena, settings->ridge);
+    dry.library = settings->library;
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch, 1);
-    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    plan.chunk = even_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);

@@ -65,7 +65,7 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
 static void push_pass_key_value(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     const int all = keeps_activations(s);
-    push_key_value(s, all ? d.L : 1, s->N, effective_chunk(s, s->chunk), all && d.qk_norm);
+    push_key_value(s, all ? d.L : 1, s->N, layer_chunk(s), all && d.qk_norm);
 }
 
 static void push_key_value_gradients(StreamBP *s) {
@@ -234,7 +234,7 @@ static void saved_attention_pop(StreamBP *s, size_t host_mark) {
 // Room for the chunks in transfer during a walk over the layers
 static void saved_attention_begin(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    const size_t chunk = effective_chunk(s, s->chunk), slots = s->rows > chunk ? 2 : 1;
+    const size_t chunk = layer_chunk(s), slots = s->rows > chunk ? 2 : 1;
     SavedAttention *saved = &s->saved;
     for (size_t i = 0; i < slots && saves_in_host_memory(s); i++) {
         saved->chunk_attention_out[i] =
@@ -277,7 +277,7 @@ static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const St
 // Asks for the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits it
 // next.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
-    const size_t chunk = effective_chunk(s, s->chunk), first = range_chunks(s, 0, chunk);
+    const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
     if (!index || !saves_in_host_memory(s)) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);

@@ -93,11 +93,28 @@ static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
 }
 
+// Chunks of layers. Where the size was left to the op set and the last one would have less than an eighth of it, as few
+// chunks have about equal sizes, multiples of that eighth: a product of few rows takes as long as one of many, and every
+// chunk reads and writes a layer's dW.
+static size_t even_chunk(const StreamBP *s) {
+    const size_t most = effective_chunk(s, s->chunk), eighth = s->chunk / 8;
+    const size_t longest = max_size(s->own[0].count, s->own[1].count), rest = longest % most;
+    if (!s->even_chunks || s->method != METHOD_STREAM || !rest || rest >= eighth) return most;
+    const size_t chunks = longest / most + 1, each = (longest + chunks - 1) / chunks;
+    return (each + eighth - 1) / eighth * eighth;
+}
+
+// A plan is of the largest, so that more tokens never take less.
+static size_t layer_chunk(const StreamBP *s) { return s->dry ? effective_chunk(s, s->chunk) : even_chunk(s); }
+
+// A plan, but an estimate's: one chunk of each length stands for all.
+static int visits_shapes(const StreamBP *s) { return s->dry && !s->every_chunk; }
+
 // Chunks of `size` tokens in one of the rank's ranges; in a plan one of each length. No chunk is empty; a range may be.
 static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     const size_t n = s->own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
-    if (s->dry && n) return n % size && n > size ? 2 : 1;
+    if (visits_shapes(s) && n) return n % size && n > size ? 2 : 1;
     return (n + size - 1) / size;
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
@@ -105,7 +122,7 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
 // Tokens of the index-th chunk of a range. In a plan index 0 stands for all whole chunks, index 1 is the last.
 static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half];
-    const size_t skipped = s->dry && index ? range.count / size * size : index * size;
+    const size_t skipped = visits_shapes(s) && index ? range.count / size * size : index * size;
     const Range tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
     return tokens;
 }
@@ -113,7 +130,8 @@ static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, si
 // In a plan the pairs of index 0 are the mean over the whole chunks.
 static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half], tokens = range_chunk_tokens(s, half, index, size);
-    const size_t whole = s->dry && index == 0 ? max_size(range.count / size, 1) : 1, rest = range.count % size;
+    const size_t whole = visits_shapes(s) && index == 0 ? max_size(range.count / size, 1) : 1;
+    const size_t rest = range.count % size;
     Chunk last = {0};
     if (whole > 1 && rest) last = chunk_of(s, range.begin + whole * size, rest);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
@@ -138,8 +156,8 @@ static Chunk chunk_of_size(StreamBP *s, size_t index, size_t size) {
 }
 
 // The chunks of a layer, and those of the head
-static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->chunk)); }
-static Chunk chunk_at(StreamBP *s, size_t index) { return chunk_of_size(s, index, effective_chunk(s, s->chunk)); }
+static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, layer_chunk(s)); }
+static Chunk chunk_at(StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
 static size_t logits_chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->logits_chunk)); }
 static Chunk logits_chunk_at(StreamBP *s, size_t index) {
     return chunk_of_size(s, index, effective_chunk(s, s->logits_chunk));

@@ -114,11 +114,12 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
 
 // Options of this part of a run; `step` is the last one done before. The record is of the step after: if that is never
 // saved, another part begins there.
-static void runlog_options(RunLog *log, size_t step, const Options *options) {
+static void runlog_options(RunLog *log, size_t step, const Run *run) {
     if (!log->records || step >= log->steps) return; // this part has no steps
     JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
-    options_json(&json, "options", options);
+    report_attention_json(&json, run);
+    options_json(&json, "options", run->options);
     runlog_record_end(log, &json);
 }
 

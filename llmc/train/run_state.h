@@ -25,6 +25,7 @@ typedef struct {
     const char *name;  // as people know it: "--seq-len"
     const char *value; // as it took effect
     SettingChange change;
+    const char *absent; // the value that is not written, and is meant where there is none; NULL: none
 } RunSetting;
 
 typedef struct {
@@ -100,7 +101,8 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_object_end(&json);
     if (run->data) json_text(&json, "data_files", run->data);
     json_object(&json, "settings");
-    for (size_t i = 0; i < run->setting_count; i++) json_text(&json, run->settings[i].name, run->settings[i].value);
+    for (const RunSetting *s = run->settings; s < run->settings + run->setting_count; s++)
+        if (!s->absent || strcmp(s->value, s->absent) != 0) json_text(&json, s->name, s->value);
     json_object_end(&json);
     json_object_end(&json);
     const size_t length = json_text_end(&json);
@@ -118,6 +120,20 @@ static double run_state_peak(const char *checkpoint) {
     return peak;
 }
 
+// Attention's settings, as trainer_settings writes them: the workspace that a run began with.
+#define ATTENTION_SETTING "attention"
+#define WORKSPACE_SETTING "workspace="
+static size_t run_state_workspace(const char *checkpoint) {
+    char path[PATH_MAX];
+    path_join(path, checkpoint, "state.json");
+    cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
+    const char *said = cJSON_GetStringValue(json_get(json_get(root, "settings"), ATTENTION_SETTING));
+    const char *found = said ? strstr(said, WORKSPACE_SETTING) : NULL;
+    const size_t bytes = found ? strtoull(found + strlen(WORKSPACE_SETTING), NULL, 10) : 0;
+    cJSON_Delete(root);
+    return bytes;
+}
+
 // ---- comparing ------------------------------------------------------------------------------------------------------
 // The start of the first entry that differs between two lists "a=1,b=2"; 0 where one list continues the other.
 static size_t first_difference(const char *a, const char *b) {
@@ -129,12 +145,12 @@ static size_t first_difference(const char *a, const char *b) {
 
 static void run_state_compare_setting(const RunSetting *setting, const cJSON *settings, const char *checkpoint,
                                       const char *path) {
-    const char *now = setting->value;
-    if (!json_get(settings, setting->name))
+    const char *now = setting->value, *saved = setting->absent;
+    if (json_get(settings, setting->name)) saved = state_string(settings, setting->name, path);
+    if (!saved)
         die("%s: does not say what %s was: the run began without it, or with another version of this program; resume "
             "with the options that it began with",
             path, setting->name);
-    const char *saved = state_string(settings, setting->name, path);
     if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
     const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
     saved += begin, now += begin;

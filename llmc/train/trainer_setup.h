@@ -206,6 +206,12 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--method", SETTING_ROUNDS, "%s", option_chosen(o, "method"));
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
+    if (t->run.attention)
+        add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "%s,deterministic=%s," WORKSPACE_SETTING "%zu",
+                    t->run.attention, option_chosen(o, "deterministic"), t->run.settings.attention.workspace);
+    else
+        add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "own");
+    t->settings[t->state.setting_count - 1].absent = "own";
     add_setting(t, "--grad-dtype", SETTING_ROUNDS, "%s", dtype_name(t->run.settings.gradient_type));
     if (o->rollout) add_setting(t, "--slots", SETTING_ROUNDS, "%zu", t->rollout.settings.slots);
     if (o->rollout) add_setting(t, "--reward-command", SETTING_ROUNDS, "%s", o->reward_command);
@@ -269,6 +275,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
         o->given[option_find("lr")] = 1; // is echoed
     }
     run_open(&t->run, o, o->model ? NULL : model);
+    t->run.has_begun = *last != 0;
+    if (*last) t->run.workspace = run_state_workspace(last);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
     const char *source = !isnan(given->lr)            ? ""
@@ -289,7 +297,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
                          t->state.step, t->state.schedule.steps);
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out);
     t->log.verbose = o->verbose;
-    runlog_options(&t->log, t->state.step, o);
+    runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
 }
 

@@ -19,14 +19,11 @@ typedef struct {
     double *seconds_each; // [repeats] in their order; of several the first warms up
     double seconds;       // the median of the others
     double profiled;      // seconds of the pass on timed ops
-    double tokens, flops, model_flops;
+    double tokens, flops, model_flops, full_flops;
     Metrics metrics;
     size_t peak_bytes;
     Traffic sent; // by each rank
 } PassResult;
-
-// The machine whose rates a profile is held against; NULL: none.
-static const Machine *bp_machine(const Options *o) { return option_given(o, "machine") ? &machines[o->machine] : NULL; }
 
 // Groups, rewards and advantages of random tokens: 1 and -1 by turns.
 static void bp_answers(const Run *run, Batch *batch) {
@@ -56,7 +53,7 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};
     PassResult result = {0};
-    double once[2] = {0, 0};
+    double once[3] = {0, 0, 0};
     for (size_t i = 0; i < assigned_batches(run->assignment); i++) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
@@ -64,11 +61,13 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
         if (run->settings.reference)
             result.flops += flops_forward(&run->settings, &batch, run->settings.reference == REFERENCE_MODEL);
         once[0] += batch_tokens(&batch);
-        if (!batch.empty) once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
+        if (batch.empty) continue;
+        once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
+        once[2] += model_flops_full_attention(&run->model, run->settings.lora, &batch, 1);
     }
-    sum_over_sequences(world, once, 2);
+    sum_over_sequences(world, once, 3);
     dist_sum(RANKS_ALL, &result.flops, 1);
-    result.tokens = once[0], result.model_flops = once[1];
+    result.tokens = once[0], result.model_flops = once[1], result.full_flops = once[2];
     result.Z = objective_normaliser(&run->settings.objective, target_counts_over_sequences(world, counts));
     return result;
 }
@@ -137,8 +136,9 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
 
 // One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
-    const Machine *machine = bp_machine(run->options);
+    const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
+    timing.blank.library = machine != NULL, timing.blank.attention = run->settings.attention;
     PassResult again = bp_count(run, loader, whole);
     grads_zero(&run->streambp.memory);
     ops_device->finish();
@@ -161,6 +161,7 @@ static DataLoader bp_open_data(Run *run) {
 }
 
 static void bp_report(const Run *run, const PassResult *result) {
+    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     fprintf(run->text, "loss %.6f  norm %.6g  %.3f s  %.1f tok/s", result->loss, result->grad_norm, result->seconds,
             result->tokens / result->seconds);
     if (run->options->repeat > 1)
@@ -169,11 +170,13 @@ static void bp_report(const Run *run, const PassResult *result) {
     if (world_ranks(run->settings.world) > 1)
         fprintf(run->text, "  %s sent by a rank", human_bytes(traffic_bytes(&result->sent)));
     fputc('\n', run->text);
+    report_rates(run, &rates);
     metrics_print(run->text, &result->metrics);
     report_memory(run, (double)result->peak_bytes);
 }
 
 static void bp_json(const Run *run, const PassResult *result) {
+    const PassRates rates = {result->flops, result->model_flops, result->full_flops, result->seconds};
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_number(&json, "loss", result->loss);
@@ -187,8 +190,9 @@ static void bp_json(const Run *run, const PassResult *result) {
     json_size(&json, "host_bytes", run->plan.host_bytes);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
+    report_rates_json(&json, run, &rates);
     report_world_json(&json, run->settings.world, &result->sent);
-    if (run->options->profile) profile_json(&json, &run->streambp, bp_machine(run->options), result->profiled);
+    if (run->options->profile) profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
     json_object_end(&json);
     json_finish(&json);
 }
@@ -220,7 +224,7 @@ static int verb_bp(const Options *options) {
                         run.streambp.memory.gradients, run.settings.gradient_type);
     if (!options->quiet || !options->json) bp_report(&run, &result);
     if (options->profile && (!options->quiet || !options->json))
-        profile_report(run.text, &run.streambp, bp_machine(options), result.profiled, result.seconds);
+        profile_report(run.text, &run.streambp, machine_from_options(options), result.profiled, result.seconds);
     if (options->json) bp_json(&run, &result);
     if (options->data.count) dataloader_close(&loader);
     free(result.seconds_each);

@@ -6,7 +6,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 #define LLMC_VERB_PLAN_H
 #include "llmc/cli/report.h"
 #include "llmc/generate/prompt.h"
-#include "llmc/plan/estimate.h"
+#include "llmc/plan/flops.h"
 #include "llmc/train/rollout.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
@@ -39,14 +39,20 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
         return;
     }
     machine_print(out, machine);
-    fprintf(out, "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.1f %% MFU (causal, recomputation not counted)",
-            ranks, machine->gpu, e->seconds, e->tokens_per_second, 100 * e->mfu);
+    fprintf(out,
+            "step     estimated on %zu %s: %.4g s, %.0f tokens/s, %.4g TFLOP/s executed by each, %.1f %% MFU (causal, "
+            "recomputation not counted; counting T^2 pairs, as others often do, %.1f %%)",
+            ranks, machine->gpu, e->seconds, e->tokens_per_second, 1e-12 * e->executed, 100 * e->mfu,
+            100 * e->mfu_full);
     if (e->communication > 1e-9 * e->seconds)
         fprintf(out, "; data only moves for %.1f %% of it", 100 * e->communication / e->seconds);
-    fprintf(
-        out,
-        "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s\n",
-        e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory);
+    fprintf(out,
+            "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s, "
+            "gaps between kernels %.4g s\n",
+            e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory, e->work.gaps);
+    if (e->counts.library_calls > 0)
+        fprintf(out, "calls    of cuDNN %.0f a sequence, %s staged; %.2f %% of query-key pairs by our own kernels\n",
+                e->counts.library_calls, human_bytes(e->counts.staged), 100 * own_share(&e->counts));
     if (run->plan.total_bytes > machine_usable_bytes(machine))
         fprintf(out, "step     but the plan does not fit into the %s that an %s leaves to it\n",
                 human_bytes((double)machine_usable_bytes(machine)), machine->gpu);
@@ -61,12 +67,18 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
     json_number(json, "estimated_mfu", known * e->mfu);
     json_number(json, "communication_share", known * e->communication / e->seconds);
+    json_number(json, "estimated_mfu_full_attention", known * e->mfu_full);
+    json_number(json, "estimated_executed_tflops_per_s", known * 1e-12 * e->executed);
     json_object(json, "estimated_work");
     json_number(json, "products", known * e->work.products);
     json_number(json, "attention_forward", known * e->work.attention_forward);
     json_number(json, "attention_backward", known * e->work.attention_backward);
     json_number(json, "memory", known * e->work.memory);
+    json_number(json, "gaps", known * e->work.gaps);
     json_object_end(json);
+    json_number(json, "attention_calls", e->counts.library_calls);
+    json_number(json, "attention_staged_bytes", e->counts.staged);
+    json_number(json, "attention_own_share", own_share(&e->counts));
 }
 
 // ---- the verb ------------------------------------------------------------------------------------------------------
@@ -98,6 +110,7 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     step.sequences = assigned_batches(run->assignment);
     step.tokens = batches * (double)shape.N;
     step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
+    step.full_flops = batches * model_flops_full_attention(&run->model, run->settings.lora, &shape, 1);
     free(shape.document_start);
     return step;
 }
@@ -148,19 +161,19 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
     if (!o->quiet && ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
-        fputs(
-            "cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there\n",
-            out);
+        fputs("cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there, "
+              "attention up to 5 GiB more where they are free\n",
+              out);
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
 }
 
 static int verb_plan(const Options *options) {
-    const int given = option_given(options, "machine");
     PlanResult r = {0};
     Run run, train;
     DataLoader data = {0};
-    r.machine = options->ranks > 1 || given ? &machines[options->machine] : NULL;
-    r.limit = options->memory_limit || !given ? options->memory_limit : machine_usable_bytes(r.machine);
+    r.machine = machine_from_options(options);
+    r.limit = options->memory_limit || !option_given(options, "machine") ? options->memory_limit
+                                                                         : machine_usable_bytes(r.machine);
     run_open(&run, options, NULL);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
@@ -176,6 +189,7 @@ static int verb_plan(const Options *options) {
     run_plan(&train, &shape, r.limit);
     r.train_bytes = train.plan.total_bytes;
     run_plan(&run, &shape, r.limit);
+    note_attention(&run);
     if (r.limit) r.longest = run_longest(&run, documents, r.limit);
     if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);

@@ -205,6 +205,43 @@ static void too_far(const void *context) {
     }
 }
 
+// Chunks of the op set's own size are evened out where the last would be short: as many of them, none longer; chunks
+// that were asked for are not. A run on them fits into the plan, which is of the longest.
+TEST(chunks_are_even) {
+    static const size_t lengths[][2] = {{1, 1},       {1024, 1024}, {1025, 640},  {1100, 640}, {1152, 1024},
+                                        {2049, 768},  {2175, 768},  {2176, 1024}, {3073, 896}, {8193, 1024},
+                                        {5121, 896}};
+    SCOPED(model_free) Model model = planned_model(models[1], DTYPE_FP32);
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        const size_t N = lengths[i][0];
+        Batch batch = tiny_batch(&N, 1, 20, 0, 1);
+        test_case("%zu tokens", N);
+        RunSettings settings = pass_settings(&model, METHOD_STREAM, 0, 1);
+        const Plan plan = plan_make(&settings, &batch);
+        assert_int_equal(plan.chunk, lengths[i][1]);
+        settings.chunk = plan.chunk, settings.logits_chunk = plan.logits_chunk;
+        double flops;
+        size_t peak;
+        whole_walk(&settings, &batch, &flops, &peak);
+        if (peak > plan.total_bytes) test_fail("%zu bytes, planned %zu", peak, plan.total_bytes);
+        settings.chunk = 1024;
+        assert_int_equal(plan_make(&settings, &batch).chunk, min_size(N, 1024));
+        assert_int_equal(plan_make(&settings, &batch).total_bytes, plan.total_bytes);
+        batch_free(&batch);
+    }
+    // and a run takes them
+    const size_t length[] = {1025};
+    SCOPED(tiny_case_free) TinyCase c = tiny_case(models[1], 0);
+    c.batch = tiny_batch(length, 1, c.model.config.vocab_size, 1, 11);
+    TinyResult even = tiny_case_run(&c, METHOD_STREAM, 0, 512, &c.batch, 1);
+    TinyResult same = tiny_case_run(&c, METHOD_STREAM, 640, 512, &c.batch, 1);
+    TinyResult other = tiny_case_run(&c, METHOD_STREAM, 1024, 512, &c.batch, 1);
+    const size_t bytes = even.elements * sizeof(double);
+    if (memcmp(even.gradient, same.gradient, bytes) != 0) test_fail("even chunks are not of 640 tokens");
+    if (!memcmp(other.gradient, same.gradient, bytes)) test_fail("chunks that were asked for are evened out");
+    free(even.gradient), free(same.gradient), free(other.gradient);
+}
+
 // A run is planned for the largest stream of its data; whatever is shorter, in however many documents, must fit into
 // that.
 TEST(shorter_streams_need_no_more) {

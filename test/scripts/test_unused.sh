@@ -5,7 +5,6 @@ dropout_keeps op sets
 dropout_threshold op sets
 host_memory_available op sets, dev
 host_memory_peak op set "cpu", dev
-span_pairs op set "cpu", tests
 world_alone tests, dev
 END
 trap 'rm -f "${TMPDIR:-/tmp}/unused.$$"' EXIT

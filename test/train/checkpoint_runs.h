@@ -16,11 +16,11 @@ test's own.
 enum { USUAL_SETTINGS = 5 };
 
 static const RunSetting usual_settings[USUAL_SETTINGS] = {
-    {"the model", "llama,hidden_size=16,num_hidden_layers=2", SETTING_KEPT},
-    {"--seq-len", "8192", SETTING_KEPT},
-    {"--data of fingerprint", "00ff", SETTING_KEPT},
-    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", SETTING_KEPT},
-    {"--chunk", "1024", SETTING_ROUNDS},
+    {"the model", "llama,hidden_size=16,num_hidden_layers=2", SETTING_KEPT, NULL},
+    {"--seq-len", "8192", SETTING_KEPT, NULL},
+    {"--data of fingerprint", "00ff", SETTING_KEPT, NULL},
+    {"something", "\"odd\"\t\\ \x01 \xc3\xa9", SETTING_KEPT, NULL},
+    {"--chunk", "1024", SETTING_ROUNDS, NULL},
 };
 
 static RunState run_state(size_t step) {

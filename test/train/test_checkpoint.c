@@ -120,7 +120,7 @@ static void expect_resumes(const Resumption *r, const char *noted) {
 // The usual settings but for one, whose name or value is another.
 static Resumption with_setting(size_t i, const char *name, const char *value, SettingChange change) {
     static RunSetting settings[USUAL_SETTINGS];
-    const RunSetting now = {name, value, change};
+    const RunSetting now = {name, value, change, NULL};
     Resumption r = usual_resumption();
     memcpy(settings, usual_settings, sizeof(settings));
     settings[i] = now, r.run.settings = settings;
@@ -151,6 +151,47 @@ TEST(settings_must_agree) {
     expect_resumes(&r, "note: --chunk was 1024 until ");
     r = with_setting(4, "--chunk", "512", SETTING_FREE); // and changes no bits by itself
     expect_resumes(&r, "now it is 512: the run goes on\n");
+}
+
+typedef struct {
+    const char *before, *now, *noted; // values of a setting that is not written where it is "own"
+    size_t workspace;
+} Attention;
+
+static RunState with_attention(RunSetting settings[2], const char *value) {
+    const RunSetting seq_len = {"--seq-len", "8192", SETTING_KEPT, NULL};
+    const RunSetting attention = {ATTENTION_SETTING, value, SETTING_ROUNDS, "own"};
+    RunState run = run_state(7);
+    settings[0] = seq_len, settings[1] = attention;
+    run.settings = settings, run.setting_count = 2;
+    return run;
+}
+
+static void attention_body(const void *context) {
+    const Attention *c = (const Attention *)context;
+    static char text[RUN_STATE_LIMIT];
+    RunSetting settings[2];
+    RunState run = with_attention(settings, c->before);
+    const size_t length = run_state_text(&run, text, "state.json");
+    if (!strstr(text, "\"attention\"") != !strcmp(c->before, "own")) die("%s is written as %s", c->before, text);
+    write_file(scratch_path("state.json"), text, length);
+    if (run_state_workspace(scratch_path("")) != c->workspace) die("another workspace than that of %s", c->before);
+    run = with_attention(settings, c->now);
+    run_state_resume(&run, text, length, "checkpoint-00000007", "state.json");
+}
+
+TEST(attention_may_be_another) {
+#define CUDNN "cuDNN 9.19.0,deterministic=on,workspace="
+    static const Attention cases[] = {{"own", "own", NULL, 0},
+                                      {"own", CUDNN "5", "note: attention was own until checkpoint-00000007, now", 0},
+                                      {CUDNN "5", CUDNN "5", NULL, 5},
+                                      {CUDNN "5", "own", "now it is own: the run goes on, to other bits", 5},
+                                      {CUDNN "5", CUDNN "3", "note: attention was workspace=5 until ", 5}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const Child *child = run_child(attention_body, &cases[i]);
+        if (child->code != 0) test_fail("exit code %d: %s", child->code, child->err);
+        expect_said(child, cases[i].noted);
+    }
 }
 
 TEST(types_must_agree) {

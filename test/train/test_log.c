@@ -180,9 +180,9 @@ static size_t count_records(const char *text, const char *words) {
 }
 
 // One part of a run: resumed from `step`, it gets as far as `last`. Returns what the log holds then.
-static const char *run_part(const char *folder, const Options *options, size_t step, size_t last) {
+static const char *run_part(const char *folder, const Run *run, size_t step, size_t last) {
     RunLog log = runlog_open(NULL, folder, 1, step, 9);
-    runlog_options(&log, step, options);
+    runlog_options(&log, step, run);
     run_steps(&log, step + 1, last);
     runlog_close(&log);
     return read_whole(log.path, NULL);
@@ -197,12 +197,14 @@ TEST(options_are_in_the_log) {
                  {6, 9, 3}, {9, 9, 3}}; // the last part has no steps
     char *argv[] = {(char *)"train", (char *)"--init=gpt2", (char *)"--data=d.bin"};
     const Options options = options_parse(3, argv);
+    Run run = {0};
     const char *text = NULL;
     RunLog none = runlog_open(NULL, NULL, 0, 0, 9);
-    runlog_options(&none, 0, &options); // without --out there is no log
+    run.options = &options;
+    runlog_options(&none, 0, &run); // without --out there is no log
     runlog_close(&none);
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
-        text = run_part(scratch_path("options"), &options, parts[i].step, parts[i].last);
+        text = run_part(scratch_path("options"), &run, parts[i].step, parts[i].last);
         if (count_records(text, "\"options\"") != parts[i].records) test_fail("part %zu: %s", i, text);
     }
     assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);

@@ -173,11 +173,12 @@ succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --g
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
 says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' "^machine  NVIDIA's data sheets" \
-    '^ .* link between nodes' '^ *assumed:' '^ *products 780 .*attention forward' '^step     estimated on 16 H100 '
+    '^ .* link between nodes' '^ *assumed:' '^ *products 680 .*attention forward' '^step     estimated on 16 H100 '
 check 'first of all, what estimates are' sh -c "head -n 1 '$WORK/out' | grep -q '^status   the GPU build has not run on hardware'"
 succeeds plan --init qwen3-0.6b --dtype bf16 --machine h200
-says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forward 688 .*, attention backward 581' \
-    '^cuda     is not in this plan of a CPU build'
+says out '^machine  near what NVIDIA measured (.*H200, cuDNN 9.19.1' '^ *attention forward 640 .* in any order 550 ' \
+    '^ *products 680 .*attention backward 440 .* gap between kernels 1.5 us' '^attention  cuDNN, deterministic, ' \
+    '^step .*TFLOP/s executed by each, .*counting T^2 pairs' '^cuda     is not in this plan of a CPU build'
 # A pass without an update is not what trains, and where nothing fits every way out is the plan's own answer.
 for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
 succeeds $for_bp --seq-len 200000
@@ -240,12 +241,12 @@ check 'the first warms up' [ "$(json warmup_seconds)" = "$(sed -n 1p "$WORK/seco
 check 'the median is of the others' close "$(json seconds)" "$(awk 'NR > 1 { s += $1 / 2 } END { print s }' CONVFMT=%.17g OFMT=%.17g "$WORK/seconds")" 1e-9
 # A profile: one more pass, of which nothing else changes.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
-sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/}$//' "$WORK/out" >"$WORK/results"
+sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/, "executed.*//' "$WORK/out" >"$WORK/results"
 export STREAMBP_ALLOCATION_GUARD=1
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
 unset STREAMBP_ALLOCATION_GUARD
 check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
-sed 's/, "machine.*//; s/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //' "$WORK/out" >"$WORK/profiled_results"
+sed 's/, "executed.*//; s/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //' "$WORK/out" >"$WORK/profiled_results"
 check 'nor another result' cmp -s "$WORK/results" "$WORK/profiled_results"
 tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
 check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]

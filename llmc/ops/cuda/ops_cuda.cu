@@ -56,9 +56,6 @@ static const char *cudnn_or_own_library(size_t, size_t, size_t HD, size_t window
 }
 #endif
 
-// Every chunk reads and writes a layer's fp32 dW: at 1024 tokens that would take half as long as its product.
-constexpr size_t CHUNK = 4096, LOGITS_CHUNK = 2048;
-
 // Rows of logits begin at multiples of 16 bytes, which the fast products need (GPT-2: V = 50257).
 constexpr size_t ROW_MULTIPLE = 8;
 
@@ -80,7 +77,7 @@ constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC
 #endif
 
 static constexpr Ops ops_cuda_make(void) {
-    Ops ops = {"cuda", LIBRARIES, FLOATX_DTYPE, DTYPE_FP32, CHUNK, LOGITS_CHUNK, ROW_MULTIPLE};
+    Ops ops = {"cuda", LIBRARIES, FLOATX_DTYPE, DTYPE_FP32, CUDA_CHUNK, CUDA_LOGITS_CHUNK, ROW_MULTIPLE};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN
