@@ -55,12 +55,13 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"
 #include "llmc/train/trainer_setup.h"
-// verbs: bp, plan, eval and logprobs, sample, convert and info
+// verbs: bp, plan, eval and logprobs, sample, convert and info, doctor
 #include "llmc/verbs/bp.h"
 #include "llmc/verbs/plan.h"
 #include "llmc/verbs/eval.h"
 #include "llmc/verbs/sample.h"
 #include "llmc/verbs/convert.h"
+#include "llmc/verbs/doctor.h"
 
 // ---- one step -------------------------------------------------------------------------------------------------------
 static StepReport train_step(Trainer *t, size_t step) {
@@ -156,7 +157,7 @@ typedef int (*VerbMain)(const Options *options); // returns the exit code
 
 // Refuses several processes for a verb of one; else forms the groups that share a sequence.
 static void join_ranks(const Options *o) {
-    const int shared = o->verb == VERB_TRAIN || o->verb == VERB_BP || o->verb == VERB_EVAL;
+    const int shared = o->verb == VERB_TRAIN || o->verb == VERB_BP || o->verb == VERB_EVAL || o->verb == VERB_DOCTOR;
     if (dist_ranks() > 1 && !shared && o->verb != VERB_PLAN)
         die_usage("%s is work for one process, %zu were started; run it without mpirun or srun",
                   verb_rows[o->verb].name, dist_ranks());
@@ -170,8 +171,8 @@ static void join_ranks(const Options *o) {
 }
 
 int main(int argc, char **argv) {
-    static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,     verb_plan,    verb_eval,
-                                          verb_logprobs, verb_sample, verb_convert, verb_info};
+    static const VerbMain verbs[VERBS] = {verb_train,  verb_bp,      verb_plan, verb_eval,  verb_logprobs,
+                                          verb_sample, verb_convert, verb_info, verb_doctor};
     dist_start();
     signals_prepare();
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting

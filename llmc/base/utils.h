@@ -51,8 +51,9 @@ static char *make_printable(char *text) {
 // Called before a line goes to stderr: who draws there (the progress bar) makes room.
 static void (*before_message)(void);
 
-// Takes the errors of a thread beside the main one, since only the main thread ends the program. Does not return.
-static __thread void (*die_caught)(int code, const char *message);
+// Takes the errors of this thread, in whichever translation unit: of one beside the main thread, which alone ends the
+// program, and where a failure is not the end. Does not return.
+__attribute__((weak)) __thread void (*die_caught)(int code, const char *message);
 
 // Output of one of several processes (dist.h sets it); zeros: alone. One for the whole program, whichever translation
 // units it has: hence weak.

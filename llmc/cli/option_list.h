@@ -26,14 +26,14 @@ of its first and its last word, which stand in the order of the enum.
 // clang-format off
 
 SECTION("Model")
-TEXT(model, "model", NULL, EVERYWHERE, "PATH",
+TEXT(model, "model", NULL, OF_A_MODEL, "PATH",
      "a Hugging Face folder (config.json and *.safetensors) or the name of one in Hugging Face's cache "
      "(Qwen/Qwen3-0.6B), a flat .bin, an llm.c GPT-2 .bin, or the folder of a run, whose last complete checkpoint is "
      "taken")
 TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
-     "mistral, qwen2, qwen3, gemma3), its config.json keys overridden")
-TEXT(rope_scaling, "rope-scaling", NULL, EVERYWHERE, "TYPE,factor=X[,key=value,...]",
+     "mistral, qwen2, qwen3, gemma3), its config.json keys overridden; doctor takes the first one unless told")
+TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type; "
      "max_position_embeddings grows with them; checkpoints and convert keep it")
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
@@ -44,7 +44,8 @@ PATHS(data, "data", READS, "PATH...",
       "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without "
       "it, a plan is of B x T")
 PATHS(val_data, "val-data", STEPS, "PATH...", "shards for validation")
-SIZE(seq_len, "seq-len", "1024", 1, MOST_TOKENS, READS, "T", "tokens of a document, at most")
+SIZE(seq_len, "seq-len", "1024", 1, MOST_TOKENS, READS | ON(DOCTOR), "T",
+     "tokens of a document, at most; doctor: of an op's call")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; from shards of documents, whole ones are packed into a sequence of B x T tokens")
 SIZE(grad_accum, "grad-accum", "1", 1, 1048576, PASSES, "N", "micro-batches of a step")
@@ -217,7 +218,7 @@ SIZE(repeat, "repeat", "1", 1, 1000000, ON(BP), "N",
 FLAG(profile, "profile", ON(BP), "one more pass, in which each op is waited for and timed: where the time goes")
 SIZE(seed, "seed", "42", 0, 18446744073709551616.0, RUNS | ON(CONVERT) | ON(INFO), "N",
      "seed of --init, the order of the data, random tokens, sampling and stochastic rounding")
-SIZE(threads, "threads", "auto", 1, 4096, RUNS | ON(PLAN), "N",
+SIZE(threads, "threads", "auto", 1, 4096, RUNS | ON(PLAN) | ON(DOCTOR), "N",
      "CPU threads, each with scratch memory of its own; auto: one per core")
 
 SECTION("Sampling")

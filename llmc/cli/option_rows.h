@@ -20,6 +20,7 @@ typedef enum {
     VERB_SAMPLE,
     VERB_CONVERT,
     VERB_INFO,
+    VERB_DOCTOR,
     VERBS
 } Verb;
 
@@ -39,6 +40,7 @@ static const struct {
     {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
     {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
+    {"doctor", "is this machine fit: devices, libraries, rates, every op against a reference", "--init qwen3-0.6b --json"},
 };
 
 typedef struct {
@@ -96,6 +98,7 @@ typedef struct {
 
 #define ON(verb)         (1u << VERB_##verb)
 #define EVERYWHERE       ((1u << VERBS) - 1)
+#define OF_A_MODEL       (EVERYWHERE & ~ON(DOCTOR)) // a model of the user's
 #define RUNS             (ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE))
 #define READS            (LOSSES | ON(LOGPROBS)) // data
 #define PASSES           (ON(TRAIN) | ON(BP) | ON(PLAN))

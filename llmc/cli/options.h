@@ -325,7 +325,8 @@ static void options_check(const Options *o) {
         const char *message;
     } rules[] = {
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
-        {!o->model && !o->init && !(o->resume && train), "no model: give --model PATH or --init NAME"},
+        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR,
+         "no model: give --model PATH or --init NAME"},
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},

@@ -46,6 +46,8 @@ OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host,
 OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes),
           TENSOR(out, bytes, 1) TENSOR(in, bytes, 1))
 OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), TENSOR(out, bytes, 1))
+// devices, driver, libraries, memory, each told with what is wrong and what to do; never ends the program
+OP_HOST(void, machine_findings, (TellFinding tell), (tell))
 // returns when everything asked for is done: before a clock is read
 OP_HOST(void, finish, (void), ())
 

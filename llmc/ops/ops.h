@@ -125,6 +125,11 @@ static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1
 // What suits op set "cuda": every chunk reads and writes a layer's fp32 dW, at 1024 tokens half as long as its product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
 
+// What is found of a machine (machine_findings).
+typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: works, but could do better
+typedef __attribute__((format(printf, 3, 4))) void (*TellFinding)(const char *name, Finding finding, const char *format,
+                                                                  ...);
+
 typedef struct Ops {
     const char *name;      // "cpu", "cuda", "dry"
     const char *libraries; // that it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"

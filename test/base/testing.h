@@ -74,12 +74,6 @@ static size_t test_random_below(size_t limit) { return (size_t)(test_random() % 
 
 static double test_uniform(void) { return ((double)(test_random() >> 11) + 0.5) * 0x1p-53; }
 
-// Standard normal, near enough and cheap: a sum of four uniform numbers of 16 bits each.
-static double normal_of(uint64_t bits) {
-    const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-    return ((double)sum - 2.0 * 0xffff) * (1.7320508075688772 / 0x10000);
-}
-
 static double test_normal(void) { return normal_of(test_random()); }
 
 // Standard normal by Box-Muller, addressed as in llmc/base/random.h: one index gives one value.

@@ -68,6 +68,7 @@ static size_t cuda_memory_available(void) {
     return memory_available();
 }
 static void cuda_repeat(double) {}
+static void cuda_machine_findings(TellFinding) {}
 static void cuda_attention_choose(AttentionChoice) {}
 static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
 

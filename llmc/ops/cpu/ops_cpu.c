@@ -23,6 +23,7 @@ once per precision (precision.h) and linked to the driver.
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
 #include "collective.h" // between processes
+#include "findings.h"   // what this machine is
 
 static size_t cpu_memory_peak(void) { return host_memory_peak(); }
 

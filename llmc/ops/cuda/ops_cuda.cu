@@ -26,6 +26,8 @@ matrix products, which are the libraries' here, come from op set "cpu".
 #include "adamw.cuh"      // the optimizer
 
 #ifndef CUDA_ON_CPU
+#include "findings.cuh" // what this machine is
+
 // The device of this rank is chosen before it is used.
 static void *cuda_allocate(size_t bytes) {
     collectives_require();

@@ -1,0 +1,28 @@
+/*
+What the verb `doctor` tells of a host, whatever the op set: its memory, and MPI. Part of an op set's translation unit.
+*/
+#ifndef LLMC_FINDINGS_H
+#define LLMC_FINDINGS_H
+#include "arena.h"
+#include "ops.h"
+
+static void find_host(TellFinding tell) {
+    char all[32], left[32];
+    const size_t available = host_memory_available(), space = address_space_left();
+    snprintf(all, sizeof(all), "%s", human_bytes((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE)));
+    snprintf(left, sizeof(left), "%s", human_bytes((double)min_size(available ? available : SIZE_MAX, space)));
+    if (space < available)
+        tell("host memory", FINDING_NOTE, "%s of %s: ulimit -v or -d allows no more; raise it", left, all);
+    else
+        tell("host memory", FINDING_OK, "%s of %s available", left, all);
+#ifdef HAVE_MPI
+    tell("MPI", FINDING_OK, "%s, %zu rank%s", MPI_LIBRARY, dist_ranks(),
+         dist_ranks() > 1 ? "s" : "; mpirun -n N starts several");
+#else
+    tell("MPI", FINDING_NOTE,
+         "one process alone, for this program was built without it: install libopenmpi-dev and openmpi-bin, then `make "
+         "clean all`");
+#endif
+}
+
+#endif

@@ -1,0 +1,496 @@
+/*
+The verb `doctor`: whether a machine is fit for a run, a line for each thing looked at: devices, driver and libraries, a
+small plan against the memory it really takes, rates, every op against a reference (doctor_ops.h), and between several
+ranks the collectives (doctor_ranks.h).
+
+Rows stand for themselves: an error that would end a run is a row's text here. A row that takes too long ends the
+program, whatever it hangs in, by a thread that only watches. Of several ranks a row tells of the first one that found
+something.
+*/
+#ifndef LLMC_DOCTOR_H
+#define LLMC_DOCTOR_H
+#include "llmc/cli/device.h"
+#include "llmc/cli/memory.h"
+#include "bp.h"
+#include "doctor_ops.h"
+#include "doctor_ranks.h"
+#include <pthread.h>
+#include <setjmp.h>
+
+#define DOCTOR_MODEL "qwen3-0.6b" // where no --init is given
+#define DOCTOR_ROWS  128
+
+typedef struct {
+    char name[32], text[320];
+    Finding finding;
+    double seconds;
+    double value; // NAN: none
+    char unit[8]; // of value
+} DoctorRow;
+
+static struct {
+    const Options *options;
+    Config config;
+    const Ops *ops; // whose ops are checked
+    FILE *text;
+    DoctorRow row[DOCTOR_ROWS];
+    size_t rows, wrong, not_checked;
+    const char *lost;       // a row behind which the device does not work; NULL: it does
+    const Machine *machine; // whose rates are expected here; NULL: unknown
+    size_t peak;            // of this process when the verb began
+    // The row that is running, for the thread that watches.
+    pthread_mutex_t lock;
+    const char *running;
+    double begun, patience; // s
+    jmp_buf failure;
+    char error[DIE_MESSAGE];
+} doctor;
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+static void doctor_add(const DoctorRow *row) {
+    static const char *const words[FINDINGS] = {"ok", "note", "WRONG"};
+    doctor.wrong += row->finding == FINDING_WRONG;
+    if (doctor.rows < DOCTOR_ROWS) doctor.row[doctor.rows++] = *row;
+    if (doctor.options->quiet && (row->finding == FINDING_OK || doctor.options->json)) return;
+    fprintf(doctor.text, "%-6s %-24s %s\n", words[row->finding], row->name, row->text);
+    fflush(doctor.text);
+}
+
+__attribute__((format(printf, 3, 4))) static void doctor_say(DoctorRow *row, Finding finding, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    row->finding = finding;
+    vsnprintf(row->text, sizeof(row->text), format, arguments);
+    make_printable(row->text);
+    va_end(arguments);
+}
+
+static void doctor_value(DoctorRow *row, double value, const char *unit) {
+    row->value = value;
+    snprintf(row->unit, sizeof(row->unit), "%s", unit);
+}
+
+static void doctor_json(void) {
+    static const char *const words[FINDINGS] = {"ok", "note", "wrong"};
+    JsonOut json = json_open(stdout);
+    json_object(&json, NULL);
+    json_bool(&json, "ok", doctor.wrong == 0);
+    json_text(&json, "op_set", ops_device->name);
+    json_text(&json, "dtype", dtype_name(ops_device->stored));
+    json_text(&json, "libraries", ops_device->libraries);
+    json_size(&json, "ranks", dist_ranks());
+    json_size(&json, "wrong", doctor.wrong);
+    json_size(&json, "not_checked", doctor.not_checked);
+    json_array(&json, "rows");
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++) {
+        json_object(&json, NULL);
+        json_text(&json, "name", row->name);
+        json_text(&json, "finding", words[row->finding]);
+        json_text(&json, "text", row->text);
+        json_number(&json, "value", row->value);
+        json_text(&json, "unit", *row->unit ? row->unit : NULL);
+        json_number(&json, "seconds", row->seconds);
+        json_object_end(&json);
+    }
+    json_array_end(&json);
+    json_object_end(&json);
+    json_finish(&json);
+}
+
+static void doctor_end(void) {
+    if (doctor.not_checked)
+        fprintf(doctor.text, "%zu rows were not looked at: the device does not work (%s)\n", doctor.not_checked,
+                doctor.lost);
+    fprintf(doctor.text, "%zu rows, %zu wrong\n", doctor.rows, doctor.wrong);
+    if (doctor.options->json) doctor_json();
+}
+
+// ---- a row that hangs ----------------------------------------------------------------------------------------------
+static void *doctor_watch(void *nothing) {
+    const struct timespec pause = {0, 20000000};
+    DoctorRow row = {0};
+    for (;;) {
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&doctor.lock);
+        row.seconds = seconds_now() - doctor.begun, row.value = NAN;
+        if (doctor.running && row.seconds > doctor.patience) break;
+        pthread_mutex_unlock(&doctor.lock);
+    }
+    // the lock is kept: should the row end now after all, it waits for the end of the program
+    snprintf(row.name, sizeof(row.name), "%s", doctor.running);
+    doctor_say(&row, FINDING_WRONG, "%shangs, or takes more than %.0f s%s", voice.name, doctor.patience,
+               strcmp(ops_device->name, "cuda") ? "" : "; nvidia-smi and `dmesg | grep Xid` tell of a GPU's faults");
+    if (!is_main_rank()) fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, row.name, row.text);
+    doctor_add(&row);
+    doctor_end();
+    fflush(NULL);
+    _exit(EXIT_RUNTIME);
+    return nothing;
+}
+
+static void doctor_running(const char *name) {
+    pthread_mutex_lock(&doctor.lock);
+    doctor.running = name, doctor.begun = seconds_now();
+    pthread_mutex_unlock(&doctor.lock);
+}
+
+// ---- a row that fails ----------------------------------------------------------------------------------------------
+static void doctor_caught(int code, const char *message) {
+    (void)code;
+    snprintf(doctor.error, sizeof(doctor.error), "%s", message);
+    die_caught = NULL;
+    longjmp(doctor.failure, 1);
+}
+
+// 0 where the call ended the program, as it would have; the message is in doctor.error.
+static int doctor_try(void (*call)(void *context), void *context) {
+    if (setjmp(doctor.failure)) return 0;
+    die_caught = doctor_caught;
+    call(context);
+    die_caught = NULL;
+    return 1;
+}
+
+static void doctor_probe(void *nothing) {
+    void *memory = doctor.ops->allocate(1 << 20);
+    (void)nothing;
+    if (!memory) return;
+    doctor.ops->zero(memory, 1 << 20);
+    doctor.ops->finish();
+    doctor.ops->release(memory, 1 << 20);
+}
+
+// The first rank that found something, and what. Collective.
+static void doctor_agree(DoctorRow *row) {
+    size_t whose;
+    if (dist_ranks() == 1) return;
+    if (dist_smallest((size_t)(FINDINGS - row->finding), &whose) == FINDINGS - FINDING_OK) return;
+    dist_broadcast(RANKS_ALL, row, sizeof(*row), whose);
+    if (!whose) return;
+    memmove(row->text + 8, row->text, sizeof(row->text) - 8), row->text[sizeof(row->text) - 1] = 0;
+    char rank[16];
+    memcpy(row->text, rank, (size_t)snprintf(rank, sizeof(rank), "rank %2zu ", whose % 100));
+}
+
+typedef struct {
+    void (*look)(DoctorRow *row, size_t i);
+    DoctorRow *row;
+    size_t i;
+} DoctorLook;
+
+static void doctor_look(void *context) {
+    const DoctorLook *look = (const DoctorLook *)context;
+    look->look(look->row, look->i);
+}
+
+// Row i of a kind. What communicates is not caught: the other ranks would wait for this one.
+static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i), size_t i, int communicates) {
+    DoctorRow row = {0};
+    DoctorLook call = {look, &row, i};
+    int ended = 1;
+    if (doctor.lost) {
+        doctor.not_checked++;
+        return;
+    }
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    row.value = NAN;
+    doctor_running(name);
+    const double begin = seconds_now();
+    if (communicates && dist_ranks() > 1)
+        look(&row, i);
+    else
+        ended = doctor_try(doctor_look, &call);
+    if (!ended) doctor_say(&row, FINDING_WRONG, "%s", doctor.error);
+    if (!ended && !doctor_try(doctor_probe, NULL)) doctor.lost = name;
+    if (!ended && !doctor.lost) check_end(); // of a check that was left
+    row.seconds = seconds_now() - begin;
+    if (doctor.lost && dist_ranks() > 1) die("%s: %s", row.name, row.text);
+    doctor_agree(&row);
+    doctor_running(NULL);
+    doctor_add(&row);
+}
+
+// ---- what there is -------------------------------------------------------------------------------------------------
+// Cards are known by their names; PCIe and NVL boards are slower than the machines of machine.h.
+__attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, Finding finding, const char *format,
+                                                              ...) {
+    char text[sizeof(doctor.row[0].text)];
+    DoctorRow row = {0};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    row.value = NAN;
+    doctor_say(&row, finding, "%s", text);
+    for (int i = 0; i < MACHINES && ops_device->stored == DTYPE_BF16; i++) {
+        char card[16];
+        snprintf(card, sizeof(card), " %.*s", (int)strcspn(machines[i].gpu, " "), machines[i].gpu);
+        if (!strncmp(name, "device", 6) && strstr(text, card) && !strstr(text, "PCIe") && !strstr(text, "NVL"))
+            doctor.machine = &machines[i];
+    }
+    doctor_add(&row);
+}
+
+static void look_at_machine(DoctorRow *row, size_t i) {
+    (void)i;
+    doctor.ops->machine_findings(doctor_tell);
+    if (doctor.wrong)
+        doctor_say(row, FINDING_WRONG, "see above");
+    else
+        doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
+                   doctor.ops->libraries);
+    if (doctor.ops->device_problem()) doctor.lost = row->name;
+}
+
+// ---- a small plan --------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t planned, peak, elements;
+    DType type;
+    void *gradient; // host [elements]
+} SmallPass;
+
+// A pass of two layers of the model's widths with a small vocabulary.
+static SmallPass small_pass(Method method) {
+    char text[2048];
+    Options o = *doctor.options;
+    Config config = doctor.config;
+    Run run;
+    SmallPass pass = {0};
+    config.num_hidden_layers = 2, config.vocab_size = min_size(config.vocab_size, 2048);
+    config_to_text(&config, text, sizeof(text));
+    o.verb = VERB_BP, o.init = text, o.quiet = 1, o.json = 0, o.method = method, o.batch = dist_ranks(), o.repeat = 1;
+    o.seq_len = min_size(min_size(o.seq_len, 192), config.max_position_embeddings);
+    if (method == METHOD_STREAM) o.chunk = o.seq_len / 2 + 1, o.logits_chunk = o.seq_len / 3 + 1;
+    run_open(&run, &o, NULL);
+    run_allocate(&run, run_bound(&run, NULL));
+    Batch batch = batch_allocate(o.batch * o.seq_len, o.batch);
+    run_load_weights(&run);
+    PassResult result = bp_measure(&run, NULL, &batch);
+    pass.planned = run.plan.total_bytes, pass.peak = result.peak_bytes;
+    pass.elements = run.model.elements, pass.type = run.settings.gradient_type;
+    pass.gradient = checked_malloc(pass.elements * dtype_size(pass.type), "gradients");
+    ops_device->copy_out(pass.gradient, run.streambp.memory.gradients, pass.elements * dtype_size(pass.type));
+    free(result.seconds_each);
+    batch_free(&batch);
+    run_close(&run);
+    return pass;
+}
+
+static void look_at_plan(DoctorRow *row, size_t i) {
+    // what libraries and kernels' code take, or threads and libraries of this process
+    const size_t threads = ((size_t)64 << 20) + ((size_t)32 << 20) * (size_t)cpu_threads();
+    const size_t beside = !strcmp(ops_device->name, "cpu") ? threads : (size_t)1 << 30;
+    const DType type = ops_device->stored;
+    const double bound = type == DTYPE_BF16 ? 0.05 : type == DTYPE_FP32 ? 1e-4 : 1e-10;
+    SmallPass stream = small_pass(METHOD_STREAM), full = small_pass(METHOD_FULL);
+    double error = 0, size = 0;
+    char planned[32], peak[32];
+    (void)i;
+    for (size_t k = 0; k < full.elements; k++) {
+        const double a = element_to_double(stream.gradient, stream.type, k);
+        const double b = element_to_double(full.gradient, full.type, k);
+        error += (a - b) * (a - b), size += b * b;
+    }
+    free(stream.gradient), free(full.gradient);
+    error = sqrt(error / size);
+    snprintf(planned, sizeof(planned), "%s", human_bytes((double)stream.planned));
+    snprintf(peak, sizeof(peak), "%s", human_bytes((double)stream.peak));
+    doctor_value(row, (double)stream.peak, "bytes");
+    if (!(error <= bound))
+        doctor_say(row, FINDING_WRONG,
+                   "gradients of --method stream and full differ by %.2g of their size, rounding is at most %.2g; "
+                   "which op is wrong stands below",
+                   error, bound);
+    else if (stream.peak > stream.planned + beside)
+        doctor_say(row, FINDING_WRONG,
+                   "a plan of %s took %s: lower --memory-limit of runs by the difference, and report it", planned,
+                   peak);
+    else
+        doctor_say(row, FINDING_OK, "two layers: %s planned, %s in use with libraries; stream and full differ by %.1g",
+                   planned, peak, error);
+}
+
+// ---- rates ---------------------------------------------------------------------------------------------------------
+enum { RATE_REPEATS = 5 };
+
+// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note.
+static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, double share, const char *what) {
+    const Machine *machine = doctor.machine;
+    const double unit = machine_constants[constant].unit, expected = machine ? share * machine->value[constant] : 0;
+    doctor_value(row, rate, unit == 1e9 ? "byte/s" : "FLOP/s");
+    if (!machine)
+        doctor_say(row, FINDING_OK, "%.4g%s, %s", rate / unit, machine_constants[constant].suffix, what);
+    else
+        doctor_say(row, rate < 0.5 * expected ? FINDING_NOTE : FINDING_OK, "%.4g%s, %s; %.4g expected of an %s%s",
+                   rate / unit, machine_constants[constant].suffix, what, expected / unit, machine->gpu,
+                   rate < 0.5 * expected ? ": does something else use it? nvidia-smi -q -d PERFORMANCE,CLOCK" : "");
+}
+
+// Memory for a rate: at most `most` bytes, less where there are not so many.
+static void *rate_memory(size_t most, size_t *bytes) {
+    for (*bytes = most; *bytes >= 1 << 16; *bytes /= 2) {
+        void *memory = doctor.ops->allocate(*bytes);
+        if (memory) return memory;
+    }
+    die("no memory left for %s; end what else uses it", human_bytes((double)*bytes));
+}
+
+static void look_at_copies(DoctorRow *row, size_t i) {
+    size_t bytes;
+    char *memory = (char *)rate_memory((size_t)(doctor.machine ? 1024 : 256) << 20, &bytes);
+    double seconds[RATE_REPEATS];
+    char what[64];
+    (void)i;
+    doctor.ops->zero(memory, bytes);
+    for (size_t k = 0; k < RATE_REPEATS; k++) {
+        doctor.ops->finish();
+        const double begin = seconds_now();
+        doctor.ops->copy(memory + bytes / 2, memory, bytes / 2);
+        doctor.ops->finish();
+        seconds[k] = seconds_now() - begin;
+    }
+    doctor.ops->release(memory, bytes);
+    snprintf(what, sizeof(what), "reads and writes of %s", human_bytes((double)bytes / 2));
+    doctor_rate(row, (double)bytes / median(seconds, RATE_REPEATS), MEMORY_BANDWIDTH,
+                doctor.machine ? doctor.machine->value[MEMORY_SHARE] : 1, what);
+}
+
+static void look_at_products(DoctorRow *row, size_t i) {
+    size_t bytes;
+    Run run;
+    void *memory = rate_memory((size_t)400 << 20, &bytes);
+    memset(&run, 0, sizeof(run));
+    (void)i;
+    run.model.dtype = doctor.ops->stored;
+    arena_init(&run.arena, memory, bytes);
+    const double rate = run_peak_flops(&run);
+    doctor.ops->release(memory, bytes);
+    if (!(rate > 0)) die("no memory for two matrices; end what else uses it");
+    doctor_rate(row, rate, PRODUCT_FLOPS, 1, "the best of a few products of random numbers");
+}
+
+// Forward and backward of a whole document of the model's heads, longer until it takes a tenth of a second. i: backward
+static void look_at_attention(DoctorRow *row, size_t i) {
+    const Config *c = &doctor.config;
+    const size_t NH = c->num_attention_heads, NKV = c->num_key_value_heads, HD = c->head_dim,
+                 stored = dtype_size(doctor.ops->stored);
+    const size_t summed = dtype_size(doctor.ops->summed);
+    const char *library = doctor.ops->attention_library(NH, NKV, HD, 0);
+    double seconds[RATE_REPEATS] = {0}, flops = 0;
+    size_t T;
+    char what[96];
+    for (T = min_size(doctor.options->seq_len, 512);; T *= 2) {
+        const Span span = {0, 0, T, 0};
+        const AttentionShape shape = {{&span, 1, 0, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+        // q, k, v, out, dout, dq, then lse, dk, dv, scratch
+        const size_t q = T * NH * HD, kv = T * NKV * HD,
+                     own[4] = {T * NH, kv, kv, doctor.ops->attention_scratch(T, NH, NKV, HD)};
+        const size_t bytes =
+            (4 * q + 2 * kv) * stored + (own[0] + own[1] + own[2] + own[3]) * summed + 16 * ARENA_ALIGNMENT;
+        void *memory = doctor.ops->allocate(bytes);
+        if (!memory) die("no memory for %s; end what else uses it", human_bytes((double)bytes));
+        Arena arena;
+        arena_init(&arena, memory, bytes);
+        Stored *x[6];
+        Summed *sums[4];
+        const size_t sizes[6] = {q, kv, kv, q, q, q};
+        for (int k = 0; k < 6; k++) {
+            x[k] = (Stored *)arena_push(&arena, SHARE_WORKSPACE, "attention", sizes[k], stored);
+            fill_random(x[k], doctor.ops->stored, sizes[k], (uint64_t)k);
+        }
+        for (int k = 0; k < 4; k++) {
+            sums[k] = (Summed *)arena_push(&arena, SHARE_WORKSPACE, "attention", own[k], summed);
+            doctor.ops->zero(sums[k], own[k] * summed);
+        }
+        flops = (i ? 5 : 2) * 2 * query_key_pairs(0, T, 0) * (double)(NH * HD);
+        doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
+        for (int k = -1; k < RATE_REPEATS; k++) { // the first one loads and compiles
+            doctor.ops->finish();
+            const double begin = seconds_now();
+            if (i)
+                doctor.ops->attention_backward(x[5], sums[1], sums[2], x[4], x[3], x[0], x[1], x[2], sums[0], &shape,
+                                               sums[3]);
+            else
+                doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
+            doctor.ops->finish();
+            seconds[k < 0 ? 0 : k] = seconds_now() - begin;
+            if (k < 0 && seconds[0] > 0.05) { // slow enough: one is a measurement
+                for (k = 0; k < RATE_REPEATS; k++) seconds[k] = seconds[0];
+            }
+        }
+        doctor.ops->release(memory, bytes);
+        if (T >= 8192 || median(seconds, RATE_REPEATS) > 0.02) break;
+    }
+    snprintf(what, sizeof(what), "%zu tokens, %zu heads of %zu, by %s", T, NH, HD, library ? library : "our own code");
+    doctor_rate(row, flops / median(seconds, RATE_REPEATS), i ? ATTENTION_BACKWARD_FLOPS : ATTENTION_FORWARD_FLOPS, 1,
+                what);
+}
+
+// ---- ops -----------------------------------------------------------------------------------------------------------
+static void look_at_op(DoctorRow *row, size_t i) {
+    check.ops = doctor.ops, check.on_reference = 0;
+    check.worst = 0, *check.about = 0, *check.fault = 0;
+    op_checks[i].run(&doctor.config, doctor.options->seq_len);
+    check_end();
+    doctor_value(row, check.worst, "");
+    if (*check.fault)
+        doctor_say(row, FINDING_WRONG, "%s: %s; do not train with this build here, and report this line", check.about,
+                   check.fault);
+    else
+        doctor_say(row, FINDING_OK, "%s", check.about);
+}
+
+static void look_at_collective(DoctorRow *row, size_t i) {
+    static const size_t counts[] = {1, 31, 10007}, units[] = {1, SHARD_ALIGNMENT};
+    Collectives c = {doctor.ops, dist_ranks(), dist_rank(), dtype_size(ops_device->summed), NULL, (size_t)32 << 20};
+    double found, seconds[3];
+    c.x = (char *)ops_device->allocate(2 * c.most);
+    if (!c.x) die("no memory for %s; end what else uses it", human_bytes(2.0 * (double)c.most));
+    for (size_t k = 0; k < 6; k++) {
+        const size_t count = counts[k / 2], bad = collective_check(&c, i, count, units[k % 2], &found);
+        if (bad < count && row->finding == FINDING_OK)
+            doctor_say(row, FINDING_WRONG,
+                       "of %zu elements, in units of %zu, number %zu is %g: do not train over ranks here, and report "
+                       "this line",
+                       count, units[k % 2], bad, found);
+    }
+    collective_seconds(&c, i, c.most, 1);
+    for (size_t k = 0; k < 3; k++) seconds[k] = collective_seconds(&c, i, c.most, 2);
+    ops_device->release(c.x, 2 * c.most);
+    const double rate = collective_sent(&c, i, c.most) / median(seconds, 3);
+    doctor_value(row, rate, "byte/s");
+    if (row->finding == FINDING_OK)
+        doctor_say(row, FINDING_OK, "%zu ranks; %.3g GB/s sent by each, of %s", c.ranks, rate * 1e-9,
+                   human_bytes((double)c.most));
+}
+
+// ---- the verb ------------------------------------------------------------------------------------------------------
+static void doctor_begin(const Options *o) {
+    pthread_t thread;
+    doctor.options = o, doctor.text = o->json ? stderr : stdout;
+    doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
+    doctor.peak = ops_device->memory_peak();
+    if (!doctor.ops) doctor.ops = ops_device;
+    if (!(doctor.patience > 0)) doctor.patience = 120;
+    pthread_mutex_init(&doctor.lock, NULL);
+    if (pthread_create(&thread, NULL, doctor_watch, NULL)) die("cannot start a thread: %s", strerror(errno));
+    pthread_detach(thread);
+}
+
+static int verb_doctor(const Options *o) {
+    doctor_begin(o);
+    doctor_row("machine", look_at_machine, 0, 0);
+    doctor_row("plan", look_at_plan, 0, 1);
+    doctor_row("copies", look_at_copies, 0, 0);
+    doctor_row("products", look_at_products, 0, 0);
+    doctor_row("attention forward", look_at_attention, 0, 0);
+    doctor_row("attention backward", look_at_attention, 1, 0);
+    for (size_t i = 0; i < OP_CHECKS; i++) doctor_row(op_checks[i].name, look_at_op, i, 0);
+    for (size_t i = 0; i < COLLECTIVES && dist_ranks() > 1; i++)
+        doctor_row(collectives[i].name, look_at_collective, i, 1);
+    doctor_end();
+    return doctor.wrong ? EXIT_RUNTIME : 0;
+}
+
+#endif

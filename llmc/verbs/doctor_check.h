@@ -1,0 +1,336 @@
+/*
+What a check of an op stands on (doctor_ops.h): tensors in device memory, and a sample of their rows and columns (Dim)
+that the reference computes. Inputs are random; outputs and scratch hold NaN beforehand, and none may be left in an
+output. Guards around every tensor must be as before, and so must inputs.
+*/
+#ifndef LLMC_DOCTOR_CHECK_H
+#define LLMC_DOCTOR_CHECK_H
+#include "llmc/ops/ops_reference.h"
+
+enum { GUARD = 4096, RANDOM_ELEMENTS = 1048573 }; // bytes; a prime, so that rows of a tensor differ
+#define CHECK_BLOCK ((size_t)8 << 20)             // bytes on their way to or from the device
+
+// ---- a sample ------------------------------------------------------------------------------------------------------
+// A dimension of the op's tensors: its size, and those indices that the reference's tensors have.
+typedef struct {
+    size_t size, count;
+    const size_t *at; // [count] ascending; NULL: all
+} Dim;
+
+typedef enum { TENSOR_READ, TENSOR_CHANGED, TENSOR_WRITTEN, TENSOR_SCRATCH } TensorUse;
+
+typedef struct Tensor {
+    const char *name;
+    TensorUse use;
+    DType type;
+    Dim rows, cols;
+    const void *given; // host [rows,cols]; NULL: random elements, from number `first` of check.random on
+    size_t first;
+    int raw;       // the reference takes elements as they are: indices
+    char *memory;  // device: guard, elements, guard
+    void *twin;    // [rows.count,cols.count] what the reference has in its place, in double unless raw
+    double *found; // likewise: what the op left
+    struct Tensor *next;
+} Tensor;
+
+static struct {
+    const Ops *ops;
+    Tensor *tensors;
+    void *blocks;              // host memory of the running case
+    void *random[DTYPE_COUNT]; // RANDOM_ELEMENTS each, standard normal
+    uint64_t drawn;            // random numbers so far
+    size_t terms;              // that the op's matrix instructions add up for an element
+    int on_reference;          // whose turn it is
+    double worst;              // largest error as a share of what is allowed
+    char about[160];           // the shapes so far
+    char fault[256];           // the first one; empty: none
+} check;
+
+static void *check_allocate(size_t bytes) {
+    void **block = (void **)checked_calloc(1, bytes + 64, "a check");
+    *block = check.blocks;
+    check.blocks = block;
+    return (char *)block + 64;
+}
+
+__attribute__((format(printf, 1, 2))) static void check_fail(const char *format, ...) {
+    va_list arguments;
+    if (*check.fault) return;
+    va_start(arguments, format);
+    vsnprintf(check.fault, sizeof(check.fault), format, arguments);
+    va_end(arguments);
+}
+
+static uint64_t check_draw(uint64_t below) { return random_below(5, 0, check.drawn++, below); }
+
+static Dim all_of(size_t size) {
+    const Dim dim = {size, size, NULL};
+    return dim;
+}
+
+static size_t dim_at(Dim d, size_t i) { return d.at ? d.at[i] : i; }
+static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
+
+// At most `most` of them: the first and last two, both sides of multiples of 64, others at random.
+static Dim some_of(size_t size, size_t most) {
+    size_t *at = (size_t *)check_allocate(most * sizeof(size_t)), count = 0;
+    if (size <= most) return all_of(size);
+    for (size_t i = 0; count < most; i++) {
+        const size_t ends[4] = {0, 1, size - 2, size - 1}, tile = 64 * check_draw((size + 63) / 64),
+                     kind = check_draw(3);
+        const size_t wanted = i < 4 ? ends[i] : kind == 0 ? tile : kind == 1 && tile ? tile - 1 : check_draw(size);
+        size_t place = 0;
+        while (place < count && at[place] < wanted) place++;
+        if (place < count && at[place] == wanted) continue;
+        memmove(at + place + 1, at + place, (count - place) * sizeof(*at));
+        at[place] = wanted, count++;
+    }
+    const Dim dim = {size, count, at};
+    return dim;
+}
+
+// Each index of d stands for `each` columns of a dimension of `size`, which begin `before` columns later.
+static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
+    size_t *at = (size_t *)check_allocate(d.count * each * sizeof(size_t));
+    for (size_t i = 0; i < d.count * each; i++) at[i] = before + dim_at(d, i / each) * each + i % each;
+    const Dim dim = {size, d.count * each, at};
+    return dim;
+}
+
+// ---- tensors -------------------------------------------------------------------------------------------------------
+static size_t tensor_count(const Tensor *t) { return t->rows.size * t->cols.size; }
+static size_t tensor_bytes(const Tensor *t) { return tensor_count(t) * dtype_size(t->type); }
+static size_t sample_count(const Tensor *t) { return t->rows.count * t->cols.count; }
+static size_t sample_at(const Tensor *t, size_t i) {
+    return dim_at(t->rows, i / t->cols.count) * t->cols.size + dim_at(t->cols, i % t->cols.count);
+}
+
+static const void *random_elements(DType type) {
+    float *values = NULL;
+    if (check.random[type]) return check.random[type];
+    values = (float *)checked_malloc(RANDOM_ELEMENTS * sizeof(float), "random elements");
+    for (size_t i = 0; i < RANDOM_ELEMENTS; i++) values[i] = (float)normal_of(random_mix(i));
+    check.random[type] = checked_malloc(RANDOM_ELEMENTS * dtype_size(type), "random elements");
+    elements_from_float(check.random[type], type, values, RANDOM_ELEMENTS);
+    free(values);
+    return check.random[type];
+}
+
+static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows, Dim cols) {
+    Tensor *t = (Tensor *)check_allocate(sizeof(Tensor));
+    t->name = name, t->use = use, t->type = type, t->rows = rows, t->cols = cols;
+    t->first = check_draw(RANDOM_ELEMENTS);
+    t->memory = (char *)check.ops->allocate(tensor_bytes(t) + 2 * GUARD);
+    if (!t->memory)
+        die("%s of %s were refused; end what else uses the memory, or take a smaller --init",
+            human_bytes((double)tensor_bytes(t)), !strcmp(check.ops->name, "cuda") ? "device memory" : "memory");
+    t->next = check.tensors;
+    return check.tensors = t;
+}
+
+static Tensor *tensor_in(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_READ, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_out(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_WRITTEN, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_inout(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_CHANGED, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_sums(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_CHANGED, name, check.ops->summed, rows, cols);
+}
+static Tensor *tensor_scratch(size_t count) {
+    return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
+}
+static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim rows, Dim cols, const void *elements) {
+    Tensor *t = tensor_make(use, name, type, rows, cols);
+    t->given = elements;
+    return t;
+}
+
+// n indices below `limit`, the last one among them; a fourth of them are 0, whose sums are long then.
+static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
+    int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
+    for (size_t i = 0; i < n.size; i++)
+        index[i] = i == 0 ? (int32_t)limit - 1 : i % 4 == 1 ? (masked ? -1 : 0) : (int32_t)check_draw(limit);
+    Tensor *t = tensor_given(TENSOR_READ, name, DTYPE_FP32, n, all_of(1), index);
+    t->raw = 1;
+    return t;
+}
+
+// Elements [begin, begin + count) as they are before the op.
+static void tensor_fill(const Tensor *t, size_t begin, size_t count, char *to) {
+    const size_t size = dtype_size(t->type);
+    const char *random = NULL;
+    if (t->use == TENSOR_WRITTEN || t->use == TENSOR_SCRATCH) {
+        memset(to, 0xff, count * size); // NaN in every type
+    } else if (t->given) {
+        memcpy(to, (const char *)t->given + begin * size, count * size);
+    } else {
+        random = (const char *)random_elements(t->type);
+        for (size_t done = 0, n; done < count; done += n) {
+            const size_t from = (t->first + begin + done) % RANDOM_ELEMENTS;
+            n = min_size(count - done, RANDOM_ELEMENTS - from);
+            memcpy(to + done * size, random + from * size, n * size);
+        }
+    }
+}
+
+#ifdef __cplusplus
+struct AnyPointer { // as void * is in C: becomes whatever pointer is wanted
+    void *memory;
+    template <typename T> operator T *() const { return (T *)memory; }
+};
+#else
+typedef void *AnyPointer;
+#endif
+
+static AnyPointer of(const Tensor *t) {
+    const AnyPointer memory = {!t ? NULL : check.on_reference ? t->twin : (void *)(t->memory + GUARD)};
+    return memory;
+}
+
+// The reference's tensor, as the op's is before: its values in double, or its elements.
+static void tensor_twin(Tensor *t) {
+    char element[8];
+    t->twin = check_allocate(sample_count(t) * 8),
+    t->found = (double *)check_allocate(sample_count(t) * sizeof(double));
+    for (size_t i = 0; i < sample_count(t); i++) {
+        tensor_fill(t, sample_at(t, i), 1, element);
+        if (t->raw)
+            memcpy((char *)t->twin + 4 * i, element, 4);
+        else
+            ((double *)t->twin)[i] = element_to_double(element, t->type, 0);
+    }
+}
+
+static void check_load(void) {
+    char *block = (char *)checked_malloc(CHECK_BLOCK, "a check");
+    for (Tensor *t = check.tensors; t; t = t->next) {
+        const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size;
+        memset(block, 0xff, GUARD);
+        check.ops->copy_in(t->memory, block, GUARD);
+        check.ops->copy_in(t->memory + GUARD + tensor_bytes(t), block, GUARD);
+        for (size_t i = 0, n; i < tensor_count(t); i += n) {
+            n = min_size(each, tensor_count(t) - i);
+            tensor_fill(t, i, n, block);
+            check.ops->copy_in(t->memory + GUARD + i * size, block, n * size);
+        }
+        if (t->use != TENSOR_SCRATCH) tensor_twin(t);
+    }
+    free(block);
+}
+
+// The first element of a block that is NaN or infinite; n: none
+static size_t first_not_finite(const char *block, DType type, size_t n) {
+    size_t i = 0;
+    if (type == DTYPE_BF16)
+        while (i < n && (((const uint16_t *)(const void *)block)[i] & 0x7f80) != 0x7f80) i++;
+    else
+        while (i < n && isfinite(element_to_double(block, type, i))) i++;
+    return i;
+}
+
+// Reads a tensor back: its sample, and what must hold for every tensor.
+static void tensor_read(Tensor *t, char *block, char *before) {
+    const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size, count = tensor_count(t);
+    memset(before, 0xff, GUARD);
+    for (int behind = 0; behind < 2; behind++) {
+        check.ops->copy_out(block, t->memory + (behind ? GUARD + tensor_bytes(t) : 0), GUARD);
+        if (memcmp(block, before, GUARD)) check_fail("writes %s %s", behind ? "behind" : "before", t->name);
+    }
+    if (t->use == TENSOR_SCRATCH) return;
+    for (size_t i = 0, n, s = 0; i < count; i += n) {
+        n = min_size(each, count - i);
+        if (t->use == TENSOR_READ && i > 0 && i + n < count) continue; // of large inputs both ends
+        check.ops->copy_out(block, t->memory + GUARD + i * size, n * size);
+        if (t->use == TENSOR_READ) {
+            tensor_fill(t, i, n, before);
+            if (memcmp(block, before, n * size)) check_fail("changes its input %s", t->name);
+            continue;
+        }
+        const size_t bad = first_not_finite(block, t->type, n);
+        if (bad < n) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, i + bad, count);
+        for (; s < sample_count(t) && sample_at(t, s) < i + n; s++)
+            t->found[s] = element_to_double(block, t->type, sample_at(t, s) - i);
+    }
+}
+
+static void check_read(void) {
+    char *block = (char *)checked_malloc(2 * CHECK_BLOCK, "a check");
+    for (Tensor *t = check.tensors; t; t = t->next) tensor_read(t, block, block + CHECK_BLOCK);
+    free(block);
+}
+
+// Ends a case: its tensors and its memory go.
+static void check_end(void) {
+    for (Tensor *t = check.tensors; t; t = t->next) check.ops->release(t->memory, tensor_bytes(t) + 2 * GUARD);
+    check.tensors = NULL, check.terms = 0;
+    while (check.blocks) {
+        void *next = *(void **)check.blocks;
+        free(check.blocks);
+        check.blocks = next;
+    }
+}
+
+__attribute__((format(printf, 1, 2))) static void check_begin(const char *format, ...) {
+    const size_t used = strlen(check.about);
+    va_list arguments;
+    check_end();
+    va_start(arguments, format);
+    snprintf(check.about + used, sizeof(check.about) - used, used ? ", " : "");
+    vsnprintf(check.about + strlen(check.about), sizeof(check.about) - strlen(check.about), format, arguments);
+    va_end(arguments);
+}
+
+#define ON_DEVICE(call)                                                                                                \
+    do {                                                                                                               \
+        check_load();                                                                                                \
+        call;                                                                                                          \
+        check.ops->finish();                                                                                           \
+        check_read();                                                                                                \
+    } while (0)
+#define ON_REFERENCE(call)                                                                                             \
+    do {                                                                                                               \
+        check.on_reference = 1;                                                                                        \
+        call;                                                                                                          \
+        check.on_reference = 0;                                                                                        \
+    } while (0)
+#define CHECK(op, ...)                                                                                                 \
+    do {                                                                                                               \
+        ON_DEVICE(check.ops->op(__VA_ARGS__));                                                                         \
+        ON_REFERENCE(reference_##op(__VA_ARGS__));                                                                     \
+    } while (0)
+
+// ---- comparison ----------------------------------------------------------------------------------------------------
+// Relative error of arithmetic inside an op. A GPU's matrix instructions truncate sums of bf16 products, at most 2^-24
+// for each eight of them (Fasi et al. 2021), and take attention's weights rounded to bf16.
+static double check_arithmetic(int attention) {
+    const int gpu = !strcmp(check.ops->name, "cuda") && check.ops->stored == DTYPE_BF16;
+    return (check.ops->summed == DTYPE_FP64 ? 1e-13 : 2e-6) + (gpu ? (double)check.terms / 8 * 0x1p-24 : 0) +
+           (gpu && attention ? 0x1p-9 : 0);
+}
+
+// Holds what the op left in t against the reference: each element within one rounding to its type and ten times the
+// arithmetic error, as a share of the sample's root mean square or of `scale`: the size of terms that cancel.
+static void expect_close(const Tensor *t, double relative, double scale) {
+    const double *expected = t ? (const double *)t->twin : NULL;
+    const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;
+    double size = 0;
+    if (!t) return;
+    for (size_t i = 0; i < sample_count(t); i++) size += expected[i] * expected[i] / (double)sample_count(t);
+    size = fmax(sqrt(size), fmax(scale, 1e-30));
+    for (size_t i = 0; i < sample_count(t); i++) {
+        const double allowed = (rounding + relative) * fabs(expected[i]) + 10 * relative * size;
+        const double error = fabs(t->found[i] - expected[i]);
+        if (!(error <= allowed))
+            check_fail("%s[%zu,%zu] is %.6g, expected %.6g within %.2g", t->name, sample_at(t, i) / t->cols.size,
+                       sample_at(t, i) % t->cols.size, t->found[i], expected[i], allowed);
+        check.worst = fmax(check.worst, error / allowed);
+    }
+}
+
+static void expect(const Tensor *t, double scale) { expect_close(t, check_arithmetic(0), scale); }
+
+#endif

@@ -1,0 +1,160 @@
+/*
+The verb `doctor` on op sets that are wrong on purpose: an op that leaves one element off is found, whichever it is; an
+op that ends the program, hangs or finds no memory is a row, and the others are looked at.
+*/
+#include "test/base/child.h"
+#include "llmc/verbs/doctor.h"
+
+// Rows and columns are few enough that all of them are in the sample.
+#define TINY                                                                                                           \
+    "hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=4,"  \
+    "vocab_size=30"
+#define TINY_GPT2                                                                                                      \
+    "gpt2,hidden_size=16,num_attention_heads=2,n_inner=40,vocab_size=30,max_position_embeddings=64,num_hidden_layers=2"
+
+static const char *planted; // the op that is wrong
+
+// Adds to a random element of a random tensor that the running op may change.
+static void plant(const char *op) {
+    Tensor *t, *chosen = NULL;
+    char element[8];
+    size_t seen = 0;
+    if (!planted || strcmp(planted, op) != 0) return;
+    for (t = check.tensors; t; t = t->next)
+        if (t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN)
+            if (test_random_below(++seen) == 0) chosen = t;
+    const size_t i = test_random_below(tensor_count(chosen));
+    char *place = chosen->memory + GUARD + i * dtype_size(chosen->type);
+    ops_device->finish();
+    ops_device->copy_out(element, place, dtype_size(chosen->type));
+    element_write(element, chosen->type, 0, element_to_double(element, chosen->type, 0) * 1.1 + 0.5);
+    ops_device->copy_in(place, element, dtype_size(chosen->type));
+}
+
+#define RUN_void(call, op)                                                                                             \
+    call;                                                                                                              \
+    plant(#op)
+#define RUN_double(call, op) return call *(planted && !strcmp(planted, #op) ? 1.001 : 1.0)
+#define OP(type, op, parameters, arguments, ...)                                                                       \
+    static type planted_##op parameters { RUN_##type(ops_device->op arguments, op); }
+#define OP_HOST(...)
+#define OP_SCRATCH(...)
+#define OP_MEMORY(...)
+#include "llmc/ops/op_list.h"
+
+static void *allocate_little(size_t bytes) { return bytes > (size_t)24 << 20 ? NULL : ops_device->allocate(bytes); }
+
+static Ops ops_planted(void) {
+    Ops ops = *ops_device;
+#define OP(type, op, ...) ops.op = planted_##op;
+#define OP_HOST(...)
+#define OP_SCRATCH(...)
+#define OP_MEMORY(...)
+#include "llmc/ops/op_list.h"
+    ops.allocate = allocate_little;
+    return ops;
+}
+
+static void expect_rows(const char *model) {
+    static Ops ops;
+    static Options options;
+    ops = ops_planted(), options.seq_len = 16;
+    doctor.ops = &ops, doctor.options = &options, doctor.config = config_from_text(model, "a test", EXIT_USAGE);
+    for (size_t i = 0; i < OP_CHECKS; i++)
+        for (size_t trial = 0; trial < 4; trial++) {
+            DoctorRow row = {0};
+            test_case("%s of %.5s, %s", op_checks[i].name, model, trial ? "one element off" : "right");
+            planted = trial ? op_checks[i].name : NULL;
+            look_at_op(&row, i);
+            if (row.finding != (trial ? FINDING_WRONG : FINDING_OK)) test_fail("its row says: %s", row.text);
+        }
+    planted = NULL;
+    memset(&doctor, 0, sizeof(doctor));
+}
+
+TEST(every_op_is_found_wrong) {
+    expect_rows("qwen3," TINY);
+    expect_rows(TINY_GPT2);
+    expect_rows("gemma3," TINY ",sliding_window=5");
+}
+
+// ---- the verb ------------------------------------------------------------------------------------------------------
+static void scale_that_dies(Stored *x, double factor, size_t count) {
+    (void)x, (void)factor, (void)count;
+    die("an unspecified launch failure");
+}
+static void scale_that_hangs(Stored *x, double factor, size_t count) {
+    (void)x, (void)factor, (void)count;
+    sleep(100);
+}
+static int gone; // a device that answers no longer
+static void *allocate_where_gone(size_t bytes) {
+    if (gone) die("the device is gone");
+    return allocate_little(bytes);
+}
+static void scale_that_loses(Stored *x, double factor, size_t count) {
+    gone = 1;
+    scale_that_dies(x, factor, count);
+}
+static void *allocate_nothing(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+static const char *no_device(void) { return "no GPU was found"; }
+
+static void run_doctor(const void *context) {
+    static Options options;
+    options_set_defaults(&options);
+    options.verb = VERB_DOCTOR, options.seq_len = 16, options.json = 1, options.init = "qwen3," TINY;
+    doctor.ops = (const Ops *)context, doctor.patience = 2;
+    is_child = 1;
+    exit(verb_doctor(&options));
+}
+
+// Runs it on an op set; the row `name` contains `line`.
+static void expect_doctor(const Ops *ops, int code, const char *name, const char *line, size_t wrong, size_t rows) {
+    const Child *child = run_child(run_doctor, ops);
+    size_t found = 0;
+    const char *bad = strstr(child->err, "WRONG");
+    if (child->code != code) test_fail("exit code %d, expected %d: %s", child->code, code, bad ? bad : child->err);
+    cJSON *json = json_parse_object(child->out, strlen(child->out), "doctor's JSON");
+    const cJSON *row, *all = json_get(json, "rows");
+    cJSON_ArrayForEach(row, all) {
+        const char *text = json_get(row, "text")->valuestring, *finding = json_get(row, "finding")->valuestring;
+        if (strcmp(json_get(row, "name")->valuestring, name) != 0) continue;
+        found = 1;
+        if (!strstr(text, line)) test_fail("the row %s says: %s", name, text);
+        if (!strcmp(finding, "wrong") != !!code) test_fail("the row %s is %s", name, finding);
+    }
+    if (!found) test_fail("no row %s: %s", name, child->err);
+    if ((size_t)json_get(json, "wrong")->valuedouble != wrong) test_fail("%.0f wrong rows, expected %zu", json_get(json, "wrong")->valuedouble, wrong);
+    if ((size_t)cJSON_GetArraySize(all) < rows) test_fail("%d rows: %s", cJSON_GetArraySize(all), child->err);
+    cJSON_Delete(json);
+}
+
+TEST(rows_stand_for_themselves) {
+    Ops ops = ops_planted();
+    test_case("all is well");
+    expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CHECKS + 9);
+    test_case("an op ends the program");
+    ops.scale = scale_that_dies;
+    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CHECKS + 9);
+    test_case("an op hangs");
+    ops.scale = scale_that_hangs;
+    expect_doctor(&ops, 1, "scale", "hangs", 1, 9);
+    test_case("the device is lost");
+    ops.scale = scale_that_loses, ops.allocate = allocate_where_gone;
+    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, 9);
+    test_case("the device is full");
+    ops = ops_planted(), ops.allocate = allocate_nothing;
+    expect_doctor(&ops, 1, "products", "end what else uses it", OP_CHECKS + 4, OP_CHECKS + 9);
+    test_case("no device");
+    ops = ops_planted(), ops.device_problem = no_device;
+    expect_doctor(&ops, 0, "machine", "", 0, 1);
+}
+
+int main(int argc, char **argv) {
+    dist_start();
+    progress_off = 1;
+    RUN_LISTED(argc, argv, NULL);
+}
