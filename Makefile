@@ -62,7 +62,9 @@ MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
-HAVE_OPENMP := $(or $(call try_flag,-fopenmp),$(call try_flag,-fopenmp-simd))
+# PORTABLE has the runtime of OpenMP inside; where the compiler has no such file (clang) it has one thread.
+OPENMP_LIB  := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a))))
+HAVE_OPENMP := $(or $(if $(filter yes,$(PORTABLE:%=yes)$(OPENMP_LIB)),,$(call try_flag,-fopenmp)),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 
 # A program uses a part of what its headers hold. C++ warns of what C allows: {0}.
@@ -75,8 +77,6 @@ ifneq ($(CJSON),)
 CJSON_OBJECT := $(BUILD)/cJSON.o
 CJSON_FLAGS  := -I$(BUILD)/include
 endif
-# Libraries of the compiler, as files where they are to be inside
-OPENMP_LIB := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a))))
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) $(if $(HAVE_ONEDNN),-ldnnl) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)

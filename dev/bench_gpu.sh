@@ -13,11 +13,8 @@ MODELS=${MODELS:-llama3.1-8b qwen3-8b}
 BUILD=${BUILD:-build/cuda-$PRECISION}
 RESULTS=${RESULTS:-dev/results}
 export CUDA_DEVICE_ORDER=PCI_BUS_ID # the order of nvidia-smi
-gpu=${CUDA_VISIBLE_DEVICES:-0}
-gpu=${gpu%%,*}
-ask() { nvidia-smi -i "$gpu" --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n 1; }
 
-device=$(ask name || true)
+device=$(ask_gpu name || true)
 case $device in
 '' | *rror* | *ailed* | No\ devices*)
     echo "bench-gpu: no GPU was found (nvidia-smi names none); make bench measures the CPU" >&2
@@ -38,16 +35,22 @@ fail() { # what: says so, and remembers it in subshells, too
     echo "FAILED: $1" >&2
     : >"$folder/failed"
 }
-clocks_before=$(ask clocks.sm,clocks.mem)
-"$BUILD/bench" "$REPEATS" >"$folder/ops" || { fail "$BUILD/bench $REPEATS"; echo null >"$folder/ops"; }
-clocks_after=$(ask clocks.sm,clocks.mem)
+watched "$folder/samples" "$BUILD/bench" "$REPEATS" >"$folder/ops" || { fail "$BUILD/bench $REPEATS"; echo null >"$folder/ops"; }
+ops_gpu=$(gpu_samples "$folder/samples")
 product=$(json_number product_tflop_per_s <"$folder/ops")
 
 # ---- bp ------------------------------------------------------------------------------------------------------------------------------
 # Memory that may be planned: measured use is to stay within 2 % + 300 MiB of the plan, and the context takes about 500 MiB.
-room=$(ask memory.free | awk '{ printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
+room=$(ask_gpu memory.free | awk '{ printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
 share_of() { # rate, of which rate: a number, or null where that is not known
     if [ -n "$2" ]; then awk "BEGIN { printf \"%.4f\", $1 / $2 }"; else printf null; fi
+}
+per_second() { awk "BEGIN { printf \"%.2f\", $1 / $seconds / 1e12 }"; } # FLOPs: TFLOP/s
+# model, length, causal model FLOPs: those of others, who count all T^2 pairs of a query and a key
+all_pairs_flops() {
+    shape=$("$BUILD/train" info --init "$1" --json --quiet)
+    awk -v L="$(echo "$shape" | json_number num_hidden_layers)" -v NH="$(echo "$shape" | json_number num_attention_heads)" \
+        -v HD="$(echo "$shape" | json_number head_dim)" -v T="$2" -v causal="$3" 'BEGIN { printf "%.0f", causal + 6 * L * NH * HD * T * (T - 1) }'
 }
 passes() {
     first=1
@@ -69,18 +72,24 @@ passes() {
                     echo "$model T = $T $method: $plan bytes do not fit into $room" >&2
                     continue
                 fi
-                # The first pass also loads kernels and chooses products: it matters where a pass is short.
-                repeat=$([ "$T" -gt 65536 ] && echo 1 || echo 3)
-                if ! result=$("$BUILD/train" bp $options --repeat "$repeat" --json --quiet); then
+                # The first pass warms up and does not count.
+                repeat=$([ "$T" -gt 65536 ] && echo 3 || echo 5)
+                if ! watched "$folder/samples" "$BUILD/train" bp $options --repeat "$repeat" --json --quiet >"$folder/result"; then
                     printf ', "fits": true, "failed": true}'
                     fail "$model T = $T $method"
                     continue
                 fi
-                rate=$(echo "$result" | json_number model_flops | awk -v s="$(echo "$result" | json_number seconds)" '{ printf "%.2f", $1 / s / 1e12 }')
+                result=$(cat "$folder/result")
+                seconds=$(echo "$result" | json_number seconds)
+                rate=$(per_second "$(echo "$result" | json_number model_flops)")
+                executed=$(per_second "$(echo "$result" | json_number flops)")
+                full=$(per_second "$(all_pairs_flops "$model" "$T" "$(echo "$result" | json_number model_flops)")")
+                tokens=$(awk "BEGIN { printf \"%.1f\", $T / $seconds }")
                 share=$(share_of "$rate" "$peak")
-                printf ', "fits": true, "repeat": %s, "model_tflop_per_s": %s, "share_of_peak": %s, "share_of_product": %s, "bp": %s}' \
-                    "$repeat" "$rate" "$share" "$(share_of "$rate" "$product")" "$result"
-                echo "$model T = $T $method: $(echo "$result" | json_number seconds) s, $rate TFLOP/s, $share of the peak" >&2
+                printf ', "fits": true, "repeat": %s, "tokens_per_s": %s, "executed_tflop_per_s": %s, "model_tflop_per_s": %s, "share_of_peak": %s, "share_of_peak_of_all_pairs": %s, "share_of_product": %s, "gpu": %s, "bp": %s}' \
+                    "$repeat" "$tokens" "$executed" "$rate" "$share" "$(share_of "$full" "$peak")" "$(share_of "$rate" "$product")" \
+                    "$(gpu_samples "$folder/samples")" "$result"
+                echo "$model T = $T $method: $seconds s, $tokens tokens/s, $executed TFLOP/s executed, MFU $share (of all T^2 pairs $(share_of "$full" "$peak"))" >&2
             done
         done
     done
@@ -96,11 +105,11 @@ slug=$(echo "$device" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-
 mkdir -p "$RESULTS"
 file=$RESULTS/bench-$slug-$(date -u +%Y-%m-%d).json
 cat >"$folder/json" <<END
-{"kind": "bench-gpu", "device": "$device", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$commit", "driver": "$(ask driver_version)",
+{"kind": "bench-gpu", "device": "$device", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$commit", "driver": "$(ask_gpu driver_version)",
  "libraries": "$libraries",
- "clocks_mhz": {"sm_mem_before": "$clocks_before", "sm_mem_after": "$clocks_after", "sm_mem_most": "$(ask clocks.max.sm,clocks.max.mem)"},
- "power_limit_w": "$(ask power.limit)", "peak_tflop_per_s": ${peak:-null},
- "convention": "causal model FLOPs: 6 x parameters in products x T + 6 x L x T^2 x NH x HD; recomputation not counted",
+ "clocks_mhz_most": "$(ask_gpu clocks.max.sm,clocks.max.mem)", "gpu_during_ops": $ops_gpu,
+ "power_limit_w": "$(ask_gpu power.limit)", "peak_tflop_per_s": ${peak:-null},
+ "convention": "causal model FLOPs: 6 x parameters in products x T + 6 x L x T^2 x NH x HD; recomputation not counted; share_of_peak_of_all_pairs: with T^2 query-key pairs, as others print it; gpu: least, median and most while it was busy",
  "bench": $(cat "$folder/ops"),
  "passes": [$(cat "$folder/bp")]}
 END

@@ -23,6 +23,31 @@ pictures_skipped() {
     echo "No pictures: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then $1."
 }
 
+# ---- the GPU that programs see as their first -------------------------------------------------------------------------------
+first_gpu() { gpu=${CUDA_VISIBLE_DEVICES:-0} && echo "${gpu%%,*}"; }
+ask_gpu() { nvidia-smi -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n 1; } # fields
+
+# watched FILE COMMAND...: runs it; what the GPU does meanwhile goes to FILE, five times a second
+watched() {
+    samples=$1
+    shift
+    $(command -v stdbuf >/dev/null && echo stdbuf -oL) nvidia-smi -i "$(first_gpu)" --format=csv,noheader,nounits -lms 200 \
+        --query-gpu=utilization.gpu,clocks.sm,power.draw,temperature.gpu >"$samples" 2>/dev/null &
+    watcher=$!
+    "$@"
+    watched_status=$?
+    kill $watcher 2>/dev/null
+    wait $watcher 2>/dev/null
+    return $watched_status
+}
+# Of that FILE as JSON, while the GPU was busy: least, median and most; null where it never was, or the driver does not tell
+gpu_samples() {
+    grep -v '\[' "$1" 2>/dev/null | awk -F ', *' 'NF == 4 && $1 >= 90' >"$1.busy"
+    [ -s "$1.busy" ] || { echo null && return; }
+    extremes() { cut -d , -f "$1" "$2" | sort -n | awk '{ v[NR] = $1 } END { printf "[%s, %s, %s]", v[1], (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2, v[NR] }'; }
+    echo "{\"samples\": $(grep -c . "$1.busy"), \"sm_mhz\": $(extremes 2 "$1.busy"), \"power_w\": $(extremes 3 "$1.busy"), \"temperature_c\": $(extremes 4 "$1.busy")}"
+}
+
 # ---- the StreamBP paper (arXiv 2506.03077) ---------------------------------------------------------------------------------
 PAPER_TABLES=scripts/paper/tables.csv
 PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of its longest sequences (Figure 3, Table 3)

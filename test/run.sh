@@ -197,11 +197,11 @@ sed 's/#.*//' test/rows.txt | while read -r program precisions rest; do
         [ "$on_gpu" = "$gpu" ] || continue
         [ -n "$quick_only" ] && [ -z "$quick" ] && continue
         case $names${ALL_CASES:-} in '' | 0) [ -z "$all" ] || continue ;; esac
-        case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $program/$precision/$library "*) echo "$line" ;; esac
+        case "$names " in ' ' | *" $name "* | *" $program "* | *" $library "* | *" $name/$precision "* | *" $program/$precision/$library "*) echo "$line" ;; esac
     done
 done >"$run/rows"
 for word in $names; do
-    [ -z "$gpu" ] || cut -d ' ' -f 1,3- "$run/rows" | grep -qwe "$word" || { echo "test-gpu: $word is no part of it; see test/rows.txt" >&2; exit 2; }
+    [ -z "$gpu" ] || cut -d ' ' -f 1,3- "$run/rows" | grep -qwe "${word%%/*}" || { echo "test-gpu: $word is no part of it; see test/rows.txt" >&2; exit 2; }
 done
 rows=$(wc -l <"$run/rows")
 [ "$rows" -gt 0 ] || { echo "run.sh: no row of test/rows.txt is called$names" >&2; exit 2; }

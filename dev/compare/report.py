@@ -241,6 +241,8 @@ def markdown(run):
     about = [f"\\* `{name}`: {note}." for name, note in notes]
     if attention:
         about.append("Attention: " + "; ".join(f"`{name}` {what}" for name, what in attention.items()) + ".")
+    if run["on_gpu"]:
+        about.append("Attention backward of the others adds in any order, which is faster; ours in a fixed one unless `--deterministic off`.")
     about += [f"Not taken part: `{name}`: {why}." for name, why in run["left_out"].items()]
     about.append("Made by `" + run["command"] + "`.")
     return lines + [""] + about

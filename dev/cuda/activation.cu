@@ -1,52 +1,50 @@
 /*
-Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels loop over packs with the grid's stride and divide
-to find the row; the candidates give every pack a thread of its own, rows on the grid's y axis (no division, no loop),
-and one of them takes the hardware's fast exponential and division.
+Playground of llmc/ops/cuda/activation.cuh: SwiGLU. The real kernels give every pack of a row a thread, and take the
+hardware's fast exponential and reciprocal; the candidates loop over the packs of all rows, with a division for each,
+and one of them has expf and an exact division, as activation.cuh before. Bytes: forward 3 s an element of out,
+backward 5 s.
 */
 #include "playground.cuh"
 #include "llmc/ops/cuda/activation.cuh"
 
-// s(z), as sigmoid() but by the special function units: a few units in the last place of fp32, far below bf16's
-// rounding
-__device__ inline float fast_sigmoid(float z, float *one_minus) {
-#ifdef CUDA_ON_CPU
+__device__ inline float exact_sigmoid(float z, float *one_minus) {
     const float e = expf(-fabsf(z)), large = 1.0f / (1.0f + e), small = e * large;
-#else
-    const float e = __expf(-fabsf(z)), large = __fdividef(1.0f, 1.0f + e), small = e * large;
-#endif
     *one_minus = z >= 0.0f ? small : large;
     return z >= 0.0f ? large : small;
 }
 
-// ---- candidates: thread (x, y) has pack x of row y ------------------------------------------------------------------
-template <int W, bool FAST> __global__ void swiglu_forward_flat_kernel(floatX *out, const floatX *gate_up, size_t FF) {
-    const size_t t = blockIdx.y, c = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (c >= FF) return;
-    const Pack<floatX, W> gate = pack_read<W>(gate_up + t * 2 * FF + c),
-                          up = pack_read<W>(gate_up + t * 2 * FF + FF + c);
-    Pack<floatX, W> result;
-    for (int j = 0; j < W; j++) {
-        float g = load(gate.x[j]), one_minus_s, s = FAST ? fast_sigmoid(g, &one_minus_s) : sigmoid(g, &one_minus_s);
-        result.x[j] = store(g * s * load(up.x[j]));
+// ---- candidates -----------------------------------------------------------------------------------------------------
+template <int W, bool EXACT>
+__global__ void swiglu_forward_loop_kernel(floatX *out, const floatX *gate_up, size_t n, size_t FF) {
+    FOR_EACH_PACK(i, n * (FF / W)) {
+        const size_t t = i / (FF / W), row = t * FF + i * W;
+        const Pack<floatX, W> gate = pack_read<W>(gate_up + row), up = pack_read<W>(gate_up + row + FF);
+        Pack<floatX, W> result;
+        for (int j = 0; j < W; j++) {
+            float g = load(gate.x[j]), other, s = EXACT ? exact_sigmoid(g, &other) : sigmoid(g, &other);
+            result.x[j] = store(g * s * load(up.x[j]));
+        }
+        pack_write(out + i * W, result);
     }
-    pack_write(out + t * FF + c, result);
 }
 
-template <int W, bool FAST>
-__global__ void swiglu_backward_flat_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up, size_t FF) {
-    const size_t t = blockIdx.y, c = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W, row = t * 2 * FF + c;
-    if (c >= FF) return;
-    const Pack<floatX, W> gate = pack_read<W>(gate_up + row), up = pack_read<W>(gate_up + row + FF),
-                          gradient = pack_read<W>(dout + t * FF + c);
-    Pack<floatX, W> dgate, dup;
-    for (int j = 0; j < W; j++) {
-        float g = load(gate.x[j]), d = load(gradient.x[j]), one_minus_s,
-              s = FAST ? fast_sigmoid(g, &one_minus_s) : sigmoid(g, &one_minus_s);
-        dgate.x[j] = store(d * load(up.x[j]) * (s + g * s * one_minus_s));
-        dup.x[j] = store(d * g * s);
+template <int W, bool EXACT>
+__global__ void swiglu_backward_loop_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up, size_t n,
+                                            size_t FF) {
+    FOR_EACH_PACK(i, n * (FF / W)) {
+        const size_t t = i / (FF / W), row = t * FF + i * W;
+        const Pack<floatX, W> gate = pack_read<W>(gate_up + row), up = pack_read<W>(gate_up + row + FF),
+                              gradient = pack_read<W>(dout + i * W);
+        Pack<floatX, W> dgate, dup;
+        for (int j = 0; j < W; j++) {
+            float g = load(gate.x[j]), d = load(gradient.x[j]), other,
+                  s = EXACT ? exact_sigmoid(g, &other) : sigmoid(g, &other);
+            dgate.x[j] = store(d * load(up.x[j]) * (s + g * s * other));
+            dup.x[j] = store(d * g * s);
+        }
+        pack_write(dgate_up + row, dgate);
+        pack_write(dgate_up + row + FF, dup);
     }
-    pack_write(dgate_up + row, dgate);
-    pack_write(dgate_up + row + FF, dup);
 }
 
 // ---- cases ----------------------------------------------------------------------------------------------------------
@@ -100,27 +98,25 @@ static void backward_real(Backward &c) {
                              c.shape.FF);
 }
 
-static dim3 flat_grid(Shape2 s) {
-    return dim3((unsigned)blocks_for(s.FF / full_pack<floatX>, LOOP_THREADS), (unsigned)s.n);
+static dim3 packs_grid(Shape2 s) { return loop_grid(s.n * s.FF / full_pack<floatX>); }
+template <bool EXACT> static void forward_loop(Forward &c) {
+    LAUNCH((swiglu_forward_loop_kernel<full_pack<floatX>, EXACT>), packs_grid(c.shape), LOOP_THREADS, 0)
+    (c.out.data, c.gate_up.data, c.shape.n, c.shape.FF);
 }
-template <bool FAST> static void forward_flat(Forward &c) {
-    LAUNCH((swiglu_forward_flat_kernel<full_pack<floatX>, FAST>), flat_grid(c.shape), LOOP_THREADS, 0)
-    (c.out.data, c.gate_up.data, c.shape.FF);
-}
-template <bool FAST> static void backward_flat(Backward &c) {
-    LAUNCH((swiglu_backward_flat_kernel<full_pack<floatX>, FAST>), flat_grid(c.shape), LOOP_THREADS, 0)
-    (c.dgate_up.data, c.dout.data, c.gate_up.data, c.shape.FF);
+template <bool EXACT> static void backward_loop(Backward &c) {
+    LAUNCH((swiglu_backward_loop_kernel<full_pack<floatX>, EXACT>), packs_grid(c.shape), LOOP_THREADS, 0)
+    (c.dgate_up.data, c.dout.data, c.gate_up.data, c.shape.n, c.shape.FF);
 }
 
 int main(int argc, char **argv) {
     playground_begin(argc, argv);
     compare<Forward>("swiglu_forward, n = 4096, FF = 12288", BYTES, {37, 2312}, {4096, 12288},
                      {{"llmc/ops/cuda/activation.cuh", forward_real},
-                      {"a thread for a pack", forward_flat<false>},
-                      {"a thread for a pack, fast exponential", forward_flat<true>}});
+                      {"a loop over packs", forward_loop<false>},
+                      {"a loop over packs, exact exponential", forward_loop<true>}});
     compare<Backward>("swiglu_backward, n = 4096, FF = 12288", BYTES, {37, 2312}, {4096, 12288},
                       {{"llmc/ops/cuda/activation.cuh", backward_real},
-                       {"a thread for a pack", backward_flat<false>},
-                       {"a thread for a pack, fast exponential", backward_flat<true>}});
+                       {"a loop over packs", backward_loop<false>},
+                       {"a loop over packs, exact exponential", backward_loop<true>}});
     return playground_end();
 }

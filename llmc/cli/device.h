@@ -61,9 +61,9 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
         ops_device->copy((char *)device + done * size, device, min_size(done, count - done) * size);
 }
 
-// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices, until
-// one takes a few milliseconds. Their elements are random: of zeros a GPU takes less power, and clocks higher. In memory
-// of the arena that is not in use (between two sequences: nearly all); 0 where that is too small.
+// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices,
+// until one takes a few milliseconds. Their elements are random: on zeros a GPU takes less power, and its clocks are
+// higher. In memory of the arena that is not in use (between two sequences: nearly all); 0 where that is too small.
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;

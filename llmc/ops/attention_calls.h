@@ -2,7 +2,7 @@
 Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and those
 that are left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
 
-Forward: a span with enough queries and keys is one call of its exact lengths.
+Forward: a span with enough queries and keys is one call of its exact lengths, below 2^31 elements of queries.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known, and each length of a call costs the
 library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on, and
@@ -150,12 +150,14 @@ static void own_call(Span span, KeyRange keys, AttentionTake *take, void *to) {
 // ---- forward --------------------------------------------------------------------------------------------------------
 static void attention_forward_calls(const AttentionCut *cut, const AttentionShape *shape, AttentionTake *take,
                                     void *to) {
+    // partial results are staged: no more than a block; otherwise less than 2^31 elements of queries
+    const size_t most = shape->partial ? 1 : max_size(1, INT32_MAX / (cut->NH * cut->HD * cut->block));
     for (size_t i = 0; i < 2 * shape->spans.count; i++) {
         AttentionPart part[2];
         attention_parts(shape, shape->spans.span[i / 2], part);
         const AttentionPart p = part[i % 2];
-        for (size_t t = p.span.begin, n; t < p.span.end; t += n) { // partial results are staged: no more than a block
-            n = shape->partial ? min_size(p.span.end - t, cut->block) : p.span.end - t;
+        for (size_t t = p.span.begin, n; t < p.span.end; t += n) {
+            n = min_size(p.span.end - t, most * cut->block);
             const KeyRange keys = {max_size(p.keys.begin, first_key(p.span.document, t, cut->window)),
                                    p.causal ? t + n : p.keys.end};
             AttentionCall call = {span_part(p.span, t, t + n), keys, n, cut->NKV, 0, p.causal};

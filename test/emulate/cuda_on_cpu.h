@@ -492,6 +492,10 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, unsigned 
     return cuda_on_cpu::shuffle(mask, value, (cuda_on_cpu::block.running % 32) ^ bits, line);
 }
 
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float fast_exp2(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
+
 template <int BYTES> inline void fetch(void *to, const void *from, bool valid, int line = __builtin_LINE()) {
     cuda_on_cpu::fetch_begin(to, valid ? from : NULL, BYTES, line);
 }

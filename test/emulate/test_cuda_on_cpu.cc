@@ -5,6 +5,7 @@ plain loops, from the tables of the PTX manual. And where libraries are found.
 */
 #include "llmc/ops/cuda/library.h"
 #include "llmc/ops/cuda/mma.cuh"
+#include "llmc/ops/cuda/norm.cuh"
 extern "C" {
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -278,6 +279,28 @@ TEST(library_of_a_named_folder) {
     assert_non_null(strstr(error, "bad/libstreambp_test.so.1"));
     unsetenv("STREAMBP_LIBRARIES");
     free(libm);
+}
+
+// ---- launches -------------------------------------------------------------------------------------------------------
+// Qwen3-8B's QK-norm keeps 132 processors busy: two warps or more for each of their four schedulers. Every launch fits
+// the scratch that was planned, which does not shrink when rows are added.
+TEST(norm_launches) {
+    const NormShape heads = norm_shape(128 / full_pack<floatX>, NORM_PACKS[0]);
+    const size_t blocks = norm_blocks(131072, heads.threads.y);
+    assert_int_equal(heads.threads.x, 128 / full_pack<floatX>);
+    assert_true(blocks * heads.threads.x * heads.threads.y / LANES >= 2 * 4 * 132);
+    for (size_t C = 1; C < 20000; C += 1 + C / 3)
+        for (size_t n = 1, before = 0; n < 200000; n += 1 + n / 2) {
+            const size_t scratch = cuda_norm_backward_scratch(n, C);
+            assert_true(scratch >= before);
+            before = scratch;
+            for (int most : NORM_PACKS) {
+                const NormShape s = norm_shape(C, most);
+                assert_true(s.threads.x * s.threads.y <= (s.threads.y > 1 ? NORM_THREADS : NORM_MOST_THREADS));
+                assert_true(!s.P || s.threads.x * (size_t)s.P >= C);
+                assert_true(2 * norm_blocks(n, s.threads.y) * C <= scratch);
+            }
+        }
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

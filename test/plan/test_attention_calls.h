@@ -76,6 +76,17 @@ TEST(attention_calls_cover_every_pair_once) {
     if (taken < 200) test_fail("the library takes something of %zu spans", taken);
 }
 
+TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements are 524288 queries
+    const AttentionChoice choice = {0, 0};
+    const AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
+    const Span span = {0, 0, 1200000, 0};
+    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
+    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0};
+    attention_forward_calls(&cut, &shape, attention_count, &forward);
+    if (forward.calls != 3 || forward.library != span_pairs(span, all_keys, 0))
+        test_fail("%g calls of %g pairs", forward.calls, forward.library);
+}
+
 // Percent of query-key pairs that are left to our own kernels, forward or backward, whichever is more
 static double own_percent(const Batch *batch, size_t ranks) {
     const AttentionChoice choice = {0, 0};

@@ -101,6 +101,7 @@ def fault_of(words):
     if name == "make":
         if any("cuda" in a for a in arguments) and not HAS_NVCC:
             return False
+        arguments = [a for a in arguments if not a.startswith("CUDA=")]  # a folder that the user makes
         return run(["make", "-n", *arguments], env={**os.environ, "DEPS": "skip", "MAKEFLAGS": ""})
     if name in ("python", "python3", "sh") and arguments and not arguments[0].startswith("-"):
         if "/" not in arguments[0]:

@@ -10,7 +10,7 @@ each tensor. Bytes moved per element of out: a gated one 3 s forward, 5 s backwa
 
 // s(z) = 1 / (1 + exp(-z)), and 1 - s(z) without cancellation
 __device__ inline float sigmoid(float z, float *one_minus) {
-    float e = expf(-fabsf(z)), large = 1.0f / (1.0f + e), small = e * large;
+    const float e = fast_exp2(-LOG2_E * fabsf(z)), large = fast_reciprocal(1.0f + e), small = e * large;
     *one_minus = z >= 0.0f ? small : large;
     return z >= 0.0f ? large : small;
 }
@@ -19,9 +19,8 @@ __device__ inline float sigmoid(float z, float *one_minus) {
 template <int W, int KIND>
 __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t n, size_t FF) {
     constexpr bool GATED = KIND != ACTIVATION_GELU;
-    const size_t packs = FF / W;
-    FOR_EACH_PACK(i, n * packs) {
-        const size_t t = GATED ? i / packs : 0, c = (i - t * packs) * W, row = t * 2 * FF + c;
+    FOR_EACH_ROW(t, c, W, n, FF) {
+        const size_t row = t * 2 * FF + c;
         const Pack<floatX, W> gate = pack_read<W>(in + row);
         Pack<floatX, W> up, result;
         if (GATED) up = pack_read<W>(in + row + FF);
@@ -36,9 +35,8 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
 template <int W, int KIND>
 __global__ void activation_backward_kernel(floatX *din, const floatX *dout, const floatX *in, size_t n, size_t FF) {
     constexpr bool GATED = KIND != ACTIVATION_GELU;
-    const size_t packs = FF / W;
-    FOR_EACH_PACK(i, n * packs) {
-        const size_t t = GATED ? i / packs : 0, c = (i - t * packs) * W, row = t * 2 * FF + c;
+    FOR_EACH_ROW(t, c, W, n, FF) {
+        const size_t row = t * 2 * FF + c;
         const Pack<floatX, W> gate = pack_read<W>(in + row), gradient = pack_read<W>(dout + t * FF + c);
         Pack<floatX, W> up, dgate, dup;
         if (GATED) up = pack_read<W>(in + row + FF);
@@ -68,7 +66,7 @@ template <typename F> static void with_activation(ActivationKind kind, size_t n,
 
 static void cuda_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
     with_activation(kind, n, FF, all_aligned(out, in), [&](auto W, auto KIND, size_t rows, size_t columns) {
-        LAUNCH((activation_forward_kernel<W, KIND>), loop_grid(n * FF / W), LOOP_THREADS, 0)
+        LAUNCH((activation_forward_kernel<W, KIND>), rows_grid(rows, columns / W), rows_threads(columns / W), 0)
         ((floatX *)out, (const floatX *)in, rows, columns);
     });
 }
@@ -76,7 +74,7 @@ static void cuda_activation_forward(Stored *out, const Stored *in, ActivationKin
 static void cuda_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
                                      size_t FF) {
     with_activation(kind, n, FF, all_aligned(din, dout, in), [&](auto W, auto KIND, size_t rows, size_t columns) {
-        LAUNCH((activation_backward_kernel<W, KIND>), loop_grid(n * FF / W), LOOP_THREADS, 0)
+        LAUNCH((activation_backward_kernel<W, KIND>), rows_grid(rows, columns / W), rows_threads(columns / W), 0)
         ((floatX *)din, (const floatX *)dout, (const floatX *)in, rows, columns);
     });
 }

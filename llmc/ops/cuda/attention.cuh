@@ -12,7 +12,7 @@ than with atomics. Head sizes are padded with zeros to the next of with_head_siz
 #define LLMC_CUDA_ATTENTION_CUH
 #include "attention_tiles.cuh"
 
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LN_2 = 0.6931471805599453f;
 
 // Elements of out and dq: rounded, or sums over ranges of keys, whose kernels need more registers.
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;

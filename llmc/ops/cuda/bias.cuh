@@ -1,31 +1,39 @@
 /*
-A bias in op set "cuda" where cuBLASLt does not add it, and its gradient: dbias[OC] += column sums of dout[n,OC]. A
-block sums a strip of columns, its warps every BIAS_WARPS-th row each; rows are taken in groups, so that the rounding
-error of a long sum grows with the number of groups and the length of one. Bytes moved per element: s.
+Column sums in op set "cuda", and a bias where cuBLASLt does not add it; its gradient is dbias[OC] += column sums of
+dout[n,OC]. A block sums a strip of columns, its warps every COLUMN_WARPS-th row each, COLUMN_ROWS of them read at a
+time; rows are taken in groups, so that the rounding error of a long sum grows with the number of groups and the length
+of one. Bytes moved per element: s.
 */
 #ifndef LLMC_CUDA_BIAS_CUH
 #define LLMC_CUDA_BIAS_CUH
 #include "platform.cuh"
 
-constexpr unsigned BIAS_WARPS = 16;
+constexpr unsigned COLUMN_WARPS = 16, COLUMN_ROWS = 8;
 
 namespace { // of each program's own: dev/cuda/bench.cu has this file beside the op set
-__global__ void bias_backward_kernel(float *dbias, const floatX *dout, size_t n, size_t OC,
-                                     size_t stride) {
-    constexpr size_t GROUP = 64;
-    SHARED(float, parts, BIAS_WARPS *LANES);
+template <typename T> __global__ void column_sums_kernel(float *sums, const T *x, size_t n, size_t C, size_t stride) {
+    constexpr size_t GROUP = 64 / COLUMN_ROWS;
+    SHARED(float, parts, COLUMN_WARPS *LANES);
     const size_t column = (size_t)blockIdx.x * LANES + threadIdx.x;
     float sum = 0.0f;
-    for (size_t t = threadIdx.y; t < n && column < OC;) {
+    for (size_t t = threadIdx.y; t < n && column < C;) {
         float group = 0.0f;
-        for (size_t i = 0; i < GROUP && t < n; i++, t += BIAS_WARPS) group += load(dout[t * stride + column]);
+        for (size_t i = 0; i < GROUP && t < n; i++, t += COLUMN_ROWS * COLUMN_WARPS) {
+            float values[COLUMN_ROWS];
+#pragma unroll
+            for (unsigned j = 0; j < COLUMN_ROWS; j++) {
+                const size_t row = t + j * COLUMN_WARPS;
+                values[j] = row < n ? load(x[row * stride + column]) : 0.0f;
+            }
+            for (unsigned j = 0; j < COLUMN_ROWS; j++) group += values[j];
+        }
         sum += group;
     }
     parts[threadIdx.y * LANES + threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y || column >= OC) return;
-    for (unsigned i = 1; i < BIAS_WARPS; i++) sum += parts[i * LANES + threadIdx.x];
-    dbias[column] += sum;
+    if (threadIdx.y || column >= C) return;
+    for (unsigned i = 1; i < COLUMN_WARPS; i++) sum += parts[i * LANES + threadIdx.x];
+    sums[column] += sum;
 }
 
 __global__ void bias_add_kernel(floatX *out, const floatX *bias, size_t n, size_t OC, size_t stride) {
@@ -41,9 +49,14 @@ static void bias_add(Stored *out, const Stored *bias, size_t n, size_t OC, size_
     LAUNCH((bias_add_kernel), loop_grid(n * OC), LOOP_THREADS, 0)((floatX *)out, (const floatX *)bias, n, OC, stride);
 }
 
+// sums[C] += column sums of x[n,C], stride elements from row to row
+template <typename T> static void column_sums(Summed *sums, const T *x, size_t n, size_t C, size_t stride) {
+    LAUNCH((column_sums_kernel<T>), dim3((unsigned)blocks_for(C, LANES)), dim3(LANES, COLUMN_WARPS), 0)
+    ((float *)sums, x, n, C, stride);
+}
+
 static void bias_backward(Summed *dbias, const Stored *dout, size_t n, size_t OC, size_t stride) {
-    LAUNCH((bias_backward_kernel), dim3((unsigned)blocks_for(OC, LANES)), dim3(LANES, BIAS_WARPS), 0)
-    ((float *)dbias, (const floatX *)dout, n, OC, stride);
+    column_sums(dbias, (const floatX *)dout, n, OC, stride);
 }
 
 #endif

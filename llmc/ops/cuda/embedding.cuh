@@ -1,8 +1,8 @@
 /*
 Token and learned position embeddings of op set "cuda": rows of a table gathered forward, scattered back.
 
-Backward sorts the stream by table row first, so that one block owns a row's sum and adds it up in stream order: no
-atomics. The sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts
+Backward sorts the stream by table row first: equal rows are a run, which one block sums in stream order, or where it
+is longer than FREQUENT the warps of a block, each in order, for a strip of columns: no atomics. The sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts
 into places, tiles move their tokens there. It costs a few integers per token, nothing beside the rows of dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
@@ -13,9 +13,7 @@ into places, tiles move their tokens there. It costs a few integers per token, n
 template <int W>
 __global__ void embedding_forward_kernel(floatX *out, const int32_t *tokens, const int32_t *position, const floatX *wte,
                                          const floatX *wpe, size_t n, size_t C, float scale) {
-    const size_t packs = C / W;
-    FOR_EACH_PACK(i, n * packs) {
-        const size_t t = i / packs, c = i % packs * W;
+    FOR_EACH_ROW(t, c, W, n, C) {
         Pack<floatX, W> row = pack_read<W>(wte + (size_t)tokens[t] * C + c);
         if (wpe) {
             const Pack<floatX, W> place = pack_read<W>(wpe + (size_t)position[t] * C + c);
@@ -30,7 +28,7 @@ __global__ void embedding_forward_kernel(floatX *out, const int32_t *tokens, con
 static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int32_t *position, const Stored *wte,
                                    const Stored *wpe, size_t n, size_t C, double scale) {
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(out, wte, wpe), [&](auto W) {
-        LAUNCH((embedding_forward_kernel<W>), loop_grid(n * C / W), LOOP_THREADS, 0)
+        LAUNCH((embedding_forward_kernel<W>), rows_grid(n, C / W), rows_threads(C / W), 0)
         ((floatX *)out, tokens, position, (const floatX *)wte, (const floatX *)wpe, n, C, (float)scale);
     });
 }
@@ -117,57 +115,93 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
     return order;
 }
 
-// Block (i, j): if the i-th token of the sorted stream is the first of its row, adds the row's sum over columns of
-// part j. Groups of tokens are summed apart, which bounds the rounding error.
-template <typename T, int W>
+constexpr unsigned FREQUENT = 256, FREQUENT_WARPS = 16;
+
+// Adds the sum of a run to its table row, at the columns of thread x and of part blockIdx.y. Block x has the run that
+// begins at place x, if it is of at most `frequent` (a power of two, or N) tokens; LONG: a longer run, in which
+// x * frequent is the first place of this form, and of its batches warp y sums every blockDim.y-th. A batch is read at
+// once, and summed apart.
+template <typename T, int W, bool LONG>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
-                                          size_t C, float scale) {
-    constexpr size_t GROUP = 64;
-    const size_t first = blockIdx.x, c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
-    const int32_t row = index[order[first]];
-    if (c >= C || (first && index[order[first - 1]] == row)) return;
-    float sum[W] = {};
-    size_t i = first;
-    for (bool more = true; more;) {
-        float group[W] = {};
-        const size_t end = i + GROUP < N ? i + GROUP : N;
-        for (; i < end && index[order[i]] == row; i++) {
-            const Pack<floatX, W> pack = pack_read<W>(dx + (size_t)order[i] * C + c);
-            for (int j = 0; j < W; j++) group[j] += load(pack.x[j]);
-        }
-        for (int j = 0; j < W; j++) sum[j] += group[j];
-        more = i < N && i == end;
+                                          size_t C, float scale, size_t frequent) {
+    constexpr int BATCH = 4;
+    const size_t place = LONG ? blockIdx.x * frequent : blockIdx.x;
+    const size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
+    const int32_t row = index[order[place]];
+    const auto in_run = [&](size_t i) { return i < N && index[order[i]] == row; };
+    size_t begin = place;
+    if (LONG) {
+        if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most of them
+        if (place && in_run(place - frequent)) return;
+        for (size_t step = frequent / 2; step && place; step /= 2)
+            if (in_run(begin - step)) begin -= step;
+    } else if (place && in_run(place - 1)) {
+        return;
     }
-    for (int j = 0; j < W; j++) {
+    if (in_run(begin + frequent) != LONG) return;
+    float sum[W] = {};
+    for (size_t i = begin + threadIdx.y * BATCH; c < C && i < N; i += blockDim.y * BATCH) {
+        Pack<floatX, W> pack[BATCH];
+        size_t token[BATCH];
+        bool same[BATCH];
+        for (int b = 0; b < BATCH; b++) token[b] = order[i + b < N ? i + b : i];
+        for (int b = 0; b < BATCH; b++) same[b] = (i + b < N) & (index[token[b]] == row);
+        if (!same[0]) break;
+        for (int b = 0; b < BATCH; b++)
+            if (same[b]) pack[b] = pack_read<W>(dx + token[b] * C + c);
+        for (int j = 0; j < W; j++) {
+            float group = 0.0f;
+            for (int b = 0; b < BATCH; b++) group += same[b] ? load(pack[b].x[j]) : 0.0f;
+            sum[j] += group;
+        }
+    }
+    if (LONG) {
+        SHARED(float, parts, FREQUENT_WARPS *LANES *W);
+        for (int j = 0; j < W; j++) parts[(threadIdx.y * W + j) * LANES + threadIdx.x] = sum[j];
+        __syncthreads();
+        for (unsigned warp = 1; threadIdx.y == 0 && warp < blockDim.y; warp++)
+            for (int j = 0; j < W; j++) sum[j] += parts[(warp * W + j) * LANES + threadIdx.x];
+    }
+    for (int j = 0; j < W && threadIdx.y == 0 && c < C; j++) {
         T *to = dw + (size_t)row * C + c + j;
         set_value(to, load(*to) + scale * sum[j]);
     }
+}
+
+// frequent: the longest run that one block takes
+template <typename T>
+static void embedding_add(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N, size_t C,
+                          double scale, size_t frequent) {
+    with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx), [&](auto W) {
+        const unsigned packs = (unsigned)(C / W), threads = packs < 128 ? (packs + LANES - 1) / LANES * LANES : 128;
+        LAUNCH((embedding_backward_kernel<T, W, false>), dim3((unsigned)N, (unsigned)blocks_for(packs, threads)),
+               threads, 0)
+        (dw, dx, order, index, N, C, (float)scale, frequent);
+        LAUNCH((embedding_backward_kernel<T, W, true>),
+               dim3((unsigned)blocks_for(N, frequent), (unsigned)blocks_for(packs, LANES)), dim3(LANES, FREQUENT_WARPS),
+               0)
+        (dw, dx, order, index, N, C, (float)scale, frequent);
+    });
 }
 
 static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
                                     size_t rows, size_t C, double scale, Summed *scratch) {
     const int32_t *order = sort_by_row((int32_t *)scratch, index, N, rows);
     with_type(dw_type, "embedding_backward", [&]<typename T>(T *) {
-        with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx), [&](auto W) {
-            const size_t packs = C / W, threads = packs < 128 ? (packs + LANES - 1) / LANES * LANES : 128;
-            LAUNCH((embedding_backward_kernel<T, W>), dim3((unsigned)N, (unsigned)blocks_for(packs, threads)),
-                   (unsigned)threads, 0)
-            ((T *)dw, (const floatX *)dx, order, index, N, C, (float)scale);
-        });
+        embedding_add((T *)dw, (const floatX *)dx, order, index, N, C, scale, FREQUENT);
     });
 }
 
 // ---- rows put elsewhere ---------------------------------------------------------------------------------------------
 template <int W>
 __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
-    const size_t packs = width / W;
-    FOR_EACH_PACK(i, n * packs)
-    pack_write(out + (size_t)row[i / packs] * width + i % packs * W, pack_read<W>(in + i * W));
+    FOR_EACH_ROW(t, c, W, n, width)
+    pack_write(out + (size_t)row[t] * width + c, pack_read<W>(in + t * width + c));
 }
 
 static void cuda_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
     with_width<floatX>(width % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
-        LAUNCH((scatter_rows_kernel<W>), loop_grid(n * width / W), LOOP_THREADS, 0)
+        LAUNCH((scatter_rows_kernel<W>), rows_grid(n, width / W), rows_threads(width / W), 0)
         ((floatX *)out, (const floatX *)in, row, n, width);
     });
 }

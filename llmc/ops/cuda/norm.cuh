@@ -2,193 +2,270 @@
 RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward, in the formulas of
 llmc/ops/cpu/norm.h.
 
-blockDim.x threads (a warp, or several where rows are long) share a row and blockDim.y rows are done at a time; thread
-x takes packs x, x + blockDim.x, ..., so that a row comes from the cache the second time. Backward gives each of a fixed
-number of row takers a line of scratch for its part of dw (and db), kept in registers while it walks its rows; a second
-kernel adds the lines in order. Bytes moved per element: forward 2 s; backward 3 s, 4 s where dx accumulates.
+blockDim.x threads share a row (a part of a warp, a warp, or several) and a block does blockDim.y rows at a time. Thread
+x has packs x, x + blockDim.x, ...: P of them, read into registers together with all else that a row needs before the
+first sum waits; P = 0: any number, read again where they are needed. Backward's blocks walk rows with the grid's
+stride, keep their part of dw (and db) in registers, and write it to a line of scratch; then the lines are summed. Bytes
+moved per element: forward 2 s, 3 s with a residual; backward 3 s, 4 s where dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH
-#include "platform.cuh"
+#include "bias.cuh"
 
 constexpr unsigned NORM_THREADS = 256, NORM_MOST_THREADS = 512;
-constexpr size_t NORM_TAKERS = 528; // 4 for each of an H100's processors: a constant, so that a plan needs no device
+constexpr unsigned NORM_WARPS = NORM_MOST_THREADS / LANES; // most of a block
+constexpr int NORM_PACKS[] = {4, 2}; // P of RMSNorm's and LayerNorm's rows of more packs than a warp has threads
+constexpr size_t NORM_BLOCKS = 528;  // 4 for each of an H100's processors: a constant, so that a plan needs no device
 
-// Threads of a row, and rows of a block. packs: in a row
-static inline dim3 norm_threads(size_t packs) {
-    unsigned x = LANES;
-    while (x < NORM_THREADS && x < packs) x *= 2;
-    return dim3(x, NORM_THREADS / x);
-}
-
-struct RowStatistics {
-    float mean, rstd;
+struct NormShape {
+    int P;
+    dim3 threads; // of a row; rows
 };
 
-template <int W, bool CENTRED>
-__device__ inline RowStatistics row_statistics(const floatX *x, size_t C, float eps, float *partial) {
-    RowStatistics s = {0.0f, 0.0f};
-    const auto sum_of = [&](auto term) {
-        float sum = 0.0f;
-        for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-            const Pack<floatX, W> pack = pack_read<W>(x + c);
-            for (int j = 0; j < W; j++) sum += term(load(pack.x[j]));
-        }
-        sum = row_sum(sum, partial);
-        __syncthreads();
-        return sum;
-    };
-    if (CENTRED) s.mean = sum_of([](float value) { return value; }) / (float)C;
-    const float squares = sum_of([&](float value) { return (value - s.mean) * (value - s.mean); });
-    s.rstd = 1.0f / sqrtf(squares / (float)C + eps);
+// packs: in a row; most: P of a long one. Rows of one pack a thread leave registers for 8 warps a block, others for 4.
+static NormShape norm_shape(size_t packs, int most) {
+    NormShape s = {packs <= LANES ? 1 : most, dim3(4)};
+    if (packs > NORM_MOST_THREADS * most) return NormShape{0, dim3(NORM_MOST_THREADS)};
+    while (s.threads.x * s.P < packs || (s.P > 1 && s.threads.x < LANES)) s.threads.x *= 2;
+    s.threads.y = NORM_THREADS / (s.P > 1 ? 2 : 1) / s.threads.x;
+    if (!s.threads.y) s.threads.y = 1;
     return s;
 }
 
-// All threads of a block meet at every barrier: those without a row do the last one again and write nothing. Row t is
-// shifted by shift + t * stride, NULL: by nothing.
-template <int W, bool CENTRED>
-__global__ void norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride,
-                                    size_t n, size_t C, float eps, float offset) {
-    SHARED(float, partials, NORM_THREADS / LANES);
-    float *partial = partials + threadIdx.y * (blockDim.x / LANES);
-    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y, t = row < n ? row : n - 1;
-    const RowStatistics s = row_statistics<W, CENTRED>(x + t * C, C, eps, partial);
-    if (row >= n) return;
-    for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        Pack<floatX, W> pack = pack_read<W>(x + t * C + c);
-        const Pack<floatX, W> scale = pack_read<W>(w + c);
-        Pack<floatX, W> add;
-        if (shift) add = pack_read<W>(shift + t * stride + c);
-        for (int j = 0; j < W; j++) {
-            float y = (load(pack.x[j]) - s.mean) * s.rstd * (load(scale.x[j]) + offset);
-            pack.x[j] = store(shift ? y + load(add.x[j]) : y);
+// Calls f(number, first element) of this thread's packs of a row.
+template <int W, int P, typename F> __device__ inline void for_packs(size_t C, F f) {
+    if constexpr (P > 0) {
+#pragma unroll
+        for (int p = 0; p < P; p++) {
+            const unsigned c = (threadIdx.x + p * blockDim.x) * W;
+            if (c < C) f(p, (size_t)c);
         }
-        pack_write(out + t * C + c, pack);
+    } else {
+        for (size_t c = threadIdx.x * W; c < C; c += blockDim.x * W) f(0, c);
     }
+}
+
+template <int W, int P> using RowPacks = Pack<floatX, W>[P ? P : 1];
+
+// The pack of a row whose first element is at `from`: kept[p], or read
+template <int W, int P>
+__device__ inline Pack<floatX, W> row_pack(const RowPacks<W, P> &kept, int p, const floatX *from) {
+    return P ? kept[p] : pack_read<W>(from);
+}
+
+// Has the compiler hold the packs between two passes over a row, not the floats that the first one made of them.
+template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs) {
+    (void)packs;
+#ifndef CUDA_ON_CPU
+    if constexpr (P > 0 && sizeof(packs[0]) == sizeof(uint4))
+        for (Pack<floatX, W> &pack : packs) {
+            uint4 *bits = (uint4 *)&pack;
+            asm volatile("" : "+r"(bits->x), "+r"(bits->y), "+r"(bits->z), "+r"(bits->w));
+        }
+#endif
+}
+
+// Sums over the threads of a row. partials: [NORM_WARPS, SUMS], others than those of the call before, so that one
+// barrier is enough
+template <int SUMS> __device__ inline void norm_sums(float (&sum)[SUMS], float *partials) {
+    const unsigned warps = blockDim.x / LANES, lane = threadIdx.x % LANES;
+    for (unsigned step = (warps ? LANES : blockDim.x) / 2; step; step /= 2)
+        for (int i = 0; i < SUMS; i++) sum[i] += __shfl_xor_sync(ALL_LANES, sum[i], step);
+    if (warps <= 1) return;
+    partials += threadIdx.y * warps * SUMS;
+    for (int i = 0; i < SUMS && lane == 0; i++) partials[threadIdx.x / LANES * SUMS + i] = sum[i];
+    __syncthreads();
+    for (int i = 0; i < SUMS; i++) {
+        sum[i] = 0.0f;
+        for (unsigned warp = 0; warp < warps; warp++) sum[i] += partials[warp * SUMS + i];
+    }
+}
+
+// Row t is shifted by shift + t * stride, NULL: by nothing. All threads of a block meet at every barrier: those without
+// a row do the last one again and write nothing.
+template <int W, int P, bool CENTRED>
+__global__ void __launch_bounds__(NORM_MOST_THREADS)
+    norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride, size_t n,
+                        size_t C, float mean_of, float eps, float offset) {
+    SHARED(float, partials, 2 * NORM_WARPS);
+    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y, t = row < n ? row : n - 1;
+    RowPacks<W, P> in, scale, add;
+    x += t * C, out += t * C;
+    if (shift) shift += t * stride;
+    if (P)
+        for_packs<W, P>(C, [&](int p, size_t c) {
+            in[p] = pack_read<W>(x + c), scale[p] = pack_read<W>(w + c);
+            if (shift) add[p] = pack_read<W>(shift + c);
+        });
+    float mean = 0.0f, squares[1] = {};
+    if (CENTRED) {
+        float sum[1] = {};
+        for_packs<W, P>(C, [&](int p, size_t c) {
+            const Pack<floatX, W> values = row_pack<W, P>(in, p, x + c);
+            for (int j = 0; j < W; j++) sum[0] += load(values.x[j]);
+        });
+        norm_sums(sum, partials);
+        mean = sum[0] * mean_of;
+        hold_packs<W, P>(in);
+    }
+    for_packs<W, P>(C, [&](int p, size_t c) {
+        const Pack<floatX, W> values = row_pack<W, P>(in, p, x + c);
+        for (int j = 0; j < W; j++) squares[0] += (load(values.x[j]) - mean) * (load(values.x[j]) - mean);
+    });
+    norm_sums(squares, partials + NORM_WARPS);
+    hold_packs<W, P>(in);
+    const float rstd = rsqrtf(squares[0] * mean_of + eps);
+    if (row >= n) return;
+    for_packs<W, P>(C, [&](int p, size_t c) {
+        Pack<floatX, W> values = row_pack<W, P>(in, p, x + c), added;
+        const Pack<floatX, W> scales = row_pack<W, P>(scale, p, w + c);
+        if (shift) added = row_pack<W, P>(add, p, shift + c);
+        for (int j = 0; j < W; j++) {
+            const float y = (load(values.x[j]) - mean) * rstd * (load(scales.x[j]) + offset);
+            values.x[j] = store(shift ? y + load(added.x[j]) : y);
+        }
+        pack_write(out + c, values);
+    });
+}
+
+// Calls launch(W, P, CENTRED, shape) with the first three as constants.
+template <typename F> static void with_norm(NormKind kind, bool packed, size_t C, F launch) {
+    with_flag(kind == NORM_LAYER, [&](auto CENTRED) {
+        with_width<floatX>(packed && C % full_pack<floatX> == 0, [&](auto W) {
+            constexpr int MOST = NORM_PACKS[CENTRED];
+            const NormShape shape = norm_shape(blocks_for(C, W), MOST);
+            switch (shape.P) {
+            case 0: launch(W, Width<0>(), CENTRED, shape.threads); break;
+            case 1: launch(W, Width<1>(), CENTRED, shape.threads); break;
+            default: launch(W, Width<MOST>(), CENTRED, shape.threads);
+            }
+        });
+    });
 }
 
 static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                               size_t n, size_t C, Norm norm) {
     const Stored *const shift = b ? b : residual;
-    const bool packed = C % full_pack<floatX> == 0 && all_aligned(out, x, w, shift);
-    with_flag(norm.kind == NORM_LAYER, [&](auto CENTRED) {
-        with_width<floatX>(packed, [&](auto W) {
-            const dim3 threads = norm_threads(blocks_for(C, W));
-            LAUNCH((norm_forward_kernel<W, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
-            ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, b ? 0 : C, n, C,
-             (float)norm.eps, (float)norm.offset);
-        });
+    with_norm(norm.kind, all_aligned(out, x, w, shift), C, [&](auto W, auto P, auto CENTRED, dim3 threads) {
+        LAUNCH((norm_forward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(n, threads.y)), threads, 0)
+        ((floatX *)out, (const floatX *)x, (const floatX *)w, (const floatX *)shift, b ? 0 : C, n, C, 1.0f / (float)C,
+         (float)norm.eps, (float)norm.offset);
     });
 }
 
 // ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,
-static inline size_t norm_takers(size_t n) { return n < NORM_TAKERS ? n : NORM_TAKERS; }
+// db += dout; mean(g) and db of LayerNorm alone. As mean(g * xhat) = rstd * mean(g * (x - mean)), all sums but the mean
+// come at once.
+static size_t norm_blocks(size_t n, unsigned rows) { return min_size(blocks_for(n, rows), NORM_BLOCKS); }
 
-// [2, takers, C]: dw's lines, then db's; none of it where dw is NULL
-static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_takers(n) * C; }
+// [2, lines, C]: dw's lines, one for each block, then db's; none of it where dw is NULL
+static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_blocks(n, 1) * C; }
 
-// A row is at most blockDim.x * P * W long. Taker k walks rows k, k + takers, and so on. lines NULL: dx alone
+// lines NULL: dx alone
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,
-                         size_t C, float eps, float offset, int accumulate, size_t takers) {
-    SHARED(float, partials, NORM_MOST_THREADS / LANES);
-    float *partial = partials + threadIdx.y * (blockDim.x / LANES);
-    const size_t taker = (size_t)blockIdx.x * blockDim.y + threadIdx.y, rounds = (n + takers - 1) / takers;
-    float dw[P][W] = {}, db[P][W] = {};
-    const auto for_packs = [&](auto f) { // f(number, first element) of this thread's packs of a row
-#pragma unroll(P > 32 ? 1 : P)
-        for (int p = 0; p < P; p++) {
-            const size_t c = (threadIdx.x + p * blockDim.x) * W;
-            if (c >= C) break;
-            f(p, c);
+                         size_t C, float mean_of, float eps, float offset, int accumulate) {
+    constexpr int SUMS = CENTRED ? 3 : 2;
+    SHARED(float, partials, 2 * SUMS * NORM_WARPS);
+    SHARED(float, strips, NORM_THREADS *W);
+    unsigned turn = 0;
+    float dw[P ? P : 1][W] = {}, db[P ? P : 1][W] = {};
+    float *const line = lines ? lines + blockIdx.x * C : NULL, *const line_b = line + gridDim.x * C;
+    RowPacks<W, P> scale;
+    for_packs<W, P>(C, [&](int p, size_t c) {
+        if (P) scale[p] = pack_read<W>(w + c);
+        for (int j = 0; j < W && P == 0 && line; j++) {
+            line[c + j] = 0.0f;
+            if (CENTRED) line_b[c + j] = 0.0f;
         }
-    };
-    for (size_t round = 0; round < rounds; round++) {
-        const size_t row = round * takers + taker;
-        const bool mine = taker < takers && row < n;
-        const size_t first = (mine ? row : n - 1) * C;
-        const RowStatistics s = row_statistics<W, CENTRED>(x + first, C, eps, partial);
-        float sum = 0.0f, dot = 0.0f;
-        for_packs([&](int, size_t c) {
-            const Pack<floatX, W> in = pack_read<W>(x + first + c), d = pack_read<W>(dout + first + c),
-                                  scale = pack_read<W>(w + c);
+    });
+    for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < n; begin += (size_t)gridDim.x * blockDim.y) {
+        const size_t row = begin + threadIdx.y, first = (row < n ? row : n - 1) * C;
+        RowPacks<W, P> in, gradient, old;
+        if (P)
+            for_packs<W, P>(C, [&](int p, size_t c) {
+                in[p] = pack_read<W>(x + first + c), gradient[p] = pack_read<W>(dout + first + c);
+                if (accumulate) old[p] = pack_read<W>(dx + first + c);
+            });
+        float mean[1] = {}, sum[SUMS] = {};
+        if (CENTRED) {
+            for_packs<W, P>(C, [&](int p, size_t c) {
+                const Pack<floatX, W> values = row_pack<W, P>(in, p, x + first + c);
+                for (int j = 0; j < W; j++) mean[0] += load(values.x[j]);
+            });
+            norm_sums(mean, partials + turn++ % 2 * SUMS * NORM_WARPS);
+            mean[0] *= mean_of;
+            hold_packs<W, P>(in);
+        }
+        for_packs<W, P>(C, [&](int p, size_t c) {
+            const Pack<floatX, W> values = row_pack<W, P>(in, p, x + first + c),
+                                  d = row_pack<W, P>(gradient, p, dout + first + c),
+                                  scales = row_pack<W, P>(scale, p, w + c);
             for (int j = 0; j < W; j++) {
-                float g = load(d.x[j]) * (load(scale.x[j]) + offset);
-                sum += g;
-                dot += g * ((load(in.x[j]) - s.mean) * s.rstd);
+                const float g = load(d.x[j]) * (load(scales.x[j]) + offset), centred = load(values.x[j]) - mean[0];
+                sum[0] += centred * centred, sum[1] += g * centred;
+                if (CENTRED) sum[SUMS - 1] += g;
             }
         });
-        if (CENTRED) {
-            sum = row_sum(sum, partial) / (float)C;
-            __syncthreads();
-        } else {
-            sum = 0.0f;
-        }
-        dot = row_sum(dot, partial) / (float)C;
-        __syncthreads();
-        if (!mine) continue;
-        for_packs([&](int p, size_t c) {
-            const Pack<floatX, W> in = pack_read<W>(x + first + c), d = pack_read<W>(dout + first + c),
-                                  scale = pack_read<W>(w + c);
+        norm_sums(sum, partials + turn++ % 2 * SUMS * NORM_WARPS);
+        hold_packs<W, P>(in), hold_packs<W, P>(gradient), hold_packs<W, P>(scale);
+        const float rstd = rsqrtf(sum[0] * mean_of + eps), pull = sum[1] * mean_of * rstd * rstd;
+        const float mean_g = CENTRED ? sum[SUMS - 1] * mean_of : 0.0f;
+        if (row >= n) continue;
+        for_packs<W, P>(C, [&](int p, size_t c) {
+            const Pack<floatX, W> values = row_pack<W, P>(in, p, x + first + c),
+                                  d = row_pack<W, P>(gradient, p, dout + first + c),
+                                  scales = row_pack<W, P>(scale, p, w + c);
             Pack<floatX, W> result;
-            if (accumulate) result = pack_read<W>(dx + first + c);
+            if (accumulate) result = row_pack<W, P>(old, p, dx + first + c);
             for (int j = 0; j < W; j++) {
-                float gradient = load(d.x[j]), xhat = (load(in.x[j]) - s.mean) * s.rstd;
-                dw[p][j] += gradient * xhat;
-                if (CENTRED) db[p][j] += gradient;
-                gradient = s.rstd * (gradient * (load(scale.x[j]) + offset) - sum - xhat * dot);
-                result.x[j] = store(accumulate ? load(result.x[j]) + gradient : gradient);
+                const float centred = load(values.x[j]) - mean[0], g = load(d.x[j]) * (load(scales.x[j]) + offset);
+                const float value = rstd * (g - mean_g - centred * pull);
+                result.x[j] = store(accumulate ? load(result.x[j]) + value : value);
+                if (P) {
+                    dw[p][j] += load(d.x[j]) * centred * rstd;
+                    if (CENTRED) db[p][j] += load(d.x[j]);
+                } else if (line) {
+                    line[c + j] += load(d.x[j]) * centred * rstd;
+                    if (CENTRED) line_b[c + j] += load(d.x[j]);
+                }
             }
             pack_write(dx + first + c, result);
         });
     }
-    if (taker >= takers || !lines) return;
-    for_packs([&](int p, size_t c) {
-        for (int j = 0; j < W; j++) {
-            lines[taker * C + c + j] = dw[p][j];
-            if (CENTRED) lines[(takers + taker) * C + c + j] = db[p][j];
+    // the rows of a block at a time, in order
+    const auto write = [&](float *to, float(&sums)[W], unsigned c) {
+        const unsigned threads = blockDim.x * blockDim.y, self = threadIdx.y * blockDim.x + threadIdx.x;
+        if (blockDim.y > 1) {
+            for (int j = 0; j < W; j++) strips[j * threads + self] = sums[j];
+            __syncthreads();
+            for (unsigned i = self + blockDim.x; threadIdx.y == 0 && i < threads; i += blockDim.x)
+                for (int j = 0; j < W; j++) sums[j] += strips[j * threads + i];
+            __syncthreads();
         }
-    });
-}
-
-// sums[C] += the lines, in order
-__global__ void add_lines_kernel(float *sums, const float *lines, size_t count, size_t C) {
-    FOR_EACH_PACK(c, C) {
-        float sum = 0.0f;
-        for (size_t i = 0; i < count; i++) sum += lines[i * C + c];
-        sums[c] += sum;
+        for (int j = 0; j < W && threadIdx.y == 0 && c < C; j++) to[c + j] = sums[j];
+    };
+#pragma unroll
+    for (int p = 0; p < P && line; p++) {
+        const unsigned c = (threadIdx.x + p * blockDim.x) * W;
+        write(line, dw[p], c);
+        if (CENTRED) write(line_b, db[p], c);
     }
 }
 
 static void cuda_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                                size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
-    const size_t takers = norm_takers(n);
-    const bool packed = C % full_pack<floatX> == 0 && all_aligned(dx, dout, x, w);
-    float *lines = dw ? (float *)scratch : NULL;
-    const auto run = [&](auto CENTRED, auto W, auto P) {
-        dim3 threads(LANES);
-        while (threads.x < NORM_MOST_THREADS && threads.x * P * W < C) threads.x *= 2;
-        if (threads.x * P * W < C)
-            die("norm backward: rows of %zu elements, op set cuda takes at most %u", C, threads.x * (unsigned)(P * W));
-        threads.y = threads.x < NORM_THREADS ? NORM_THREADS / threads.x : 1;
-        LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks_for(takers, threads.y)), threads, 0)
-        ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, (float)norm.eps,
-         (float)norm.offset, accumulate, takers);
-    };
-    with_flag(norm.kind == NORM_LAYER, [&](auto CENTRED) {
-        with_width<floatX>(packed, [&](auto W) {
-            constexpr int FEW = W == 1 ? 32 : 4; // longer rows than 512 threads have so take more, which may spill
-            if (NORM_MOST_THREADS * FEW * W >= C)
-                run(CENTRED, W, Width<FEW>());
-            else
-                run(CENTRED, W, Width<4 * FEW>());
-        });
+    float *const lines = dw ? (float *)scratch : NULL;
+    size_t blocks = 0;
+    with_norm(norm.kind, all_aligned(dx, dout, x, w), C, [&](auto W, auto P, auto CENTRED, dim3 threads) {
+        blocks = norm_blocks(n, threads.y);
+        LAUNCH((norm_backward_kernel<W, P, CENTRED>), dim3((unsigned)blocks), threads, 0)
+        ((floatX *)dx, lines, (const floatX *)dout, (const floatX *)x, (const floatX *)w, n, C, 1.0f / (float)C,
+         (float)norm.eps, (float)norm.offset, accumulate);
     });
-    if (!dw) return;
-    LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)dw, lines, takers, C);
-    if (norm.kind == NORM_LAYER)
-        LAUNCH((add_lines_kernel), loop_grid(C), LOOP_THREADS, 0)((float *)db, lines + takers * C, takers, C);
+    if (dw) column_sums(dw, lines, blocks, C, C);
+    if (dw && norm.kind == NORM_LAYER) column_sums(db, lines + blocks * C, blocks, C, C);
 }
 
 #endif

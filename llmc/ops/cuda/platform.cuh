@@ -78,7 +78,19 @@ __device__ inline void fetch_commit() { asm volatile("cp.async.commit_group;" ::
 template <int LEFT> __device__ inline void fetch_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+
+// 2^x and 1 / x in one instruction each: to 2 and 1 units in the last place, no subnormals
+__device__ inline float fast_exp2(float x) {
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
+    return x;
+}
+__device__ inline float fast_reciprocal(float x) {
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
+    return x;
+}
 #endif
+
+constexpr float LOG2_E = 1.4426950408889634f;
 
 // ---- floatX: what tensors hold. Arithmetic is float. ----------------------------------------------------------------
 typedef float floatS;
@@ -205,7 +217,21 @@ static inline dim3 loop_grid(size_t packs) {
     return dim3((unsigned)(blocks < LOOP_BLOCKS ? (blocks ? blocks : 1) : LOOP_BLOCKS));
 }
 
+// For loops over rows: a thread takes the pack at one column of every (gridDim.y * blockDim.y)-th row.
+static inline dim3 rows_threads(size_t packs) { // packs: of a row
+    unsigned x = 4;
+    while (x < LOOP_THREADS && x < packs) x *= 2;
+    return dim3(x, LOOP_THREADS / x);
+}
+static inline dim3 rows_grid(size_t rows, size_t packs) {
+    const dim3 threads = rows_threads(packs);
+    return dim3((unsigned)blocks_for(packs, threads.x), (unsigned)min_size(blocks_for(rows, threads.y), 65535));
+}
+
 #define FOR_EACH_PACK(i, packs)                                                                                        \
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (packs); i += (size_t)gridDim.x * blockDim.x)
+#define FOR_EACH_ROW(t, c, W, rows, columns)                                                                           \
+    if (const size_t c = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * (W); c < (columns))                         \
+        for (size_t t = (size_t)blockIdx.y * blockDim.y + threadIdx.y; t < (rows); t += (size_t)gridDim.y * blockDim.y)
 
 #endif
