@@ -226,6 +226,9 @@ TEST(beyond_2_to_the_31) {
     gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_GELU, 1, count);
     cpu->activation_forward((Stored *)expected, (const Stored *)row, ACTIVATION_GELU, 1, TAIL);
     expect_tail("gelu", out, count, expected, 0.0);
+    gpu->activation_forward((Stored *)out, (const Stored *)x, ACTIVATION_SWIGLU, rows, TAIL / 2); // two last rows
+    cpu->activation_forward((Stored *)expected, (const Stored *)(row - TAIL * size), ACTIVATION_SWIGLU, 2, TAIL / 2);
+    expect_tail("swiglu", out, count / 2, expected, 0.0);
 
     void *w = repeated(pattern, PATTERN, size);
     const Norm norm = {1e-6, 0.0, NORM_RMS};
