@@ -58,9 +58,9 @@ TEST(memory) {
 
 // ---- embedding, norms, products, rotations -------------------------------------------------------------------------
 TEST(embedding) {
-    static const size_t shapes[][3] = {{1, 1, 1},      {1, 5, 7},    {2, 1, 3},       {3, 3, 8},
-                                       {7, 100, 16},   {17, 4, 33},  {64, 2, 64},     {65, 300, 5},
-                                       {100, 50, 129}, {500, 1, 31}, {1000, 257, 20}, {5000, 3, 24}};
+    static const size_t shapes[][3] = {{1, 1, 1},       {1, 5, 7},    {2, 1, 3},    {3, 3, 8},      {7, 100, 16},
+                                       {17, 4, 33},     {64, 2, 64},  {65, 300, 5}, {100, 50, 129}, {500, 1, 31},
+                                       {1000, 257, 20}, {1030, 4, 9}, {5000, 3, 24}};
     for (size_t s = 0; s < 2 * COUNT_OF(shapes); s++) {
         const size_t *shape = shapes[s / 2];
         embedding_case(shape[0], shape[1], shape[2], (int)(s + s / 2) % 2, s % 2 ? ops->stored : ops->summed,
