@@ -255,14 +255,15 @@ static void run_allocate(Run *run, SequenceBound bound) {
     run_plan(run, &shape, limit);
     note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
-                 !less                             ? "--memory-limit"
-                 : address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves"
-                                                   : "the memory available");
+                 less ? ops_device->memory_name() : "--memory-limit");
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
-        die("the device refused one allocation of %s that the plan needs; see `%s plan` for what takes it",
-            human_bytes((double)run->plan.total_bytes), program_called());
+        die("the device refused one allocation of %s: %s were free when it was planned, %s are now; another process "
+            "may "
+            "have taken them (GPU: see nvidia-smi); `%s plan` shows what needs them",
+            human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
+            human_bytes((double)ops_device->memory_available()), program_called());
     if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
     if (run->plan.host_bytes && !run->host_memory)
         die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "

@@ -195,10 +195,14 @@ static size_t address_space_left(void) {
     return left;
 }
 
-// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run.
+// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run. A
+// virtual machine that grows on use counts as used what its balloon holds, and gives it to who asks.
 #define CGROUP "/sys/fs/cgroup/"
+#ifndef MEMINFO
+#define MEMINFO "/proc/meminfo"
+#endif
 static size_t host_memory_available(void) {
-    size_t machine = system_bytes("/proc/meminfo", "MemAvailable");
+    size_t machine = system_bytes(MEMINFO, "MemAvailable") + system_bytes(MEMINFO, "Balloon");
     size_t left =
         min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
                  cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",

@@ -38,6 +38,8 @@ OP_HOST(const char *, device_problem, (void), ())
 OP_HOST(size_t, memory_peak, (void), ())
 // bytes that could be allocated now; 0: the machine does not tell
 OP_HOST(size_t, memory_available, (void), ())
+// what that counts, in words: "the memory available"
+OP_HOST(const char *, memory_name, (void), ())
 OP_MEMORY(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes),
           TENSOR(device, bytes, 1))
 OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes),

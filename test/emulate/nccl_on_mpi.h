@@ -23,7 +23,7 @@ What a wrong caller does here:
     relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
-an error. CUDA_FAULT: a call of CUDA's fails.
+an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device.
 
 What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
@@ -317,6 +317,16 @@ static Communicator *connect(int count, uint64_t id, int rank) {
 constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
 static std::map<void *, size_t> memory; // what is allocated, and its bytes
 static size_t in_use;
+static int memory_asked; // how often
+
+// CUDA_TAKEN="bytes n": so much is other processes', after this one has asked n times how much is left.
+static size_t left(void) {
+    const char *taken = getenv("CUDA_TAKEN");
+    unsigned long long bytes = 0;
+    int times = 0;
+    if (taken && (sscanf(taken, "%llu %d", &bytes, &times) < 1 || memory_asked <= times)) bytes = 0;
+    return DEVICE_BYTES - min_size(DEVICE_BYTES, in_use + (size_t)bytes);
+}
 
 static void *allocate(size_t bytes) {
     void *block = malloc(bytes);
@@ -349,9 +359,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int number) {
     properties->uuid.bytes[0] = (char)(number + 1);
     return cudaSuccess;
 }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
     CUDA_CALL;
-    return cudaSuccess;
+    memset(attributes, 0, sizeof(*attributes));
+    return attributes->localSizeBytes = 1024, cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) {
     CUDA_CALL;
@@ -361,9 +372,10 @@ cudaError_t cudaDriverGetVersion(int *version) {
     CUDA_CALL;
     return *version = CUDART_VERSION, cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
     CUDA_CALL;
-    return *value = 9, cudaSuccess;
+    *value = which == cudaDevAttrMultiProcessorCount ? 132 : which == cudaDevAttrMaxThreadsPerMultiProcessor ? 2048 : 9;
+    return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
     CUDA_CALL;
@@ -380,11 +392,13 @@ const char *cudaGetErrorName(cudaError_t error) { return nccl_on_mpi::cuda_error
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
     CUDA_CALL;
-    *total = nccl_on_mpi::DEVICE_BYTES, *left = *total - nccl_on_mpi::in_use;
+    nccl_on_mpi::memory_asked++;
+    *total = nccl_on_mpi::DEVICE_BYTES, *left = nccl_on_mpi::left();
     return cudaSuccess;
 }
 cudaError_t cudaMalloc(void **block, size_t bytes) {
     CUDA_CALL;
+    if (bytes > nccl_on_mpi::left()) return cudaErrorMemoryAllocation;
     return (*block = nccl_on_mpi::allocate(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFree(void *block) {

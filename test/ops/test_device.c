@@ -2,7 +2,8 @@
 What a user sees of a GPU that fails, over pretended calls of CUDA and cuBLASLt (test/emulate): whatever call it is in,
 a run ends with one line that says what to do, exit code 1, and soon.
 */
-#define main train_main
+#define MEMINFO "build/test-meminfo"
+#define main    train_main
 #include "train_gpt.cu"
 #undef main
 #include "test/base/child.h"
@@ -46,6 +47,35 @@ static void sweep(const char *command, int error, const char *after, int stride)
 TEST(every_call_that_fails_ends_in_one_line) {
     sweep(BP, cudaErrorLaunchFailure, "", 7);
     sweep(BP, cudaErrorECCUncorrectable, " on", 13);
+}
+
+static const char *whole_device = "train bp --quiet --json --init " TINY " --seq-len 24 --chunk 8";
+
+static void taken(const char *how, const char *words) {
+    *fault = 0;
+    setenv("CUDA_TAKEN", how, 1);
+    expect_refused(run, whole_device, 1, words);
+    unsetenv("CUDA_TAKEN");
+}
+
+TEST(a_full_device_says_who_holds_it) {
+    taken("8300000000", "what is free of this GPU's 8.00 GiB (others hold 7.73 GiB: see nvidia-smi) is");
+    taken("8589934592", "no device memory for cuBLASLt's workspace of 64.00 MiB");
+    taken("8589934592 3", "KiB: 7.43 GiB were free when it was planned, 1 B are now; another process");
+}
+
+TEST(kernels_are_loaded_before_memory_is_counted) {
+    const size_t libraries = (size_t)(64 + 256) << 20, local = (size_t)1024 * 2048 * 132;
+    assert_int_equal(ops_device->memory_available() + libraries + local, (size_t)8 << 30);
+}
+
+TEST(a_balloon_is_memory_of_the_host) {
+    FILE *file = fopen(MEMINFO, "w");
+    assert_non_null(file);
+    fputs("MemTotal: 3000 kB\nMemAvailable:  1000 kB\nBalloon:  500 kB\n", file);
+    fclose(file);
+    assert_int_equal(host_memory_available(), 1500 * 1024 + 1);
+    remove(MEMINFO);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

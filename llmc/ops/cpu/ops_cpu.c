@@ -41,6 +41,9 @@ static size_t cpu_memory_available(void) {
             human_bytes((double)left), human_bytes((double)beside));
     return left == SIZE_MAX ? available : min_size(available ? available : left, left - beside);
 }
+static const char *cpu_memory_name(void) {
+    return address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves" : "the memory available";
+}
 static const char *cpu_device_problem(void) { return NULL; }
 static void cpu_finish(void) {} // every op is done when it returns
 

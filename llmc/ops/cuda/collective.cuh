@@ -43,6 +43,7 @@ static struct {
 
 static void nccl_load(void) {
     char error[500];
+    // Without a prefix it is for every collective; with one (allreduce:ring) NCCL refuses those that are not named.
     setenv("NCCL_ALGO", "Ring", 0);
     void *library = library_open(&LIBRARY_NCCL, error);
     if (!library) die("%zu ranks on GPUs need %s", dist_ranks(), error);
@@ -239,20 +240,21 @@ static void devices_check(void) {
     free(all);
 }
 
-// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with the next
-// and the last 32 ranks of a stream; farther ones connect when they are first made.
+// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with all ranks of
+// a sequence: a pair that connects later does so within ncclGroupEnd, where the host answers nobody.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
-    Message messages[64];
     size_t n = 0;
     cuda_reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
     cuda_all_gather(group, x, ranks + 1, 1, 1);
     if (group != RANKS_SEQUENCE) return;
-    for (size_t step = 1; step < ranks && step <= 32; step++) {
+    Message *messages = (Message *)checked_calloc(2 * ranks, sizeof(Message), "the first messages");
+    for (size_t step = 1; step < ranks; step++) {
         messages[n++] = Message{(rank + step) % ranks, x, NULL, 1, 0};
-        messages[n++] = Message{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step, 0, 1};
+        messages[n++] = Message{(rank + ranks - step) % ranks, NULL, x + ranks * sizeof(float) + step % 64, 0, 1};
     }
     cuda_exchange(group, messages, n);
+    free(messages);
 }
 
 // At exit, before CUDA's handlers, for which a kernel that waits for another rank might never end.

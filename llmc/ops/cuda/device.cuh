@@ -128,4 +128,28 @@ static void device_require(void) {
     if (problem) die("%s", problem);
 }
 
+// ---- kernels --------------------------------------------------------------------------------------------------------
+// Those that LAUNCH names anywhere, listed before main
+static struct {
+    const void *list[1024];
+    size_t count;
+} kernels;
+
+// Loads them all: CUDA would load each at its first launch, which then waits for collectives that are under way. Returns
+// the bytes of local memory that CUDA takes when the kernel with most of it is launched.
+static size_t kernels_load(void) {
+    static size_t most, loaded; // most: bytes of a thread
+    int threads, multiprocessors;
+    for (; loaded < kernels.count; loaded++) {
+        cudaFuncAttributes attributes;
+        CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernels.list[loaded]), "loading a kernel");
+        most = max_size(most, attributes.localSizeBytes);
+    }
+    CUDA_CHECK(cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, device.number),
+               "asking how many threads it runs");
+    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.number),
+               "asking how many threads it runs");
+    return most * (size_t)threads * (size_t)multiprocessors;
+}
+
 #endif

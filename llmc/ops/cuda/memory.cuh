@@ -35,14 +35,26 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// Kernels' code, loaded when first launched, and what libraries still ask for
-constexpr size_t BESIDE_PLANS = (size_t)300 << 20;
+// Assumed: kernels of libraries, loaded when first launched. Local memory of ours comes on top.
+constexpr size_t BESIDE_PLANS = (size_t)256 << 20;
 
 static size_t memory_available(void) {
     size_t left, total;
     device_require();
+    const size_t beside = BESIDE_PLANS + kernels_load();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
-    return left > BESIDE_PLANS ? left - BESIDE_PLANS : 1;
+    return left > beside ? left - beside : 1;
+}
+
+// What memory_available counts, in words
+static const char *cuda_memory_name(void) {
+    static char text[160];
+    size_t left, total;
+    CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
+    if (device.in_use_before < (size_t)1 << 30) return "the memory of this GPU"; // a context's own
+    snprintf(text, sizeof(text), "what is free of this GPU's %s (others hold %s: see nvidia-smi)",
+             human_bytes((double)total), human_bytes((double)device.in_use_before));
+    return text;
 }
 
 static cudaEvent_t event_make(void) {

@@ -58,8 +58,13 @@ template <typename Kernel> struct Launch {
         if (after_launch) after_launch();
     }
 };
+namespace {
+template <auto kernel> struct Listed {
+    static inline const bool done = (kernels.list[kernels.count++] = (const void *)kernel, true);
+};
+} // namespace
 #define LAUNCH(kernel, grid, threads, shared)                                                                          \
-    Launch { kernel, grid, threads, shared, #kernel, __FILE__, __LINE__ }
+    ((void)Listed<kernel>::done, Launch{kernel, grid, threads, shared, #kernel, __FILE__, __LINE__})
 #define SHARED(type, name, count) __shared__ type name[count]
 #define ALIGNED(pointer, bytes)   (pointer)
 #define DYNAMIC_SHARED(type, name)                                                                                     \
