@@ -91,8 +91,7 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     const Config *c = &run->model.config;
     const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;
     const AttentionChoice smallest = {settings->attention.any_order, 0};
-    const AttentionCut cut =
-        attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
+    const AttentionCut cut = attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
     const size_t keys = shape->N - min_size(shape->N, chunk); // before the last chunk
     if (!run->attention) return 0;
     if (!run->has_begun) return attention_workspace_choice(cut, keys, index);

@@ -100,7 +100,7 @@ REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS"
        "waits for a file or a reward command")
 SIZE(ranks, "ranks", "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned")
 CHOICE(MachineName, machine, "machine", "h100", MACHINE_A100, MACHINE_H200, ON(PLAN) | ON(BP), "a100|h100|h200",
-       "plan of several ranks: estimate the time of a step on such nodes; bp --profile: compare ops with its rates")
+       "plan of several ranks: estimate the time of a step on such nodes; bp: MFU, and --profile against its rates")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, LOSSES,

@@ -335,8 +335,6 @@ static void options_check(const Options *o) {
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
-        {verb == VERB_BP && option_given(o, "machine") && !o->profile,
-         "--machine has no meaning for bp without --profile; give both or none"},
         {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
         {sample && !prompts && !o->chat && !o->system,
          "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},

@@ -105,9 +105,8 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
     const Range first = sequence_part(s->N, s->ranks, owner, 0);
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                    s->ops->attention_scratch(min_size(layer_chunk(s), s->rows), d.NH, d.NKV, d.HD));
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
+                                  s->ops->attention_scratch(min_size(layer_chunk(s), s->rows), d.NH, d.NKV, d.HD));
     for (size_t half = 0; half < 2 && !(s->dry && step > 2); half++) {
         const Range part = sequence_part(s->N, s->ranks, owner, half);
         const size_t skipped = part.begin - (half ? first.count : 0);

@@ -40,7 +40,7 @@ typedef struct {
     double tokens_per_second, mfu;
     double mfu_full; // of StepShape.full_flops
     double executed; // FLOP/s of a rank
-    Traffic sent; // by a rank
+    Traffic sent;    // by a rank
 } Estimate;
 
 // Bytes that a rank reads and writes to step what it holds: the gradient twice (its norm comes first), moments in and

@@ -192,7 +192,8 @@ static void bp_json(const Run *run, const PassResult *result) {
     report_work_json(&json, run, result->flops, result->model_flops);
     report_rates_json(&json, run, &rates);
     report_world_json(&json, run->settings.world, &result->sent);
-    if (run->options->profile) profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
+    if (run->options->profile)
+        profile_json(&json, &run->streambp, machine_from_options(run->options), result->profiled);
     json_object_end(&json);
     json_finish(&json);
 }

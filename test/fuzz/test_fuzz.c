@@ -286,10 +286,9 @@ static void open_adapter_config(const char *path) {
 }
 
 static void open_state(const char *path) {
-    static const RunSetting settings[] = {
-        {"--seq-len", "64", SETTING_KEPT, NULL},
-        {"--chunk", "8", SETTING_ROUNDS, NULL},
-        {"data", "00ff", SETTING_KEPT, NULL}};
+    static const RunSetting settings[] = {{"--seq-len", "64", SETTING_KEPT, NULL},
+                                          {"--chunk", "8", SETTING_ROUNDS, NULL},
+                                          {"data", "00ff", SETTING_KEPT, NULL}};
     RunState run = {0};
     size_t length;
     run.settings = settings, run.setting_count = 3, run.data = "a.bin";

@@ -13,8 +13,8 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 // Nodes of 4, links of 100 and 10 bytes a second, hops of 1 and 3 seconds; arithmetic at one rate.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
     Machine m;
-    const double value[MACHINE_CONSTANTS] = {4,         2 * flops, flops,   flops, flops, flops, flops, flops,
-                                             bandwidth, within,    between, FREE,  1,     1,     0,     0,     0};
+    const double value[MACHINE_CONSTANTS] = {4,      2 * flops, flops, flops, flops, flops, flops, flops, bandwidth,
+                                             within, between,   FREE,  1,     1,     0,     0,     0};
     m.name = "round", m.gpu = "round numbers";
     for (int i = 0; i < MACHINE_CONSTANTS; i++) m.value[i] = value[i];
     return m;
@@ -342,8 +342,13 @@ static size_t planned_workspace(Run *run, size_t limit, int begun, size_t worksp
 // library plans one for a machine, beside its own plan.
 TEST(workspaces) {
     const int library = ops_device->attention_library(8, 8, 64, 0) != NULL;
-    char *argv[] = {(char *)"train", (char *)"plan", (char *)"--for=bp", (char *)"--machine=h200",
-                    (char *)"--init=" WORKSPACE_MODEL, (char *)"--seq-len=40000", (char *)"--dtype=bf16"};
+    char *argv[] = {(char *)"train",
+                    (char *)"plan",
+                    (char *)"--for=bp",
+                    (char *)"--machine=h200",
+                    (char *)"--init=" WORKSPACE_MODEL,
+                    (char *)"--seq-len=40000",
+                    (char *)"--dtype=bf16"};
     Run run;
     for (int any_order = 0; any_order < 2; any_order++) {
         Options o = options_parse(COUNT_OF(argv), argv);

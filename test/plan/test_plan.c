@@ -208,9 +208,8 @@ static void too_far(const void *context) {
 // Chunks of the op set's own size are evened out where the last would be short: as many of them, none longer; chunks
 // that were asked for are not. A run on them fits into the plan, which is of the longest.
 TEST(chunks_are_even) {
-    static const size_t lengths[][2] = {{1, 1},       {1024, 1024}, {1025, 640},  {1100, 640}, {1152, 1024},
-                                        {2049, 768},  {2175, 768},  {2176, 1024}, {3073, 896}, {8193, 1024},
-                                        {5121, 896}};
+    static const size_t lengths[][2] = {{1, 1},      {1024, 1024}, {1025, 640}, {1100, 640},  {1152, 1024}, {2049, 768},
+                                        {2175, 768}, {2176, 1024}, {3073, 896}, {8193, 1024}, {5121, 896}};
     SCOPED(model_free) Model model = planned_model(models[1], DTYPE_FP32);
     for (size_t i = 0; i < COUNT_OF(lengths); i++) {
         const size_t N = lengths[i][0];

@@ -111,11 +111,12 @@ TEST(rows_as_json) {
     const struct {
         const char *row; // as it begins
         double flops, floor_seconds;
-    } expected[] = {{"{\"op\": \"linear_forward\", \"part\": \"head\", \"shape\": [48, 32], \"calls\": 2, ",
-                     2.0 * 2 * 16 * 32 * 48, 2 * 4 * (16 * 32 + 16 * 48 + 48 * 32) / bandwidth + 2 * gap},
-                    {"{\"op\": \"rmsnorm_forward\", \"shape\": [32], \"calls\": 1, ", 0, 2 * 16 * 32 * 4 / bandwidth + gap},
-                    {"{\"op\": \"zero\", \"calls\": 1, ", 0, 0},
-                    {"{\"op\": \"host\", ", 0, 0}};
+    } expected[] = {
+        {"{\"op\": \"linear_forward\", \"part\": \"head\", \"shape\": [48, 32], \"calls\": 2, ", 2.0 * 2 * 16 * 32 * 48,
+         2 * 4 * (16 * 32 + 16 * 48 + 48 * 32) / bandwidth + 2 * gap},
+        {"{\"op\": \"rmsnorm_forward\", \"shape\": [32], \"calls\": 1, ", 0, 2 * 16 * 32 * 4 / bandwidth + gap},
+        {"{\"op\": \"zero\", \"calls\": 1, ", 0, 0},
+        {"{\"op\": \"host\", ", 0, 0}};
     const Ops timed = ops_timed(ops_device, 0);
     const double pass = three_ops(&timed);
     double sum = 0, longest = INFINITY;

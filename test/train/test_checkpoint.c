@@ -216,9 +216,7 @@ TEST(schedule_must_agree_so_far) {
         const char *refusal; // NULL: may go on
     } cases[] = {
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, NULL},
-        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
-         {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200},
-         "made step 3 at lr "},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200}, "made step 3 at lr "},
         {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
          {2e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
          "give --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},

@@ -239,6 +239,16 @@ check 'the result is behind them' [ "$(grep -c '^{"loss": .*}$' "$WORK/out")" = 
 check 'seconds of each pass' [ "$(sed -n 's/.*"seconds_each": \[\([^]]*\)\].*/\1/p' "$WORK/out")" = "$(paste -sd , "$WORK/seconds" | sed 's/,/, /g')" ]
 check 'the first warms up' [ "$(json warmup_seconds)" = "$(sed -n 1p "$WORK/seconds")" ]
 check 'the median is of the others' close "$(json seconds)" "$(awk 'NR > 1 { s += $1 / 2 } END { print s }' CONVFMT=%.17g OFMT=%.17g "$WORK/seconds")" 1e-9
+# Which attention is used, and rates: MFU where a machine is named.
+succeeds bp --init $TINY --seq-len 64 --json --deterministic off
+check 'our own attention has one order' grep -q '"attention": "own", "deterministic": true, "attention_workspace": 0, "executed_tflops_per_s": [0-9.e-]*, "mfu_causal": null' "$WORK/out"
+says err '^note: --deterministic off changes nothing: attention is by our own kernels' '^rate     [0-9.e-]* TFLOP/s executed$'
+succeeds bp --init $TINY --seq-len 64 --json --machine h200
+check 'MFU of all pairs is more' awk -v a="$(json mfu_causal)" -v b="$(json mfu_full_attention)" 'BEGIN { exit !(a > 0 && b > a) }'
+succeeds plan --init qwen3-8b --dtype bf16 --for bp --seq-len 32768 --machine h200 --deterministic off --json
+says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": false, "attention_workspace": [1-9]' \
+    '"attention_calls": [1-9].*"attention_staged_bytes": [1-9].*"attention_own_share": 0[,}]'
+says err '^attention  cuDNN, not deterministic, workspace of '
 # A profile: one more pass, of which nothing else changes.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
 sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/, "executed.*//' "$WORK/out" >"$WORK/results"
