@@ -48,7 +48,7 @@ flags_of() { # precision, op set
     [ "$2" != plain ] && has_onednn && printf ' -DHAVE_ONEDNN'
     [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
 }
-as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed'
+as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed -Wno-unknown-warning-option -Wno-maybe-uninitialized'
 
 # The op set's object, which all programs of a configuration share. Op set "cuda" takes what libraries do for it from op set "cpu",
 # which goes by another name then. -O2: a kernel's threads take turns on one core.

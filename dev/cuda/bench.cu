@@ -190,9 +190,9 @@ static void bench_attention(const Bench &b) {
     // A chunk's rate is held against this: cuDNN over the whole stream at once. Backward, which is deterministic in
     // memory for every pair, over the heads of one key/value head.
     const double pairs = 0.5 * (double)T * (double)(T + 1);
-    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, (float)shape.scale, 1},
-                         some = {T, T, NH / NKV, 1, NH, NKV, HD, (float)shape.scale, 1};
-    const size_t bytes = cudnn_attention_workspace(T, T, NH / NKV, HD);
+    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, 0, shape.scale, 1, 0},
+                         some = {T, T, NH / NKV, 1, NH, NKV, HD, 0, shape.scale, 1, 0};
+    const size_t bytes = attention_workspace(T, T, NH / NKV, HD, 0);
     void *const workspace = ops->allocate(bytes);
     if (workspace && cudnn_attention_has(&all, 0, bytes))
         b.flops("cudnn forward", "the whole stream", T, NH * HD, 4.0 * NH * HD * pairs,

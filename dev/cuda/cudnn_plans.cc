@@ -1,9 +1,10 @@
 /*
-make dev-cudnn-plans: asks cuDNN for the plans that llmc/ops/cuda/attention_cudnn.cuh will want, for GPUs that are not
-here, and holds their workspace against what is planned for. It shows that the graphs are ones that this cuDNN takes,
-and what a new length costs; it runs none of them. cuDNN >= 9.11 makes plans from a description of a device, and
+make dev-cudnn-plans: asks cuDNN for the plans that llmc/ops/attention_calls.h will want, for GPUs that are not here,
+and holds their workspace against what is planned for. It shows that the graphs are ones that this cuDNN takes, and what
+a new length costs; it runs none of them. cuDNN >= 9.11 makes plans from a description of a device, and
 libcuda_stand_in.c is enough of a driver.
 */
+#include "llmc/ops/attention_calls.h"
 #include "llmc/ops/cuda/cudnn_attention.cc"
 
 typedef struct {
@@ -28,58 +29,117 @@ static void imagine(const Device *device) {
     cudnn.imaginary = std::make_shared<fe::DeviceProperties>();
     cudnn.imaginary_version = device->version;
     cudnn.plans[0].clear(), cudnn.plans[1].clear(), cudnn.kernels.clear();
+    cudnn.each_length[0] = cudnn.each_length[1] = false;
     fe::error_t error = cudnn.imaginary->deserialize(data);
     if (error.is_bad()) die("cuDNN does not take the description of a device: %s", error.get_message().c_str());
 }
 
-static int failures;
+enum { FORWARD_WORKSPACE = 64 << 10 };
+static size_t failures, most_used; // of a plan's workspace, in thousandths of what is planned
 
-// Prints what is asked for of what is planned, or - where there is no plan; returns seconds.
-static double ask(const CudnnAttention &shape, int backward, size_t planned) {
-    struct timespec begin, end;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    const int has = cudnn_attention_has(&shape, backward, planned);
-    clock_gettime(CLOCK_MONOTONIC, &end);
+static size_t planned_for(const CudnnAttention &s, int backward) {
+    return backward ? attention_workspace(s.queries, s.keys, s.heads, s.HD, s.any_order) : (size_t)FORWARD_WORKSPACE;
+}
+
+// Thousandths that the plan uses of what is planned; SIZE_MAX where there is no plan. Adds to *seconds.
+static size_t ask(const CudnnAttention &shape, int backward, double *seconds) {
+    const double begin = seconds_now();
+    (void)cudnn_attention_has(&shape, backward, SIZE_MAX);
+    *seconds += seconds_now() - begin;
     const CudnnPlan &plan = plan_of(shape, backward);
-    if (!plan.graph)
-        printf("  %10s", "-");
-    else if (has)
-        printf("  %9.2f%%", 100.0 * (double)plan.workspace / (double)planned);
+    if (!plan.graph) return SIZE_MAX;
+    const size_t used = 1000 * plan.workspace / planned_for(shape, backward);
+    failures += used > 1000, most_used = max_size(most_used, used);
+    return used;
+}
+
+static double column(const CudnnAttention &shape, int backward) {
+    double seconds = 0;
+    const size_t used = ask(shape, backward, &seconds);
+    if (used == SIZE_MAX)
+        printf("  %8s", "-");
     else
-        printf("  %6.2f%% !!!", 100.0 * (double)plan.workspace / (double)planned), failures++;
+        printf("  %6.1f%%%s", (double)used / 10, used > 1000 ? "!" : " ");
     fflush(stdout);
-    return (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    return seconds;
+}
+
+// Every call of a chunk's backward, behind so many tokens of its document
+typedef struct {
+    const AttentionCut *cut;
+    size_t plans, without;
+    double seconds;
+} Asked;
+
+static void ask_call(void *to, const AttentionCall *call) {
+    Asked *a = (Asked *)to;
+    const AttentionCut *c = a->cut;
+    const size_t plans = cudnn.plans[1].size();
+    const CudnnAttention shape = {call->rows,
+                                  call->keys.end - call->keys.begin,
+                                  call->heads * (c->NH / c->NKV),
+                                  call->heads,
+                                  c->NH,
+                                  c->NKV,
+                                  c->HD,
+                                  call->causal ? call->window : 0,
+                                  0.1,
+                                  call->causal,
+                                  c->any_order};
+    if (call->rows) a->without += ask(shape, 1, &a->seconds) == SIZE_MAX, a->plans += cudnn.plans[1].size() - plans;
+}
+
+static void ask_chunk(size_t HD, size_t window, AttentionChoice choice) {
+    const Span span = {100, 126976, 126976 + 4000, 0}; // every kind of piece and block
+    const AttentionShape shape = {{&span, 1, window, 0}, 32, 8, HD, 0.1, all_keys, 0, 0};
+    const AttentionCut cut = attention_cut_of(&shape, choice);
+    Asked asked = {&cut, 0, 0, 0};
+    most_used = 0;
+    attention_backward_calls(&cut, &shape, 0, 4096, ask_call, &asked);
+    printf("  head_dim %3zu, window %4zu, %s, %5.0f MiB: %2zu plans, %zu refused, workspace up to %.1f%% of what is "
+           "planned, %.2f s each\n",
+           HD, window, choice.any_order ? "any order" : "one order", (double)cut.workspace / 1048576, asked.plans,
+           asked.without, (double)most_used / 10, asked.seconds / (double)max_size(asked.plans, 1));
+    fflush(stdout);
 }
 
 int main(void) {
     static const Device devices[] = {{80, "NVIDIA A100-SXM4-80GB", 166912, 108},
                                      {86, "NVIDIA GeForce RTX 3090", 101376, 82},
                                      {89, "NVIDIA GeForce RTX 4090", 101376, 128},
-                                     {90, "NVIDIA H100 80GB HBM3", 232448, 132},
+                                     {90, "NVIDIA H200", 232448, 132},
                                      {100, "NVIDIA B200", 232448, 148},
                                      {120, "NVIDIA GeForce RTX 5090", 101376, 170}};
     static const size_t sizes[] = {64, 80, 96, 128, 256};
     cudnn.imaginary = std::make_shared<fe::DeviceProperties>();
     if (!cudnn_attention_start()) die("%s", cudnn_attention_refusal());
-    printf("cuDNN %zu: workspace of its plans, of what is planned for; - where it has none. Nothing was run.\n",
-           fe::detail::get_backend_version());
-    printf("  sm  head_dim  fwd 4096x8192  fwd 1000x8191  bwd square 4096  bwd square 512  bwd 4096x2048  s: first "
-           "fwd, next fwd, bwd\n");
+    printf(
+        "cuDNN %zu: workspace of its plans, of what is planned for; - where it has none. Nothing was run.\n"
+        "forward: causal 4096x8192, then 1000x8191; window 4096; full 4096x8000 (ring). backward: causal 4096, window "
+        "4096, 512x256, and 4096x32768 in any order\n  sm  head_dim    causal      next    window      full    causal  "
+        "  window   512x256    any  s: causal forward, next, full forward, backward\n",
+        fe::detail::get_backend_version());
     for (const Device &device : devices)
         for (size_t HD : sizes) {
-            const float scale = 0.1f;
             imagine(&device);
             printf("%4d  %8zu", device.version, HD);
-            const double first = ask({4096, 8192, 32, 8, 32, 8, HD, scale, 1}, 0, 64 << 10);
-            const double next = ask({1000, 8191, 32, 8, 32, 8, HD, scale, 1}, 0, 64 << 10);
-            const double back =
-                ask({4096, 4096, 8, 2, 32, 8, HD, scale, 1}, 1, cudnn_attention_workspace(4096, 4096, 8, HD));
-            ask({512, 512, 8, 2, 32, 8, HD, scale, 1}, 1, cudnn_attention_workspace(512, 512, 8, HD));
-            ask({4096, 2048, 8, 2, 32, 8, HD, scale, 0}, 1, cudnn_attention_workspace(4096, 2048, 8, HD));
-            printf("  %.2f %.2f %.2f%s%s\n", first, next, back, cudnn.refusal.empty() ? "" : "  ",
+            const double first = column({4096, 8192, 32, 8, 32, 8, HD, 0, 0.1, 1, 0}, 0);
+            const double next = column({1000, 8191, 32, 8, 32, 8, HD, 0, 0.1, 1, 0}, 0);
+            column({4096, 8191, 32, 8, 32, 8, HD, 4096, 0.1, 1, 0}, 0);
+            const double full = column({4096, 8000, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 0);
+            const double back = column({4096, 4096, 8, 2, 32, 8, HD, 0, 0.1, 1, 0}, 1);
+            column({4096, 8064, 4, 1, 32, 8, HD, 4096, 0.1, 1, 0}, 1);
+            column({512, 256, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 1);
+            column({4096, 32768, 32, 8, 32, 8, HD, 0, 0.1, 0, 1}, 1);
+            printf("  %.2f %.2f %.2f %.2f%s%s\n", first, next, full, back, cudnn.refusal.empty() ? "" : "  ",
                    cudnn.refusal.substr(0, 90).c_str());
             cudnn.refusal.clear();
         }
-    if (failures) die("%d plans want more than what is planned for", failures);
+    printf("every call of a chunk's backward, sm 90:\n");
+    imagine(&devices[3]);
+    const AttentionChoice choices[] = {{0, 0}, {0, (size_t)5 << 30}, {1, (size_t)3 << 30}};
+    for (const AttentionChoice &choice : choices) ask_chunk(128, 0, choice), ask_chunk(128, 1024, choice);
+    ask_chunk(64, 0, choices[0]);
+    if (failures) die("%zu plans want more than what is planned for", failures);
     return 0;
 }

@@ -1,12 +1,12 @@
 /*
-Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and those
-that are left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
+Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and what
+is left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
 
 Forward: a span with enough queries and keys is one call of its exact lengths, below 2^31 elements of queries.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known, and each length of a call costs the
-library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on, and
-the keys before a piece into blocks of powers of two, backwards from its first query:
+library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on,
+and the keys before a piece into blocks of powers of two, backwards from its first query:
 
     document      keys -->                            span.begin                   span.end
     |  own  |  block  |  block  |       block        | causal |                    |
@@ -49,12 +49,6 @@ typedef struct AttentionCut {
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
-static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t window, AttentionChoice choice) {
-    const AttentionCut cut = {CUDNN_GRID, CUDNN_BLOCK, NH, NKV, HD, window,
-                              choice.workspace ? choice.workspace : CUDNN_WORKSPACE, choice.any_order, NULL};
-    return cut;
-}
-
 // Receives the calls of a cut, in the order in which they are done.
 typedef void AttentionTake(void *to, const AttentionCall *call);
 
@@ -96,6 +90,31 @@ static size_t attention_piece(const AttentionCut *cut, size_t n) {
     size_t rows = cut->block;
     while (rows > cut->grid && rows > n) rows /= 2;
     return rows;
+}
+
+// Bytes that calls for n queries take; 0: n is too short for any
+static size_t attention_most_bytes(const AttentionCut *cut, size_t n) {
+    const size_t longest = cut->any_order ? (size_t)1 << 40 : 4 * cut->block;
+    size_t most = 0;
+    for (size_t rows = cut->grid; rows <= min_size(n, cut->block); rows *= 2)
+        for (size_t heads, keys = attention_key_block(cut, rows, longest); keys >= cut->grid / 2; keys /= 2)
+            if ((heads = attention_heads(cut, rows, keys)) != 0)
+                most = max_size(most, attention_call_bytes(cut, rows, keys, heads));
+    return most;
+}
+
+static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t window, AttentionChoice choice) {
+    const AttentionCut cut = {
+        CUDNN_GRID,       CUDNN_BLOCK, NH, NKV, HD, window, choice.workspace ? choice.workspace : CUDNN_WORKSPACE,
+        choice.any_order, NULL};
+    return cut;
+}
+
+// As it takes the shape's spans: in no more memory than calls for so many queries need
+static AttentionCut attention_cut_of(const AttentionShape *shape, AttentionChoice choice) {
+    AttentionCut cut = attention_cut(shape->NH, shape->NKV, shape->HD, shape->spans.window, choice);
+    cut.workspace = attention_most_bytes(&cut, spans_rows(shape->spans));
+    return cut;
 }
 
 // The workspaces worth their bytes, the largest first: AttentionChoice.workspace for a sequence of `keys` tokens.

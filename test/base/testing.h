@@ -51,6 +51,7 @@ static struct {
     uint64_t random;
     int begun, skipped;
     int aligned;     // of every second case element 0 of every tensor is, to 256 bytes, else every second is off by one
+    int all_aligned; // every case
     double operands; // relative error of operands that an op rounds: attention's weights, to bf16
     double worst;    // largest error of the running test as a share of what is allowed
     Guarded *tensors; // of the running case
@@ -113,7 +114,7 @@ __attribute__((format(printf, 1, 2))) static void test_case(const char *format, 
     va_start(arguments, format);
     vsnprintf(testing.about, sizeof(testing.about), format, arguments);
     va_end(arguments);
-    testing.aligned = (int)test_random_below(2);
+    testing.aligned = testing.all_aligned || test_random_below(2);
 }
 
 __attribute__((format(printf, 1, 2))) static void test_fail(const char *format, ...) {

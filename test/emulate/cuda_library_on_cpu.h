@@ -39,6 +39,7 @@ static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const St
 }
 
 #ifdef HAVE_CUDNN
+#include "llmc/ops/attention_calls.h"
 #include "llmc/ops/cuda/cudnn_attention.h"
 #include <vector>
 
@@ -47,11 +48,11 @@ extern "C" size_t cudnn_attention_calls(int backward) { return cudnn_calls[backw
 
 // Wants all of the workspace that may be planned for, and writes all of it.
 static size_t cudnn_wants(const CudnnAttention *s, int backward) {
-    return backward ? cudnn_attention_workspace(s->queries, s->keys, s->heads, s->HD) : 64 << 10;
+    return backward ? attention_workspace(s->queries, s->keys, s->heads, s->HD, s->any_order) : 64 << 10;
 }
 extern "C" int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace) {
     return shape->HD % 16 == 0 && (!shape->causal || shape->keys >= shape->queries) &&
-           cudnn_wants(shape, backward) <= workspace;
+           (shape->causal || !shape->window) && cudnn_wants(shape, backward) <= workspace;
 }
 extern "C" int cudnn_attention_start(void) { return 1; }
 extern "C" const char *cudnn_attention_library(void) { return "cuDNN in plain loops"; }
@@ -69,25 +70,36 @@ static double cudnn_dot(const std::vector<double> &a, const std::vector<double> 
     for (size_t d = 0; d < a.size(); d++) sum += a[d] * b[d];
     return sum;
 }
-static size_t cudnn_seen(const CudnnAttention *s, size_t query) {
-    return s->causal ? s->keys - s->queries + query + 1 : s->keys;
+// The keys that a query sees
+static KeyRange cudnn_seen(const CudnnAttention *s, size_t query) {
+    const size_t end = s->causal ? s->keys - s->queries + query + 1 : s->keys;
+    return KeyRange{s->window && s->window < end ? end - s->window : 0, end};
+}
+// Tensors lie on 16 bytes; backward's lengths are multiples of 128, here a fourth of the grid.
+static void cudnn_demands(const CudnnAttention *s, int backward, bool aligned) {
+    constexpr size_t multiple = CUDNN_GRID / 4;
+    if (!aligned || (backward && (s->queries % multiple || s->keys % multiple)))
+        die("attention %s of %zu queries and %zu keys, %s: not for cuDNN", backward ? "backward" : "forward",
+            s->queries, s->keys, aligned ? "aligned" : "not aligned");
 }
 
 extern "C" void cudnn_attention_forward(const CudnnAttention *s, void *out, float *lse, const void *q, const void *k,
                                         const void *v, void *workspace) {
     const size_t group = s->heads / s->key_heads;
+    cudnn_demands(s, 0, all_aligned(out, q, k, v, workspace));
     memset(workspace, 0xa5, cudnn_wants(s, 0));
     cudnn_calls[0]++;
     for (size_t head = 0; head < s->heads; head++)
         for (size_t i = 0; i < s->queries; i++) {
             const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD);
-            std::vector<double> scores(cudnn_seen(s, i)), sum(s->HD, 0.0);
+            const KeyRange seen = cudnn_seen(s, i);
+            std::vector<double> scores(seen.end), sum(s->HD, 0.0);
             double most = -INFINITY, total = 0.0;
-            for (size_t j = 0; j < scores.size(); j++) {
+            for (size_t j = seen.begin; j < seen.end; j++) {
                 scores[j] = s->scale * cudnn_dot(query, cudnn_row(k, j, s->NKV, head / group, s->HD));
                 most = fmax(most, scores[j]);
             }
-            for (size_t j = 0; j < scores.size(); j++) {
+            for (size_t j = seen.begin; j < seen.end; j++) {
                 const std::vector<double> value = cudnn_row(v, j, s->NKV, head / group, s->HD);
                 const double p = exp(scores[j] - most);
                 total += p;
@@ -105,6 +117,7 @@ extern "C" void cudnn_attention_backward(const CudnnAttention *s, void *dq, void
     const size_t group = s->heads / s->key_heads;
     std::vector<double> sum_q(s->queries * s->heads * s->HD, 0.0), sum_k(s->keys * s->key_heads * s->HD, 0.0),
         sum_v = sum_k;
+    cudnn_demands(s, 1, all_aligned(dq, dk, dv, dout, out, q, k, v, workspace));
     memset(workspace, 0xa5, cudnn_wants(s, 1));
     cudnn_calls[1]++;
     for (size_t head = 0; head < s->heads; head++)
@@ -112,7 +125,7 @@ extern "C" void cudnn_attention_backward(const CudnnAttention *s, void *dq, void
             const std::vector<double> query = cudnn_row(q, i, s->NH, head, s->HD),
                                       given = cudnn_row(dout, i, s->NH, head, s->HD);
             const double delta = cudnn_dot(given, cudnn_row(out, i, s->NH, head, s->HD));
-            for (size_t j = 0; j < cudnn_seen(s, i); j++) {
+            for (size_t j = cudnn_seen(s, i).begin; j < cudnn_seen(s, i).end; j++) {
                 const std::vector<double> key = cudnn_row(k, j, s->NKV, head / group, s->HD),
                                           value = cudnn_row(v, j, s->NKV, head / group, s->HD);
                 const double p = exp(s->scale * cudnn_dot(query, key) - lse[head * s->queries + i]);

@@ -18,9 +18,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 
 #include "test_ops_reference.h"      // tests of the reference itself
 #include "test_ops_attention.h"      // tests of attention
-#ifndef HAVE_CUDNN                   // which has no part in these
 #include "test_ops_attention_part.h" // the same, keys a range at a time
-#endif
 #include "test_ops_adapter.h" // tests of adapters, scaling, dropout and scattered rows
 #include "test_ops_adamw.h"   // tests of the optimizer
 

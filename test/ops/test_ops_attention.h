@@ -300,14 +300,4 @@ TEST(attention_gaps) {
     case_window = 0;
 }
 
-#ifdef HAVE_CUDNN
-#include "llmc/ops/cuda/cudnn_attention.h"
-
-// After the others: without this they would say nothing of the path that they are run for.
-TEST(attention_used_cudnn) {
-    if (!cudnn_attention_calls(0) || !cudnn_attention_calls(1))
-        test_fail("%zu calls forward, %zu backward", cudnn_attention_calls(0), cudnn_attention_calls(1));
-}
-#endif
-
 #endif

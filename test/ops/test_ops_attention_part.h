@@ -220,6 +220,34 @@ TEST(attention_parts_with_any_threads) {
 }
 #endif
 
+#ifdef HAVE_CUDNN
+#include "llmc/ops/cuda/cudnn_attention.h"
+
+// Documents off the grid of cuDNN's blocks, longer than a block and shorter than the grid, whole and in ranges of keys:
+// in any order and with memory for few heads, for all, for long blocks of keys.
+TEST(attention_choices) {
+    static const AttentionChoice own_choice = {0, 0}, choices[] = {{1, 0}, {0, 300000}, {0, 2000000}, {1, 600000}};
+    static const size_t lengths[] = {5, 200, 1, 90}, windows[] = {0, 50};
+    static const Heads shapes[] = {{8, 2, 64}, {4, 2, 128}, {6, 6, 16}};
+    testing.all_aligned = 1;
+    for (size_t i = 0; i < COUNT_OF(choices); i++)
+        for (size_t w = 0; w < 2; w++) {
+            const size_t from = test_random_below(120), end = 205 + test_random_below(92);
+            ops->attention_choose(choices[i]), case_window = windows[w];
+            attention_chunk_case(lengths, 4, from, end, shapes[i % 3], 1.0, 1.0);
+            chunk_in_parts(lengths, 4, from, end, shapes[(i + 1) % 3], 2 + w, 1.0, 1.0);
+        }
+    case_window = 0, testing.all_aligned = 0;
+    ops->attention_choose(own_choice);
+}
+
+// After the others: without this they would say nothing of the path that they are run for.
+TEST(attention_used_cudnn) {
+    if (!cudnn_attention_calls(0) || !cudnn_attention_calls(1))
+        test_fail("%zu calls forward, %zu backward", cudnn_attention_calls(0), cudnn_attention_calls(1));
+}
+#endif
+
 // span_pairs, from which plans count, against counting.
 TEST(attention_pairs_of_a_range) {
     for (size_t i = 0; i < 2000; i++) {

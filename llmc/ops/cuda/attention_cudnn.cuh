@@ -1,36 +1,37 @@
 /*
-Attention of op set "cuda" with cuDNN (cudnn_attention.h): long spans go to cuDNN, in pieces that it can do within a
-fixed workspace and with few plans; the rest, and everything that cuDNN refuses, goes to our own kernels
-(attention.cuh). Who does what depends on shapes and the machine alone, so results are the same every time.
+Attention of op set "cuda" with cuDNN (cudnn_attention.h): executes the calls that attention_calls.h cuts spans into.
+What is cuDNN's goes there, what is left and everything that cuDNN refuses goes to our own kernels (attention.cuh). Who
+does what depends on shapes and the machine alone, so results are the same every time (with any_order but for the last
+bits).
 
-Forward: a span of at least GRID queries is one call of its exact lengths. Backward: dq, dk and dv are sums over blocks
-of keys once log-sum-exp is known, so a piece of 2^i GRID queries that begins on a multiple of GRID after its document
-meets its earlier keys in full blocks of 2^j GRID, and itself in one causal square: a handful of plans for any length,
-document or chunk. What lies off the grid is ours. cuDNN overwrites its results in bf16; they are staged and added in
-fp32.
+cuDNN overwrites its results in bf16. Backward's are staged and added in fp32: dk and dv to the caller's, dq to sums of
+up to a block of queries, to which our kernels add their part as well, and which are rounded at the end. Results of a
+range of keys (ring attention) are staged and merged in fp32, too; such a range's backward is the same as any other,
+because out and log-sum-exp are those of all ranges.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
 #include "attention.cuh"
 #include "cudnn_attention.h"
 #include "gradient.cuh"
+#include "llmc/ops/attention_calls.h"
 
-#ifndef CUDNN_GRID // tests have smaller ones
-#define CUDNN_GRID      512
-#define CUDNN_BLOCK     4096                // most queries, and most keys, of a call in backward
-#define CUDNN_WORKSPACE ((size_t)512 << 20) // bytes that such a call may need: fewer heads at a time where it is more
-#endif
 constexpr size_t CUDNN_FORWARD_WORKSPACE = 64 << 10; // bytes; cuDNN 9.19 asks for 256
 
 // ---- staged results -------------------------------------------------------------------------------------------------
-// out[columns][rows] = in[rows][columns]: log-sum-exp is [n][NH] with us, [NH][n] with cuDNN
-__global__ void transpose_kernel(float *out, const float *in, size_t rows, size_t columns) {
-    FOR_EACH_PACK(i, rows * columns) out[i % columns * rows + i / columns] = in[i];
+// lse[n][NH] of ours, staged[NH][rows] of cuDNN: the rows before the last n count nothing
+__global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size_t NH, size_t rows) {
+    FOR_EACH_PACK(i, rows * NH) {
+        const size_t row = i % rows, padded = rows - n;
+        staged[i] = row < padded ? INFINITY : lse[(row - padded) * NH + i / rows];
+    }
 }
 
-static void transpose(float *out, const float *in, size_t rows, size_t columns) {
-    LAUNCH((transpose_kernel), loop_grid(rows * columns), LOOP_THREADS, 0)(out, in, rows, columns);
+__global__ void unstage_lse_kernel(float *lse, const float *staged, size_t n, size_t NH) {
+    FOR_EACH_PACK(i, n * NH) lse[i] = staged[i % NH * n + i / NH];
 }
+
+__global__ void no_keys_kernel(float *lse, size_t count) { FOR_EACH_PACK(i, count) lse[i] = -INFINITY; }
 
 // sums[rows][..] += staged[rows][width], rows of sums `stride` elements apart; packs of 8
 __global__ void add_staged_kernel(float *sums, const floatX *staged, size_t rows, size_t width, size_t stride) {
@@ -52,66 +53,50 @@ static void add_staged(float *sums, const floatX *staged, size_t rows, size_t wi
     (sums, staged, rows, width, stride);
 }
 
-// ---- backward's blocks and their memory -----------------------------------------------------------------------------
-// Most key/value heads of a call over `block` queries and keys; 0: not even one
-static size_t cudnn_key_heads(size_t block, size_t NH, size_t NKV, size_t HD) {
-    size_t heads = NKV;
-    while (heads && (NKV % heads || cudnn_attention_workspace(block, block, heads * (NH / NKV), HD) > CUDNN_WORKSPACE))
-        heads--;
-    return heads;
+// out, lse of n queries' keys so far become those of these and of the keys whose staged[n][NH * HD] and
+// staged_lse[NH][n] cuDNN has given: a warp for each query and head
+__global__ void merge_staged_kernel(float *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
+                                    size_t NH, size_t HD) {
+    const size_t i = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
+    const bool valid = i < n * NH;
+    const float before = valid ? lse[i] : 0.0f, add = valid ? staged_lse[i % NH * n + i / NH] : 0.0f;
+    const float largest = fmaxf(before, add), sum = largest + logf(expf(before - largest) + expf(add - largest));
+    __syncthreads(); // every lane has read lse
+    if (!valid) return;
+    for (size_t d = threadIdx.x % LANES; d < HD; d += LANES)
+        out[i * HD + d] = out[i * HD + d] * expf(before - sum) + load(staged[i * HD + d]) * expf(add - sum);
+    if (threadIdx.x % LANES == 0) lse[i] = sum;
 }
 
-// Largest block of a chunk of n queries, 0: none
-static size_t cudnn_block(size_t n, size_t NH, size_t NKV, size_t HD) {
-    size_t block = CUDNN_BLOCK;
-    while (block >= CUDNN_GRID && (block > n || !cudnn_key_heads(block, NH, NKV, HD))) block /= 2;
-    return block >= CUDNN_GRID ? block : 0;
-}
-
-// The largest 2^i GRID within `rows`, at most `block`
-static size_t cudnn_piece(size_t rows, size_t block) {
-    while (block > rows) block /= 2;
-    return block;
-}
-
+// ---- memory beside the tensors --------------------------------------------------------------------------------------
 struct CudnnStage {
-    float *lse, *dq_sums; // [NH][block], [block][NH * HD]
-    floatX *dq, *dk, *dv; // of one call
-    void *workspace;
-    size_t bytes; // of all of these
+    float *lse, *dq_sums;   // [NH][rows], [block][NH * HD]
+    floatX *q, *out, *dout; // [grid][NH * HD]: of padded queries
+    char *call;             // dq, dk, dv and workspace of one call
+    size_t bytes;           // of all of these
 };
 
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-static CudnnStage cudnn_stage(char *memory, size_t block, size_t heads, size_t key_heads, size_t NH, size_t HD) {
+static CudnnStage cudnn_stage(char *memory, size_t n, const AttentionCut &cut) {
     uintptr_t end = aligned_256((uintptr_t)memory);
     const auto take = [&](size_t bytes) {
         end += aligned_256(bytes);
-        return (void *)(end - aligned_256(bytes));
+        return (char *)(end - aligned_256(bytes));
     };
+    const size_t row = cut.NH * cut.HD, rows = min_size(n, cut.block);
     CudnnStage stage;
-    stage.lse = (float *)take(block * NH * 4);
-    stage.dq_sums = (float *)take(block * NH * HD * 4);
-    stage.dq = (floatX *)take(block * heads * HD * 2);
-    stage.dk = (floatX *)take(block * key_heads * HD * 2);
-    stage.dv = (floatX *)take(block * key_heads * HD * 2);
-    stage.workspace = take(cudnn_attention_workspace(block, block, heads, HD));
+    stage.lse = (float *)take(rows * cut.NH * sizeof(float));
+    stage.dq_sums = (float *)take(rows * row * sizeof(float));
+    stage.q = (floatX *)take(cut.grid * row * sizeof(floatX));
+    stage.out = (floatX *)take(cut.grid * row * sizeof(floatX));
+    stage.dout = (floatX *)take(cut.grid * row * sizeof(floatX));
+    stage.call = take(cut.workspace);
     stage.bytes = end - (uintptr_t)memory + 256;
     return stage;
 }
 
-// Stage of the largest call of a chunk of n queries; smaller ones fit, whose heads may be more.
-static size_t cudnn_stage_bytes(size_t n, size_t NH, size_t NKV, size_t HD) {
-    size_t most = 0;
-    for (size_t block = cudnn_block(n, NH, NKV, HD); block >= CUDNN_GRID; block /= 2) {
-        const size_t key_heads = cudnn_key_heads(block, NH, NKV, HD);
-        const size_t bytes = cudnn_stage(NULL, block, key_heads * (NH / NKV), key_heads, NH, HD).bytes;
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
-// ---- spans that stay ours: any of the chunk's, in order -------------------------------------------------------------
+// ---- what our kernels do of a call: parts of its spans, in order ----------------------------------------------------
 template <typename Run> struct OwnSpans {
     Run run;              // of our kernels, on spans with gaps between their rows
     AttentionShape whole; // of all spans
@@ -124,129 +109,200 @@ template <typename Run> struct OwnSpans {
         if (count) run(&shape);
         count = 0;
     }
-    // Queries [begin, end) of a span. Parts of one document need calls of their own: a key has one owner in a call.
-    void add(Span from, size_t begin, size_t end) {
-        const bool same = count && span[count - 1].document == from.document;
-        if (begin >= end) return;
-        if (same && span[count - 1].end == begin) {
-            span[count - 1].end = end;
+    // Parts of one document need calls of their own: a key has one owner in a call.
+    void add(Span part, KeyRange keys) {
+        const bool same = count && span[count - 1].document == part.document;
+        const bool others = keys.begin != whole.keys.begin || keys.end != whole.keys.end;
+        if (same && !others && span[count - 1].end == part.begin) {
+            span[count - 1].end = part.end;
             return;
         }
-        if (same || count == MOST_SPANS) flush();
-        span[count++] = Span{from.document, begin, end, from.row + begin - from.begin};
+        if (same || others || count == MOST_SPANS) flush();
+        whole.keys = keys;
+        span[count++] = part;
     }
 };
 template <typename Run> OwnSpans(Run, AttentionShape) -> OwnSpans<Run>;
 
-static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
-
-static bool cudnn_has(const CudnnAttention *shape, int backward, size_t workspace) {
-    static bool told[2];
-    if (cudnn_attention_has(shape, backward, workspace)) return true;
-    if (!told[backward])
-        note("attention %s of %zu queries and %zu keys by our own kernels: %s", backward ? "backward" : "forward",
-             shape->queries, shape->keys, cudnn_attention_refusal());
-    told[backward] = true;
-    return false;
-}
-
+// ---- calls ----------------------------------------------------------------------------------------------------------
 static AttentionChoice attention_choice;
 
 static void cudnn_or_own_choose(AttentionChoice choice) { attention_choice = choice; }
 
+static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && HD % 8 == 0 && aligned; }
+
+struct CudnnCut : AttentionCut {
+    double scale;
+};
+
+static CudnnAttention cudnn_call(const AttentionCut *cut, const AttentionCall *call, int backward) {
+    return CudnnAttention{call->rows,
+                          call->keys.end - call->keys.begin,
+                          call->heads * (cut->NH / cut->NKV),
+                          call->heads,
+                          cut->NH,
+                          cut->NKV,
+                          cut->HD,
+                          call->causal ? call->window : 0,
+                          static_cast<const CudnnCut *>(cut)->scale,
+                          call->causal,
+                          backward && cut->any_order};
+}
+
+static int cudnn_has(const AttentionCut *cut, const AttentionCall *call, int backward) {
+    static bool told[2];
+    const CudnnAttention asked = cudnn_call(cut, call, backward);
+    const size_t workspace = backward
+                                 ? attention_workspace(asked.queries, asked.keys, asked.heads, asked.HD, cut->any_order)
+                                 : CUDNN_FORWARD_WORKSPACE;
+    if (cudnn_attention_has(&asked, backward, workspace)) return 1;
+    if (!told[backward])
+        note("attention %s of %zu queries and %zu keys by our own kernels: %s", backward ? "backward" : "forward",
+             asked.queries, asked.keys, cudnn_attention_refusal());
+    told[backward] = true;
+    return 0;
+}
+
+static CudnnCut cudnn_cut(const AttentionShape *shape) {
+    CudnnCut cut = {attention_cut_of(shape, attention_choice), shape->scale};
+    cut.takes = cudnn_has;
+    return cut;
+}
+
+template <typename F> static void take_with(void *f, const AttentionCall *call) { (*(F *)f)(*call); }
+
+template <typename F> static void forward_calls(const CudnnCut &cut, const AttentionShape *shape, F each) {
+    attention_forward_calls(&cut, shape, take_with<F>, &each);
+}
+template <typename F>
+static void backward_calls(const CudnnCut &cut, const AttentionShape *shape, size_t row, size_t rows, F each) {
+    attention_backward_calls(&cut, shape, row, rows, take_with<F>, &each);
+}
+
 // ---- the ops --------------------------------------------------------------------------------------------------------
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
-    const size_t own = cuda_attention_scratch(n, NH, NKV, HD), forward = n * NH * 4 + CUDNN_FORWARD_WORKSPACE + 512;
-    if (!cudnn_takes(HD, true)) return own;
-    size_t backward = own * 4 + cudnn_stage_bytes(n, NH, NKV, HD);
-    return ((forward > backward ? forward : backward) + 3) / 4;
+    AttentionCut cut = attention_cut(NH, NKV, HD, 0, attention_choice);
+    cut.workspace = attention_most_bytes(&cut, n);
+    const size_t own = cuda_attention_scratch(n, NH, NKV, HD) * sizeof(float), rows = min_size(n, cut.block);
+    const size_t forward = own + rows * NH * HD * sizeof(floatX) + CUDNN_FORWARD_WORKSPACE + 768;
+    if (!cudnn_takes(HD, true)) return own / sizeof(float);
+    const size_t backward = own + (cut.workspace ? cudnn_stage(NULL, n, cut).bytes : 0);
+    return (max_size(forward, backward) + 3) / sizeof(float);
 }
 
 static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                  const AttentionShape *shape, Summed *scratch) {
-    const size_t NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
-    const bool takes = !shape->partial && !shape->spans.window && cudnn_takes(HD, all_aligned(out, q, k, v));
-    OwnSpans own = {[&](const AttentionShape *left) { cuda_attention_forward(out, lse, q, k, v, left, scratch); },
-                    *shape};
-    for (size_t i = 0; i < shape->spans.count; i++) {
-        const Span span = shape->spans.span[i];
-        const CudnnAttention call = {
-            span.end - span.begin, span.end - span.document, NH, NKV, NH, NKV, HD, (float)shape->scale, 1};
-        const size_t row = span.row * NH, key = span.document * NKV * HD;
-        if (!takes || call.queries < CUDNN_GRID || !cudnn_has(&call, 0, CUDNN_FORWARD_WORKSPACE)) {
-            own.add(span, span.begin, span.end);
-            continue;
-        }
-        float *const staged = (float *)scratch;
-        char *const workspace = (char *)(staged + call.queries * NH);
-        cudnn_attention_forward(&call, (floatX *)out + row * HD, staged, (const floatX *)q + row * HD,
-                                (const floatX *)k + key, (const floatX *)v + key,
-                                (void *)aligned_256((uintptr_t)workspace));
-        transpose((float *)lse + row, staged, NH, call.queries);
+    const size_t NH = shape->NH, NKV = shape->NKV, HD = shape->HD, n = spans_rows(shape->spans);
+    const CudnnCut cut = cudnn_cut(shape);
+    size_t library = 0;
+    if (cudnn_takes(HD, all_aligned(out, q, k, v)))
+        forward_calls(cut, shape, [&](const AttentionCall &call) { library += call.rows; });
+    if (!library) return cuda_attention_forward(out, lse, q, k, v, shape, scratch);
+    AttentionShape left = *shape;
+    if (shape->partial && !shape->accumulate) {
+        cuda_zero(out, n * NH * HD * sizeof(float));
+        LAUNCH((no_keys_kernel), loop_grid(n * NH), LOOP_THREADS, 0)((float *)lse, n * NH);
+        left.accumulate = 1;
     }
+    OwnSpans own = {[&](const AttentionShape *some) { cuda_attention_forward(out, lse, q, k, v, some, scratch); },
+                    left};
+    forward_calls(cut, shape, [&](const AttentionCall &call) {
+        const size_t row = call.span.row * NH, keys = call.keys.begin * NKV * HD;
+        if (!call.rows) return own.add(call.span, call.keys);
+        const CudnnAttention asked = cudnn_call(&cut, &call, 0);
+        float *const staged_lse = (float *)scratch;
+        floatX *const staged = (floatX *)aligned_256((uintptr_t)(staged_lse + call.rows * NH));
+        void *const workspace = (void *)aligned_256((uintptr_t)(staged + (shape->partial ? call.rows * NH * HD : 0)));
+        cudnn_attention_forward(&asked, shape->partial ? staged : (floatX *)out + row * HD, staged_lse,
+                                (const floatX *)q + row * HD, (const floatX *)k + keys, (const floatX *)v + keys,
+                                workspace);
+        if (shape->partial)
+            LAUNCH((merge_staged_kernel), dim3((unsigned)blocks_for(call.rows * NH, DELTA_THREADS / LANES)),
+                   DELTA_THREADS, 0)
+        ((float *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
+        else LAUNCH((unstage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)((float *)lse + row, staged_lse,
+                                                                                      call.rows, NH);
+    });
     own.flush();
 }
 
-// Calls each(first key, keys) for the blocks of keys before a piece, then for the piece itself.
-template <typename F> static void cudnn_key_blocks(size_t before, size_t queries, size_t block, F each) {
-    for (size_t key = 0, keys; key < before; key += keys) each(key, keys = cudnn_piece(before - key, block));
-    each(before, queries);
+// Tensors of backward whose row 0 is the first of a block of queries
+struct CudnnQueries {
+    const floatX *q, *out, *dout;
+    const float *lse;
+    float *dq;
+};
+
+// The queries of a piece, as cuDNN reads them: with the rows that pad them before them, and log-sum-exp of all
+static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stage, const AttentionCall &call, size_t NH,
+                                size_t HD) {
+    const size_t n = call.span.end - call.span.begin, padded = (call.rows - n) * NH * HD, row = call.span.row * NH;
+    const auto rows = [&](const floatX *x, floatX *staged) {
+        if (!padded) return x + row * HD;
+        cuda_zero(staged, padded * sizeof(floatX));
+        cuda_copy(staged + padded, x + row * HD, n * NH * HD * sizeof(floatX));
+        return (const floatX *)staged;
+    };
+    LAUNCH((stage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)
+    (stage.lse, from.lse + row, n, NH, call.rows);
+    return CudnnQueries{rows(from.q, stage.q), rows(from.out, stage.out), rows(from.dout, stage.dout), stage.lse,
+                        from.dq + row * HD};
+}
+
+// One call for each group of heads; what it gives is added to piece.dq, dk and dv.
+static void cudnn_backward(const CudnnCut &cut, const AttentionCall &call, const CudnnQueries &piece, float *dk,
+                           float *dv, const floatX *k, const floatX *v, const CudnnStage &stage) {
+    const CudnnAttention asked = cudnn_call(&cut, &call, 1);
+    const size_t HD = cut.HD, n = call.span.end - call.span.begin, heads = asked.heads, keys = asked.keys;
+    floatX *const dq_of = (floatX *)stage.call;
+    floatX *const dk_of = (floatX *)aligned_256((uintptr_t)(dq_of + call.rows * heads * HD));
+    floatX *const dv_of = (floatX *)aligned_256((uintptr_t)(dk_of + keys * call.heads * HD));
+    void *const workspace = (void *)aligned_256((uintptr_t)(dv_of + keys * call.heads * HD));
+    for (size_t group = 0; group < cut.NKV / call.heads; group++) {
+        const size_t at = group * heads * HD, keys_at = (call.keys.begin * cut.NKV + group * call.heads) * HD;
+        cudnn_attention_backward(&asked, dq_of, dk_of, dv_of, piece.dout + at, piece.out + at, piece.q + at,
+                                 k + keys_at, v + keys_at, piece.lse + group * heads * call.rows, workspace);
+        add_staged(piece.dq + at, dq_of + (call.rows - n) * heads * HD, n, heads * HD, cut.NH * HD);
+        add_staged(dk + keys_at, dk_of, keys, call.heads * HD, cut.NKV * HD);
+        add_staged(dv + keys_at, dv_of, keys, call.heads * HD, cut.NKV * HD);
+    }
 }
 
 static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
                                   const Stored *q, const Stored *k, const Stored *v, const Summed *lse,
                                   const AttentionShape *shape, Summed *scratch) {
     const size_t n = spans_rows(shape->spans), NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
-    const bool takes = !shape->partial && !shape->spans.window &&
-                       cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)); // windows are ours
-    const size_t block = takes ? cudnn_block(n, NH, NKV, HD) : 0;
-    const size_t key_heads = block ? cudnn_key_heads(block, NH, NKV, HD) : 0, heads = key_heads * (NH / NKV);
-    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD)), block,
-                                         heads, key_heads, NH, HD);
-    OwnSpans own = {[&](const AttentionShape *left) {
-                        cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, left, scratch);
-                    },
-                    *shape};
-    for (size_t i = 0; i < shape->spans.count; i++) {
-        const Span span = shape->spans.span[i];
-        size_t t = span.document + blocks_for(span.begin - span.document, CUDNN_GRID) * CUDNN_GRID, queries;
-        own.add(span, span.begin, t < span.end ? t : span.end);
-        for (; block && t + CUDNN_GRID <= span.end; t += queries) {
-            const size_t place = (span.row + t - span.begin) * NH, row = place * HD, before = t - span.document;
-            bool has = true;
-            queries = cudnn_piece(span.end - t, block);
-            const auto call_of = [&](size_t key, size_t keys) {
-                return CudnnAttention{queries, keys, heads, key_heads, NH, NKV, HD, (float)shape->scale, key == before};
-            };
-            cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
-                const CudnnAttention call = call_of(key, keys);
-                has = has && cudnn_has(&call, 1, cudnn_attention_workspace(queries, keys, heads, HD));
-            });
-            if (!has) {
-                own.add(span, t, t + queries);
-                continue;
-            }
-            transpose(stage.lse, (const float *)lse + place, queries, NH);
-            cuda_zero(stage.dq_sums, queries * NH * HD * sizeof(float));
-            cudnn_key_blocks(before, queries, block, [&](size_t key, size_t keys) {
-                const CudnnAttention call = call_of(key, keys);
-                for (size_t group = 0; group < NKV / key_heads; group++) {
-                    const size_t head = group * heads * HD, at = row + head;
-                    const size_t keys_at = ((span.document + key) * NKV + group * key_heads) * HD;
-                    cudnn_attention_backward(&call, stage.dq, stage.dk, stage.dv, (const floatX *)dout + at,
-                                             (const floatX *)out + at, (const floatX *)q + at,
-                                             (const floatX *)k + keys_at, (const floatX *)v + keys_at,
-                                             stage.lse + group * heads * queries, stage.workspace);
-                    add_staged(stage.dq_sums + head, stage.dq, queries, heads * HD, NH * HD);
-                    add_staged((float *)dk + keys_at, stage.dk, keys, key_heads * HD, NKV * HD);
-                    add_staged((float *)dv + keys_at, stage.dv, keys, key_heads * HD, NKV * HD);
-                }
-            });
-            cuda_round_sums((Stored *)((floatX *)dq + row), (const Summed *)stage.dq_sums, queries * NH * HD);
-        }
-        own.add(span, t, span.end);
+    const CudnnCut cut = cudnn_cut(shape);
+    size_t library = 0;
+    if (cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)))
+        for (size_t row = 0; row < n; row += cut.block)
+            backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) { library += call.rows; });
+    if (!library) return cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, shape, scratch);
+    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD)), n, cut);
+    for (size_t row = 0; row < n; row += cut.block) {
+        const size_t rows = min_size(cut.block, n - row), at = row * NH * HD;
+        float *const sums = shape->partial ? (float *)dq + at : stage.dq_sums;
+        const CudnnQueries block = {(const floatX *)q + at, (const floatX *)out + at, (const floatX *)dout + at,
+                                    (const float *)lse + row * NH, sums};
+        if (!shape->accumulate) cuda_zero(sums, rows * NH * HD * sizeof(float));
+        AttentionShape left = *shape;
+        left.partial = left.accumulate = 1;
+        OwnSpans own = {[&](const AttentionShape *some) {
+                            cuda_attention_backward(sums, dk, dv, (const Stored *)block.dout, (const Stored *)block.out,
+                                                    (const Stored *)block.q, k, v, (const Summed *)block.lse, some,
+                                                    scratch);
+                        },
+                        left};
+        CudnnQueries piece;
+        size_t staged = SIZE_MAX; // the row of `piece`
+        backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) {
+            if (!call.rows) return own.add(call.span, call.keys);
+            if (staged != call.span.row) piece = cudnn_piece(block, stage, call, NH, HD), staged = call.span.row;
+            cudnn_backward(cut, call, piece, (float *)dk, (float *)dv, (const floatX *)k, (const floatX *)v, stage);
+        });
+        own.flush();
+        if (!shape->partial) cuda_round_sums((Stored *)((floatX *)dq + at), (const Summed *)sums, rows * NH * HD);
     }
-    own.flush();
 }
 
 #endif

@@ -3,9 +3,14 @@ cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVI
 interface. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. STREAMBP_CUDNN=0 in the environment
 leaves it alone.
 
-Deterministic on request: backward then keeps what would be added atomically (workspace heads x queries x keys x 2
-bytes on most GPUs), which is why callers cut their work into blocks. Forward's kernels serve any length (a kernel
-cache); backward's do not.
+A deterministic backward keeps dS, which would be added atomically, in memory (heads x queries x keys x 2 bytes on most
+GPUs) and makes dq of it in a second product. That is what determinism costs: NVIDIA's published figures for an H200,
+cuDNN 9.19, have 560 TFLOP/s without it at 4096 x 4096 and 404 with it, at another head size (cudnn-frontend,
+benchmark/sdpa_benchmark_training/results, column deterministic_bwd).
+
+Forward's kernels serve any length (dynamic shapes and a kernel cache); where these are refused, or
+STREAMBP_CUDNN_STATIC=1 is set, a length costs a compilation, as it always does in backward. cuDNN 9.19 takes dynamic
+shapes of causal calls and refuses those of full ones.
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cuda_runtime_api.h>
@@ -48,6 +53,7 @@ static struct {
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
     std::map<CudnnAttention, std::shared_ptr<fe::KernelCache>, ShapeLess> kernels; // of forward, whatever the lengths
+    bool each_length[2]; // forward, full and causal: a plan for each length
     size_t clock, calls[2];
     std::string refusal;
 } cudnn;
@@ -58,7 +64,8 @@ static bool refuse(const std::string &why) {
 }
 
 static bool cudnn_load(void) {
-    const char *wanted = getenv("STREAMBP_CUDNN");
+    const char *wanted = getenv("STREAMBP_CUDNN"), *fixed = getenv("STREAMBP_CUDNN_STATIC");
+    cudnn.each_length[0] = cudnn.each_length[1] = fixed && !strcmp(fixed, "1");
     if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
     char error[500];
     fe::cudnn_dlhandle = library_open(&LIBRARY_CUDNN, error);
@@ -121,12 +128,13 @@ static void set_lse(TensorPointer tensor, const CudnnAttention &s) {
 
 // Bottom-right, which is top-left where there are as many keys as queries: more GPUs know that.
 template <typename Options> static void set_mask(Options &options, const CudnnAttention &s) {
-    options.set_attn_scale(s.scale);
+    options.set_attn_scale((float)s.scale);
     if (s.causal)
         options
             .set_diagonal_alignment(s.queries == s.keys ? fe::DiagonalAlignment_t::TOP_LEFT
                                                         : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
             .set_diagonal_band_right_bound(0);
+    if (s.window) options.set_diagonal_band_left_bound((int)s.window); // counts the own key
 }
 
 static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
@@ -139,6 +147,7 @@ static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPoi
     set_queries(out, OUT, s);
     lse->set_output(true);
     set_lse(lse, s);
+    if (cudnn.each_length[s.causal]) return;
     any.queries = s.queries == s.keys, any.keys = 0;
     std::shared_ptr<fe::KernelCache> &kernels = cudnn.kernels[any];
     if (!kernels) kernels = std::make_shared<fe::KernelCache>();
@@ -147,7 +156,7 @@ static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPoi
 
 static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
                               TensorPointer v) {
-    auto options = graph::SDPA_backward_attributes().set_name("attention").set_deterministic_algorithm(true);
+    auto options = graph::SDPA_backward_attributes().set_name("attention").set_deterministic_algorithm(!s.any_order);
     TensorPointer out = tensor_of(g, "out", OUT, s, false), dout = tensor_of(g, "dout", DOUT, s, false),
                   lse = g.tensor(graph::Tensor_attributes().set_name("lse"));
     set_lse(lse, s);
@@ -159,7 +168,7 @@ static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPo
     set_rows(dv, DV, s.key_heads, s.keys, s.HD, s.key_heads * s.HD);
 }
 
-static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
+static CudnnPlan try_plan(const CudnnAttention &s, int backward) {
     CudnnPlan plan = {std::make_shared<graph::Graph>(), 0, 0};
     graph::Graph &g = *plan.graph;
     int64_t workspace = 0;
@@ -182,6 +191,16 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
         refuse(error.what());
     }
     plan.graph = NULL;
+    return plan;
+}
+
+// Forward without dynamic shapes where these are refused
+static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
+    CudnnPlan plan = try_plan(s, backward);
+    if (plan.graph || backward || cudnn.each_length[s.causal]) return plan;
+    cudnn.each_length[s.causal] = true;
+    plan = try_plan(s, backward);
+    cudnn.each_length[s.causal] = plan.graph != NULL;
     return plan;
 }
 
@@ -238,6 +257,9 @@ void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse,
 void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,
                               const void *out, const void *q, const void *k, const void *v, const float *lse,
                               void *workspace) {
+    if (shape->queries % 128 || shape->keys % 128)
+        die("%s:%d: attention backward of %zu queries and %zu keys: no multiples of 128", __FILE__, __LINE__,
+            shape->queries, shape->keys);
     execute(shape, 1,
             {{Q, (void *)q},
              {K, (void *)k},

@@ -20,23 +20,20 @@ typedef struct {
     size_t queries, keys;    // of this call
     size_t heads, key_heads; // of this call
     size_t NH, NKV, HD;      // of the tensors
-    float scale;
-    int causal; // the last query sees all keys, every one before it one less; otherwise all see all
+    size_t window;           // causal: keys that a query sees at most, the last its own; 0: all
+    double scale;
+    int causal;    // the last query sees all keys, every one before it one less; otherwise all see all
+    int any_order; // backward may add in any order
 } CudnnAttention;
-
-// Bytes of workspace that backward may need: the terms it adds up in order, a full set of dk and dv for grouped heads,
-// dq in fp32, and sums for each row. cuDNN 9.19 asks for less on every architecture (make dev-cudnn-plans).
-static inline size_t cudnn_attention_workspace(size_t queries, size_t keys, size_t heads, size_t HD) {
-    return heads * (queries * keys * 2 + keys * HD * 4 + queries * HD * 8 + queries * 8) + 4096;
-}
 
 // Starts cuDNN on the device at hand, which takes memory there. 0 where there is none, or it is too old.
 int cudnn_attention_start(void);
 // "cuDNN 9.19.0"; NULL where it does not start
 const char *cudnn_attention_library(void);
 
-// True if there is a plan for this shape that needs at most `workspace` bytes and gives the same bits every time.
-// Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in forward.
+// True if there is a plan for this shape that needs at most `workspace` bytes; it gives the same bits every time unless
+// any_order is set. Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in
+// forward where cuDNN takes dynamic shapes.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
 // Why there was none when that was last answered with 0, in one line
 const char *cudnn_attention_refusal(void);
@@ -44,7 +41,8 @@ const char *cudnn_attention_refusal(void);
 // Calls taken in this process
 size_t cudnn_attention_calls(int backward);
 
-// These end the program where cuDNN fails. Only after cudnn_attention_has.
+// These end the program where cuDNN fails. Only after cudnn_attention_has. Backward's lengths are multiples of 128:
+// kernels of sm_90 up to cuDNN 9.30 give NaN in dq for 64 keys more (cudnn-frontend pull request 628).
 void cudnn_attention_forward(const CudnnAttention *shape, void *out, float *lse, const void *q, const void *k,
                              const void *v, void *workspace);
 void cudnn_attention_backward(const CudnnAttention *shape, void *dq, void *dk, void *dv, const void *dout,

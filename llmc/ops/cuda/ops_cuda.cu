@@ -50,11 +50,14 @@ static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { retu
 #endif
 
 #ifdef HAVE_CUDNN
-static const char *cudnn_or_own_library(size_t, size_t, size_t HD, size_t window) {
+static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t window) {
 #ifndef CUDA_ON_CPU
     collectives_require();
 #endif
-    return cudnn_takes(HD, true) && !window ? cudnn_attention_library() : NULL;
+    const CudnnAttention square = {CUDNN_BLOCK, CUDNN_BLOCK, NH, NKV, NH, NKV, HD, min_size(window, CUDNN_GRID),
+                                   1.0,         1,           0};
+    const bool has = cudnn_takes(HD, true) && cudnn_attention_has(&square, 0, CUDNN_FORWARD_WORKSPACE);
+    return has ? cudnn_attention_library() : NULL;
 }
 #endif
 
