@@ -15,8 +15,8 @@ and the keys before a piece into blocks of powers of two, backwards from its fir
 
 own: the keys that are left, less than a step of grid / 2; our kernels take them. The tail, less than grid queries, is
 padded in front: `rows` of the call are grid, and those that are no queries of the span get log-sum-exp +infinity, hence
-p = 0. Keys are never padded. In a layer with a window a piece is one causal call with the window, over the steps of keys
-that its first query sees and the piece's own; what that query sees besides is ours.
+p = 0. Keys are never padded. In a layer with a window a piece is one causal call with the window, over the steps of
+keys that its first query sees and the piece's own; what that query sees besides is ours.
 
 A call has as many heads as the workspace allows; blocks of keys grow, to 4 blocks, or any length where sums may come
 in any order, as long as a quarter of the heads fits.

@@ -74,7 +74,7 @@ static const double library_kernels[2] = {2, 8}; // forward, backward
 // Counts a library's calls; returns the share of the pairs that is left to our own kernels. Where a plan's pairs are of
 // more blocks of keys than it visits (ring.h), so are the calls.
 static double dry_library(const AttentionShape *shape, int backward) {
-    const AttentionCut cut = attention_cut(shape->NH, shape->NKV, shape->HD, shape->spans.window, dry.attention);
+    const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
     AttentionCounts c = {&cut, backward, 0, 0, 0, 0};
     if (!dry.library) {
