@@ -100,11 +100,11 @@ build_gpu_ops() { # precision
     $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "build/cuda-$1/train"
 }
 build_gpu_program() { # name, precision
-    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="${NVCC_LIBS:-}"
-    compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -I."
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="${NVCC_LIBS:-} -Xcompiler -fopenmp"
+    compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -fopenmp -I."
     objects="$target.o build/cuda-$2/ops_cuda.o" before=
     if [ "$1" = gpu_large ]; then
-        compile="$compile -fopenmp" libraries="$libraries -Xcompiler -fopenmp" cpu=$folder/ops_cpu.o
+        cpu=$folder/ops_cpu.o
         has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
         before="$compile -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Dops_device=ops_cpu_device \
             -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu && objcopy --keep-global-symbol=ops_cpu_device $cpu &&"
