@@ -1,7 +1,55 @@
 #!/bin/sh
+# Toolkits for BACKEND=cuda: wheels become one, and a folder that is none is refused with what it lacks.
 # A PORTABLE=1 build runs where the C library is and nothing else, in namespaces without a network: the CPU's, not optimised, as only
 # linking and starting are tested; and the GPU's, where it has been built.
 . test/cli.sh
+
+# A Python whose pip installs wheels that are empty but for what is looked at.
+cat >"$WORK/python" <<'END'
+#!/bin/sh
+case $* in *--version*) exit ;; *"--target $KIT/wheels nvidia-cuda-nvcc=="*) mkdir "$KIT/wheels" && cd "$KIT/wheels" ;; *) exit 1 ;; esac
+mkdir -p include nvidia/cu13/bin nvidia/cu13/nvvm/bin nvidia/cu13/lib nvidia/cu13/include/crt nvidia/cu13/include/cccl/nv
+for part in cudnn nccl; do mkdir -p nvidia/$part/include nvidia/$part/lib; done
+echo 'echo release 13.0, V13.0.88' >nvidia/cu13/bin/nvcc && chmod +x nvidia/cu13/bin/nvcc
+(cd nvidia/cu13 && touch nvvm/bin/cicc include/cuda_runtime.h include/crt/host_config.h include/cccl/nv/target lib/libcublasLt.so.13)
+touch nvidia/cudnn/lib/libcudnn.so.9 nvidia/nccl/lib/libnccl.so.2 include/cudnn_frontend.h
+defines() { printf '#define %s\n' "$@"; }
+defines 'CUBLAS_VER_MAJOR 13' 'CUBLAS_VER_MINOR 1' >nvidia/cu13/include/cublasLt.h
+defines 'CUDNN_MAJOR 9' 'CUDNN_MINOR 19' >nvidia/cudnn/include/cudnn_version.h
+defines 'NCCL_MAJOR 2' 'NCCL_MINOR 28' >nvidia/nccl/include/nccl.h
+defines 'CUDNN_FRONTEND_MAJOR_VERSION 1' 'CUDNN_FRONTEND_MINOR_VERSION 32' >include/cudnn_frontend_version.h
+END
+chmod +x "$WORK/python"
+KIT=$WORK/kit
+export KIT
+libraries() { # what the report of the toolkit says, CUBLAS=FOLDER or nothing
+    env NVCC="$KIT/bin/nvcc" CXX="${CXX:-c++} -nostdinc" CUBLAS= CUDNN= CUDNN_FRONTEND= NCCL= ${2:+"$2"} scripts/cuda_libraries.sh report >"$WORK/out" 2>&1
+    check "with ${2:-the toolkit alone}: $1 ($(tail -n 1 "$WORK/out"))" grep -q -- "$1" "$WORK/out"
+    check "one line of ${2:-the toolkit alone}" [ "$(grep -vc '^  ' "$WORK/out")" -le 1 ]
+}
+libraries "CUDA=$KIT: there is no bin/nvcc in it; .*scripts/cuda_wheels.sh"
+wheels() { PYTHON=$WORK/python scripts/cuda_wheels.sh "$KIT" >"$WORK/out" 2>"$WORK/err"; }
+check 'wheels become a toolkit' wheels
+check 'and none of them is left' [ ! -e "$KIT/wheels" ]
+check 'linkers find libraries by name' [ -e "$KIT/lib64/libcublasLt.so" ]
+wheels
+check 'a folder that holds something is left alone' grep -q 'is not empty' "$WORK/err"
+libraries '  cuBLASLt   13.1'
+libraries '  cuDNN      9.19, front end 1.32'
+libraries '  NCCL       2.28'
+libraries 'there is no include/cublasLt.h in it; .*nvidia-cublas' CUBLAS="$WORK"
+mkdir -p "$WORK/wheel/include" "$WORK/wheel/lib"
+mv "$KIT/include/cublasLt.h" "$WORK/wheel/include"
+libraries 'there is no lib/libcublasLt.so in it; ' CUBLAS="$WORK/wheel"
+libraries 'needs cuBLASLt.s header: .*CUBLAS=<folder>'
+touch "$WORK/wheel/lib/libcublasLt.so.13"
+libraries '  cuBLASLt   13.1' CUBLAS="$WORK/wheel"
+rm "$KIT/include/cudnn_frontend.h"
+[ -e /usr/include/cudnn_frontend.h ] || [ -e /usr/local/include/cudnn_frontend.h ] ||
+    libraries '  cuDNN .* not its front end. WARNING: .*pip install --no-deps' CUBLAS="$WORK/wheel"
+rm "$KIT/nvvm/bin/cicc"
+libraries 'is not complete: there is no nvvm/bin/cicc (pip: nvidia-nvvm)'
+
 build=build/test-portable
 if ! ${MAKE:-make} -s build/cjson/cJSON.c >"$WORK/log" 2>&1; then
     skip 'the portable build' "the source of cJSON cannot be had ($(grep -v '^make' "$WORK/log" | tail -n 1))"
