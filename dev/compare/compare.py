@@ -232,7 +232,7 @@ def draw(o, csv_path):
     )
 
 
-def finish(o, records, longest, left_out, clocks_before):
+def finish(o, records, longest, left_out):
     """Everything that is written, and the exit status."""
     peak, peak_from = machine.peak(o)
     names = list(dict.fromkeys(r["contender"] for r in records))
@@ -251,8 +251,8 @@ def finish(o, records, longest, left_out, clocks_before):
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": machine.commit(),
         "driver": machine.ask_gpu("driver_version") if o.on_gpu else "",
-        "clocks_before": clocks_before,
-        "clocks_after": machine.clocks() if o.on_gpu else None,
+        "clocks_most_mhz": machine.ask_gpu("clocks.max.sm,clocks.max.mem") if o.on_gpu else None,
+        "power_limit_w": machine.ask_gpu("power.limit") if o.on_gpu else None,
         "command": o.command,
         "versions": versions,
         "memory_limit": o.memory_limit,
@@ -302,13 +302,12 @@ def main():
     for name, why in left_out.items():
         say(f"without {name}: {why}")
     o.order = [contender.name for contender in found]
-    clocks_before = machine.clocks() if o.on_gpu else None
     runner = runs.Runner(o, found)
     error = runner.reference()
     if error:
         usage(f"stream, T = {o.seq_lens[0]}: {error}; nothing can be held against it")
     records = runner.rounds()
-    return finish(o, records, runner.longest() if o.longest else None, left_out, clocks_before)
+    return finish(o, records, runner.longest() if o.longest else None, left_out)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
 """What is measured on: device, clocks, versions, and the rate that shares of the peak are taken of."""
 
+import contextlib
 import json
 import os
+import shutil
+import statistics
 import subprocess
+import tempfile
 
 from contenders import HERE, ROOT
 
+GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # that contenders see as their first
 PEAKS = os.path.join(ROOT, "scripts", "gpu_peaks.txt")
 
 
@@ -20,8 +25,7 @@ def output_of(command):
 
 def ask_gpu(fields):
     """What nvidia-smi says of the GPU that contenders see as their first."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    lines = output_of(["nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
+    lines = output_of(["nvidia-smi", "-i", GPU, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
     return lines[0] if lines and "error" not in lines[0].lower() else ""
 
 
@@ -37,12 +41,28 @@ def commit():
     return head + "-modified" if output_of(["git", "status", "--porcelain", "--untracked-files=no"]) else head
 
 
-def clocks():
-    return {
-        "sm_mem_mhz": ask_gpu("clocks.sm,clocks.mem"),
-        "most_mhz": ask_gpu("clocks.max.sm,clocks.max.mem"),
-        "power_limit_w": ask_gpu("power.limit"),
-    }
+@contextlib.contextmanager
+def gpu_watched(on_gpu):
+    """A dictionary that has at the end [least, median, most] of clock, power and temperature while the GPU was busy."""
+    found = {}
+    fields = "utilization.gpu,clocks.sm,power.draw,temperature.gpu"
+    unbuffered = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []
+    if not on_gpu or not shutil.which("nvidia-smi"):
+        yield found
+        return
+    with tempfile.TemporaryFile("w+") as file:
+        command = ["nvidia-smi", "-i", GPU, f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "200"]
+        process = subprocess.Popen(unbuffered + command, stdout=file, stderr=subprocess.DEVNULL)
+        try:
+            yield found
+        finally:
+            process.terminate()
+            process.wait()
+            file.seek(0)
+            rows = [line.split(",") for line in file if line.endswith("\n") and line.count(",") == 3 and "[" not in line]
+            busy = [[float(word) for word in row[1:]] for row in rows if float(row[0]) >= 90]
+            for name, column in zip(("sm_mhz", "power_w", "temperature_c"), zip(*busy)):
+                found[name] = [min(column), statistics.median(column), max(column)]
 
 
 def known_peak(device_name, dtype):

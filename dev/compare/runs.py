@@ -8,6 +8,7 @@ import os
 import statistics
 import sys
 
+import machine
 import tensors
 from contenders import MEMORY_ERROR, Case, Ours
 
@@ -92,7 +93,8 @@ class Runner:
             else None
         )
         case = Case(missing, repeat, grads_out, ",".join(self.names), limit)
-        found = self.run(contender, case)
+        with machine.gpu_watched(self.options.on_gpu) as gpu:
+            found = self.run(contender, case)
         for T in missing:
             record = {
                 "contender": contender.name,
@@ -100,6 +102,7 @@ class Runner:
                 "what": what,
                 "key": self.key(contender, repeat, limit),
                 "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "gpu": gpu,
                 "result": found[T],
             }
             if grads_out and T == missing[0] and not found[T].get("error"):

@@ -86,6 +86,11 @@ says 'but where it is meant' '^checkpoint at 32768 *done '
 evidence 0 PASS_SECONDS=200 TRAIN="$WORK/train" $EVIDENCE speed-32k "$WORK/late"
 says 'what would not end is left out' '^checkpoint at 32768 *left out *1[0-9][0-9][0-9] .* s were left$'
 
+check 'compare.py watches each process' [ "$(cd dev/compare && python3 -c 'import machine, subprocess
+with machine.gpu_watched(True) as gpu:
+    subprocess.run(["sh", "-c", ". $WORK/sampled"])
+print(gpu["sm_mhz"], gpu["power_w"])')" = '[1500.0, 1600.0, 1700.0] [690.5, 699.0, 700.0]' ]
+
 # make bench-gpu
 run_bench() { env MODELS=qwen3-8b LENGTHS='4096 131072' BUILD="$WORK" MAKE=true RESULTS="$WORK/bench_results" dev/bench_gpu.sh 2>"$WORK/err"; }
 check 'make bench-gpu ends' run_bench
