@@ -1,10 +1,13 @@
 /*
-Text generation with the key/value cache of orders/key_value_cache.h; draw.h draws the tokens.
+Text generation with the key/value cache of orders/key_value_cache.h. The token at position t of a text is drawn by op
+`draw` with random number t of the text's seed, so the text is the same however much of it was fed and however much was
+drawn before, and whatever is drawn beside it (but for rounding: products of few rows and of many may sum in another
+order).
 
     sampler_allocate         once, before training: host memory, and every refusal that is known beforehand
     sampler_begin            pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan
     sampler_feed             the prompt, of any length that fits; again later to go on with given tokens
-    sampler_next             the next token, drawn from the logits of the last one
+    sampler_next             the next token
     sampler_end              pops the cache: the arena is as it was
 
     sampler_batch_allocate   the same for many texts at once, each in a slot of the cache (RunSettings.rollout_slots)
@@ -17,16 +20,16 @@ other); the others copy its keys and values. Its last token is fed by a step lik
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
-#include "draw.h"
 #include "llmc/plan/plan.h"
+
+#define RANDOM_STREAM_SAMPLING 0x73616d706c65ull // of random.h ("sample")
 
 // ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
     StreamBP *streambp;
     Cache cache;     // of one slot
     size_t capacity; // tokens, prompt and all; the last one drawn need not fit
-    Draw draw;
-    int32_t drawn; // the last token drawn, which the model has not seen yet; -1: none
+    int32_t drawn;   // the last token drawn, which the model has not seen yet; -1: none
 } Sampler;
 
 // Refuses texts of more tokens than a learned position table has rows. Needs no weights.
@@ -43,13 +46,11 @@ static void sampler_allocate(Sampler *sampler, const Model *model, size_t capaci
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
     sampler->capacity = capacity;
-    sampler->draw = draw_allocate(model, 1);
     cache_allocate(&sampler->cache, 1, capacity);
 }
 
 static void sampler_free(Sampler *sampler) {
     cache_free(&sampler->cache);
-    draw_free(&sampler->draw);
     memset(sampler, 0, sizeof(*sampler));
 }
 
@@ -65,6 +66,7 @@ static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->
 // The text goes on with the token drawn last, where the model has not seen it yet, and ids[count] (host).
 static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
+    const size_t V = sampler->streambp->model->config.vocab_size;
     const int32_t drawn = sampler->drawn;
     sampler->drawn = -1;
     if (drawn >= 0) sampler_feed(sampler, &drawn, 1);
@@ -73,26 +75,20 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
             "fewer new tokens",
             cache->used[0] + count, cache->capacity);
     for (size_t i = 0; i < count; i++)
-        if (ids[i] < 0 || (size_t)ids[i] >= sampler->draw.V)
+        if (ids[i] < 0 || (size_t)ids[i] >= V)
             die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used[0] + i, ids[i],
-                sampler->draw.V - 1);
+                V - 1);
     cache_feed(cache, sampler->streambp, 0, ids, count);
-}
-
-// Logits [V] of the token that comes next.
-static const double *sampler_logits(Sampler *sampler) {
-    sampler_feed(sampler, NULL, 0);
-    if (sampler->cache.used[0] == 0) die("there is nothing to continue: a prompt has at least one token");
-    cache_logits(&sampler->cache, sampler->streambp, sampler->draw.stored);
-    draw_read(&sampler->draw, 0, sampler->cache.used[0]);
-    return sampler->draw.logits;
 }
 
 // Ranks that gather weights for each other (ZeRO 3) write one text, rank 0's: with other devices or numbers of threads
 // their logits may be rounded otherwise, and each has to end where the others do.
 static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
-    sampler_logits(sampler);
-    sampler->drawn = draw_token(&sampler->draw, settings, settings->seed, sampler->cache.used[0]);
+    sampler_feed(sampler, NULL, 0);
+    const size_t position = sampler->cache.used[0];
+    if (position == 0) die("there is nothing to continue: a prompt has at least one token");
+    const double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, position);
+    cache_draw(&sampler->cache, sampler->streambp, settings, &uniform, &sampler->drawn);
     if (weights_sharding(&sampler->streambp->memory).ranks > 1)
         dist_broadcast(RANKS_ALL, &sampler->drawn, sizeof(sampler->drawn), 0);
     return sampler->drawn;
@@ -110,11 +106,12 @@ typedef struct {
 
 typedef struct {
     Cache cache;
-    Draw draw;
     const int32_t **prompt; // [slots] the prompt that begins this slot, all but its last token; NULL: none
     size_t *text;           // [slots] which completion is written there
     size_t *active;         // [active_count] slots with a text that is not complete
     int32_t *next;          // [active_count] the token that each is fed next
+    int32_t *drawn;         // [slots] of a step, by numbers in [0, 1)
+    double *uniform;
     size_t active_count;
 } SamplerBatch;
 
@@ -122,22 +119,23 @@ typedef struct {
 static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, size_t slots, size_t capacity) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
-    sampler->draw = draw_allocate(model, slots);
     cache_allocate(&sampler->cache, slots, capacity);
     sampler->prompt = (const int32_t **)checked_calloc(slots, sizeof(*sampler->prompt), "prompts of texts");
     sampler->text = (size_t *)checked_calloc(slots, sizeof(size_t), "texts by slot");
     sampler->active = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
     sampler->next = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
+    sampler->drawn = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
+    sampler->uniform = (double *)checked_calloc(slots, sizeof(double), "random numbers of texts");
 }
 
 static void sampler_batch_free(SamplerBatch *sampler) {
     cache_free(&sampler->cache);
-    draw_free(&sampler->draw);
     free(sampler->prompt), free(sampler->text), free(sampler->active), free(sampler->next);
+    free(sampler->drawn), free(sampler->uniform);
     memset(sampler, 0, sizeof(*sampler));
 }
 
-static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number) {
+static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number, size_t V) {
     if (!text->prompt_tokens || !text->room)
         die("text %zu: there is nothing to continue, or no room for it: a prompt has at least one token", number);
     if (text->prompt_tokens + text->room - 1 > sampler->cache.capacity)
@@ -145,9 +143,9 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
             "shorten the prompt or ask for fewer new tokens",
             number, text->prompt_tokens, text->room, sampler->cache.capacity);
     for (size_t i = 0; i < text->prompt_tokens; i++)
-        if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= sampler->draw.V)
+        if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= V)
             die("text %zu: token %zu of the prompt is %d, but the vocabulary ends at %zu", number, i, text->prompt[i],
-                sampler->draw.V - 1);
+                V - 1);
 }
 
 // All of a prompt but its last token, in a slot: from one that has it, or through the model.
@@ -173,12 +171,8 @@ static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completio
     sampler->next[sampler->active_count++] = text->prompt[text->prompt_tokens - 1];
 }
 
-// The next token of a text from row `row` of the logits. Returns 1 where that completes the text.
-static int slot_draw(SamplerBatch *sampler, const SamplingSettings *settings, size_t row, Completion *text,
-                     const uint32_t *end_ids, size_t end_count) {
-    const size_t position = text->prompt_tokens + text->tokens;
-    draw_read(&sampler->draw, row, position);
-    const int32_t id = draw_token(&sampler->draw, settings, text->seed, position);
+// The next token of a text. Returns 1 where that completes it.
+static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, size_t end_count) {
     text->ids[text->tokens++] = id;
     for (size_t i = 0; i < end_count; i++) text->ended |= (uint32_t)id == end_ids[i];
     return text->ended || text->tokens == text->room;
@@ -189,7 +183,7 @@ static int slot_draw(SamplerBatch *sampler, const SamplingSettings *settings, si
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps;
-    for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i);
+    for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
     sampler->active_count = 0;
     cache_begin(&sampler->cache, s);
@@ -197,12 +191,17 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
         slot_open(sampler, s, slot, &texts[waiting], waiting);
     while ((steps = sampler->active_count) > 0) {
         cache_step(&sampler->cache, s, sampler->active, sampler->next, steps);
-        cache_logits(&sampler->cache, s, sampler->draw.stored);
+        for (size_t i = 0; i < steps; i++) {
+            const Completion *text = &texts[sampler->text[sampler->active[i]]];
+            const size_t position = text->prompt_tokens + text->tokens;
+            sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
+        }
+        cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
         sampler->active_count = 0; // filled anew with those that go on and those that begin: never beyond i
         for (size_t i = 0; i < steps; i++) {
             Completion *text;
             slot = sampler->active[i], text = &texts[sampler->text[slot]];
-            if (!slot_draw(sampler, settings, i, text, end_ids, end_count)) {
+            if (!text_append(text, sampler->drawn[i], end_ids, end_count)) {
                 sampler->active[sampler->active_count] = slot;
                 sampler->next[sampler->active_count++] = text->ids[text->tokens - 1];
             } else if (waiting < count) {

@@ -217,10 +217,25 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
    TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, strided(n, V, stride), STORED)
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
+// token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart. Temperature 0: the likeliest token
+// (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(logits / temperature), of the
+// top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in the order of
+// likelihood the first at which the sum passes uniform[i], in [0, 1), of the whole. Without top_k and top_p that order
+// is by falling ids. In a row with a logit that is not finite: -1 - the first one's id
+OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
+                const SamplingSettings *settings, Summed *scratch),
+   (token, logits, uniform, n, V, stride, settings, scratch),
+   TENSOR(token, n, sizeof(int32_t)) TENSOR(logits, strided(n, V, stride), STORED) TENSOR(uniform, n, sizeof(double))
+   TENSOR(scratch, ops_device->draw_scratch(V), SUMMED) COUNT(dry_move(n * V, STORED)))
+OP_SCRATCH(draw_scratch, (size_t V), (V))
+
 // ---- gradients and the optimizer -----------------------------------------------------------------------------------
 // out = in
 OP(void, round_sums, (Stored *out, const Summed *in, size_t count), (out, in, count),
    TENSOR(out, count, STORED) TENSOR(in, count, SUMMED) COUNT(dry_move(count, STORED + SUMMED)))
+// out = in, in fp32
+OP_STEP(void, widen, (float *out, const Stored *in, size_t count), (out, in, count),
+        TENSOR(out, count, sizeof(float)) TENSOR(in, count, STORED))
 // gradient += in
 OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
    TENSOR(gradient, count, dtype_size(type)) TENSOR(in, count, SUMMED))

@@ -119,6 +119,13 @@ typedef struct {
     size_t out_bytes, in_bytes;
 } Message;
 
+typedef struct {
+    double temperature; // logits are divided by it; 0: always the likeliest token
+    size_t top_k;       // only the top_k likeliest tokens; 0: all
+    double top_p;       // of these, only the fewest likeliest that hold this share of their probability; 1: all
+    uint64_t seed;      // of the uniform numbers, which the caller of draw makes
+} SamplingSettings;
+
 // Elements from the first of n rows of `width` elements to the end of the last
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 

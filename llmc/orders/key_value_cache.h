@@ -12,7 +12,7 @@ it; several hold all of theirs.
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
     cache_feed       further tokens of one slot
     cache_step       one further token of each of many slots
-    cache_logits     of what was fed last
+    cache_draw       a token for each text of what was fed last
     cache_end        pops it: the arena is as it was
 */
 #ifndef LLMC_KEY_VALUE_CACHE_H
@@ -24,12 +24,14 @@ typedef struct {
     size_t tokens;          // of the stream
     size_t chunk;           // tokens that pass through the layers at once
     size_t mark;            // of the arena, before
-    Chunk last;             // what was fed last: the tokens whose logits can be had
+    Chunk last;             // what was fed last: the tokens behind which others can be drawn
     Batch documents;
     size_t *used;                      // [slots] tokens that are there
     int32_t *position;                 // [capacity] 0, 1, 2, ...
     int32_t *step_position, *step_row; // [slots] of a step
     int32_t *row;                      // [slots] the same; device
+    int32_t *token;                    // [slots] what is drawn, and the numbers that decide it; device
+    double *uniform;
 } Cache;
 
 // Host memory, which outlives the cache on the arena
@@ -71,6 +73,8 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
     cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
+    cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
+    cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
     for (size_t b = 0; b < cache->slots; b++)
         s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
@@ -160,19 +164,34 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     if (cache->slots == 1) s->kv.first = 0;
 }
 
-// logits[n,V], as they are stored, of the last token that cache_feed was given (n = 1), or of the n of the last
-// cache_step; host
-static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
-    const size_t row = s->model->config.vocab_size * dtype_size(s->model->dtype);
+// Row `row` of what was fed last has a logit that is not finite, of the token that `drawn` stands for.
+static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
+    const size_t id = (size_t)(-1 - (int64_t)drawn);
+    const size_t position = cache->slots > 1 ? (size_t)cache->step_position[row] + 1 : cache->used[0];
+    double logit; // room for any type
+    s->ops->copy_out(&logit, stored_row(s, logits, id, 1), dtype_size(s->model->dtype));
+    die("the logit of token %zu at position %zu is %g: the weights are damaged or training has diverged", id, position,
+        element_to_double(&logit, s->model->dtype, 0));
+}
+
+// token[n] (host): the draws of uniform[n] (host) from the logits of the last token that cache_feed was given (n = 1),
+// or of the n of the last cache_step. Logits that are not finite end the program. token, uniform NULL: in a plan
+static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
+                       int32_t *token) {
+    const Shapes d = shapes_of(s->model);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     Chunk c = cache->last;
+    s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
         c.row = c.token = cache->last.row + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
-        Stored *stored = head_forward(s, c, w).logits;
-        for (size_t i = 0; i < c.n; i++)
-            s->ops->copy_out(at(logits, done + i, row), stored_row(s, stored, i, shapes_of(s->model).logits_stride),
-                             row);
+        Stored *logits = head_forward(s, c, w).logits;
+        Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
+        s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, settings, scratch);
+        s->ops->copy_out(token ? token + done : NULL, cache->token, c.n * sizeof(int32_t));
+        for (size_t i = 0; token && i < c.n; i++)
+            if (token[done + i] < 0)
+                cache_refuse(cache, s, stored_row(s, logits, i, d.logits_stride), done + i, token[done + i]);
         arena_pop(s->arena, mark);
     }
     weights_release(&s->memory, GROUP_HEAD);
@@ -180,8 +199,9 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
 
 static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
 
-// The walk of a plan: the longest chunk, a single token, a step of all slots, and the logits of the last.
+// The walk of a plan: the longest chunk, a single token, a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
+    const SamplingSettings likeliest = {0};
     Cache cache;
     size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan");
     for (size_t b = 0; b < slots; b++) slot[b] = b;
@@ -191,7 +211,7 @@ static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     if (cache.used[0] < capacity) cache_feed(&cache, s, 0, NULL, 1);
     cache_clear(&cache, s, 0);
     if (slots > 1) cache_step(&cache, s, slot, NULL, slots);
-    cache_logits(&cache, s, NULL);
+    cache_draw(&cache, s, &likeliest, NULL, NULL);
     cache_end(&cache, s);
     cache_free(&cache);
     free(slot);

@@ -46,15 +46,14 @@ static double gradient_norm(const Model *model, World world, const Ops *ops, con
 static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
 
 // ---- the optimizer: every rank steps its shard of the optimizer state -----------------------------------------------
-// master = weights, through the host a slab at a time.
+// master = weights
 static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights, float *master) {
-    const Sharding own = sharding_of(world, ZERO_OPTIMIZER), held = sharding_of(world, ZERO_WEIGHTS);
-    for (Slabs s = slabs_of(model, SLABS_OF_GROUPS, own, own, NULL); slabs_next(&s);) {
-        const size_t from = holds_whole(held) ? s.first : s.offset; // stage 3 shards weights alike
-        ops->copy_out(staged_raw.bytes, element_address_const(weights, model->dtype, from),
-                      s.count * dtype_size(model->dtype));
-        elements_convert(staged_reformed.bytes, DTYPE_FP32, staged_raw.bytes, model->dtype, s.count);
-        ops->copy_in(master + s.offset, staged_reformed.bytes, s.count * sizeof(float));
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
+        const size_t weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
+        const char *held = (const char *)weights + weight * dtype_size(model->dtype);
+        if (own.count) ops->widen(master + own.offset, (const Stored *)held, own.count);
     }
 }
 

@@ -92,6 +92,17 @@ static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const 
     allocation_guard = 0;
 }
 
+// Logits [V] of the token that comes next
+static double *sampler_logits(Sampler *sampler) {
+    const size_t V = sampler->streambp->model->config.vocab_size;
+    void *stored = case_memory(V * dtype_size(ops_device->stored));
+    double *logits = case_doubles(V);
+    sampler_feed(sampler, NULL, 0);
+    cache_logits(&sampler->cache, sampler->streambp, stored);
+    for (size_t v = 0; v < V; v++) logits[v] = element_to_double(stored, ops_device->stored, v);
+    return logits;
+}
+
 // Absolute, of logits and log-probabilities: logits go up to 14, so fp32 rounding leaves 7e-6 (either path is that far
 // from the double build); bf16 logits near 4 are 0.016 apart
 static void expect_logit(double found, double expected, size_t v, size_t t) {

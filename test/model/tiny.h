@@ -283,4 +283,18 @@ static void tiny_expect_slope(TinyCase *c, const char *name, const double *gradi
         test_fail("%s: slope %.12g, by differences %.12g", name, slope, numeric);
 }
 
+// logits[n,V] (host), as they are stored, of what a cache was fed last: what cache_draw of key_value_cache.h draws from
+static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
+    const Shapes d = shapes_of(s->model);
+    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
+    Chunk c = cache->last;
+    c.n = 1;
+    for (size_t i = 0; i < cache->last.n; i++, c.row++, c.token++) {
+        size_t mark = arena_mark(s->arena);
+        s->ops->copy_out((char *)logits + i * d.V * d.stored, head_forward(s, c, w).logits, d.V * d.stored);
+        arena_pop(s->arena, mark);
+    }
+    weights_release(&s->memory, GROUP_HEAD);
+}
+
 #endif

@@ -294,6 +294,31 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
     if (weights == RANDOM_WEIGHT) expect(logits, 1.0, V < 3 ? 1.0 : 0.0); // of one or two words, 1 - softmax cancels
 }
 
+// ---- sampling -------------------------------------------------------------------------------------------------------
+// values: logits; NULL: random ones, of which `apart` says how many share a value (0: none)
+static Guarded *draw_case(const double *values, const double *uniform, size_t n, size_t V, double apart,
+                          const SamplingSettings *s) {
+    const size_t stride = (V + 7) / 8 * 8 + n % 2;
+    test_case("draw n=%zu V=%zu temperature %g, top-k %zu, top-p %g", n, V, s->temperature, s->top_k, s->top_p);
+    Guarded *logits = rows_of(INPUT, "logits", n, V, stride, 3.0),
+            *token = guarded_poison(CHANGED, "token", DTYPE_FP32, n);
+    for (size_t i = 0; i < n * stride && (values || apart > 0.0); i++) {
+        if (i % stride >= V) continue;
+        const double x = element_to_double(logits->before + logits->offset, logits->type, i);
+        const double value = values ? values[i / stride * V + i % stride] : apart * floor(x / apart);
+        element_write(logits->before + logits->offset, logits->type, i, value);
+        if (logits->values) ((double *)logits->values)[i] = round_to(logits->type, value);
+    }
+    Guarded *number = guarded_bytes(INPUT, "uniform", uniform, 8, n), *scratch = scratch_of(SCRATCH_FOR(draw, V));
+    BOTH(draw, of(token), of(logits), of(number), n, V, stride, s, of(scratch));
+    for (size_t t = 0; t < n; t++) {
+        const int32_t found = ((int32_t *)(void *)(token->after + token->offset))[t];
+        if (found != ((int32_t *)token->twin)[t])
+            test_fail("row %zu: %.17g draws token %d, not %d", t, uniform[t], found, ((int32_t *)token->twin)[t]);
+    }
+    return token;
+}
+
 // ---- attention ------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t NH, NKV, HD;

@@ -106,6 +106,16 @@ TEST(logprob) {
     }
 }
 
+TEST(draw) {
+    static const SamplingSettings settings[] = {
+        {0, 0, 1, 0}, {1, 0, 1, 0}, {0.7, 50, 0.9, 0}, {1, 0, 0.95, 0}, {1.5, 5000, 1, 0}};
+    double uniform[64];
+    for (size_t s = 0; s < 2 * COUNT_OF(settings); s++) {
+        for (size_t t = 0; t < 64; t++) uniform[t] = test_uniform();
+        draw_case(NULL, uniform, s % 2 ? 64 : 5, s % 2 ? 151936 : 50257, s % 3 ? 0.0 : 0.25, &settings[s / 2]);
+    }
+}
+
 // ---- attention: by cuDNN where op set "cuda" has it (llmc/ops/cuda/attention_cudnn.cuh) -----------------------------
 size_t cudnn_attention_calls(int backward) __attribute__((weak)); // comes with an op set that was built with cuDNN
 int cudaDeviceGetAttribute(int *value, int attribute, int device) __attribute__((weak));

@@ -8,6 +8,8 @@ what is measured is the op alone.
 #define REFERENCE(op)        reference_##op
 #define SCRATCH_FOR(op, ...) ops->op##_scratch(__VA_ARGS__)
 enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };
+static void reference_draw(int32_t *token, const double *logits, const double *uniform, size_t n, size_t V,
+                           size_t stride, const SamplingSettings *s, void *scratch); // test_ops_draw.h
 #include "cases.h"
 
 // Every so many-th of the listed cases is run, all of them with ALL_CASES=1. The lists are long enough that these meet
@@ -21,6 +23,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_attention_part.h" // the same, keys a range at a time
 #include "test_ops_adapter.h" // tests of adapters, scaling, dropout and scattered rows
 #include "test_ops_adamw.h"   // tests of the optimizer
+#include "test_ops_draw.h"    // tests of sampling
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);
@@ -229,7 +232,7 @@ TEST(logprob_entropy_of_few_words) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static const size_t lengths_of_vectors[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 1000, 4099, 100003};
 
-TEST(round_sums) {
+TEST(round_sums_and_widen) {
     // ties both ways, just off a tie, overflow, the largest bf16, subnormals, zeros, infinities, NaN
     static const double special[] = {
         1.00390625, 1.01171875, 1.0039063, 1.0039062, -1.00390625, 3.4e38,   3.3961775e38, 3.3895314e38, 1e-39, -1e-41,
@@ -244,6 +247,11 @@ TEST(round_sums) {
         CALL(ops->round_sums(out->data, in->data, count));
         for (size_t i = 0; i < count; i++) expected[i] = round_to(ops->stored, in->values[i]);
         expect_exactly(out, expected);
+        Guarded *stored = guarded_values(INPUT, "stored", ops->stored, in->values, count);
+        Guarded *wide = guarded_poison(CHANGED, "wide", DTYPE_FP32, count);
+        CALL(ops->widen((float *)wide->data, stored->data, count));
+        for (size_t i = 0; i < count; i++) expected[i] = (double)(float)stored->values[i];
+        expect_exactly(wide, expected);
     }
 }
 

@@ -14,6 +14,12 @@ static void cpu_round_sums(Stored *out, const Summed *in, size_t count) {
     for (size_t i = 0; i < count; i++) rounded[i] = store(sums[i]);
 }
 
+static void cpu_widen(float *out, const Stored *in_, size_t count) {
+    const floatX *in = (const floatX *)in_;
+#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i++) out[i] = (float)load(in[i]);
+}
+
 static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size_t count) {
     size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)

@@ -20,6 +20,7 @@ once per precision (precision.h) and linked to the driver.
 #include "attention.h"  // attention of one chunk over its documents' keys
 #include "activation.h" // SwiGLU, GeGLU, GELU
 #include "logprob.h"    // log-probabilities and the gradient of the logits
+#include "draw.h"       // tokens drawn from logits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
 #include "collective.h" // between processes

@@ -1,6 +1,6 @@
 /*
-From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums 4 + s;
-gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
+From a layer's fp32 sums over tokens to stored gradients, and their norm. Bytes moved per element: round_sums and
+widen 4 + s; gradient_add 4 + 2 s of the gradient's type; sum_of_squares s.
 */
 #ifndef LLMC_CUDA_GRADIENT_CUH
 #define LLMC_CUDA_GRADIENT_CUH
@@ -22,6 +22,21 @@ static void cuda_round_sums(Stored *out, const Summed *in, size_t count) {
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
         LAUNCH((round_sums_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)
         ((floatX *)out, (const float *)in, count / W);
+    });
+}
+
+template <int W> __global__ void widen_kernel(float *out, const floatX *in, size_t packs) {
+    FOR_EACH_PACK(i, packs) {
+        const Pack<floatX, W> values = pack_read<W>(in + i * W);
+        Pack<float, W> wide;
+        for (int j = 0; j < W; j++) wide.x[j] = load(values.x[j]);
+        pack_write(out + i * W, wide);
+    }
+}
+
+static void cuda_widen(float *out, const Stored *in, size_t count) {
+    with_width<float>(count % full_pack<float> == 0 && all_aligned(out, in), [&](auto W) {
+        LAUNCH((widen_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)(out, (const floatX *)in, count / W);
     });
 }
 

@@ -157,7 +157,7 @@ template <int W, typename T> __device__ inline void pack_write(T *to, const Pack
 // ---- reductions: the same order of additions every time -------------------------------------------------------------
 constexpr unsigned LANES = 32, ALL_LANES = 0xffffffffu;
 
-__device__ inline float warp_sum(float x) {
+template <typename T> __device__ inline T warp_sum(T x) {
     for (unsigned step = LANES / 2; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
     return x;
 }
