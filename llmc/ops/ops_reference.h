@@ -7,6 +7,7 @@ differences of its forward.
 #ifndef LLMC_OPS_REFERENCE_H
 #define LLMC_OPS_REFERENCE_H
 #include "llmc/base/random.h"
+#include "llmc/base/utils.h"
 #include "ops.h"
 
 // ---- embedding ------------------------------------------------------------------------------------------------------
@@ -284,9 +285,57 @@ static void reference_logprob(double *logp, double *entropy, double *logits, con
     }
 }
 
+// ---- sampling ------------------------------------------------------------------------------------------------------
+typedef struct {
+    double logit;
+    int32_t id;
+} ReferenceToken;
+
+static int reference_likelier(const void *a, const void *b) {
+    const ReferenceToken *x = (const ReferenceToken *)a, *y = (const ReferenceToken *)b;
+    return x->logit > y->logit ? -1 : x->logit < y->logit ? 1 : x->id < y->id ? -1 : 1;
+}
+
+// token[V] is scratch
+static int32_t reference_draw_row(ReferenceToken *token, const double *logits, double uniform, size_t V,
+                                  const SamplingSettings *s) {
+    const double T = s->temperature;
+    size_t count = s->top_k && s->top_k < V ? s->top_k : V, i;
+    double largest, whole = 0.0, held = 0.0;
+    for (i = 0; i < V; i++) {
+        if (!isfinite(logits[i])) return -1 - (int32_t)i;
+        token[i].logit = logits[i], token[i].id = (int32_t)i;
+    }
+    qsort(token, V, sizeof(*token), reference_likelier);
+    if (T == 0.0) return token[0].id;
+    largest = token[0].logit;
+    for (i = 0; i < count; i++) whole += exp((token[i].logit - largest) / T);
+    for (i = 0; s->top_p < 1.0 && i < count; i++) {
+        held += exp((token[i].logit - largest) / T);
+        if (held >= s->top_p * whole) count = i + 1, whole = held;
+    }
+    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // all of them, by falling ids
+        token[i].id = (int32_t)(V - 1 - i), token[i].logit = logits[V - 1 - i];
+    for (i = 0, held = 0.0; i + 1 < count; i++)
+        if ((held += exp((token[i].logit - largest) / T)) > uniform * whole) break;
+    return token[i].id;
+}
+
+static void reference_draw(int32_t *token, const double *logits, const double *uniform, size_t n, size_t V,
+                           size_t stride, const SamplingSettings *settings, void *scratch) {
+    ReferenceToken *row = (ReferenceToken *)checked_malloc(V * sizeof(*row), "tokens in order");
+    (void)scratch;
+    for (size_t t = 0; t < n; t++) token[t] = reference_draw_row(row, logits + t * stride, uniform[t], V, settings);
+    free(row);
+}
+
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static void reference_round_sums(double *out, const double *in, size_t count) {
     memcpy(out, in, count * sizeof(double)); // the rounding is for who compares
+}
+
+static void reference_widen(double *out, const double *in, size_t count) {
+    for (size_t i = 0; i < count; i++) out[i] = (double)(float)in[i];
 }
 
 static void reference_gradient_add(double *gradient, DType type, const double *in, size_t count) {

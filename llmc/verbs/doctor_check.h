@@ -61,7 +61,7 @@ __attribute__((format(printf, 1, 2))) static void check_fail(const char *format,
     va_end(arguments);
 }
 
-static uint64_t check_draw(uint64_t below) { return random_below(5, 0, check.drawn++, below); }
+static uint64_t check_below(uint64_t below) { return random_below(5, 0, check.drawn++, below); }
 
 static Dim all_of(size_t size) {
     const Dim dim = {size, size, NULL};
@@ -76,9 +76,9 @@ static Dim some_of(size_t size, size_t most) {
     size_t *at = (size_t *)check_allocate(most * sizeof(size_t)), count = 0;
     if (size <= most) return all_of(size);
     for (size_t i = 0; count < most; i++) {
-        const size_t ends[4] = {0, 1, size - 2, size - 1}, tile = 64 * check_draw((size + 63) / 64),
-                     kind = check_draw(3);
-        const size_t wanted = i < 4 ? ends[i] : kind == 0 ? tile : kind == 1 && tile ? tile - 1 : check_draw(size);
+        const size_t ends[4] = {0, 1, size - 2, size - 1}, tile = 64 * check_below((size + 63) / 64),
+                     kind = check_below(3);
+        const size_t wanted = i < 4 ? ends[i] : kind == 0 ? tile : kind == 1 && tile ? tile - 1 : check_below(size);
         size_t place = 0;
         while (place < count && at[place] < wanted) place++;
         if (place < count && at[place] == wanted) continue;
@@ -119,7 +119,7 @@ static const void *random_elements(DType type) {
 static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows, Dim cols) {
     Tensor *t = (Tensor *)check_allocate(sizeof(Tensor));
     t->name = name, t->use = use, t->type = type, t->rows = rows, t->cols = cols;
-    t->first = check_draw(RANDOM_ELEMENTS);
+    t->first = check_below(RANDOM_ELEMENTS);
     t->memory = (char *)check.ops->allocate(tensor_bytes(t) + 2 * GUARD);
     if (!t->memory)
         die("%s of %s were refused; end what else uses the memory, or take a smaller --init",
@@ -153,7 +153,7 @@ static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim row
 static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
     int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
     for (size_t i = 0; i < n.size; i++)
-        index[i] = i == 0 ? (int32_t)limit - 1 : i % 4 == 1 ? (masked ? -1 : 0) : (int32_t)check_draw(limit);
+        index[i] = i == 0 ? (int32_t)limit - 1 : i % 4 == 1 ? (masked ? -1 : 0) : (int32_t)check_below(limit);
     Tensor *t = tensor_given(TENSOR_READ, name, DTYPE_FP32, n, all_of(1), index);
     t->raw = 1;
     return t;

@@ -220,7 +220,7 @@ static AttentionCase attention_case(const Config *c, size_t n, size_t window, in
     const AttentionShape shape = {{NULL, 3, window, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
     Span *span = (Span *)check_allocate(3 * sizeof(Span)), *each = (Span *)check_allocate(n * sizeof(Span));
     size_t *own = (size_t *)check_allocate(sizeof(size_t));
-    *own = check_draw(NKV);
+    *own = check_below(NKV);
     const Dim one = {NKV, 1, own}, H = !backward ? some_of(NKV, 4) : n > 64 ? one : all_of(NKV);
     AttentionCase a = {0};
     a.shape = a.sample = shape;
@@ -353,6 +353,35 @@ static void check_round_sums(const Config *c, size_t n) {
     const Dim count = some_of(n * c->hidden_size, 4000), one = all_of(1);
     Tensor *in = tensor_make(TENSOR_READ, "in", check.ops->summed, one, count), *out = tensor_out("out", one, count);
     CHECK(round_sums, of(out), of(in), len(count));
+    expect(out, 0);
+}
+
+static void check_draw(const Config *c, size_t n) {
+    static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1, 0, 1, 0}, {0.7, 50, 0.95, 0}};
+    for (size_t i = 0; i < 3; i++) {
+        check_begin("%zu x %zu", min_size(n, 3), c->vocab_size);
+        const Dim N = all_of(min_size(n, 3)), V = all_of(c->vocab_size), row = all_of(V.size / 8 * 8 + 8),
+                  one = all_of(1);
+        double uniform[3];
+        for (size_t t = 0; t < 3; t++) uniform[t] = random_uniform(7, i, t);
+        Tensor *logits = tensor_in("logits", N, row), *scratch = tensor_scratch(check.ops->draw_scratch(V.size));
+        Tensor *number = tensor_given(TENSOR_READ, "uniform", DTYPE_FP64, N, one, uniform);
+        Tensor *token = tensor_make(TENSOR_WRITTEN, "token", DTYPE_FP32, N, one);
+        CHECK(draw, of(token), of(logits), of(number), len(N), len(V), len(row), &settings[i], of(scratch));
+        for (size_t t = 0; t < N.size; t++) {
+            const float found = (float)token->found[t]; // the bits of an id
+            int32_t id, expected = ((const int32_t *)token->twin)[t];
+            memcpy(&id, &found, sizeof(id));
+            if (id != expected) check_fail("row %zu draws token %d, not %d", t, id, expected);
+        }
+    }
+}
+
+static void check_widen(const Config *c, size_t n) {
+    check_begin("%zu x %zu", n, c->hidden_size);
+    const Dim count = some_of(n * c->hidden_size, 4000), one = all_of(1);
+    Tensor *in = tensor_in("in", one, count), *out = tensor_make(TENSOR_WRITTEN, "out", DTYPE_FP32, one, count);
+    CHECK(widen, of(out), of(in), len(count));
     expect(out, 0);
 }
 

@@ -8,8 +8,6 @@ what is measured is the op alone.
 #define REFERENCE(op)        reference_##op
 #define SCRATCH_FOR(op, ...) ops->op##_scratch(__VA_ARGS__)
 enum { TWINS_ARE_DOUBLE = 1, SLACK = 1 };
-static void reference_draw(int32_t *token, const double *logits, const double *uniform, size_t n, size_t V,
-                           size_t stride, const SamplingSettings *s, void *scratch); // test_ops_draw.h
 #include "cases.h"
 
 // Every so many-th of the listed cases is run, all of them with ALL_CASES=1. The lists are long enough that these meet

@@ -6,42 +6,6 @@ temperature, top-k and top-p define. Part of test_ops.c.
 #define TEST_OPS_DRAW_H
 #include "cases.h"
 
-static const double *sorted_logits;
-static int by_likelihood(const void *a, const void *b) {
-    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    const double p = sorted_logits[x], q = sorted_logits[y];
-    return p > q ? -1 : p < q ? 1 : x < y ? -1 : 1;
-}
-
-static int32_t reference_draw_row(const double *logits, double uniform, size_t V, const SamplingSettings *s) {
-    int32_t *order = (int32_t *)case_memory(V * sizeof(int32_t));
-    double *mass = case_doubles(V), whole = 0.0, held = 0.0;
-    size_t count = s->top_k && s->top_k < V ? s->top_k : V, i;
-    for (i = 0; i < V; i++) {
-        if (!isfinite(logits[i])) return -1 - (int32_t)i;
-        order[i] = (int32_t)i;
-    }
-    sorted_logits = logits;
-    qsort(order, V, sizeof(order[0]), by_likelihood);
-    if (s->temperature == 0.0) return order[0];
-    for (i = 0; i < V; i++) mass[i] = exp((logits[i] - logits[order[0]]) / s->temperature);
-    for (i = 0; i < count; i++) whole += mass[order[i]];
-    for (i = 0; s->top_p < 1.0 && i < count; i++) {
-        held += mass[order[i]];
-        if (held >= s->top_p * whole) count = i + 1, whole = held;
-    }
-    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) order[i] = (int32_t)(V - 1 - i); // all of them
-    for (i = 0, held = 0.0; i + 1 < count; i++)
-        if ((held += mass[order[i]]) > uniform * whole) break;
-    return order[i];
-}
-
-static void reference_draw(int32_t *token, const double *logits, const double *uniform, size_t n, size_t V,
-                           size_t stride, const SamplingSettings *s, void *scratch) {
-    (void)scratch;
-    for (size_t t = 0; t < n; t++) token[t] = reference_draw_row(logits + t * stride, uniform[t], V, s);
-}
-
 TEST(draw) {
     static const size_t shapes[][2] = {{1, 1}, {3, 2}, {2, 7}, {5, 16}, {4, 17}, {3, 257}, {2, 1000}, {1, 50257}};
     static const double temperatures[] = {1.0, 0.0, 0.7, 1e-300, 1e12}, top_p[] = {1.0, 0.9, 0.3, 0.0, 0.999};
