@@ -45,7 +45,7 @@ flags_of() { # precision, op set
     esac
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
     [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000'
-    [ "$2" != plain ] && has_onednn && printf ' -DHAVE_ONEDNN'
+    case $2 in plain | nccl) ;; *) has_onednn && printf ' -DHAVE_ONEDNN' ;; esac
     [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
 }
 as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed -Wno-unknown-warning-option -Wno-maybe-uninitialized'

@@ -113,10 +113,11 @@ static CudaError cuda_error(cudaError_t error) {
 }
 
 static cudaError_t cuda_fault(void) {
-    static const char *asked = getenv("CUDA_FAULT");
-    static int calls, error, at;
-    static char on;
-    if (!asked || (!calls++ && sscanf(asked, "%d %d %c", &error, &at, &on) < 2)) return cudaSuccess;
+    const char *asked = getenv("CUDA_FAULT");
+    static int calls; // since it was asked for
+    int error, at;
+    char on = 0;
+    if (!asked || (calls++, sscanf(asked, "%d %d %c", &error, &at, &on) < 2)) return cudaSuccess;
     return calls == at || (on && calls > at) ? (cudaError_t)error : cudaSuccess;
 }
 #define CUDA_CALL                                                                                                      \

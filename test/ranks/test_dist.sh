@@ -121,6 +121,7 @@ int main(int argc, char **argv) {
     Summed *x = (Summed *)ops_device->allocate(4000); // connects the ranks
     ops_device->zero(x, 4000);
     if (is(what, "stop")) raise(SIGSTOP);
+    if (is(what, "fall")) setenv("CUDA_FAULT", "719 1 on", 1), what = "sum";
     if (is(what, "all-gather")) ops_device->await(ops_device->all_gather(RANKS_ALL, x, 1000, 32, 4));
     for (i = 0; i < 400 && is(what, "busy"); i++) usleep(10000), ops_device->copy_out(mine, x, sizeof(mine));
     if (is(what, "sum") || is(what, "busy")) ops_device->await(ops_device->reduce_scatter(RANKS_ALL, x, 1000, 32));
@@ -173,6 +174,7 @@ refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduc
 refused 2 "sum barrier" 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
 refused 2 "sum all-gather" 1 'asks for another collective' "ranks that ask for different collectives"
 NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have come to a reduce-scatter, no. [0-9]+, which has not ended for' "a collective that does not end"
+refused 2 "sum fall" 1 'rank 1 on [^ ]*: [^ ]*: .* \(cudaErrorLaunchFailure\); see .dmesg' "a rank whose GPU fails, while another one waits for it"
 NCCL_ON_MPI_FAULT=error refused 2 "sum" 1 'NCCL, between the ranks: remote error: a link is down' "an error of NCCL"
 
 finish
