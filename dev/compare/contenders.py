@@ -17,6 +17,7 @@ OUR_MEMORY_ERRORS = re.compile("the plan needs|no length fits|refused one alloca
 WHAT = {
     "stream": "ours: StreamBP, chunk by chunk; the others are held against it",
     "stream-keep": "ours, keeping each layer's attention output (--keep attention)",
+    "stream-any": "ours, attention's gradients added in any order, as the others' are (--deterministic off; on a GPU)",
     "checkpoint": "ours: gradient checkpointing",
     "full": "ours: every activation kept",
     "hf": "transformers with gradient checkpointing, its own loss",
@@ -183,6 +184,7 @@ class Ours(Contender):
             else []
         )
         keep = ["--keep", "attention"] if self.name.startswith("stream-keep") else []
+        order = ["--deterministic", "off"] if self.name.startswith("stream-any") else []
         return [
             "--model",
             o.model_folder,
@@ -197,6 +199,7 @@ class Ours(Contender):
             "--method",
             self.method,
             *keep,
+            *order,
             *self.optional([*chunks, ("--threads", o.threads), ("--memory-limit", case.memory_limit)]),
         ]
 

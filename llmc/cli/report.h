@@ -172,7 +172,8 @@ static void report_attention(const Run *run, SequenceBound bound) {
                 choice.workspace ? human_bytes((double)choice.workspace) : "the smallest size");
     else if (run->attention)
         fprintf(run->text, "attention  %s\n", run->attention);
-    else if (strcmp(ops_device->name, "cpu") != 0 && run->options->verb != VERB_PLAN && machine_attends(&run->model))
+    else if (bound.N && strcmp(ops_device->name, "cpu") != 0 && run->options->verb != VERB_PLAN &&
+             machine_attends(&run->model))
         fprintf(run->text,
                 "attention  our own kernels, not cuDNN: a pass takes %.2g times as long (estimated from "
                 "assumed rates)\n",
