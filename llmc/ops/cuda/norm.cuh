@@ -3,8 +3,8 @@ RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward
 llmc/ops/cpu/norm.h.
 
 blockDim.x threads share a row (a part of a warp, a warp, or several) and a block does blockDim.y rows at a time. Thread
-x has packs x, x + blockDim.x, ...: P of them, read into registers together with all else that a row needs before the
-first sum waits; P = 0: any number, read again where they are needed. Backward's blocks walk rows with the grid's
+x has packs x, x + blockDim.x, ...: P of them, read into registers together with all else of the row before the first
+sum waits; P = 0: any number, read again where they are needed. Backward's blocks walk rows with the grid's
 stride, keep their part of dw (and db) in registers, and write it to a line of scratch; then the lines are summed. Bytes
 moved per element: forward 2 s, 3 s with a residual; backward 3 s, 4 s where dx accumulates.
 */
@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                         size_t C, float mean_of, float eps, float offset) {
     SHARED(float, partials, 2 * NORM_WARPS);
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y, t = row < n ? row : n - 1;
-    RowPacks<W, P> in, scale, add;
+    RowPacks<W, P> in, add;
     x += t * C, out += t * C;
     if (shift) shift += t * stride;
     if (P)
         for_packs<W, P>(C, [&](int p, size_t c) {
-            in[p] = pack_read<W>(x + c), scale[p] = pack_read<W>(w + c);
+            in[p] = pack_read<W>(x + c);
             if (shift) add[p] = pack_read<W>(shift + c);
         });
     float mean = 0.0f, squares[1] = {};
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     if (row >= n) return;
     for_packs<W, P>(C, [&](int p, size_t c) {
         Pack<floatX, W> values = row_pack<W, P>(in, p, x + c), added;
-        const Pack<floatX, W> scales = row_pack<W, P>(scale, p, w + c);
+        const Pack<floatX, W> scales = pack_read<W>(w + c); // in the cache
         if (shift) added = row_pack<W, P>(add, p, shift + c);
         for (int j = 0; j < W; j++) {
             const float y = (load(values.x[j]) - mean) * rstd * (load(scales.x[j]) + offset);
