@@ -7,6 +7,7 @@ ops_cpu_device, each launched as a kernel.
 #include "cublas_on_cpu.h"
 #include "llmc/ops/cuda/memory.cuh"
 #include "llmc/ops/cuda/collective.cuh"
+#include "llmc/ops/cuda/findings.cuh"
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 typedef float floatX;
@@ -70,7 +71,6 @@ static size_t cuda_memory_available(void) {
     return memory_available();
 }
 static void cuda_repeat(double) {}
-static void cuda_machine_findings(TellFinding) {}
 static void cuda_attention_choose(AttentionChoice) {}
 static const char *cuda_attention_library(size_t, size_t, size_t, size_t) { return NULL; }
 

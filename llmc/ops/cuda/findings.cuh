@@ -6,13 +6,18 @@ install where one is missing.
 #define LLMC_CUDA_FINDINGS_CUH
 #include "llmc/ops/findings.h"
 #include "device.cuh"
+#include "library.h"
+#ifdef HAVE_CUDNN
+#include "cudnn_attention.h"
+#endif
 
 static void find_driver(TellFinding tell) {
-    int driver = 0, runtime = 0;
+    const int runtime = CUDART_VERSION;
+    int driver = 0;
     char loaded[128] = "no kernel module";
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
     if (file && fscanf(file, "NVRM version: %127[^\n]", loaded) != 1) *loaded = 0;
-    cudaDriverGetVersion(&driver), cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
     if (!driver)
         tell("driver", FINDING_WRONG, "%s",
              file ? "libcuda.so.1 was not found, the kernel has the driver: start the container with --gpus all, and "
@@ -53,9 +58,75 @@ static void find_devices(TellFinding tell) {
     }
 }
 
+// Opens a library as a run does. version: its function that tells, as major * 10000 + minor * 100 + patch
+static void find_library(TellFinding tell, const Library *which, const char *version, Finding missing) {
+    char error[500];
+    Dl_info file = {};
+    void *library = library_open(which, error), *function = library ? dlsym(library, version) : NULL;
+    size_t number = 0;
+    if (!library) {
+        tell(which->name, missing, "%s", error);
+        return;
+    }
+    if (function && which == &LIBRARY_NCCL) {
+        int of_nccl = 0;
+        ((int (*)(int *))function)(&of_nccl), number = (size_t)of_nccl;
+    } else if (function) {
+        number = ((size_t(*)(void))function)();
+    }
+    if (function) dladdr(function, &file);
+    tell(which->name, FINDING_OK, "%zu.%zu.%zu, %s", number / 10000, number / 100 % 100, number % 100,
+         file.dli_fname ? file.dli_fname : which->file);
+}
+
+// Of CUDA's libraries the process must have one each: two runtimes do not know each other's memory.
+static void find_doubles(TellFinding tell) {
+    static const char *const names[] = {"libcudart.so", "libcublasLt.so", "libcudnn.so", "libnccl.so"};
+    char first[4][PATH_MAX] = {}, line[PATH_MAX + 128];
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof(line), file)) {
+        const char *path = strchr(line, '/'), *name = path ? strrchr(path, '/') + 1 : NULL;
+        for (size_t i = 0; i < 4 && name; i++) {
+            if (strncmp(name, names[i], strlen(names[i])) != 0) continue;
+            line[strcspn(line, "\n")] = 0;
+            if (!*first[i]) {
+                snprintf(first[i], sizeof(first[i]), "%s", path);
+            } else if (strcmp(first[i], path) != 0) {
+                tell("libraries", FINDING_WRONG,
+                     "two are loaded, %s and %s: leave one in LD_LIBRARY_PATH and "
+                     "STREAMBP_LIBRARIES",
+                     first[i], path);
+                fclose(file);
+                return;
+            }
+        }
+    }
+    if (file) fclose(file);
+}
+
+static void find_attention(TellFinding tell) {
+#ifdef HAVE_CUDNN
+    const char *library = cudnn_attention_library();
+    if (library)
+        tell("attention", FINDING_OK, "by %s", library);
+    else
+        tell("attention", FINDING_NOTE, "by our own kernels, expected to take 3 to 4 times as long: %s",
+             cudnn_attention_refusal());
+#else
+    tell("attention", FINDING_NOTE,
+         "by our own kernels, expected to take 3 to 4 times as long: built without cuDNN's "
+         "front end; give make CUDNN_FRONTEND=DIR (pip: nvidia-cudnn-frontend)");
+#endif
+}
+
 static void cuda_machine_findings(TellFinding tell) {
     find_driver(tell);
     find_devices(tell);
+    find_library(tell, &LIBRARY_CUBLASLT, "cublasLtGetVersion", FINDING_WRONG);
+    find_library(tell, &LIBRARY_CUDNN, "cudnnGetVersion", FINDING_NOTE);
+    find_library(tell, &LIBRARY_NCCL, "ncclGetVersion", dist_ranks() > 1 ? FINDING_WRONG : FINDING_NOTE);
+    if (device.ready) find_attention(tell);
+    find_doubles(tell);
     find_host(tell);
 }
 
