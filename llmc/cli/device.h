@@ -67,7 +67,7 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
     double best = 0;
-    for (size_t n = 1024; n <= 8192; n *= 2) {
+    for (size_t n = 128; n <= 8192; n *= 2) {
         const double flops = 2.0 * (double)(n * n * n);
         Stored *x[3];
         if (run->arena.capacity - run->arena.used < 3 * (n * n * size + ARENA_ALIGNMENT)) break;

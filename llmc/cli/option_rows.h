@@ -40,7 +40,8 @@ static const struct {
     {"convert", "any model that can be read to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
     {"info", "the configuration and the tensors of a model", "--model Qwen3-0.6B"},
-    {"doctor", "is this machine fit: devices, libraries, rates, every op against a reference", "--init qwen3-0.6b --json"},
+    {"doctor", "whether a machine is fit: devices, libraries, rates, every op against a reference",
+     "--init qwen3-0.6b --json"},
 };
 
 typedef struct {

@@ -240,7 +240,7 @@ static void look_at_machine(DoctorRow *row, size_t i) {
     else
         doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
                    doctor.ops->libraries);
-    if (doctor.ops->device_problem()) doctor.lost = row->name;
+    if (doctor.ops->device_problem()) doctor.lost = "machine";
 }
 
 // ---- a small plan --------------------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ static void expect_doctor(const Ops *ops, int code, const char *name, const char
         if (!strcmp(finding, "wrong") != !!code) test_fail("the row %s is %s", name, finding);
     }
     if (!found) test_fail("no row %s: %s", name, child->err);
-    if ((size_t)json_get(json, "wrong")->valuedouble != wrong) test_fail("%.0f wrong rows, expected %zu", json_get(json, "wrong")->valuedouble, wrong);
+    const double counted = json_get(json, "wrong")->valuedouble;
+    if (counted != (double)wrong) test_fail("%.0f wrong rows, expected %zu", counted, wrong);
     if ((size_t)cJSON_GetArraySize(all) < rows) test_fail("%d rows: %s", cJSON_GetArraySize(all), child->err);
     cJSON_Delete(json);
 }

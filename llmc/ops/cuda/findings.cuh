@@ -74,9 +74,11 @@ static void find_library(TellFinding tell, const Library *which, const char *ver
     } else if (function) {
         number = ((size_t(*)(void))function)();
     }
-    if (function) dladdr(function, &file);
-    tell(which->name, FINDING_OK, "%zu.%zu.%zu, %s", number / 10000, number / 100 % 100, number % 100,
-         file.dli_fname ? file.dli_fname : which->file);
+    if (number && dladdr(function, &file) && file.dli_fname)
+        tell(which->name, FINDING_OK, "%zu.%zu.%zu, %s", number / 10000, number / 100 % 100, number % 100,
+             file.dli_fname);
+    else
+        tell(which->name, FINDING_OK, "%s", which->file);
 }
 
 // Of CUDA's libraries the process must have one each: two runtimes do not know each other's memory.
