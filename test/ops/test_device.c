@@ -49,6 +49,24 @@ TEST(every_call_that_fails_ends_in_one_line) {
     sweep(BP, cudaErrorECCUncorrectable, " on", 13);
 }
 
+#define DOCTOR "train doctor --json --threads 1 --init " TINY " --seq-len 16"
+
+// One that fails in the middle is a row of doctor's, behind which nothing is looked at.
+TEST(doctor_tells_of_a_device_that_fails) {
+    static const int calls[] = {0, 1, 3, 9, 60, 300, 2000};
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        snprintf(fault, sizeof(fault), "%d %d on", cudaErrorLaunchFailure, calls[i]);
+        if (!calls[i]) *fault = 0;
+        const Child *child = run_child(run, DOCTOR);
+        test_case("call %d", calls[i]);
+        if (child->code != (calls[i] > 0)) test_fail("exit code %d: %s", child->code, child->err);
+        cJSON *json = json_parse_object(child->out, strlen(child->out), "doctor's JSON");
+        const double wrong = json_get(json, "wrong")->valuedouble, rows = json_get(json, "not_checked")->valuedouble;
+        if ((wrong > 0) != (calls[i] > 0) || (rows > 0) != (calls[i] > 0)) test_fail("%s", child->err);
+        cJSON_Delete(json);
+    }
+}
+
 static const char *whole_device = "train bp --quiet --json --init " TINY " --seq-len 24 --chunk 8";
 
 static void taken(const char *how, const char *words) {
@@ -76,24 +94,6 @@ TEST(a_balloon_is_memory_of_the_host) {
     fclose(file);
     assert_int_equal(host_memory_available(), 1500 * 1024 + 1);
     remove(MEMINFO);
-}
-
-#define DOCTOR "train doctor --json --threads 1 --init " TINY " --seq-len 16"
-
-// One that fails in the middle is a row of doctor's, behind which nothing is looked at.
-TEST(doctor_tells_of_a_device_that_fails) {
-    static const int calls[] = {0, 1, 3, 9, 60, 300, 2000};
-    for (size_t i = 0; i < COUNT_OF(calls); i++) {
-        snprintf(fault, sizeof(fault), "%d %d on", cudaErrorLaunchFailure, calls[i]);
-        if (!calls[i]) *fault = 0;
-        const Child *child = run_child(run, DOCTOR);
-        test_case("call %d", calls[i]);
-        if (child->code != (calls[i] > 0)) test_fail("exit code %d: %s", child->code, child->err);
-        cJSON *json = json_parse_object(child->out, strlen(child->out), "doctor's JSON");
-        const double wrong = json_get(json, "wrong")->valuedouble, rows = json_get(json, "not_checked")->valuedouble;
-        if ((wrong > 0) != (calls[i] > 0) || (rows > 0) != (calls[i] > 0)) test_fail("%s", child->err);
-        cJSON_Delete(json);
-    }
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -36,6 +36,10 @@ cp "$TRAIN" "$WORK/streambp" # messages call the program as it was called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
+refuses 2 '--model is not an option of doctor' doctor --model $GOLDEN/llama
+succeeds doctor --init $TINY --seq-len 16 --json
+check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
+says err '^ok     adamw  ' ' rows, 0 wrong$'
 succeeds --version
 says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
 

@@ -37,6 +37,11 @@ ranks_refuse() { # CODE PATTERN P arguments: one line, in a name or two of a ran
     else pass; fi
 }
 
+# ---- whether the machine is fit -----------------------------------------------------------------------------------------------
+ranks_succeed 2 doctor --init $TINY --seq-len 16 --json
+check "doctor says what is wrong: $(cat "$WORK/err")" [ "$(json ranks) $(json wrong) $(json not_checked)" = '2 0 0' ]
+check "doctor looks at collectives" grep -q '"reduce_scatter", "finding": "ok".*"exchange", "finding": "ok", "text": "2 ranks; ' "$WORK/out"
+
 # ---- one pass ---------------------------------------------------------------------------------------------------------------
 alone() { # arguments of bp: what ranks are held against
     common=$*
