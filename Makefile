@@ -1,4 +1,4 @@
-# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda)
+# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda; PORTABLE=1: for other machines)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
@@ -154,6 +154,8 @@ $(BUILD)/cJSON.o: $(CJSON)/cJSON.c $(BUILD)/flags
 
 build/cjson/cJSON.c:
 	@scripts/install_deps.sh cjson
+%/cJSON.c:
+	@echo 'CJSON=$*: there is no cJSON.c in it; name the folder of its source' >&2; exit 1
 
 # The commit that --version tells; compiled again when it changes.
 COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)";
