@@ -10,6 +10,7 @@ output written once; a sum that is added to is read and written. dev/bench_gpu.s
 Built with -DCUDA_ON_CPU all rows run once at small shapes, against any op set: their arguments are tested, nothing is
 timed.
 */
+#define WITH_OP_SET
 #include "playground.cuh"
 #include "llmc/base/json.h"
 #ifndef CUDA_ON_CPU
