@@ -16,6 +16,7 @@ timed.
 #ifndef CUDA_ON_CPU
 #include "product.cuh"
 #endif
+#include "llmc/ops/attention_calls.h"
 #ifdef HAVE_CUDNN
 #include "llmc/ops/cuda/cudnn_attention.h"
 #endif
@@ -46,9 +47,22 @@ struct Tensors {
 constexpr size_t WIDE = n * 2 * FF > m *V ? n * 2 * FF : m *V, MATRIX = V * C > 3 * LAYER ? V *C : 3 * LAYER;
 static_assert(T * C <= MATRIX, "embedding_backward takes its dx from there");
 
+// Backward with sums in a fixed order and the smallest workspace, with the largest that is worth its bytes; in any order
+enum { ATTENTION_CHOICES = 3 };
+static AttentionChoice attention_choice(size_t i) {
+    AttentionChoice choice = {i == 2, 0};
+    if (i) choice.workspace = attention_workspace_choice(attention_cut(NH, NKV, HD, 0, choice), T, 0);
+    return choice;
+}
+
 static size_t scratch_of_all(void) {
-    return std::max({ops_device->embedding_backward_scratch(T, V, C), ops_device->norm_backward_scratch(n, C),
-                     ops_device->norm_backward_scratch(n * NH, HD), ops_device->attention_scratch(n, NH, NKV, HD)});
+    size_t attention = 0;
+    for (size_t i = 0; i < ATTENTION_CHOICES; i++) {
+        ops_device->attention_choose(attention_choice(i));
+        attention = std::max(attention, ops_device->attention_scratch(n, NH, NKV, HD));
+    }
+    return std::max({attention, ops_device->embedding_backward_scratch(T, V, C),
+                     ops_device->norm_backward_scratch(n, C), ops_device->norm_backward_scratch(n * NH, HD)});
 }
 
 Tensors::Tensors()
@@ -175,6 +189,52 @@ static void bench_elements(const Bench &b) {
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
 }
 
+#if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
+// The different calls of a chunk's backward, whose rates the op's is held against
+static size_t keys_of(const AttentionCall &call) { return call.keys.end - call.keys.begin; }
+
+struct DifferentCalls {
+    AttentionCall call[64];
+    size_t count;
+};
+
+static void different_call(void *to, const AttentionCall *call) {
+    DifferentCalls *calls = (DifferentCalls *)to;
+    size_t i = 0;
+    while (i < calls->count && (calls->call[i].rows != call->rows || calls->call[i].causal != call->causal ||
+                                keys_of(calls->call[i]) != keys_of(*call)))
+        i++;
+    if (call->rows && i == calls->count && i < 64) calls->call[calls->count++] = *call; // rows 0: our own kernels'
+}
+
+static void bench_cudnn(const Bench &b, const AttentionShape &shape, AttentionChoice choice) {
+    const Tensors &t = b.t;
+    const AttentionCut cut = attention_cut_of(&shape, choice);
+    DifferentCalls calls;
+    calls.count = 0;
+    attention_backward_calls(&cut, &shape, 0, n, different_call, &calls);
+    for (size_t i = 0; i < calls.count; i++) {
+        const AttentionCall c = calls.call[i];
+        const size_t heads = c.heads * (NH / NKV), rows = c.rows, keys = keys_of(c);
+        const size_t bytes = attention_workspace(rows, keys, heads, HD, choice.any_order);
+        const CudnnAttention call = {rows, keys,        heads,    c.heads,         NH, NKV, HD,
+                                     0,    shape.scale, c.causal, choice.any_order};
+        const double hidden = c.causal ? 0.5 * (double)rows * (double)(rows - 1) : 0;
+        void *const workspace = ops_device->allocate(bytes);
+        char of[96];
+        floatX *const dq = t.weight.data, *const dk = dq + rows * heads * HD, *const dv = dk + keys * c.heads * HD;
+        snprintf(of, sizeof(of), "%zu keys%s, %zu heads%s", keys, c.causal ? ", causal" : "", heads,
+                 choice.any_order ? ", any order" : "");
+        if (workspace && cudnn_attention_has(&call, 1, bytes))
+            b.flops("cudnn backward", of, rows, heads * HD, 10.0 * heads * HD * ((double)rows * keys - hidden), [&] {
+                cudnn_attention_backward(&call, dq, dk, dv, t.dout.data, t.out.data, t.q.data, t.k.data, t.v.data,
+                                         t.lse.data, workspace);
+            });
+        if (workspace) ops_device->release(workspace, bytes);
+    }
+}
+#endif
+
 static void bench_attention(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
@@ -183,28 +243,22 @@ static void bench_attention(const Bench &b) {
         ops->attention_forward(t.out.stored(), t.lse.summed(), t.q.stored(), t.k.stored(), t.v.stored(), &shape,
                                t.scratch.summed());
     });
-    b.flops("attention_backward", "the last chunk", n, NH * HD, 10.0 * NH * HD * PAIRS, [&] {
-        ops->attention_backward(t.dq.stored(), t.dk.summed(), t.dv.summed(), t.dout.stored(), t.out.stored(),
-                                t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), &shape, t.scratch.summed());
-    });
-#if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
-    // A chunk's rate is held against this: cuDNN over the whole stream at once. Backward, which is deterministic in
-    // memory for every pair, over the heads of one key/value head.
-    const double pairs = 0.5 * (double)T * (double)(T + 1);
-    const CudnnAttention all = {T, T, NH, NKV, NH, NKV, HD, 0, shape.scale, 1, 0},
-                         some = {T, T, NH / NKV, 1, NH, NKV, HD, 0, shape.scale, 1, 0};
-    const size_t bytes = attention_workspace(T, T, NH / NKV, HD, 0);
-    void *const workspace = ops->allocate(bytes);
-    if (workspace && cudnn_attention_has(&all, 0, bytes))
-        b.flops("cudnn forward", "the whole stream", T, NH * HD, 4.0 * NH * HD * pairs,
-                [&] { cudnn_attention_forward(&all, t.x.data, t.sums.data, t.y.data, t.k.data, t.v.data, workspace); });
-    if (workspace && cudnn_attention_has(&some, 1, bytes))
-        b.flops("cudnn backward", "the whole stream", T, NH / NKV * HD, 10.0 * NH / NKV * HD * pairs, [&] {
-            cudnn_attention_backward(&some, t.z.data, t.weight.data, t.weight.data + T * HD, t.z.data, t.x.data,
-                                     t.y.data, t.k.data, t.v.data, t.sums.data, workspace);
+    for (size_t i = 0; i < ATTENTION_CHOICES; i++) {
+        const AttentionChoice choice = attention_choice(i);
+        char of[96];
+        ops->attention_choose(choice);
+        snprintf(of, sizeof(of), "the last chunk%s%s", choice.workspace ? ", large workspace" : "",
+                 choice.any_order ? ", any order" : "");
+        b.flops("attention_backward", of, n, NH * HD, 10.0 * NH * HD * PAIRS, [&] {
+            ops->attention_backward(t.dq.stored(), t.dk.summed(), t.dv.summed(), t.dout.stored(), t.out.stored(),
+                                    t.q.stored(), t.k.stored(), t.v.stored(), t.lse.summed(), &shape,
+                                    t.scratch.summed());
         });
-    if (workspace) ops->release(workspace, bytes);
+#if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)
+        bench_cudnn(b, shape, choice);
 #endif
+    }
+    ops->attention_choose(attention_choice(0));
 }
 
 static void bench_layer(const Bench &b) {
