@@ -2,7 +2,7 @@
 # Measurements on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
 #   dev/compare/gpu_evidence.sh [--dry] PART OUT
 #     build         the program for this GPU, then tests on it ($TESTS, rows of test/rows.txt, each in $PRECISIONS)
-#     first         on a GPU that nobody has looked at: libraries and clocks, attention's tests, 4 layers at 32768 tokens, the same behind
+#     first         on a GPU that nobody has looked at: libraries and clocks, `train doctor`, attention's tests, 4 layers at 32768 tokens, the same behind
 #                   a document of 100 tokens, a model without QK-norm, then all layers, then 131072 tokens; with each what is expected and
 #                   what would refute it. Run it again until nothing is left out: what is done is not done again
 #     speed-32k     8B shape: StreamBP, with kept attention, gradient checkpointing; where the time goes, against the roofline
@@ -173,10 +173,12 @@ speed() { # length, passes, of them with kept attention, --profile or nothing, a
 first() {
     few=num_hidden_layers=4
     [ -x "$TRAIN" ] || try program 240 make -j "$(nproc)" BACKEND=cuda PRECISION=bf16 ARCHS="$ARCHS"
-    try 'what is there' 10 sh -c '"$0" --version && ldd "$0" && nvidia-smi -q -d CLOCK,POWER; ! ldd "$0" | grep "not found"' "$TRAIN"
+    try 'what is there' 10 sh -c '"$0" --version && nvidia-smi -q -d CLOCK,POWER; ldd "$0"; ! ldd "$0" | grep "not found"' "$TRAIN"
     [ -n "$dry" ] || cat "$work/output" >>"$out/first.txt"
     probe
     once=1
+    try doctor 60 "$TRAIN" doctor --init "$MODEL" --json
+    [ -n "$dry" ] || cat "$work/errors" >>"$out/first.txt" # its rows
     programs=${PREBUILT:-build/test-gpu-bf16}
     [ -n "$PREBUILT" ] || try 'test programs' 60 make BACKEND=cuda ARCHS="$ARCHS" PARTS='attention/bf16 ops/bf16' test-gpu-build
     for program in gpu_large ops; do

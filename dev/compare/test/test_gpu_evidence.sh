@@ -47,7 +47,7 @@ case "$*" in bp* | convert*) . "$WORK/sampled" ;; esac
 case "$*" in
 plan*) echo "{\"weights\": 1000000000, \"total_bytes\": 1000000000, \"estimated_seconds\": ${PASS_SECONDS:-0.5}}" ;;
 info*) echo '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}' ;;
-convert*) mkdir -p "$STORE/qwen3-8b" && echo '{}' >"$STORE/qwen3-8b/config.json" ;;
+convert*) out=${*##*--out } && out=${out%% *} && mkdir -p "$out" && echo '{}' >"$out/config.json" ;;
 *--keep*) echo '{"pass": 1, "seconds": 2.5}'; echo 'train: this fails' >&2; exit 1 ;;
 bp*) echo "{\"loss\": 1.5, \"seconds\": 2, \"flops\": 4e13, \"model_flops\": 3e13, \"attention\": \"${ATTENTION:-cudnn}\"}" ;;
 esac
@@ -90,6 +90,16 @@ check 'compare.py watches each process' [ "$(cd dev/compare && python3 -c 'impor
 with machine.gpu_watched(True) as gpu:
     subprocess.run(["sh", "-c", ". $WORK/sampled"])
 print(gpu["sm_mhz"], gpu["power_w"])')" = '[1500.0, 1600.0, 1700.0] [690.5, 699.0, 700.0]' ]
+
+# `first` with a build that was brought; what it has been through is not done again
+for program in test_gpu_large test_ops; do printf '#!/bin/sh\necho "cuDNN took 7 calls forward, 5 backward"\n' >"$WORK/$program"; done
+printf '#!/bin/sh\n: >"$1"\n' >"$WORK/make_documents"
+chmod +x "$WORK/test_gpu_large" "$WORK/test_ops" "$WORK/make_documents"
+evidence 0 PREBUILT="$WORK" TRAIN="$WORK/train" $EVIDENCE first "$WORK/first"
+says 'every length' '^all layers at 131072 *done '
+check 'what it has found' [ "$(grep -c '^cuDNN took 7' "$WORK/first/first.txt") $(grep -c '"refuted_by": "[a-z]' "$WORK/first/speed.jsonl")" = '2 5' ]
+evidence 0 PREBUILT="$WORK" TRAIN="$WORK/train" $EVIDENCE first "$WORK/first"
+check 'all of it once' [ "$(grep -c ' done before ' "$WORK/err") $(grep -c . "$WORK/first/speed.jsonl")" = '8 5' ]
 
 # make bench-gpu
 run_bench() { env MODELS=qwen3-8b LENGTHS='4096 131072' BUILD="$WORK" MAKE=true RESULTS="$WORK/bench_results" dev/bench_gpu.sh 2>"$WORK/err"; }
