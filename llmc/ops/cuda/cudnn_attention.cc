@@ -202,6 +202,7 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
     cudnn.each_length[s.causal] = true;
     plan = try_plan(s, backward);
     cudnn.each_length[s.causal] = plan.graph != NULL;
+    if (plan.graph) cudnn.refusal.clear();
     return plan;
 }
 
