@@ -57,7 +57,7 @@ passes() {
     for model in $MODELS; do
         for T in $LENGTHS; do
             for method in stream checkpoint; do
-                options="--init $model --method $method --seq-len $T"
+                options="--init $model --method $method --seq-len $T --memory-limit $room"
                 plan=$("$BUILD/train" plan $options --for bp --json --quiet | json_number total_bytes)
                 [ $first = 1 ] || printf ', '
                 first=0

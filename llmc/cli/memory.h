@@ -84,7 +84,7 @@ static const char *attention_library(const Run *run) {
     return library;
 }
 
-// Workspaces for that library's calls, the largest first, 0 (the op set's own choice) last. With more it takes more
+// Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it takes more
 // heads and keys in a call, so results depend on it in their last bits: a run that is resumed takes the one it began
 // with, or else a smaller one.
 static size_t run_workspace(const Run *run, const RunSettings *settings, const Batch *shape, size_t index) {
@@ -93,7 +93,7 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     const AttentionChoice smallest = {settings->attention.any_order, 0};
     const AttentionCut cut = attention_cut(c->num_attention_heads, c->num_key_value_heads, c->head_dim, 0, smallest);
     const size_t keys = shape->N - min_size(shape->N, chunk); // before the last chunk
-    if (!run->attention) return 0;
+    if (!run->attention || !settings->backward) return 0;
     if (!run->has_begun) return attention_workspace_choice(cut, keys, index);
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
 }
