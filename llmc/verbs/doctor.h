@@ -415,9 +415,7 @@ static void look_at_attention(DoctorRow *row, size_t i) {
                 doctor.ops->attention_forward(x[3], sums[0], x[0], x[1], x[2], &shape, sums[3]);
             doctor.ops->finish();
             seconds[k < 0 ? 0 : k] = seconds_now() - begin;
-            if (k < 0 && seconds[0] > 0.05) { // slow enough: one is a measurement
-                for (k = 0; k < RATE_REPEATS; k++) seconds[k] = seconds[0];
-            }
+            while (k >= 0 && seconds[0] > 0.05 && k + 1 < RATE_REPEATS) k++, seconds[k] = seconds[0]; // one is enough
         }
         doctor.ops->release(memory, bytes);
         if (T >= 8192 || median(seconds, RATE_REPEATS) > 0.02) break;
