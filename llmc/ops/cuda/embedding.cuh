@@ -1,9 +1,10 @@
 /*
 Token and learned position embeddings of op set "cuda": rows of a table gathered forward, scattered back.
 
-Backward sorts the stream by table row first: equal rows are a run, which one block sums in stream order, or where it
-is longer than FREQUENT the warps of a block, each in order, for a strip of columns: no atomics. The sort is a stable radix sort, RADIX_BITS at a time: tiles count their digits, one block turns the counts
-into places, tiles move their tokens there. It costs a few integers per token, nothing beside the rows of dx.
+Backward sorts the stream by table row first. Equal rows are a run then, which one block sums in stream order, or where
+it is longer than FREQUENT several warps do for each strip of columns: no atomics. The sort is a stable radix sort,
+RADIX_BITS at a time: tiles count their digits, one block turns the counts into places, tiles move their tokens there.
+It costs a few integers per token, nothing beside the rows of dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
