@@ -67,6 +67,29 @@ TEST(doctor_tells_of_a_device_that_fails) {
     }
 }
 
+// The first call counts devices, the third makes a context.
+TEST(a_device_that_cannot_be_used_says_why) {
+    static const struct {
+        const char *fault, *words;
+    } cases[] = {
+        {"100 1", "no GPU was found; nvidia-smi should list it"},
+        {"35 1", "the GPU's driver supports CUDA "},
+        {"802 1", "no GPU, counting them: system not yet initialized (cudaErrorSystemNotReady); start NVIDIA's"},
+        {"803 1", "(cudaErrorSystemDriverMismatch); libcuda.so.1 is not that of the loaded driver"},
+        {"46 3", "no GPU, making a context on one: CUDA-capable device(s) is/are busy or unavailable"},
+        {"2 3", "(cudaErrorMemoryAllocation); free what other processes hold (nvidia-smi lists them)"},
+        {"209 4", "this program was not built for this GPU's architecture, 9.9: build it with"},
+        {"999 5", "no GPU, asking for its memory: unknown error (cudaErrorUnknown); see `dmesg"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        snprintf(fault, sizeof(fault), "%s", cases[i].fault);
+        expect_refused(run, BP, 1, cases[i].words);
+    }
+    *fault = 0;
+    setenv("NCCL_ON_MPI_DEVICES", "0", 1), setenv("CUDA_VISIBLE_DEVICES", "7", 1);
+    expect_refused(run, BP, 1, "no GPU was found: CUDA_VISIBLE_DEVICES=7 shows none; unset it");
+    unsetenv("NCCL_ON_MPI_DEVICES"), unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
 static const char *whole_device = "train bp --quiet --json --init " TINY " --seq-len 24 --chunk 8";
 
 static void taken(const char *how, const char *words) {

@@ -26,7 +26,6 @@ static const struct {
     const char *advice;
 } cuda_advice[] = {
     {cudaErrorMemoryAllocation, "free what other processes hold (nvidia-smi lists them), or lower --memory-limit"},
-    {cudaErrorNoDevice, "nvidia-smi should list it; a container is given it by --gpus all"},
     {cudaErrorDevicesUnavailable, "another process holds it alone, or its compute mode forbids it: see nvidia-smi"},
     {cudaErrorSystemNotReady, "start NVIDIA's fabric manager: systemctl start nvidia-fabricmanager"},
     {cudaErrorSystemDriverMismatch, "libcuda.so.1 is not that of the loaded driver: reboot after an update"},
@@ -73,11 +72,11 @@ static cudaError_t device_take(const char **doing) {
     cudaError_t error;
     cudaFuncAttributes attributes;
     size_t left, total;
-    *doing = "counting GPUs";
+    *doing = "counting them";
     if ((error = cudaGetDeviceCount(&device.count)) != cudaSuccess) return error;
     if (!device.count) return cudaErrorNoDevice;
     device.number = (int)(dist_local_rank() % (size_t)device.count);
-    *doing = "making a context on it";
+    *doing = "making a context on one";
     if ((error = cudaSetDevice(device.number)) != cudaSuccess || (error = cudaFree(NULL)) != cudaSuccess) return error;
     *doing = "loading a kernel";
     if ((error = cudaFuncGetAttributes(&attributes, (const void *)any_kernel)) != cudaSuccess) return error;
@@ -102,6 +101,8 @@ static const char *cuda_device_problem(void) {
         return "no GPU was found (no NVIDIA driver); `make BACKEND=cpu` builds for the CPU, `plan` works without a GPU";
     if (error == cudaErrorNoDevice && visible)
         snprintf(text, sizeof(text), "no GPU was found: CUDA_VISIBLE_DEVICES=%.40s shows none; unset it", visible);
+    else if (error == cudaErrorNoDevice)
+        return "no GPU was found; nvidia-smi should list it, and a container is given it by --gpus all";
     else if (error == cudaErrorInsufficientDriver)
         snprintf(text, sizeof(text),
                  "the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build "
@@ -118,8 +119,8 @@ static const char *cuda_device_problem(void) {
                  "ARCHS=%d%d`",
                  major, minor, major, minor);
     else
-        snprintf(text, sizeof(text), "no GPU was found that can be used: %s: %s (%s); %s", doing,
-                 cudaGetErrorString(error), cudaGetErrorName(error), advice_on(error));
+        snprintf(text, sizeof(text), "no GPU, %s: %s (%s); %s", doing, cudaGetErrorString(error),
+                 cudaGetErrorName(error), advice_on(error));
     return text;
 }
 
