@@ -31,7 +31,7 @@ for source in dev/cuda/*.cu; do
     case $source in
     */linear.cu | */bench.cu) # cuBLASLt's and the driver's own
         if command -v "${NVCC:-nvcc}" >/dev/null; then
-            builds "$source" "${NVCC:-nvcc}" -std=c++20 -x cu -O0 -Xptxas -O0 -D_GNU_SOURCE -DPRECISION_BF16 -diag-suppress 177 \
+            builds "$source" "${NVCC:-nvcc}" -std=c++20 -x cu -O0 -Xptxas -O0 -D_GNU_SOURCE -DPRECISION_BF16 -DHAVE_CUDNN -diag-suppress 177 \
                 -I. -c "$source" -o "$WORK/program.o"
         else
             skip "$source" 'nvcc is not installed'
