@@ -21,11 +21,13 @@ timed.
 #include "llmc/ops/cuda/cudnn_attention.h"
 #endif
 
-// Chunk, stream, logits chunk; then the model's, in design vocabulary; then the elements of a layer's matrices
+// Chunk, stream, logits chunk; then the model's, in design vocabulary; texts that are sampled side by side; then the
+// elements of a layer's matrices
 #ifdef CUDA_ON_CPU
-constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320;
+constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320, TEXTS = 3;
 #else
-constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936;
+constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936,
+                 TEXTS = 64;
 #endif
 constexpr size_t LAYER = 2 * C * NH * HD + 2 * C * NKV * HD + 3 * C * FF;
 constexpr double STORED = sizeof(floatX), SUMMED = sizeof(float);
@@ -187,6 +189,16 @@ static void bench_elements(const Bench &b) {
                              V, V, 1.0);
             },
             [&] { ops->copy(t.x.data, t.y.data, m * V * sizeof(floatX)); }); // the logits are put back
+    static const struct {
+        const char *of;
+        SamplingSettings settings;
+    } draws[] = {{"the likeliest", {0, 0, 1, 0}}, {"temperature", {1, 0, 1, 0}}, {"top-k and top-p", {1, 50, 0.9, 0}}};
+    ops->zero(t.lse.data, TEXTS * sizeof(double)); // in the place of uniform numbers, which cost the same
+    for (const auto &draw : draws)
+        b.bytes("draw", draw.of, TEXTS, V, 1.0 * TEXTS * V * STORED, [&] {
+            ops->draw((int32_t *)t.dk.data, t.y.stored(), (const double *)t.lse.data, TEXTS, V, V, &draw.settings,
+                      t.scratch.summed());
+        });
 }
 
 #if defined(HAVE_CUDNN) && !defined(CUDA_ON_CPU)

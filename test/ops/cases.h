@@ -1,7 +1,7 @@
 /*
 A case of each op: its tensors, its call, and what it is held against. The call is written once and made twice, by the
-op set and by a reference: by ops_reference.h in double (test_ops.c), by op set "cpu" (test_gpu_large.c). Whoever includes
-this defines
+op set and by a reference: by ops_reference.h in double (test_ops.c), by op set "cpu" (test_gpu_large.c). Whoever
+includes this defines
 
     REFERENCE(op)         the reference's function
     TWINS_ARE_DOUBLE      of its tensors; otherwise they are of the op set's types
