@@ -7,6 +7,7 @@ set -u
 CC=${CC:-cc}
 
 has_header() { printf '#include <%s>\n' "$1" | $CC -I/usr/include -E - >/dev/null 2>&1; }
+has_cmocka() { printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $CC -E - >/dev/null 2>&1; }
 has_matplotlib() {
     for python in python3 /usr/bin/python3; do "$python" -c 'import matplotlib' 2>/dev/null && return 0; done
     return 1
@@ -31,7 +32,9 @@ for group in "$@"; do
         fi
         want_mpi ;;
     cjson) command -v dpkg-source >/dev/null || ! command -v apt-get >/dev/null || need dpkg-dev "unpacks cJSON's source" ;;
-    test) want_mpi ;;
+    test)
+        want_mpi
+        has_cmocka || need libcmocka-dev "the unit test library" ;;
     demo) has_matplotlib || need python3-matplotlib "draws the pictures" ;;
     lint)
         command -v clang-format >/dev/null || need clang-format "make format"
@@ -87,15 +90,15 @@ if command -v apt-get >/dev/null; then
     install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get $patient install -y --no-install-recommends"
     refresh="$sudo apt-get $patient update"
 elif command -v dnf >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
     install="$sudo dnf install -y"
     refresh=true
 elif command -v pacman >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
     install="$sudo pacman -S --noconfirm --needed"
     refresh=true
 elif command -v brew >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
     install="brew install"
     refresh=true
 else

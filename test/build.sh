@@ -76,7 +76,7 @@ build_ops() { # precision, op set
 # is looked at in the op sets and in the sanitized ./train.
 build_program() { # name, precision, op set
     folder=$(folder_of "$2" "$3")
-    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcjson -lm -pthread $mpi_libraries"
+    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread $mpi_libraries"
     case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -100,7 +100,7 @@ build_gpu_ops() { # precision
     $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "build/cuda-$1/train"
 }
 build_gpu_program() { # name, precision
-    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="${NVCC_LIBS:-} -Xcompiler -fopenmp"
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-} -Xcompiler -fopenmp"
     compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -fopenmp -I."
     objects="$target.o build/cuda-$2/ops_cuda.o" before=
     if [ "$1" = gpu_large ]; then

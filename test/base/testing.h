@@ -1,5 +1,5 @@
 /*
-The common ground of the test programs: checks (check.h), a table of named tests (`program SUBSTRING` runs those
+The common ground of the test programs, a thin layer over cmocka: a table of named tests (`program SUBSTRING` runs those
 whose name contains it, `program --list` names them), a closing line `N passed, N failed, N skipped`, seeded random
 numbers, and guarded tensors.
 
@@ -10,8 +10,14 @@ what must hold for every op: guards intact, inputs untouched, and the same bits 
 #ifndef TEST_TESTING_H
 #define TEST_TESTING_H
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
-#include "check.h"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
 #include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
 
@@ -123,13 +129,13 @@ __attribute__((format(printf, 1, 2))) static void test_fail(const char *format, 
     va_start(arguments, format);
     vsnprintf(message, sizeof(message), format, arguments);
     va_end(arguments);
-    check_failed(__FILE__, __LINE__, "%s%s%s: %s", testing.test, testing.about[0] ? ", " : "", testing.about, message);
+    fail_msg("%s%s%s: %s", testing.test, testing.about[0] ? ", " : "", testing.about, message);
 }
 
 static void test_skip(const char *reason) {
     printf("[  SKIPPED ] %s: NOT TESTED, because %s\n", testing.test, reason);
     testing.skipped++;
-    check_leave(0);
+    skip();
 }
 
 // ---- elements -------------------------------------------------------------------------------------------------------
@@ -329,42 +335,40 @@ static double operand_error(const char *test) {
                : 0.0;
 }
 
-// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
-static struct {
-    const char *name;
-    void (*body)(void);
-} listed_tests[64];
-static size_t listed_count;
-
-#define TEST(test)                                                                                                     \
-    static void test(void);                                                                                            \
-    __attribute__((constructor)) static void test##_is_listed(void) {                                                  \
-        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
-        listed_tests[listed_count].name = #test, listed_tests[listed_count++].body = test;                             \
-    }                                                                                                                  \
-    static void test(void)
-
-// Returns whether it failed.
-static int test_run(const char *name, void (*body)(void)) {
-    printf("[ RUN      ] %s\n", name);
-    testing.test = name;
-    testing.operands = operand_error(name);
+static int test_begin(void **state) {
+    testing.test = (const char *)*state;
+    testing.operands = operand_error(testing.test);
     testing.random = 1234;
-    for (const char *c = name; *c; c++) testing.random = testing.random * 31 + (unsigned char)*c;
+    for (const char *c = testing.test; *c; c++) testing.random = testing.random * 31 + (unsigned char)*c;
     testing.begun++;
     testing.worst = 0.0;
-    checks.failed = 0;
-    if (!setjmp(checks.out)) body();
-    if (testing.worst > 0.0) printf("             largest error: %.2f of what is allowed\n", testing.worst);
-    case_end();
-    printf(checks.failed ? "[  FAILED  ] %s\n" : "[       OK ] %s\n", name);
-    return checks.failed;
+    return 0;
 }
 
+static int test_end(void **state) {
+    (void)state;
+    if (testing.worst > 0.0) printf("             largest error: %.2f of what is allowed\n", testing.worst);
+    case_end();
+    return 0;
+}
+
+// The tests of a program in the order of their definitions: TEST enters its test here before main begins.
+static struct CMUnitTest listed_tests[64];
+static size_t listed_count;
+
+#define TEST(name)                                                                                                     \
+    static void name(void **cmocka_state);                                                                             \
+    __attribute__((constructor)) static void name##_is_listed(void) {                                                  \
+        const struct CMUnitTest test = {#name, name, test_begin, test_end, (void *)(uintptr_t) #name};                 \
+        if (listed_count == COUNT_OF(listed_tests)) abort();                                                           \
+        listed_tests[listed_count++] = test;                                                                           \
+    }                                                                                                                  \
+    static void name(void **cmocka_state __attribute__((unused)))
+
 // The body of main: `program`, `program SUBSTRING`, `program --list`. teardown: the group's, or NULL.
-static int tests_run(int argc, char **argv, int (*teardown)(void)) {
+static int tests_run(int argc, char **argv, CMFixtureFunction teardown) {
+    static char pattern[200];
     const char *part = argc == 2 ? argv[1] : "";
-    int failed = 0;
     size_t matching = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (size_t i = 0; i < listed_count; i++) {
@@ -376,9 +380,9 @@ static int tests_run(int argc, char **argv, int (*teardown)(void)) {
         fprintf(stderr, "usage: %s [SUBSTRING of the tests to run | --list]; \"%s\" is in no name\n", argv[0], part);
         return 2;
     }
-    for (size_t i = 0; i < listed_count; i++)
-        if (strstr(listed_tests[i].name, part)) failed += test_run(listed_tests[i].name, listed_tests[i].body);
-    if (teardown && teardown()) failed++;
+    snprintf(pattern, sizeof(pattern), "*%s*", part); // cmocka wants a pattern, and keeps the pointer
+    if (*part) cmocka_set_test_filter(pattern);
+    int failed = _cmocka_run_group_tests(argv[0], listed_tests, listed_count, NULL, teardown);
     printf("%d passed, %d failed, %d skipped\n", testing.begun - failed - testing.skipped, failed, testing.skipped);
     fflush(stdout);
     return failed ? 1 : 0;

@@ -20,6 +20,7 @@ was refused nothing must have freed all by itself.
 #include <stdlib.h>
 #include <string.h>
 #include <cjson/cJSON.h>
+#include <cmocka.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -504,7 +505,7 @@ static void write_seed(const Target *t, const void *bytes, size_t count) {
     if (count <= FUZZ_BYTES) write_file(path, bytes, count);
 }
 
-static void remove_scratch(void) { scratch_remove(); }
+static void remove_scratch(void) { scratch_remove(NULL); }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
