@@ -258,9 +258,8 @@ static void run_allocate(Run *run, SequenceBound bound) {
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)
-        die("the device refused one allocation of %s: %s were free when it was planned, %s are now; another process "
-            "may "
-            "have taken them (GPU: see nvidia-smi); `%s plan` shows what needs them",
+        die("the device refused one allocation of %s: %s were free before, %s are now; see what else takes memory "
+            "(nvidia-smi), and `%s plan`",
             human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
             human_bytes((double)ops_device->memory_available()), program_called());
     if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
