@@ -163,7 +163,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     dry.library = settings->library;
     run_begin(&s, &state, settings, &ops, &plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch, 1);
-    plan.chunk = even_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    plan.chunk = layer_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);

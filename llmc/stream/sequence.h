@@ -93,19 +93,7 @@ static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
 }
 
-// Chunks of layers. Where the size was left to the op set and the last one would have less than an eighth of it, as few
-// chunks have about equal sizes, multiples of that eighth: a product of few rows takes as long as one of many, and every
-// chunk reads and writes a layer's dW.
-static size_t even_chunk(const StreamBP *s) {
-    const size_t most = effective_chunk(s, s->chunk), eighth = s->chunk / 8;
-    const size_t longest = max_size(s->own[0].count, s->own[1].count), rest = longest % most;
-    if (!s->even_chunks || s->method != METHOD_STREAM || !rest || rest >= eighth) return most;
-    const size_t chunks = longest / most + 1, each = (longest + chunks - 1) / chunks;
-    return (each + eighth - 1) / eighth * eighth;
-}
-
-// A plan is of the largest, so that more tokens never take less.
-static size_t layer_chunk(const StreamBP *s) { return s->dry ? effective_chunk(s, s->chunk) : even_chunk(s); }
+static size_t layer_chunk(const StreamBP *s) { return effective_chunk(s, s->chunk); }
 
 // A plan, but an estimate's: one chunk of each length stands for all.
 static int visits_shapes(const StreamBP *s) { return s->dry && !s->every_chunk; }
@@ -119,11 +107,22 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
+// Where the index-th chunk of n tokens begins. Where layers' chunks have the op set's own size and the last one would have
+// less than an eighth of it, the last two share their tokens: a product of few rows takes as long as one of many.
+static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
+    const size_t whole = n / size, rest = n % size, eighth = size / 8;
+    if (!s->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
+        return index * size;
+    return (whole - 1) * size + ((size + rest + 1) / 2 + eighth - 1) / eighth * eighth;
+}
+
 // Tokens of the index-th chunk of a range. In a plan index 0 stands for all whole chunks, index 1 is the last.
 static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half];
-    const size_t skipped = visits_shapes(s) && index ? range.count / size * size : index * size;
-    const Range tokens = {range.begin + skipped, min_size(size, range.count - skipped)};
+    const int shapes = visits_shapes(s);
+    const size_t begin = shapes ? index * (range.count / size * size) : chunk_begin(s, range.count, index, size);
+    const size_t end = min_size(shapes ? begin + size : chunk_begin(s, range.count, index + 1, size), range.count);
+    const Range tokens = {range.begin + begin, end - begin};
     return tokens;
 }
 

@@ -64,7 +64,7 @@ struct StreamBP {
     Method method;
     Keep keep;
     size_t chunk, logits_chunk; // tokens, as asked for; the sequence's length caps them
-    int even_chunks;            // `chunk` is the op set's choice: sequence.h evens the chunks out
+    int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
     int dry;                    // a plan: loops visit each distinct shape once
     int every_chunk;            // but every chunk: an estimate counts the calls of each one's attention
     Objective objective;

@@ -205,28 +205,26 @@ static void too_far(const void *context) {
     }
 }
 
-// Chunks of the op set's own size are evened out where the last would be short: as many of them, none longer; chunks
-// that were asked for are not. A run on them fits into the plan, which is of the longest.
+// The last two chunks of the op set's own size share their tokens where the last would be short; chunks that were asked
+// for do not.
 TEST(chunks_are_even) {
-    static const size_t lengths[][2] = {{1, 1},      {1024, 1024}, {1025, 640}, {1100, 640},  {1152, 1024}, {2049, 768},
-                                        {2175, 768}, {2176, 1024}, {3073, 896}, {8193, 1024}, {5121, 896}};
-    SCOPED(model_free) Model model = planned_model(models[1], DTYPE_FP32);
-    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
-        const size_t N = lengths[i][0];
-        Batch batch = tiny_batch(&N, 1, 20, 0, 1);
-        test_case("%zu tokens", N);
-        RunSettings settings = pass_settings(&model, METHOD_STREAM, 0, 1);
-        const Plan plan = plan_make(&settings, &batch);
-        assert_int_equal(plan.chunk, lengths[i][1]);
-        settings.chunk = plan.chunk, settings.logits_chunk = plan.logits_chunk;
-        double flops;
-        size_t peak;
-        whole_walk(&settings, &batch, &flops, &peak);
-        if (peak > plan.total_bytes) test_fail("%zu bytes, planned %zu", peak, plan.total_bytes);
-        settings.chunk = 1024;
-        assert_int_equal(plan_make(&settings, &batch).chunk, min_size(N, 1024));
-        assert_int_equal(plan_make(&settings, &batch).total_bytes, plan.total_bytes);
-        batch_free(&batch);
+    // tokens, chunks of the CPU's 1024, tokens of the last two of them
+    static const size_t cases[][4] = {{1025, 2, 640, 385},    {1100, 2, 640, 460},    {1151, 2, 640, 511},
+                                      {1152, 2, 1024, 128},   {2048, 2, 1024, 1024},  {2049, 3, 640, 385},
+                                      {131100, 129, 640, 412}, {5121, 6, 640, 385}, {2176, 3, 1024, 128}};
+    StreamBP s = {0};
+    s.method = METHOD_STREAM, s.chunk = ops_device->chunk, s.even_chunks = 1;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const size_t *c = cases[i];
+        test_case("%zu tokens", c[0]);
+        s.own[0].count = c[0];
+        assert_int_equal(range_chunks(&s, 0, s.chunk), c[1]);
+        for (size_t index = 0, begin = 0; index < c[1]; index++) {
+            const Range tokens = range_chunk_tokens(&s, 0, index, s.chunk);
+            assert_int_equal(tokens.begin, begin);
+            assert_int_equal(tokens.count, index + 2 < c[1] ? s.chunk : c[2 + (index + 1 == c[1])]);
+            begin += tokens.count;
+        }
     }
     // and a run takes them
     const size_t length[] = {1025};
@@ -236,8 +234,8 @@ TEST(chunks_are_even) {
     TinyResult same = tiny_case_run(&c, METHOD_STREAM, 640, 512, &c.batch, 1);
     TinyResult other = tiny_case_run(&c, METHOD_STREAM, 1024, 512, &c.batch, 1);
     const size_t bytes = even.elements * sizeof(double);
-    if (memcmp(even.gradient, same.gradient, bytes) != 0) test_fail("even chunks are not of 640 tokens");
-    if (!memcmp(other.gradient, same.gradient, bytes)) test_fail("chunks that were asked for are evened out");
+    if (memcmp(even.gradient, same.gradient, bytes) != 0) test_fail("the last chunks are not of 640 and 385 tokens");
+    if (!memcmp(other.gradient, same.gradient, bytes)) test_fail("chunks that were asked for are other ones");
     free(even.gradient), free(same.gradient), free(other.gradient);
 }
 
