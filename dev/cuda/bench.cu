@@ -49,7 +49,7 @@ struct Tensors {
 constexpr size_t WIDE = n * 2 * FF > m *V ? n * 2 * FF : m *V, MATRIX = V * C > 3 * LAYER ? V *C : 3 * LAYER;
 static_assert(T * C <= MATRIX, "embedding_backward takes its dx from there");
 
-// Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; with sums in any order
+// Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order
 enum { ATTENTION_CHOICES = 3 };
 static AttentionChoice attention_choice(size_t i) {
     AttentionChoice choice = {i == 2, 0};

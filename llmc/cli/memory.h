@@ -84,9 +84,9 @@ static const char *attention_library(const Run *run) {
     return library;
 }
 
-// Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it takes more
-// heads and keys in a call, so results depend on it in their last bits: a run that is resumed takes the one it began
-// with, or else a smaller one.
+// Workspaces for that library's calls in backward, the largest first, 0 (the op set's own choice) last. With more it
+// takes more heads and keys in a call, so results depend on it in their last bits: a run that is resumed takes the one
+// it began with, or else a smaller one.
 static size_t run_workspace(const Run *run, const RunSettings *settings, const Batch *shape, size_t index) {
     const Config *c = &run->model.config;
     const size_t chunk = settings->chunk ? settings->chunk : (size_t)CUDA_CHUNK;

@@ -107,8 +107,8 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Where the index-th chunk of n tokens begins. Where layers' chunks have the op set's own size and the last one would have
-// less than an eighth of it, the last two share their tokens: a product of few rows takes as long as one of many.
+// Where the index-th chunk of n tokens begins. Where layers' chunks have the op set's own size and the last one would
+// have less than an eighth of it, the last two share their tokens: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
     if (!s->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))

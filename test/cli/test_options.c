@@ -390,8 +390,8 @@ TEST(lines_are_refused) {
         {"sample --prompt-ids ,", "it must be token ids"},
         // verbs
         {"bpp",
-         "'bpp' is not a verb, it must be train, bp, plan, eval, logprobs, sample, convert, info or doctor; did you mean "
-         "bp?; see train --help"},
+         "'bpp' is not a verb, it must be train, bp, plan, eval, logprobs, sample, convert, info or doctor; did you "
+         "mean bp?; see train --help"},
         {"m.bin", "'m.bin' is not a verb, it must be train, bp"},
         {"logprob", "; did you mean logprobs?; see train --help"},
         {"plan --init gpt2 --val-steps 3 --prompt-file", "--prompt-file has no value"},

@@ -9,7 +9,7 @@ ops_cpu_device, each launched as a kernel.
 #include "llmc/ops/cuda/collective.cuh"
 #include "llmc/ops/cuda/findings.cuh"
 
-// ---- kernels ----------------------------------------------------------------------------------------------------------
+// ---- kernels --------------------------------------------------------------------------------------------------------
 typedef float floatX;
 extern "C" const Ops *const ops_cpu_device;
 
@@ -60,7 +60,7 @@ static void *nccl_on_mpi_symbol(const char *name) {
 #define OP_SCRATCH(...)
 #include "llmc/ops/op_list.h"
 
-// ---- the op set -------------------------------------------------------------------------------------------------------
+// ---- the op set -----------------------------------------------------------------------------------------------------
 static void *cuda_allocate(size_t bytes) {
     collectives_require();
     return memory_allocate(bytes);

@@ -136,8 +136,8 @@ static struct {
     size_t count;
 } kernels;
 
-// Loads them all: CUDA would load each at its first launch, which then waits for collectives that are under way. Returns
-// the bytes of local memory that CUDA takes when the kernel with most of it is launched.
+// Loads them all: CUDA would load each at its first launch, which then waits for collectives that are under way.
+// Returns the bytes of local memory that CUDA takes when the kernel with most of it is launched.
 static size_t kernels_load(void) {
     static size_t most, loaded; // most: bytes of a thread
     int threads, multiprocessors;
