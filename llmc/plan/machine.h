@@ -100,11 +100,11 @@ typedef struct {
 } Machine;
 
 // Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend; 4096 queries of 32
-// heads are some tiles too few for forward's best. Backward in a fixed order writes dS to memory and reads it again: the one
-// such row there (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
-// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
-// 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own attention is
-// mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
+// heads are some tiles too few for forward's best. Backward in a fixed order writes dS to memory and reads it again: the
+// one such row there (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to
+// 474. Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
+// 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
+// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
 // peak is all of its own.
 // Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
