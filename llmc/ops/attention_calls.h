@@ -191,14 +191,11 @@ static void attention_forward_calls(const AttentionCut *cut, const AttentionShap
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// `call` with other keys, if it is taken; without `take` only this is found out.
-static int library_call(const AttentionCut *cut, AttentionCall call, size_t begin, size_t end, AttentionTake *take,
-                        void *to) {
-    call.keys.begin = begin, call.keys.end = end;
-    call.heads = attention_heads(cut, call.rows, end - begin);
-    if (begin >= end || !call.heads || (cut->takes && !cut->takes(cut, &call, 1))) return 0;
-    if (take) take(to, &call);
-    return 1;
+// Gives `call` other keys and its heads; whether it is taken
+static int library_call(const AttentionCut *cut, AttentionCall *call, size_t begin, size_t end) {
+    call->keys.begin = begin, call->keys.end = end;
+    call->heads = attention_heads(cut, call->rows, end - begin);
+    return begin < end && call->heads && (!cut->takes || cut->takes(cut, call, 1));
 }
 
 // The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
@@ -214,12 +211,15 @@ static int piece_calls(const AttentionCut *cut, const AttentionPart *p, Span pie
         key -= rows;
         const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // where documents begin: few lengths
         if (window && key > seen) key -= (key - seen) / step * step;
-        if (!library_call(cut, call, key, piece.end, take, to)) return 0;
+        if (!library_call(cut, &call, key, piece.end)) return 0;
+        if (take) take(to, &call);
     }
     call.causal = 0;
-    for (size_t block; !window && key >= seen + cut->grid / 2; key -= block) {
-        block = attention_key_block(cut, rows, key - seen);
-        if (!library_call(cut, call, key - block, key, take, to)) return 0;
+    while (!window && key >= seen + cut->grid / 2) { // as many blocks of a length as there are keys for
+        const size_t block = attention_key_block(cut, rows, key - seen);
+        if (!block || !library_call(cut, &call, key - block, key)) return 0;
+        key -= (key - seen) / block * block;
+        for (; take && call.keys.end > key; call.keys.begin -= block, call.keys.end -= block) take(to, &call);
     }
     const KeyRange rest = {seen, key};
     if (take) own_call(piece, rest, take, to);

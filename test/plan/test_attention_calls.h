@@ -76,15 +76,26 @@ TEST(attention_calls_cover_every_pair_once) {
     if (taken < 200) test_fail("the library takes something of %zu spans", taken);
 }
 
+static size_t times_asked;
+static int asked_to_take(const AttentionCut *cut, const AttentionCall *call, int backward) {
+    (void)cut, (void)call, (void)backward;
+    times_asked++;
+    return 1;
+}
+
 TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements are 524288 queries
     const AttentionChoice choice = {0, 0};
-    const AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
+    AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
     const Span span = {0, 0, 1200000, 0};
     const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
-    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0};
+    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0};
     attention_forward_calls(&cut, &shape, attention_count, &forward);
     if (forward.calls != 3 || forward.library != span_pairs(span, all_keys, 0))
         test_fail("%g calls of %g pairs", forward.calls, forward.library);
+    cut.takes = asked_to_take; // once or twice for each length of a piece's calls, not for each of its blocks
+    attention_backward_calls(&cut, &shape, 0, 1200000, attention_count, &backward);
+    if (!(backward.calls > 40000) || times_asked > 6000)
+        test_fail("asked %zu times for %g calls", times_asked, backward.calls);
 }
 
 // Percent of query-key pairs that are left to our own kernels, forward or backward, whichever is more
