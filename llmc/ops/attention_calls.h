@@ -267,11 +267,13 @@ typedef struct {
     const AttentionCut *cut;
     int backward;
     double own, library; // query-key pairs
+    double masked;       // of the library's: in squares of a block of queries and their own keys, or within a window
     double calls;        // of the library
     double staged;       // bytes read and written around these
 } AttentionCounts;
 
-// An AttentionTake. Staged results of backward are written in bf16, read and added in fp32.
+// An AttentionTake. Staged results of backward are read in bf16 and added in fp32; that the library writes them is part
+// of its call.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const double pairs = span_pairs(call->span, call->keys, c->cut->window);
@@ -281,7 +283,10 @@ static void attention_count(void *to, const AttentionCall *call) {
         return;
     }
     c->library += pairs, c->calls += (double)(c->cut->NKV / call->heads);
-    if (c->backward) c->staged += 12 * (double)c->cut->HD * ((double)(c->cut->NH * call->rows) + 2 * keys);
+    if (call->window) c->masked += pairs;
+    for (size_t t = call->span.begin; call->causal && !call->window && t < call->span.end; t += c->cut->block)
+        c->masked += query_key_pairs(0, min_size(c->cut->block, call->span.end - t), 0);
+    if (c->backward) c->staged += 10 * (double)c->cut->HD * ((double)(c->cut->NH * call->rows) + 2 * keys);
 }
 
 #endif

@@ -17,10 +17,11 @@ typedef struct {
     double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
     double moved;   // bytes that the ops between products move, and what attention stages
     // where a machine is planned (DryCount.library)
-    double own_forward, own_backward; // of attention's: by our own kernels
-    double any_order;                 // of attention_backward: by the library, sums in any order
-    double library_calls, staged;     // of the library; bytes of `moved` that its calls stage
-    double launches;                  // kernels of the ops that are counted
+    double own_forward, own_backward;        // of attention's: by our own kernels
+    double any_order;                        // of attention_backward: by the library, sums in any order
+    double masked_forward, masked_any_order; // of what the library does: AttentionCounts.masked
+    double library_calls, staged;            // of the library; bytes of `moved` that its calls stage
+    double launches;                         // kernels of the ops that are counted
 } OpCounts;
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
@@ -71,15 +72,16 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
 // Kernels of a library's call with those around it: log-sum-exp turned; cuDNN's own five, three that add what is staged
 static const double library_kernels[2] = {2, 8}; // forward, backward
 
-// Counts a library's calls; returns the share of the pairs that is left to our own kernels. Where a plan's pairs are of
-// more blocks of keys than it visits (ring.h), so are the calls.
-static double dry_library(const AttentionShape *shape, int backward) {
+// Counts a library's calls; returns whose the pairs are. Where a plan's pairs are of more blocks of keys than it visits
+// (ring.h), so are the calls.
+static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
-    AttentionCounts c = {&cut, backward, 0, 0, 0, 0};
+    AttentionCounts c = {&cut, backward, 0, 0, 0, 0, 0};
     if (!dry.library) {
         dry.counts.launches += dry.factor * (backward ? 3 : 1);
-        return 1;
+        c.own = 1;
+        return c;
     }
     if (backward)
         attention_backward_calls(&cut, shape, 0, spans_rows(shape->spans), attention_count, &c);
@@ -91,19 +93,22 @@ static double dry_library(const AttentionShape *shape, int backward) {
     // beside what calls stage: log-sum-exp turned; sums of dq zeroed, and rounded in the end
     c.staged += rows * (2 * sizeof(float) + (backward ? HD * (2 * sizeof(float) + (double)dry.stored) : 0));
     dry.counts.staged += visits * c.staged, dry.counts.moved += visits * c.staged;
-    return pairs > 0 ? c.own / pairs : 0;
+    return c;
 }
 
 // Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv. Returns n * NH.
 static size_t dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
-    const double own = flops * dry_library(shape, backward);
+    const AttentionCounts c = dry_library(shape, backward);
+    const double each = flops / fmax(c.own + c.library, 1), own = each * c.own, masked = each * c.masked;
+    OpCounts *const counts = &dry.counts;
     if (shape->partial) dry.op = backward ? "attention_backward_part" : "attention_forward_part";
-    *(backward ? &dry.counts.attention_backward : &dry.counts.attention_forward) += flops;
-    *(backward ? &dry.counts.own_backward : &dry.counts.own_forward) += own;
-    if (backward && dry.attention.any_order) dry.counts.any_order += flops - own;
-    dry.counts.flops += flops;
+    *(backward ? &counts->attention_backward : &counts->attention_forward) += flops;
+    *(backward ? &counts->own_backward : &counts->own_forward) += own;
+    if (!backward) counts->masked_forward += masked;
+    if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
+    counts->flops += flops;
     return spans_rows(shape->spans) * shape->NH;
 }
 

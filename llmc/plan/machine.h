@@ -41,20 +41,21 @@ static size_t card_usable_bytes(int card) { return (size_t)(cards[card].gib * GI
 
 // ---- machines ------------------------------------------------------------------------------------------------------
 // The source of a constant, in the order of basis_names.
-typedef enum { BASIS_NEAR_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
+typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {
-    ("near what NVIDIA measured (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, 4096 queries and keys: "
-     "forward 671, causal 591; backward in any order 560, causal 474)"),
+    "measured by NVIDIA (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, 4096 queries and keys)",
     "NVIDIA's data sheets (dense; links in one direction)", "assumed"};
 
 typedef enum {
     GPUS_PER_NODE,
     PEAK_FLOPS, // per second, as the next three
     PRODUCT_FLOPS,
-    ATTENTION_FORWARD_FLOPS,   // by cuDNN, as the next two
+    ATTENTION_FORWARD_FLOPS,   // by cuDNN, as the next four; of pairs without a mask
+    MASKED_FORWARD_FLOPS,      // of AttentionCounts.masked
     ATTENTION_BACKWARD_FLOPS,  // deterministic
     ATTENTION_ANY_ORDER_FLOPS, // backward, sums in any order
-    OWN_FORWARD_FLOPS,         // attention by our own kernels
+    MASKED_ANY_ORDER_FLOPS,
+    OWN_FORWARD_FLOPS, // attention by our own kernels
     OWN_BACKWARD_FLOPS,
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
     LINK_WITHIN,      // to the GPUs of its own node
@@ -72,14 +73,16 @@ typedef enum {
 static const struct {
     const char *name, *suffix;
     double unit;
-    Basis basis; // BASIS_NEAR_MEASURED: of the machine that was measured, else assumed
+    Basis basis; // BASIS_MEASURED: of the machine that was measured, else assumed
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
     {"products", " TFLOP/s", 1e12, BASIS_ASSUMED},
-    {"attention forward", " TFLOP/s", 1e12, BASIS_NEAR_MEASURED},
+    {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
-    {"attention backward in any order", " TFLOP/s", 1e12, BASIS_NEAR_MEASURED},
+    {"attention backward in any order", " TFLOP/s", 1e12, BASIS_MEASURED},
+    {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward by our own kernels", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -99,10 +102,12 @@ typedef struct {
     double value[MACHINE_CONSTANTS]; // in the order above
 } Machine;
 
-// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend; 4096 queries of 32
-// heads are some tiles too few for forward's best. Backward in a fixed order writes dS to memory and reads it again: the
-// one such row there (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to
-// 474. Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
+// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads, its rows of
+// 4096 queries and keys, without a mask and causal: a call over more keys is such squares on the diagonal and the rest
+// without a mask. Longer ones reach more there (causal, 32768 tokens: forward 688, backward 581), shorter ones less;
+// all ran for milliseconds. Backward in a fixed order writes dS to memory and reads it again: the one such row there
+// (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
+// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
 // 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
 // attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
@@ -113,7 +118,7 @@ typedef struct {
 // them here.
 #define SHARES_HOPS_GAP 0.85, 0.8, 2e-6, 5e-6, 1.5e-6
 #define OF_H100(flops)  (312e12 * (flops) / 989)
-#define RATES_OF_H100   989e12, 680e12, 640e12, 440e12, 550e12, 250e12, 145e12
+#define RATES_OF_H100   989e12, 680e12, 671e12, 591e12, 440e12, 560e12, 474e12, 250e12, 145e12
 
 typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES } MachineName;
 
@@ -121,8 +126,8 @@ static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
      0,
-     {8, 312e12, OF_H100(680), OF_H100(640), OF_H100(440), OF_H100(550), 125e12, 73e12, 2.0e12, 300e9, 25e9, 32e9,
-      SHARES_HOPS_GAP}},
+     {8, 312e12, OF_H100(680), OF_H100(671), OF_H100(591), OF_H100(440), OF_H100(560), OF_H100(474), 125e12, 73e12,
+      2.0e12, 300e9, 25e9, 32e9, SHARES_HOPS_GAP}},
     {"h100", "H100 SXM", 0, {8, RATES_OF_H100, 3.35e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
     {"h200", "H200 SXM", 1, {8, RATES_OF_H100, 4.8e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
 };
@@ -150,7 +155,7 @@ static void machine_print(FILE *out, const Machine *m) {
         int printed = 0;
         for (int i = 0; i < MACHINE_CONSTANTS; i++) {
             const Basis from = machine_constants[i].basis;
-            if ((from == BASIS_NEAR_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
+            if ((from == BASIS_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
             if (printed++)
                 fputs(", ", out);
             else
@@ -180,10 +185,12 @@ static WorkTime work_time(const Machine *m, OpCounts w) {
     const double products = w.flops - w.attention_forward - w.attention_backward;
     WorkTime t;
     t.products = fmax((products + w.stalled) / m->value[PRODUCT_FLOPS], w.operands / bandwidth);
-    t.attention_forward = (w.attention_forward - w.own_forward) / m->value[ATTENTION_FORWARD_FLOPS] +
+    t.attention_forward = (w.attention_forward - w.own_forward - w.masked_forward) / m->value[ATTENTION_FORWARD_FLOPS] +
+                          w.masked_forward / m->value[MASKED_FORWARD_FLOPS] +
                           w.own_forward / m->value[OWN_FORWARD_FLOPS];
     t.attention_backward = (w.attention_backward - w.any_order - w.own_backward) / m->value[ATTENTION_BACKWARD_FLOPS] +
-                           w.any_order / m->value[ATTENTION_ANY_ORDER_FLOPS] +
+                           (w.any_order - w.masked_any_order) / m->value[ATTENTION_ANY_ORDER_FLOPS] +
+                           w.masked_any_order / m->value[MASKED_ANY_ORDER_FLOPS] +
                            w.own_backward / m->value[OWN_BACKWARD_FLOPS];
     t.memory = w.moved / bandwidth;
     t.gaps = w.launches * m->value[LAUNCH_GAP];

@@ -53,7 +53,7 @@ TEST(attention_calls_cover_every_pair_once) {
         test_case("queries %zu to %zu of document %zu, window %zu, keys %zu to %zu", begin, end, document, cut.window,
                   shape.keys.begin, shape.keys.end);
         Covered c = {&cut, shape.keys, before, queries, (int *)calloc(queries * 2000, sizeof(int))};
-        AttentionCounts backward = {&cut, 1, 0, 0, 0, 0}, forward = {&cut, 0, 0, 0, 0, 0};
+        AttentionCounts backward = {&cut, 1, 0, 0, 0, 0, 0}, forward = {&cut, 0, 0, 0, 0, 0, 0};
         for (size_t row = 0; row < span.row + queries; row += cut.block) {
             attention_backward_calls(&cut, &shape, row, cut.block, cover, &c);
             attention_backward_calls(&cut, &shape, row, cut.block, attention_count, &backward);
@@ -88,7 +88,7 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
     AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
     const Span span = {0, 0, 1200000, 0};
     const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
-    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0};
+    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
     attention_forward_calls(&cut, &shape, attention_count, &forward);
     if (forward.calls != 3 || forward.library != span_pairs(span, all_keys, 0))
         test_fail("%g calls of %g pairs", forward.calls, forward.library);
@@ -98,13 +98,31 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
         test_fail("asked %zu times for %g calls", times_asked, backward.calls);
 }
 
+// One chunk behind 8192 tokens, by hand: keys 0 to 8192 in one call, and the square of its own; what each gives is read
+// in 2 bytes and added in 4.
+TEST(attention_calls_counted_by_hand) {
+    const AttentionChoice choice = {0, (size_t)8 << 30};
+    const AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
+    const Span span = {0, 8192, 12288, 0};
+    const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
+    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
+    const double square = 4096.0 * 4097 / 2, staged = 10.0 * 128 * (2 * 32 * 4096 + 2 * 8 * 12288);
+    attention_forward_calls(&cut, &shape, attention_count, &forward);
+    attention_backward_calls(&cut, &shape, 0, 4096, attention_count, &backward);
+    if (forward.calls != 1 || forward.masked != square || forward.library != square + 4096.0 * 8192)
+        test_fail("forward: %g calls, %g of %g pairs masked", forward.calls, forward.masked, forward.library);
+    if (backward.calls != 2 || backward.masked != square || backward.staged != staged)
+        test_fail("backward: %g calls, %g pairs masked, %g bytes staged, not %g", backward.calls, backward.masked,
+                  backward.staged, staged);
+}
+
 // Percent of query-key pairs that are left to our own kernels, forward or backward, whichever is more
 static double own_percent(const Batch *batch, size_t ranks) {
     const AttentionChoice choice = {0, 0};
     AttentionCut cut = attention_cut(32, 8, 128, 0, choice);
     const Ops ops = ops_dry(DTYPE_BF16, NULL, 0);
     const Model model = {0};
-    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0};
+    AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
     StreamBP s = {0};
     s.model = &model, s.ops = &ops, s.batch = batch, s.N = batch->N, s.ranks = ranks, s.method = METHOD_STREAM;
     s.chunk = 4096, s.memory.layers_repeat = 1;

@@ -13,8 +13,9 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 // Nodes of 4, links of 100 and 10 bytes a second, hops of 1 and 3 seconds; arithmetic at one rate.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
     Machine m;
-    const double value[MACHINE_CONSTANTS] = {4,      2 * flops, flops, flops, flops, flops, flops, flops, bandwidth,
-                                             within, between,   FREE,  1,     1,     0,     0,     0};
+    const double value[MACHINE_CONSTANTS] = {4,     2 * flops, flops, flops,     flops,  flops,   flops,
+                                             flops, flops,     flops, bandwidth, within, between, FREE,
+                                             1,     1,         0,     0,         0};
     m.name = "round", m.gpu = "round numbers";
     for (int i = 0; i < MACHINE_CONSTANTS; i++) m.value[i] = value[i];
     return m;
@@ -42,7 +43,7 @@ TEST(a_ring_by_hand) {
 
 TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
-    OpCounts work = {114, 10, 4, 100, 0, 50, 0, 0, 0, 0, 0, 0};
+    OpCounts work = {114, 10, 4, 100, 0, 50, 0, 0, 0, 0, 0, 0, 0, 0};
     m.value[ATTENTION_FORWARD_FLOPS] = 5, m.value[ATTENTION_BACKWARD_FLOPS] = 2;
     m.value[MEMORY_SHARE] = 0.5;
     close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
@@ -62,6 +63,11 @@ TEST(work_by_hand) {
     close_to("backward, three ways", work_time(&m, work).attention_backward, 0.5 + 2 + 0.5, 1e-12);
     close_to("gaps", work_time(&m, work).gaps, 21, 1e-12);
     close_to("all", work_seconds(&m, work), 20 + 3 + 3 + 1 + 21, 1e-12);
+    // of the library's 5 forward and 2 in any order, 4 and 1 under the mask
+    m.value[MASKED_FORWARD_FLOPS] = 2, m.value[MASKED_ANY_ORDER_FLOPS] = 1;
+    work.masked_forward = 4, work.masked_any_order = 1;
+    close_to("forward, mostly masked", work_time(&m, work).attention_forward, 0.2 + 2 + 2, 1e-12);
+    close_to("backward, half masked", work_time(&m, work).attention_backward, 0.5 + 0.25 + 1 + 2, 1e-12);
 }
 
 // ---- a small model, all of whose numbers can be counted ------------------------------------------------------------
@@ -274,12 +280,13 @@ static Estimate estimate_of(const char *init, size_t N, size_t ranks, size_t zer
 // A sequence over all ranks: less of it for each, and more to send.
 TEST(what_grows_and_what_shrinks) {
     size_t most = SIZE_MAX;
-    double length = INFINITY, sent = -1;
+    double length = INFINITY, sent = -1, own = 0;
     for (size_t P = 1; P <= 4096; P *= 2) {
         size_t bytes;
         const Estimate e = estimate_of("qwen3-8b", 1 << 20, P, 3, P, MACHINE_H100, &bytes);
         const double computing = e.seconds - e.communication, gradients = e.sent.bytes[TRAFFIC_GRADIENTS];
         test_case("%zu ranks", P);
+        if (own_share(&e.counts) > own) own = 1, length = INFINITY; // chunks below 512 tokens are our own kernels'
         if (!(bytes < most)) test_fail("%zu bytes, not below %zu", bytes, most);
         if (!(computing < length)) test_fail("computes for %g s, not less than %g", computing, length);
         if (!(gradients > sent)) test_fail("sends %g bytes, not more than %g", gradients, sent);
@@ -289,10 +296,10 @@ TEST(what_grows_and_what_shrinks) {
 }
 
 // Worked out by a few lines of formulas beside this program, for one H200 that computes attention's forward again:
-// products at 680 TFLOP/s, attention at 640 and 440, other tensors and staged sums at 4.08 TB/s.
+// products at 680 TFLOP/s, attention at 671 (its diagonal 591) and 440, other tensors and staged sums at 4.08 TB/s.
 TEST(as_the_roofline) {
     static const size_t tokens[] = {32768, 131072, 500000};
-    static const double percent[] = {42.7, 37.0, 34.1};
+    static const double percent[] = {43.3, 38.1, 35.3};
     for (size_t i = 0; i < 3; i++) {
         const double mfu = 100 * estimate_of("llama3.1-8b", tokens[i], 1, 0, 1, MACHINE_H200, NULL).mfu;
         printf("             %zu tokens: %.1f %% MFU\n", tokens[i], mfu);
@@ -305,7 +312,7 @@ TEST(figures_of_a_pass) {
     static const struct {
         size_t tokens;
         double mfu[4]; // deterministic, in any order; the same with attention kept
-    } figures[] = {{32768, {42, 45, 46, 50}}, {131072, {37, 41, 43, 48}}};
+    } figures[] = {{32768, {42, 45, 46, 50}}, {131072, {37.9, 42, 43, 48}}};
     for (size_t i = 0; i < COUNT_OF(figures); i++) {
         for (int k = 0; k < 4; k++) {
             const size_t N = figures[i].tokens;
