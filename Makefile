@@ -29,7 +29,7 @@ endif
 export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
 # BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
-GPU     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1)
+GPU     := $(shell timeout 60 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1)
 BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
 ifeq ($(filter $(BACKEND),cpu cuda),)
 $(error BACKEND=$(BACKEND) is not cpu or cuda)

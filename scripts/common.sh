@@ -25,7 +25,8 @@ pictures_skipped() {
 
 # ---- the GPU that programs see as their first -------------------------------------------------------------------------------
 first_gpu() { gpu=${CUDA_VISIBLE_DEVICES:-0} && echo "${gpu%%,*}"; }
-ask_gpu() { nvidia-smi -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n 1; } # fields
+ask_nvidia() { timeout 60 nvidia-smi "$@" 2>/dev/null; } # of a driver that hangs it does not return
+ask_gpu() { ask_nvidia -i "$(first_gpu)" --query-gpu="$1" --format=csv,noheader,nounits | head -n 1; } # fields
 
 # watched FILE COMMAND...: runs it; what the GPU does meanwhile goes to FILE, five times a second
 watched() {
@@ -72,7 +73,7 @@ gpus_here() {
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
         echo "$CUDA_VISIBLE_DEVICES" | tr , '\n' | grep -c .
     else
-        nvidia-smi -L 2>/dev/null | grep -c '^GPU '
+        ask_nvidia -L | grep -c '^GPU '
     fi
 }
 

@@ -7,7 +7,7 @@ NVCC=${NVCC:-nvcc} MAKE=${MAKE:-make} LIMIT=${LIMIT:-540} RESULTS=${RESULTS:-dev
 ALL_CASES=${ALL_CASES:-1} # of lists that `make test` thins, for a CPU's sake
 CUDA_DEVICE_ORDER=PCI_BUS_ID # the order of nvidia-smi
 export CC NVCC MAKE LIMIT ALL_CASES CUDA_DEVICE_ORDER
-if [ -z "$build_only" ] && ! nvidia-smi -L 2>/dev/null | grep -q '^GPU 0'; then
+if [ -z "$build_only" ] && ! timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU 0'; then
     echo "test-gpu: no GPU was found (nvidia-smi lists none), so nothing was tested; 'make test' runs the kernels on the CPU" >&2
     exit 1
 fi
@@ -24,7 +24,7 @@ export NVCC_LINK NVCC_LIBS
 # The record's first lines; a file that begins otherwise is another device's, day's or tree's.
 record_begin() {
     gpu_number=${CUDA_VISIBLE_DEVICES:-0}
-    ask() { nvidia-smi -i "${gpu_number%%,*}" --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+    ask() { timeout 60 nvidia-smi -i "${gpu_number%%,*}" --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
     device=$(ask name)
     date=$(date -u +%Y-%m-%d)
     commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}

@@ -64,7 +64,8 @@ SECTION("Backward pass and memory")
 CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_FULL, PASSES, "stream|checkpoint|full",
        "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
        "activation")
-SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens of a chunk")
+SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
+     "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")
 CHOICE(int, keep, "keep", "none", 0, 1, PASSES, "none|attention",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "

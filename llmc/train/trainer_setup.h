@@ -205,6 +205,9 @@ static void trainer_settings(Trainer *t) {
                 o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
     add_setting(t, "--method", SETTING_ROUNDS, "%s", option_chosen(o, "method"));
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
+    const int even = t->run.streambp.even_chunks && t->run.plan.chunk == ops_device->chunk; // else one chunk is all
+    add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left");
+    t->settings[t->state.setting_count - 1].absent = "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
     if (t->run.attention)
         add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "%s,deterministic=%s," WORKSPACE_SETTING "%zu",
