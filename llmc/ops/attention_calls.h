@@ -2,7 +2,8 @@
 Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and what
 is left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
 
-Forward: a span with enough queries and keys is one call of its exact lengths, below 2^31 elements of queries.
+Forward: a span with enough queries and keys is one call of its exact lengths, below 2^31 elements of queries. Keys of
+more elements are cut into ranges, whose results are merged.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known, and each length of a call costs the
 library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on,
@@ -30,6 +31,9 @@ in any order, as long as a quarter of the heads fits.
 #define CUDNN_BLOCK     4096
 #define CUDNN_WORKSPACE ((size_t)512 << 20) // of AttentionChoice 0
 #endif
+#ifndef CUDNN_ELEMENTS
+#define CUDNN_ELEMENTS INT32_MAX
+#endif
 
 typedef struct {
     Span span;     // the queries [begin, end); rows count from the first row that was asked for
@@ -38,11 +42,13 @@ typedef struct {
     size_t heads;  // key/value heads of a call of the library: NKV / heads such calls
     size_t window; // of the library's call
     int causal;    // the last row sees all keys, each row before it one less; otherwise each row sees all
+    int merged;    // forward: with the results of the calls before it, which saw other keys
 } AttentionCall;
 
 // What a library takes.
 typedef struct AttentionCut {
     size_t grid, block; // rows of a call in backward: powers of two from grid to block
+    size_t elements;    // of a tensor of a call, at most: the library may count them in 32 bits
     size_t NH, NKV, HD;
     size_t window, workspace; // bytes that a call in backward may take beside its tensors, staged results among them
     int any_order;
@@ -73,11 +79,15 @@ static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys)
     return heads;
 }
 
+// Keys of a call, at most
+static size_t attention_most_keys(const AttentionCut *cut) { return cut->elements / (cut->NKV * cut->HD); }
+
 // The largest block of keys within `keys`; 0: none
 static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t keys) {
-    const size_t step = cut->grid / 2, most = cut->any_order ? keys : min_size(keys, 4 * cut->block);
+    const size_t step = cut->grid / 2, longest = cut->any_order ? keys : min_size(keys, 4 * cut->block);
+    const size_t most = min_size(longest, attention_most_keys(cut));
     size_t largest = step, block;
-    if (keys < step) return 0;
+    if (most < step) return 0;
     while (largest <= most / 2) largest *= 2;
     for (block = largest; block >= step && 4 * attention_heads(cut, rows, block) < cut->NKV;) block /= 2;
     if (block < step)
@@ -105,8 +115,8 @@ static size_t attention_most_bytes(const AttentionCut *cut, size_t n) {
 
 static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t window, AttentionChoice choice) {
     const AttentionCut cut = {
-        CUDNN_GRID,       CUDNN_BLOCK, NH, NKV, HD, window, choice.workspace ? choice.workspace : CUDNN_WORKSPACE,
-        choice.any_order, NULL};
+        CUDNN_GRID, CUDNN_BLOCK, CUDNN_ELEMENTS, NH, NKV, HD, window,
+        choice.workspace ? choice.workspace : CUDNN_WORKSPACE, choice.any_order, NULL};
     return cut;
 }
 
@@ -162,28 +172,44 @@ static void attention_parts(const AttentionShape *shape, Span span, AttentionPar
 }
 
 static void own_call(Span span, KeyRange keys, AttentionTake *take, void *to) {
-    const AttentionCall call = {span, keys, 0, 0, 0, 0};
+    const AttentionCall call = {span, keys, 0, 0, 0, 0, 0};
     if (span.begin < span.end && keys.begin < keys.end) take(to, &call);
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
+// The calls of a span's queries for a call's keys. 0 where the library does not take one of them.
+static int forward_calls_of(const AttentionCut *cut, AttentionCall call, AttentionTake *take, void *to) {
+    const size_t most = attention_most_keys(cut), range = most / 2 / cut->block * cut->block;
+    AttentionCall full = call;
+    full.causal = 0;
+    for (; call.keys.end - call.keys.begin > most; call.keys.begin = full.keys.end, call.merged = 1) {
+        full.keys.begin = call.keys.begin, full.keys.end = call.keys.begin + range, full.merged = call.merged;
+        if (!range || call.window || (cut->takes && !cut->takes(cut, &full, 0))) return 0;
+        if (take) take(to, &full);
+    }
+    if (cut->takes && !cut->takes(cut, &call, 0)) return 0;
+    if (take) take(to, &call);
+    return 1;
+}
+
 static void attention_forward_calls(const AttentionCut *cut, const AttentionShape *shape, AttentionTake *take,
                                     void *to) {
-    // partial results are staged: no more than a block; otherwise less than 2^31 elements of queries
-    const size_t most = shape->partial ? 1 : max_size(1, INT32_MAX / (cut->NH * cut->HD * cut->block));
+    const size_t most = max_size(1, cut->elements / (cut->NH * cut->HD * cut->block));
     for (size_t i = 0; i < 2 * shape->spans.count; i++) {
         AttentionPart part[2];
         attention_parts(shape, shape->spans.span[i / 2], part);
         const AttentionPart p = part[i % 2];
         for (size_t t = p.span.begin, n; t < p.span.end; t += n) {
+            KeyRange keys = {max_size(p.keys.begin, first_key(p.span.document, t, cut->window)), p.keys.end};
             n = min_size(p.span.end - t, most * cut->block);
-            const KeyRange keys = {max_size(p.keys.begin, first_key(p.span.document, t, cut->window)),
-                                   p.causal ? t + n : p.keys.end};
-            AttentionCall call = {span_part(p.span, t, t + n), keys, n, cut->NKV, 0, p.causal};
+            if (shape->partial || (p.causal ? t + n : keys.end) - keys.begin > attention_most_keys(cut)) // staged
+                n = min_size(n, cut->block);
+            if (p.causal) keys.end = t + n;
+            AttentionCall call = {span_part(p.span, t, t + n), keys, n, cut->NKV, 0, p.causal, shape->partial};
             if (cut->window < t + n - p.span.document) call.window = cut->window;
             if (attention_is_long(cut, n, keys.end - keys.begin) && !(call.window && shape->partial) &&
-                (!cut->takes || cut->takes(cut, &call, 0)))
-                take(to, &call);
+                forward_calls_of(cut, call, NULL, NULL))
+                (void)forward_calls_of(cut, call, take, to);
             else
                 own_call(call.span, shape->keys, take, to);
         }
@@ -195,7 +221,8 @@ static void attention_forward_calls(const AttentionCut *cut, const AttentionShap
 static int library_call(const AttentionCut *cut, AttentionCall *call, size_t begin, size_t end) {
     call->keys.begin = begin, call->keys.end = end;
     call->heads = attention_heads(cut, call->rows, end - begin);
-    return begin < end && call->heads && (!cut->takes || cut->takes(cut, call, 1));
+    return begin < end && end - begin <= attention_most_keys(cut) && call->heads &&
+           (!cut->takes || cut->takes(cut, call, 1));
 }
 
 // The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
@@ -205,7 +232,7 @@ static int piece_calls(const AttentionCut *cut, const AttentionPart *p, Span pie
     const size_t lowest = max_size(p->keys.begin, first_key(p->span.document, p->span.begin, window)); // to be read
     const size_t seen = max_size(p->keys.begin, first_key(piece.document, piece.begin, window));
     size_t key = p->causal ? piece.end : p->keys.end;
-    AttentionCall call = {piece, p->keys, rows, 0, window, p->causal};
+    AttentionCall call = {piece, p->keys, rows, 0, window, p->causal, 0};
     if (p->causal) {
         if (key < lowest + rows) return 0;
         key -= rows;

@@ -16,19 +16,8 @@ typedef struct {
     int *pairs;            // [queries][keys]
 } Covered;
 
-static void cover(void *to, const AttentionCall *call) {
-    const Covered *c = (const Covered *)to;
-    const size_t grid = c->cut->grid, document = call->span.document, window = c->cut->window;
-    const size_t keys = call->keys.end - call->keys.begin;
-    if (call->rows) {
-        const size_t lowest = max_size(c->range.begin, first_key(document, document + c->first, window));
-        if (call->rows % grid || call->rows > c->cut->block || keys % (grid / 2) || c->cut->NKV % call->heads ||
-            call->span.end - call->span.begin > call->rows || call->keys.begin < lowest ||
-            attention_call_bytes(c->cut, call->rows, keys, call->heads) > c->cut->workspace)
-            test_fail("a call of %zu rows, keys %zu to %zu, %zu heads", call->rows, call->keys.begin, call->keys.end,
-                      call->heads);
-        if (call->causal && call->keys.end != call->span.end) test_fail("the causal call ends elsewhere");
-    }
+static void cover_pairs(const Covered *c, const AttentionCall *call) {
+    const size_t document = call->span.document, window = c->cut->window;
     for (size_t t = call->span.begin; t < call->span.end; t++)
         for (size_t key = max_size(first_key(document, t, window), call->keys.begin); key < call->keys.end; key++) {
             if (key > t && call->rows && !call->causal) test_fail("query %zu meets key %zu", t, key);
@@ -37,13 +26,44 @@ static void cover(void *to, const AttentionCall *call) {
         }
 }
 
+static void cover(void *to, const AttentionCall *call) {
+    const Covered *c = (const Covered *)to;
+    const size_t grid = c->cut->grid, document = call->span.document, window = c->cut->window;
+    const size_t keys = call->keys.end - call->keys.begin;
+    if (call->rows) {
+        const size_t lowest = max_size(c->range.begin, first_key(document, document + c->first, window));
+        if (call->rows % grid || call->rows > c->cut->block || keys % (grid / 2) || c->cut->NKV % call->heads ||
+            call->span.end - call->span.begin > call->rows || call->keys.begin < lowest ||
+            keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
+            attention_call_bytes(c->cut, call->rows, keys, call->heads) > c->cut->workspace)
+            test_fail("a call of %zu rows, keys %zu to %zu, %zu heads", call->rows, call->keys.begin, call->keys.end,
+                      call->heads);
+        if (call->causal && call->keys.end != call->span.end) test_fail("the causal call ends elsewhere");
+    }
+    cover_pairs(c, call);
+}
+
+// A call that is not the first of its queries is merged, and none has more keys than the library counts.
+static void cover_forward(void *to, const AttentionCall *call) {
+    const Covered *c = (const Covered *)to;
+    const size_t query = call->span.begin - call->span.document - c->first, keys = call->keys.end - call->keys.begin;
+    int before = 0;
+    for (size_t key = 0; key < 2000; key++) before += c->pairs[query * 2000 + key];
+    if (call->rows && ((call->causal && call->rows > keys) ||
+                       keys * c->cut->NKV * c->cut->HD > c->cut->elements || (before && !call->merged) ||
+                       (call->merged && call->rows > c->cut->block)))
+        test_fail("forward: a call of %zu rows, keys %zu to %zu", call->rows, call->keys.begin, call->keys.end);
+    cover_pairs(c, call);
+}
+
 TEST(attention_calls_cover_every_pair_once) {
     static const size_t workspaces[] = {0, 20000, 50000, 1000000};
     size_t taken = 0;
     for (size_t i = 0; i < 400; i++) {
         const AttentionChoice choice = {i % 3 == 0, workspaces[i / 5 % 4]};
         AttentionCut cut = attention_cut(8, 4, 16, i % 5 ? 0 : 1 + test_random_below(150), choice);
-        cut.grid = 16, cut.block = 64, cut.workspace = choice.workspace ? choice.workspace : 200000;
+        cut.grid = 16, cut.block = 64, cut.elements = i % 7 ? 100000 : 30000;
+        cut.workspace = choice.workspace ? choice.workspace : 200000;
         const size_t document = test_random_below(50), before = test_random_below(i % 2 ? 900 : 60);
         const size_t queries = 1 + test_random_below(300), begin = document + before, end = begin + queries;
         const Span span = {document, begin, end, test_random_below(40)};
@@ -58,20 +78,25 @@ TEST(attention_calls_cover_every_pair_once) {
             attention_backward_calls(&cut, &shape, row, cut.block, cover, &c);
             attention_backward_calls(&cut, &shape, row, cut.block, attention_count, &backward);
         }
+        Covered seen_forward = c;
+        seen_forward.pairs = (int *)calloc(queries * 2000, sizeof(int));
         attention_forward_calls(&cut, &shape, attention_count, &forward);
+        attention_forward_calls(&cut, &shape, cover_forward, &seen_forward);
         for (size_t t = begin; t < end; t++)
             for (size_t key = document; key < end; key++) {
                 const int seen = key <= t && key >= first_key(document, t, cut.window) && key >= shape.keys.begin &&
                                  key < shape.keys.end;
                 const int found = c.pairs[(t - begin) * 2000 + key - document];
+                const int again = seen_forward.pairs[(t - begin) * 2000 + key - document];
                 if (found != seen) test_fail("query %zu meets key %zu %d times, not %d", t, key, found, seen);
+                if (again != seen) test_fail("forward: query %zu meets key %zu %d times, not %d", t, key, again, seen);
             }
         const double pairs = span_pairs(span, shape.keys, cut.window);
         if (backward.own + backward.library != pairs || forward.own + forward.library != pairs)
             test_fail("%g and %g pairs forward, %g and %g backward, not %g", forward.own, forward.library, backward.own,
                       backward.library, pairs);
         taken += backward.library > 0;
-        free(c.pairs);
+        free(c.pairs), free(seen_forward.pairs);
     }
     if (taken < 200) test_fail("the library takes something of %zu spans", taken);
 }

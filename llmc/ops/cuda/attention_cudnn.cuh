@@ -53,9 +53,15 @@ static void add_staged(float *sums, const floatX *staged, size_t rows, size_t wi
     (sums, staged, rows, width, stride);
 }
 
+__device__ inline void put(float *to, float value) { *to = value; }
+#ifndef PRECISION_FP32
+__device__ inline void put(floatX *to, float value) { *to = store(value); }
+#endif
+
 // out, lse of n queries' keys so far become those of these and of the keys whose staged[n][NH * HD] and
 // staged_lse[NH][n] cuDNN has given: a warp for each query and head
-__global__ void merge_staged_kernel(float *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
+template <typename Out>
+__global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
                                     size_t NH, size_t HD) {
     const size_t i = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     const bool valid = i < n * NH;
@@ -64,8 +70,15 @@ __global__ void merge_staged_kernel(float *out, float *lse, const floatX *staged
     __syncthreads(); // every lane has read lse
     if (!valid) return;
     for (size_t d = threadIdx.x % LANES; d < HD; d += LANES)
-        out[i * HD + d] = out[i * HD + d] * expf(before - sum) + load(staged[i * HD + d]) * expf(add - sum);
+        put(out + i * HD + d, load(out[i * HD + d]) * expf(before - sum) + load(staged[i * HD + d]) * expf(add - sum));
     if (threadIdx.x % LANES == 0) lse[i] = sum;
+}
+
+template <typename Out>
+static void merge_staged(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n, size_t NH,
+                         size_t HD) {
+    LAUNCH((merge_staged_kernel<Out>), dim3((unsigned)blocks_for(n * NH, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
+    (out, lse, staged, staged_lse, n, NH, HD);
 }
 
 // ---- memory beside the tensors --------------------------------------------------------------------------------------
@@ -212,16 +225,17 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
         const CudnnAttention asked = cudnn_call(&cut, &call, 0);
         float *const staged_lse = (float *)scratch;
         floatX *const staged = (floatX *)aligned_256((uintptr_t)(staged_lse + call.rows * NH));
-        void *const workspace = (void *)aligned_256((uintptr_t)(staged + (shape->partial ? call.rows * NH * HD : 0)));
-        cudnn_attention_forward(&asked, shape->partial ? staged : (floatX *)out + row * HD, staged_lse,
+        void *const workspace = (void *)aligned_256((uintptr_t)(staged + (call.merged ? call.rows * NH * HD : 0)));
+        cudnn_attention_forward(&asked, call.merged ? staged : (floatX *)out + row * HD, staged_lse,
                                 (const floatX *)q + row * HD, (const floatX *)k + keys, (const floatX *)v + keys,
                                 workspace);
         if (shape->partial)
-            LAUNCH((merge_staged_kernel), dim3((unsigned)blocks_for(call.rows * NH, DELTA_THREADS / LANES)),
-                   DELTA_THREADS, 0)
-        ((float *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
-        else LAUNCH((unstage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)((float *)lse + row, staged_lse,
-                                                                                      call.rows, NH);
+            merge_staged((float *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
+        else if (call.merged)
+            merge_staged((floatX *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
+        else
+            LAUNCH((unstage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)
+            ((float *)lse + row, staged_lse, call.rows, NH);
     });
     own.flush();
 }
