@@ -217,26 +217,26 @@ typedef struct {
 static AttentionCase attention_case(const Config *c, size_t n, size_t window, int backward) {
     const size_t NH = c->num_attention_heads, NKV = c->num_key_value_heads, HD = c->head_dim, group = NH / NKV;
     const size_t cut[4] = {0, n - n / 8 - n / 4, n - n / 4, n};
-    const AttentionShape shape = {{NULL, 3, window, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+    const AttentionShape shape = {{NULL, 0, window, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
     Span *span = (Span *)check_allocate(3 * sizeof(Span)), *each = (Span *)check_allocate(n * sizeof(Span));
     size_t *own = (size_t *)check_allocate(sizeof(size_t));
     *own = check_below(NKV);
     const Dim one = {NKV, 1, own}, H = !backward ? some_of(NKV, 4) : n > 64 ? one : all_of(NKV);
     AttentionCase a = {0};
     a.shape = a.sample = shape;
-    a.shape.spans.span = a.sample.spans.span = span;
     a.sample.NH = H.count * group, a.sample.NKV = H.count;
     a.rows = backward ? all_of(n) : some_of(n, 24), a.keys = all_of(2 * n);
     a.heads = columns_of(H, group, 0, NH), a.queries = columns_of(a.heads, HD, 0, NH * HD);
     a.values = columns_of(H, HD, 0, NKV * HD);
-    for (size_t s = 0; s < 3; s++) {
+    for (size_t s = 0; s < 3; s++) { // below 8 queries some are empty
         const Span whole = {s ? n + cut[s] : 0, n + cut[s], n + cut[s + 1], cut[s]};
-        span[s] = whole;
+        if (cut[s] < cut[s + 1]) span[a.shape.spans.count++] = whole;
     }
+    a.shape.spans.span = a.sample.spans.span = span, a.sample.spans.count = a.shape.spans.count;
     if (backward) return a;
     for (size_t i = 0; i < a.rows.count; i++) {
         const size_t row = dim_at(a.rows, i), s = row < cut[1] ? 0 : row < cut[2] ? 1 : 2;
-        const Span query = {span[s].document, n + row, n + row + 1, i};
+        const Span query = {s ? n + cut[s] : 0, n + row, n + row + 1, i};
         each[i] = query;
     }
     a.sample.spans.span = each, a.sample.spans.count = a.rows.count;

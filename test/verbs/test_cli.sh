@@ -40,6 +40,8 @@ refuses 2 '--model is not an option of doctor' doctor --model $GOLDEN/llama
 succeeds doctor --init $TINY --seq-len 16 --json
 check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
 says err '^ok     adamw  ' ' rows, 0 wrong$'
+succeeds doctor --init $TINY --seq-len 3 --quiet
+refuses 2 '--dtype is double but this program' doctor --init $TINY --dtype double
 succeeds --version
 says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
 
