@@ -187,6 +187,7 @@ static void doctor_look(void *context) {
 static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i), size_t i, int communicates) {
     DoctorRow row = {0};
     DoctorLook call = {look, &row, i};
+    size_t lost;
     int ended = 1;
     if (doctor.lost) {
         doctor.not_checked++;
@@ -204,8 +205,8 @@ static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i),
     if (!ended && !doctor_try(doctor_probe, NULL)) doctor.lost = name;
     if (!ended && !doctor.lost) check_end(); // of a check that was left
     row.seconds = seconds_now() - begin;
-    if (doctor.lost && dist_ranks() > 1) die("%s: %s", row.name, row.text);
     doctor_agree(&row);
+    if (dist_smallest(!doctor.lost, &lost) == 0 && dist_ranks() > 1) doctor.lost = name;
     doctor_running(NULL);
     doctor_add(&row);
 }
@@ -234,13 +235,14 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
 
 static void look_at_machine(DoctorRow *row, size_t i) {
     (void)i;
+    const char *problem = doctor.ops->device_problem();
     doctor.ops->machine_findings(doctor_tell);
-    if (doctor.wrong)
-        doctor_say(row, FINDING_WRONG, "see above");
+    if (doctor.wrong) // what is above is the first rank's
+        doctor_say(row, FINDING_WRONG, "%s", is_main_rank() || !problem ? "see above" : problem);
     else
         doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
                    doctor.ops->libraries);
-    if (doctor.ops->device_problem()) doctor.lost = "machine";
+    if (problem) doctor.lost = "machine";
 }
 
 // ---- a small plan --------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ static void find_library(TellFinding tell, const Library *which, const char *ver
         tell(which->name, FINDING_OK, "%zu.%zu.%zu, %s", number / 10000, number / 100 % 100, number % 100,
              file.dli_fname);
     else
-        tell(which->name, FINDING_OK, "%s", which->file);
+        tell(which->name, missing, "%s has no %s, so it is another library: install %s (pip: %s)", which->file, version,
+             which->package, which->wheel);
 }
 
 // Of CUDA's libraries the process must have one each: two runtimes do not know each other's memory.
@@ -126,7 +127,9 @@ static void cuda_machine_findings(TellFinding tell) {
     find_devices(tell);
     find_library(tell, &LIBRARY_CUBLASLT, "cublasLtGetVersion", FINDING_WRONG);
     find_library(tell, &LIBRARY_CUDNN, "cudnnGetVersion", FINDING_NOTE);
+#ifdef HAVE_NCCL
     find_library(tell, &LIBRARY_NCCL, "ncclGetVersion", dist_ranks() > 1 ? FINDING_WRONG : FINDING_NOTE);
+#endif
     if (device.ready) find_attention(tell);
     find_doubles(tell);
     find_host(tell);
