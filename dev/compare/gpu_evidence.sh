@@ -33,6 +33,17 @@ dry=
 [ "${1:-}" = --dry ] && dry=1 && shift
 [ $# = 2 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 part=$1 out=$2
+parts='build, first, speed-32k, speed-128k, peers-2k-64k, longest, table1, table2, figure3, chunks'
+case ", $parts," in
+*", $part,"*) ;;
+*) echo "gpu_evidence.sh: there is no part '$part'; parts are $parts" >&2 && exit 2 ;;
+esac
+case $dry$(ask_gpu name) in
+'' | *rror* | *ailed* | No\ devices*)
+    echo "gpu_evidence.sh: no GPU was found (nvidia-smi names none); --dry shows what would run on one" >&2
+    exit 1
+    ;;
+esac
 store=${STORE:-build/evidence} # weights, and compare.py's folders: kept as long as the machine is
 mkdir -p "$out" "$store" || exit 1
 work=$(mktemp -d)
@@ -278,10 +289,6 @@ chunks)
 table1) table1 "${CONTENDERS:-stream,checkpoint,paper}" ;;
 table2) table2 "${CONTENDERS:-stream,checkpoint,paper}" ;;
 figure3) figure3 "${CONTENDERS:-stream,checkpoint,paper}" ;;
-*)
-    say "gpu_evidence.sh: there is no part '$part'; parts are build, first, speed-32k, speed-128k, peers-2k-64k, longest, table1, table2, figure3, chunks"
-    exit 2
-    ;;
 esac
 
 close

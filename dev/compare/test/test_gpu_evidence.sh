@@ -33,6 +33,9 @@ evidence 2 MODEL=gpt2 $EVIDENCE --dry figure3 "$WORK/none"
 says 'a model that the paper has not' 'MODEL=gpt2 is not in Figure 3'
 evidence 2 $EVIDENCE speed-1k "$WORK/none"
 says 'the parts are named' "there is no part 'speed-1k'; parts are build, first, speed-32k"
+printf '#!/bin/sh\necho No devices were found\nexit 6\n' >"$WORK/nvidia-smi" && chmod +x "$WORK/nvidia-smi"
+evidence 1 PATH="$WORK:$PATH" $EVIDENCE speed-32k "$WORK/none"
+says 'no GPU' 'gpu_evidence.sh: no GPU was found'
 evidence 2 $EVIDENCE speed-32k
 
 # ---- a program and a GPU that only tell ------------------------------------------------------------------------------------------
