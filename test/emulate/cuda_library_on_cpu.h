@@ -79,7 +79,7 @@ static KeyRange cudnn_seen(const CudnnAttention *s, size_t query) {
 // grid.
 static void cudnn_demands(const CudnnAttention *s, int backward, bool aligned) {
     constexpr size_t multiple = CUDNN_GRID / 4;
-    if (s->keys * s->NKV * s->HD > CUDNN_ELEMENTS) die("attention of %zu keys of %zu elements", s->keys, s->NKV * s->HD);
+    if (s->keys * s->NKV * s->HD > CUDNN_ELEMENTS) die("attention of %zu keys of %zu", s->keys, s->NKV * s->HD);
     if (!aligned || (backward && (s->queries % multiple || s->keys % multiple)))
         die("attention %s of %zu queries and %zu keys, %s: not for cuDNN", backward ? "backward" : "forward",
             s->queries, s->keys, aligned ? "aligned" : "not aligned");
