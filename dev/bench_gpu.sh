@@ -41,7 +41,7 @@ product=$(json_number product_tflop_per_s <"$folder/ops")
 
 # ---- bp ------------------------------------------------------------------------------------------------------------------------------
 # Memory that may be planned: measured use is to stay within 2 % + 300 MiB of the plan, and the context takes about 500 MiB.
-room=$(ask_gpu memory.free | awk '$1 > 0 { printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
+room=$(ask_gpu memory.free | awk '$1 + 0 > 0 { printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
 room=${room:-none} # memory that is the host's, too: "[N/A]"
 share_of() { # rate, of which rate: a number, or null where that is not known
     if [ -n "$2" ]; then awk "BEGIN { printf \"%.4f\", $1 / $2 }"; else printf null; fi
