@@ -321,8 +321,8 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
     w->line = line;
     if (++w->arrived < lanes) {
         t->state = IN_WARP, t->line = line;
-        give_way(shard_offset(reverse ? first + lanes - 1 : first) + block.threads -
-                 1); // a warp runs as far ahead as it can
+        // a warp runs as far ahead as it can
+        give_way(shard_offset(reverse ? first + lanes - 1 : first) + block.threads - 1);
         return set;
     }
     if (last) last(set);

@@ -62,8 +62,9 @@ struct Matmul {
     size_t m, n, k;
     size_t stride_b, stride_out; // elements from row to row of B and out as stored; 0: as long as a row
     int transposed_a, transposed_b, summed_out, bias;
-    unsigned alignment; // bytes that divide all addresses
+    size_t alignment; // bytes that divide all addresses
 };
+static_assert(std::has_unique_object_representations_v<Matmul>);
 
 struct KeptMatmul {
     Matmul shape;
@@ -180,7 +181,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
         (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
     const float one = 1.0f, beta = in ? 1.0f : 0.0f;
     p.bias = bias != NULL;
-    p.alignment = (unsigned)(addresses & -addresses);
+    p.alignment = addresses & -addresses;
     KeptMatmul *kept = matmul_of(&p, bias);
     if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
         multiply(p, out, a, b, NULL, in);
@@ -188,7 +189,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
         return;
     }
     if (!kept->possible)
-        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], addresses multiples of %u bytes", p.n,
+        die("cuBLASLt has no algorithm for a product of [%zu, %zu] x [%zu, %zu], addresses multiples of %zu bytes", p.n,
             p.k, p.k, p.m, p.alignment);
     if (bias) matmul_set(kept, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(cublaslt.Matmul(cublas.handle, kept->operation, &one, a, kept->a, b, kept->b, &beta, in ? in : out,
