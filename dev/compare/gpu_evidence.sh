@@ -23,7 +23,7 @@
 # CONTENDERS, LENGTHS (of peers-2k-64k): fewer or others, so that all layers fit into the time, or the rest is measured.
 # MODEL=gpt2-xl LENGTHS=512,1024 CONTENDERS=stream,checkpoint,hf-chunked,llmc: beside llm.c.
 # TRAIN, MODEL, MACHINE (a name of ./train plan), MEMORY, ARCHS, TESTS, PYTHON (with torch and transformers), PAPER and PAPER_PYTHON (the
-# paper's code), LLMC, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
+# paper's code), LLMC, CUDA, CUDNN, CUDNN_FRONTEND: as the programs that are called have them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . scripts/common.sh

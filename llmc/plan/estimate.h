@@ -75,7 +75,7 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, do
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-// A training step, in chunks of a GPU build where none are asked for. part: this rank's part of a micro-batch, its shape
+// A training step, in chunks of a GPU build where none are asked for. part: the shape of a rank's part of a micro-batch
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const World w = settings->world;
     const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
