@@ -23,7 +23,7 @@ static void find_host(TellFinding tell) {
 #else
     tell("MPI", FINDING_NOTE,
          "one process alone, for this program was built without it: install libopenmpi-dev and openmpi-bin, then `make "
-         "clean all`");
+         "clean all` without PORTABLE=1");
 #endif
 }
 
