@@ -41,7 +41,7 @@ watched() {
     wait $watcher 2>/dev/null
     return $watched_status
 }
-# Of that FILE as JSON, while the GPU was busy: least, median and most; null where it never was, or the driver does not tell
+# FILE's samples as JSON, while the GPU was busy: least, median and most; null where it never was or is not told
 gpu_samples() {
     grep -v '\[' "$1" 2>/dev/null | awk -F ', *' 'NF == 4 && $1 >= 90' >"$1.busy"
     [ -s "$1.busy" ] || { echo null && return; }

@@ -180,7 +180,7 @@ speed() { # length, passes, of them with kept attention, --profile or nothing, a
     [ -z "$5" ] || pass "$5 at $1" "$2" "$MODEL" "--seq-len $1 --method $5" --repeat "$2"
 }
 
-# What is expected is in dev/gpu_speed.md, row by row.
+# dev/gpu_speed.md has what is expected, row by row.
 first() {
     few=num_hidden_layers=4
     [ -x "$TRAIN" ] || try program 240 make -j "$(nproc)" BACKEND=cuda PRECISION=bf16 ARCHS="$ARCHS"

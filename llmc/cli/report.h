@@ -149,7 +149,7 @@ static void report_memory(const Run *run, double peak) {
 }
 
 // ---- attention -----------------------------------------------------------------------------------------------------
-// How much longer this pass takes by our own kernels than with the library, by the rates of a machine.
+// The factor by which this pass takes longer with our own kernels than with the library, by the rates of a machine
 static double own_attention_factor(const Run *run, SequenceBound bound) {
     const Machine *machine = machine_from_options(run->options);
     RunSettings settings = run->settings;

@@ -45,7 +45,7 @@ typedef struct {
     int merged;    // forward: with the results of the calls before it, which saw other keys
 } AttentionCall;
 
-// What a library takes.
+// The limits of a library
 typedef struct AttentionCut {
     size_t grid, block; // rows of a call in backward: powers of two from grid to block
     size_t elements;    // of a tensor of a call, at most: the library may count them in 32 bits
@@ -143,7 +143,7 @@ static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t i
 }
 
 // ---- spans ----------------------------------------------------------------------------------------------------------
-// What a library would take that our kernels do about as well: too few queries, or too few pairs.
+// Too few queries, or pairs, are for our kernels, which do such calls about as well.
 static int attention_is_long(const AttentionCut *cut, size_t queries, size_t keys) {
     return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
 }

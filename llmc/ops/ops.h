@@ -84,7 +84,7 @@ typedef struct {
     int accumulate; // partial: this range adds to the ranges that out, lse and dq hold already
 } AttentionShape;
 
-// How attention works where a library can do it in more than one way (attention_choose).
+// The way of attention where a library has more than one (attention_choose)
 typedef struct {
     int any_order;    // backward's sums may be added in any order: results differ in their last bits from run to run
     size_t workspace; // most bytes that a call of the library may use beside its tensors; 0: the op set's own choice
@@ -129,10 +129,10 @@ typedef struct {
 // Elements from the first of n rows of `width` elements to the end of the last
 static size_t strided(size_t n, size_t width, size_t stride) { return n ? (n - 1) * stride + width : 0; }
 
-// What suits op set "cuda": every chunk reads and writes a layer's fp32 dW, at 1024 tokens half as long as its product.
+// Chunks that suit op set "cuda": each reads and writes a layer's fp32 dW, at 1024 tokens half as long as its product.
 enum { CUDA_CHUNK = 4096, CUDA_LOGITS_CHUNK = 2048 };
 
-// What is found of a machine (machine_findings).
+// A verdict on a part of a machine (machine_findings)
 typedef enum { FINDING_OK, FINDING_NOTE, FINDING_WRONG, FINDINGS } Finding; // NOTE: works, but could do better
 typedef __attribute__((format(printf, 3, 4))) void (*TellFinding)(const char *name, Finding finding, const char *format,
                                                                   ...);

@@ -283,7 +283,7 @@ static void check_attention_forward(const Config *c, size_t n) {
     }
 }
 
-// What the op set has put into a tensor is what it finds there from now on.
+// From now on the op set finds in a tensor what it has put there.
 static void tensor_keep(Tensor *t) {
     void *elements = check_allocate(tensor_bytes(t));
     check.ops->copy_out(elements, t->memory + GUARD, tensor_bytes(t));

@@ -38,7 +38,7 @@ static int64_t run_exchange(const Collectives *c, size_t bytes, size_t unit) {
 // Rank r's element i before; small whole numbers, so that every order of a sum is exact.
 static double rank_element(size_t r, size_t i) { return (double)((r + 1) * (i % 97 + 1)); }
 
-// What this rank finds in element i; NAN: anything
+// The value that this rank finds in element i; NAN: any
 static double expected_sum(const Collectives *c, size_t i, size_t owner) {
     return owner == c->rank ? (double)(c->ranks * (c->ranks + 1) / 2) * rank_element(0, i) : NAN;
 }

@@ -189,7 +189,7 @@ static Guarded *rows_of(GuardedRole role, const char *name, size_t n, size_t wid
     return t;
 }
 
-// What lies outside of columns [column, column + width) keeps its bits.
+// Elements outside of columns [column, column + width) keep their bits.
 static void expect_between(const Guarded *t, size_t column, size_t width, size_t stride) {
     const size_t size = dtype_size(t->type);
     for (size_t i = 0; i < t->count; i++)

@@ -307,7 +307,7 @@ TEST(as_the_roofline) {
     }
 }
 
-// What a pass of Qwen3-8B on an H200 is estimated to reach, from counted calls and bytes: % MFU, at least.
+// A pass of Qwen3-8B on an H200, estimated from counted calls and bytes: least MFU in %
 TEST(figures_of_a_pass) {
     static const struct {
         size_t tokens;

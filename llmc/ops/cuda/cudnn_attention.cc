@@ -17,8 +17,8 @@ shapes of causal calls and refuses those of full ones.
 #include "cudnn_attention.h"
 #include "library.h"
 
-// What the front end opens. Where a machine has two CUDA runtimes it gets that of this build; up to 1.23 it refuses
-// both.
+// Opens a library for the front end. Where a machine has two CUDA runtimes it gets that of this build; up to 1.23 it
+// refuses both.
 static void *front_end_open(const char *file) {
     char why[200];
     const char runtime[] = "libcudart.so.";

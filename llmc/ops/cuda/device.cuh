@@ -20,7 +20,7 @@ static struct {
 } device;
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
-// What to do about an error; of one that is not listed: XID_ADVICE
+// Errors, and what to do about them; XID_ADVICE for one that is not listed
 static const struct {
     cudaError_t error;
     const char *advice;

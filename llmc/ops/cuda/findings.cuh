@@ -82,7 +82,7 @@ static void find_library(TellFinding tell, const Library *which, const char *ver
              which->package, which->wheel);
 }
 
-// Of CUDA's libraries the process must have one each: two runtimes do not know each other's memory.
+// A process must have one each of CUDA's libraries: two runtimes do not know each other's memory.
 static void find_doubles(TellFinding tell) {
     static const char *const names[] = {"libcudart.so", "libcublasLt.so", "libcudnn.so", "libnccl.so"};
     char first[4][PATH_MAX] = {}, line[PATH_MAX + 128];

@@ -46,7 +46,7 @@ static size_t memory_available(void) {
     return left > beside ? left - beside : 1;
 }
 
-// What memory_available counts, in words
+// The words for what memory_available counts
 static const char *cuda_memory_name(void) {
     static char text[160];
     size_t left, total;
