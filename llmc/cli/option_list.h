@@ -100,8 +100,9 @@ REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS"
        "end the job when a rank has given no sign for so long while another waits for it; a rank gives none while it "
        "waits for a file or a reward command")
 SIZE(ranks, "ranks", "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned")
-CHOICE(MachineName, machine, "machine", "h100", MACHINE_A100, MACHINE_H200, ON(PLAN) | ON(BP), "a100|h100|h200",
-       "plan of several ranks: estimate the time of a step on such nodes; bp: MFU, and --profile against its rates")
+TEXT(machine, "machine", "h100", ON(PLAN) | ON(BP), "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
+     "plan: the time of a step on such nodes, estimated, whose cards are those of --memory-limit, with so much host "
+     "memory and disk; bp: MFU, and --profile against its rates")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, LOSSES,

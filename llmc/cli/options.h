@@ -74,7 +74,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
         snprintf(text, size,
                  option_takes_card(row) ? "bytes such as 80GiB, or a card's: "
                                         : "bytes with a unit, such as 80GiB or 900MB");
-        if (option_takes_card(row)) words_text(CARD_NAMES, text + strlen(text), size - strlen(text));
+        if (option_takes_card(row)) words_text(MACHINE_NAMES, text + strlen(text), size - strlen(text));
         break;
     case OPTION_CHOICE: words_text(row->value, text, size); break;
     case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
@@ -107,8 +107,8 @@ static int choice_parse(const OptionRow *row, const char *text, void *field) {
 }
 
 static int bytes_parse(const OptionRow *row, const char *text, size_t *bytes) {
-    const int card = option_takes_card(row) ? word_index(CARD_NAMES, text) : -1;
-    if (card >= 0) *bytes = card_usable_bytes(card);
+    const int card = option_takes_card(row) ? word_index(MACHINE_NAMES, text) : -1;
+    if (card >= 0) *bytes = machine_usable_bytes(&machines[card]);
     return card >= 0 || parse_bytes(text, bytes);
 }
 

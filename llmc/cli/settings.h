@@ -37,7 +37,13 @@ static size_t sample_documents(const Options *o) {
 // The machine whose rates a plan's estimate or a profile takes; NULL: none.
 static const Machine *machine_from_options(const Options *o) {
     const int named = (o->verb == VERB_PLAN || o->verb == VERB_BP) && option_given(o, "machine");
-    return named || (o->verb == VERB_PLAN && o->ranks > 1) ? &machines[o->machine] : NULL;
+    static Machine machine;
+    char wrong[128], names[128];
+    if (!named && (o->verb != VERB_PLAN || o->ranks == 1)) return NULL;
+    words_text(MACHINE_NAMES, names, sizeof(names));
+    if (!machine_parse(&machine, o->machine, wrong, sizeof(wrong)))
+        die_usage("--machine: %s; give %s, and host=, disk= or disk-rate= behind it", wrong, names);
+    return &machine;
 }
 
 // The processes of this run, or of the one that is planned: as its last rank, whose shares are the largest.

@@ -1,6 +1,7 @@
 /*
 What machines can do, and how long work and traffic take on them: a row for each kind of node, for the estimates of
-estimate.h and the floors of profile.h alone. Rates are of bf16. And the memory of cards, for limits of plans.
+estimate.h, the choices of choose.h and the floors of profile.h. Rates are of bf16. The memory that a card leaves to a
+plan stands in the same row.
 
 Where a number comes from stands beside it, and is printed with it; nothing here was measured with this program.
 Estimates are no better than these.
@@ -13,33 +14,6 @@ Estimates are no better than these.
 
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 
-// ---- cards ---------------------------------------------------------------------------------------------------------
-// Memory that a card leaves to a plan: the total that CUDA reports, less CARD_RESERVED. Totals are the least that
-// PyTorch's "total capacity of" has for such a card in public reports of 2023 to 2026; the driver keeps the rest, and
-// ECC a sixteenth where it takes memory.
-#define CARD_NAMES    "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
-#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
-
-static const struct {
-    const char *gpu;
-    double gib;
-} cards[] = {
-    // in the order of CARD_NAMES, which begins as machines do
-    {"A100 80 GB", 79.1},
-    {"H100 80 GB", 79.1},
-    {"H200", 139.8},
-    {"A100 40 GB", 39.4},
-    {"B200", 178.3},
-    {"L40S, other 48 GB with ECC", 44.4},
-    {"RTX 5090", 31.3},
-    {"RTX 4090, 3090", 23.5},
-    {"RTX 4080, other 16 GB", 15.4},
-    {"RTX 3060, other 12 GB", 11.5},
-};
-
-static size_t card_usable_bytes(int card) { return (size_t)(cards[card].gib * GIBIBYTE - CARD_RESERVED); }
-
-// ---- machines ------------------------------------------------------------------------------------------------------
 // The source of a constant, in the order of basis_names.
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {
@@ -66,6 +40,8 @@ typedef enum {
     HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
     HOP_BETWEEN,
     LAUNCH_GAP, // seconds from the end of a kernel to the start of the next
+    DISK_WRITE, // bytes per second of a node's disk
+    DISK_READ,
     MACHINE_CONSTANTS
 } MachineConstant;
 
@@ -75,7 +51,7 @@ static const struct {
     double unit;
     Basis basis; // BASIS_MEASURED: of the machine that was measured, else assumed
 } machine_constants[MACHINE_CONSTANTS] = {
-    {"GPUs of a node", "", 1, BASIS_DATA_SHEET},
+    {"GPUs of a node", "", 1, BASIS_ASSUMED},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
     {"products", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"attention forward", " TFLOP/s", 1e12, BASIS_MEASURED},
@@ -94,12 +70,19 @@ static const struct {
     {"hop within a node", " us", 1e-6, BASIS_ASSUMED},
     {"hop between nodes", " us", 1e-6, BASIS_ASSUMED},
     {"gap between kernels", " us", 1e-6, BASIS_ASSUMED},
+    {"disk of a node, writes", " GB/s", 1e9, BASIS_ASSUMED},
+    {"reads", " GB/s", 1e9, BASIS_ASSUMED},
 };
 
 typedef struct {
     const char *name, *gpu;
-    int measured;
+    const char *device;              // in CUDA's name of the card
+    double card_gib;                 // memory that CUDA reports
+    double host_gib;                 // of a node, that plans may take
+    int measured, board;             // board: sold without a node, whose links are assumed
     double value[MACHINE_CONSTANTS]; // in the order above
+    double disk_gib;                 // of a node, that plans may take; 0: none
+    int host_given;                  // else host_gib is assumed
 } Machine;
 
 // Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads, its rows of
@@ -111,31 +94,152 @@ typedef struct {
 // 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
 // attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
-// peak is all of its own.
-// Links of a GPU: NVLink of 600 (A100), 900 GB/s (H100, H200) in both directions together; InfiniBand of 200 Gb/s
-// (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100), 5.0 x16.
+// peak is all of its own. B200: FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products
+// at the H100's share, mma.sync as on an H100. Cards for desks and L40S: products at the shares of the peak that LLMQ
+// prints for a whole pass of a 7B model (RTX 4090 72 %, 5090 66 %, L40S 47 %), a tenth more; attention as fast as
+// products, and backward behind forward as on the H200. Their peaks are of products with fp32 sums.
+// Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200) in both directions together; InfiniBand of
+// 200 Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0
+// x16. Cards without NVLink send through host memory, at half of that.
 // Shares, hops and gaps are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured
-// them here.
-#define SHARES_HOPS_GAP 0.85, 0.8, 2e-6, 5e-6, 1.5e-6
-#define OF_H100(flops)  (312e12 * (flops) / 989)
-#define RATES_OF_H100   989e12, 680e12, 671e12, 591e12, 440e12, 560e12, 474e12, 250e12, 145e12
+// them here. A disk is an NVMe of PCIe 4.0.
+// Memory that CUDA reports: the least that PyTorch's "total capacity of" has for such a card in public reports of 2023
+// to 2026; the driver keeps the rest, and ECC a sixteenth where it takes memory.
+#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
+#define REST          0.85, 0.8, 2e-6, 5e-6, 1.5e-6, 5e9, 6e9
+#define RATES(peak, products, forward, own)                                                                            \
+    peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
+        (own)*0.58
+#define RATES_H100     RATES(989e12, 680e12, 671e12, 250e12)
+#define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 671 / 989, 125e12)
+#define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // a card whose products reach a share of its peak
+#define MACHINE_NAMES  "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
-typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES } MachineName;
+typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } MachineName; // of MACHINE_NAMES
 
 static const Machine machines[MACHINES] = {
     {"a100",
      "A100 SXM 80 GB",
+     "A100-SXM4-80GB",
+     79.1,
+     1800,
      0,
-     {8, 312e12, OF_H100(680), OF_H100(671), OF_H100(591), OF_H100(440), OF_H100(560), OF_H100(474), 125e12, 73e12,
-      2.0e12, 300e9, 25e9, 32e9, SHARES_HOPS_GAP}},
-    {"h100", "H100 SXM", 0, {8, RATES_OF_H100, 3.35e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
-    {"h200", "H200 SXM", 1, {8, RATES_OF_H100, 4.8e12, 450e9, 50e9, 64e9, SHARES_HOPS_GAP}},
+     0,
+     {8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9, REST},
+     0,
+     0},
+    {"h100", "H100 SXM", "H100 80GB", 79.1, 1800, 0, 0, {8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9, REST}, 0, 0},
+    {"h200", "H200 SXM", "H200", 139.8, 1800, 1, 0, {8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9, REST}, 0, 0},
+    {"a100-40",
+     "A100 SXM 40 GB",
+     "A100-SXM4-40GB",
+     39.4,
+     900,
+     0,
+     0,
+     {8, RATES_A100, 1.555e12, 300e9, 25e9, 32e9, REST},
+     0,
+     0},
+    {"b200",
+     "B200",
+     "B200",
+     178.3,
+     1800,
+     0,
+     0,
+     {8, RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12), 8e12, 900e9, 50e9, 64e9, REST},
+     0,
+     0},
+    {"l40s", "L40S", "L40S", 44.4, 900, 0, 1, {8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9, REST}, 0, 0},
+    {"rtx5090",
+     "RTX 5090",
+     "RTX 5090",
+     31.3,
+     116,
+     0,
+     1,
+     {4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9, 64e9, REST},
+     0,
+     0},
+    {"rtx4090",
+     "RTX 4090",
+     "RTX 4090",
+     23.5,
+     116,
+     0,
+     1,
+     {4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9, 32e9, REST},
+     0,
+     0},
+    {"rtx4080",
+     "RTX 4080",
+     "RTX 4080",
+     15.4,
+     56,
+     0,
+     1,
+     {4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9, 32e9, REST},
+     0,
+     0},
+    {"rtx3060",
+     "RTX 3060",
+     "RTX 3060",
+     11.5,
+     56,
+     0,
+     1,
+     {4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9, REST},
+     0,
+     0},
 };
-#undef SHARES_HOPS_GAP
-#undef OF_H100
-#undef RATES_OF_H100
+#undef REST
+#undef RATES
+#undef RATES_H100
+#undef RATES_A100
+#undef RATES_OF
 
-static size_t machine_usable_bytes(const Machine *m) { return card_usable_bytes((int)(m - machines)); }
+// Bytes that its card leaves to a plan.
+static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
+
+// The row of a card by CUDA's name of it; NULL: none. PCIe, NVL and laptop boards are slower.
+static const Machine *machine_of_device(const char *name) {
+    if (strstr(name, "PCIe") || strstr(name, "NVL") || strstr(name, "Laptop")) return NULL;
+    for (int i = 0; i < MACHINES; i++)
+        if (strstr(name, machines[i].device)) return &machines[i];
+    return NULL;
+}
+
+// "NAME[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]", with `host` and `disk` of a node, and the bytes that its disk
+// writes or reads in a second. 0: `wrong` says what is wrong
+static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
+    static const char *const keys[] = {"host", "disk", "disk-rate"};
+    const size_t length = strcspn(text, ",");
+    const Machine *row = NULL;
+    size_t bytes[3];
+    for (int i = 0; i < MACHINES; i++)
+        if (strlen(machines[i].name) == length && !strncasecmp(machines[i].name, text, length)) row = &machines[i];
+    if (!row) {
+        snprintf(wrong, size, "'%.*s' is no machine", (int)min_size(length, 32), text);
+        return 0;
+    }
+    *m = *row;
+    for (text += length; *text; text += strcspn(text, ",")) {
+        char value[32];
+        size_t k = 0;
+        const size_t name = strcspn(++text, "=,"), whole = strcspn(text, ",");
+        while (k < 3 && (strlen(keys[k]) != name || strncasecmp(keys[k], text, name) != 0)) k++;
+        snprintf(value, sizeof(value), "%.*s", (int)(whole > name ? whole - name - 1 : 0), text + name + 1);
+        if (k == 3 || !parse_bytes(value, &bytes[k]) || (bytes[k] < (size_t)1 << 20 && (bytes[k] || k == 2))) {
+            snprintf(wrong, size, "'%.*s' is not host=128GiB, disk=2TB or disk-rate=3GB", (int)min_size(whole, 32),
+                     text);
+            return 0;
+        }
+        if (k == 0) m->host_gib = (double)bytes[0] / GIBIBYTE, m->host_given = 1;
+        if (k == 1) m->disk_gib = (double)bytes[1] / GIBIBYTE;
+        if (k == 2) m->value[DISK_WRITE] = m->value[DISK_READ] = (double)bytes[2];
+    }
+    return 1;
+}
 
 // FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
 static double machine_ridge(const Machine *m) {
@@ -154,8 +258,10 @@ static void machine_print(FILE *out, const Machine *m) {
     for (int basis = 0; basis < BASES; basis++) {
         int printed = 0;
         for (int i = 0; i < MACHINE_CONSTANTS; i++) {
-            const Basis from = machine_constants[i].basis;
-            if ((from == BASIS_MEASURED && !m->measured ? BASIS_ASSUMED : from) != (Basis)basis) continue;
+            Basis from = machine_constants[i].basis;
+            if ((from == BASIS_MEASURED && !m->measured) || (m->board && (i == LINK_WITHIN || i == LINK_BETWEEN)))
+                from = BASIS_ASSUMED;
+            if (from != (Basis)basis || (i >= DISK_WRITE && m->disk_gib == 0)) continue;
             if (printed++)
                 fputs(", ", out);
             else
@@ -167,6 +273,8 @@ static void machine_print(FILE *out, const Machine *m) {
     }
     fprintf(out, "         memory for a plan: %s; CUDA's total in public reports of 2023 to 2026, less 1 GiB\n",
             human_bytes((double)machine_usable_bytes(m)));
+    fprintf(out, "         host memory of a node: %s, %s; disk: %s\n", human_bytes(m->host_gib * GIBIBYTE),
+            m->host_given ? "given" : "assumed", m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
 }
 
 // Share of attention's work that our own kernels do

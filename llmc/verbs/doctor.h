@@ -212,7 +212,6 @@ static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i),
 }
 
 // ---- what there is -------------------------------------------------------------------------------------------------
-// Cards are known by their names; PCIe and NVL boards are slower than the machines of machine.h.
 __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, Finding finding, const char *format,
                                                               ...) {
     char text[sizeof(doctor.row[0].text)];
@@ -224,12 +223,8 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
     snprintf(row.name, sizeof(row.name), "%s", name);
     row.value = NAN;
     doctor_say(&row, finding, "%s", text);
-    for (int i = 0; i < MACHINES && ops_device->stored == DTYPE_BF16; i++) {
-        char card[16];
-        snprintf(card, sizeof(card), " %.*s", (int)strcspn(machines[i].gpu, " "), machines[i].gpu);
-        if (!strncmp(name, "device", 6) && strstr(text, card) && !strstr(text, "PCIe") && !strstr(text, "NVL"))
-            doctor.machine = &machines[i];
-    }
+    if (!strncmp(name, "device", 6) && ops_device->stored == DTYPE_BF16 && machine_of_device(text))
+        doctor.machine = machine_of_device(text);
     doctor_add(&row);
 }
 

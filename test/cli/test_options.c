@@ -99,10 +99,6 @@ TEST(words_are_those_of_the_enums) {
         assert_true(choice_parse(&option_rows[option_find(cases[i].option)], cases[i].word, &value));
         assert_int_equal(value, cases[i].value);
     }
-    for (int i = 0; i < MACHINES; i++) {
-        assert_true(choice_parse(&option_rows[option_find("machine")], machines[i].name, &value));
-        assert_int_equal(value, i);
-    }
     expect_names("objective", objective_names, OBJECTIVES);
     expect_names("normalisation", normalisation_names, NORMALISATIONS);
     expect_names("dpo-loss", dpo_loss_names, DPO_LOSSES);
@@ -121,8 +117,26 @@ TEST(cards_are_limits) {
         assert_true(bytes_parse(row, known[i].card, &bytes) && bytes == (size_t)(known[i].gib * GIBIBYTE));
         assert_false(bytes_parse(&option_rows[option_find("max-shard-size")], known[i].card, &bytes));
     }
-    for (int i = 0; i < MACHINES; i++) assert_int_equal(word_index(CARD_NAMES, machines[i].name), i);
-    assert_int_equal(word_index(CARD_NAMES, "rtx3060"), COUNT_OF(cards) - 1);
+    for (int i = 0; i < MACHINES; i++) assert_int_equal(word_index(MACHINE_NAMES, machines[i].name), i);
+    assert_string_equal(machines[MACHINE_H200].name, "h200");
+}
+
+// A machine is a card, whose node has what is said of it.
+TEST(machines_have_hosts_and_disks) {
+    static const char *const bad[] = {
+        "h300", "", "h100,", "h100,host", "h100,hots=1TB", "h100,host=1", "h100,disk-rate=0"};
+    Machine m;
+    char wrong[128];
+    assert_true(machine_parse(&m, "H200,host=128GiB,disk-rate=3GB,disk=2TB", wrong, sizeof(wrong)));
+    assert_true(m.host_gib == 128 && m.host_given && m.disk_gib * GIBIBYTE == 2e12 && m.value[DISK_READ] == 3e9);
+    assert_true(machine_parse(&m, "rtx4090", wrong, sizeof(wrong)) && !m.host_given && m.disk_gib == 0);
+    assert_true(machine_parse(&m, "h100,host=0", wrong, sizeof(wrong)) && m.host_gib == 0);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        test_case("%s", bad[i]);
+        assert_false(machine_parse(&m, bad[i], wrong, sizeof(wrong)));
+    }
+    assert_true(machine_of_device("NVIDIA A100-SXM4-80GB") == &machines[MACHINE_A100]);
+    assert_true(machine_of_device("NVIDIA H100 PCIe") == NULL && machine_of_device("NVIDIA T4") == NULL);
 }
 
 // Numbers that --help and the READMEs promise
@@ -335,7 +349,8 @@ TEST(aliases_are_the_options) {
     assert_true(o.rslora && !o.json && !option_given(&o, "json"));
     o = parse("train --init gpt2 --data d --lr-scheduler-type constant_with_warmup --objective DPO");
     assert_true(o.schedule == SCHEDULE_CONSTANT && o.objective == OBJECTIVE_DPO);
-    assert_true(parse("plan --init gpt2 --dtype bfloat16 --memory-limit H100").memory_limit == card_usable_bytes(1));
+    assert_true(parse("plan --init gpt2 --dtype bfloat16 --memory-limit H100").memory_limit ==
+                machine_usable_bytes(&machines[MACHINE_H100]));
     assert_true(parse("plan --init gpt2 --memory-limit 24gb").memory_limit == 24000000000);
 }
 

@@ -12,10 +12,10 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 
 // Nodes of 4, links of 100 and 10 bytes a second, hops of 1 and 3 seconds; arithmetic at one rate.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
-    Machine m;
+    Machine m = {0};
     const double value[MACHINE_CONSTANTS] = {4,     2 * flops, flops, flops,     flops,  flops,   flops,
                                              flops, flops,     flops, bandwidth, within, between, FREE,
-                                             1,     1,         0,     0,         0};
+                                             1,     1,         0,     0,         0,      FREE,    FREE};
     m.name = "round", m.gpu = "round numbers";
     for (int i = 0; i < MACHINE_CONSTANTS; i++) m.value[i] = value[i];
     return m;

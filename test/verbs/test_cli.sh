@@ -24,6 +24,8 @@ refuses 2 'rope-scaling: low_freq_factor is not a key of linear scaling' plan --
 refuses 2 'rope-scaling: hidden_size is not a key of yarn scaling' plan --init llama --rope-scaling yarn,factor=2,hidden_size=64
 refuses 2 'rope-scaling: factor=0.5 would leave fewer positions' plan --init llama --rope-scaling yarn,factor=0.5
 refuses 2 'rope-scaling: gpt2 has a table of positions' plan --init gpt2 --rope-scaling yarn,factor=2
+refuses 2 "machine: 'rtx4091' is no machine; give a100, .* or rtx3060, and host=, disk= or disk-rate= behind it" \
+    plan --init gpt2 --machine rtx4091,host=128GiB
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
 says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$' \
     'note: --seq-len 300000 is above max_position_embeddings 262144: .*; --rope-scaling yarn,factor=19 scales them'
