@@ -8,6 +8,7 @@ included wherever something is made of every op: the struct, the tables of op se
     TENSOR(argument, elements, size)  it is device memory, or NULL; size: bytes of an element, STORED and SUMMED those
                                       of the types in ops.h
     KEYS(argument, size)              likewise, the rows of k, v, dk or dv that attention's `shape` reads
+    PLACE(argument, bytes)            it is memory of the device, or of another place
     COUNT(...)                        what op set "dry" counts or checks besides (ops_dry.h)
 
 Kinds of ops; each is an OP where the including file defines no macro for it:
@@ -40,10 +41,9 @@ OP_HOST(size_t, memory_peak, (void), ())
 OP_HOST(size_t, memory_available, (void), ())
 // what that counts, in words: "the memory available"
 OP_HOST(const char *, memory_name, (void), ())
-OP_MEMORY(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes),
-          TENSOR(device, bytes, 1))
-OP_MEMORY(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes),
-          TENSOR(device, bytes, 1))
+// memory of any place = host memory. Transfers of its bytes that go there have been awaited, and in copy_out, too
+OP_MEMORY(void, copy_in, (void *place, const void *host, size_t bytes), (place, host, bytes), PLACE(place, bytes))
+OP_MEMORY(void, copy_out, (void *host, const void *place, size_t bytes), (host, place, bytes), PLACE(place, bytes))
 // device to device, no overlap
 OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes),
           TENSOR(out, bytes, 1) TENSOR(in, bytes, 1))
@@ -53,20 +53,30 @@ OP_HOST(void, machine_findings, (TellFinding tell), (tell))
 // returns when everything asked for is done: before a clock is read
 OP_HOST(void, finish, (void), ())
 
-// ---- host memory that tensors go to and come back from, beside other ops --------------------------------------------
+// ---- places that tensors go to and come back from, beside other ops: host memory and files on disk -------------------
 // memory that a device reaches at its full speed; NULL when there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated once the device has `planned`; 0: not known
 OP_HOST(size_t, host_available, (size_t planned), (planned))
-// A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its memory or
-// reads what it changes. Tickets grow, from 1; transfers are done in order. host = device
-OP_MEMORY(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes),
+// Addresses for the bytes of a file without a name in `folder`, whose space is reserved: store, load, copy_in and
+// copy_out take them, reading through them faults, arithmetic is as usual. Contents undefined. Ends the program with one
+// line where that cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
+OP_HOST(void *, disk_allocate, (const char *folder, size_t bytes), (folder, bytes))
+OP_HOST(void, disk_release, (void *memory, size_t bytes), (memory, bytes))
+// bytes that could be allocated there by this rank; ends the program as disk_allocate does
+OP_HOST(size_t, disk_available, (const char *folder), (folder))
+// A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its source or
+// touches what it changes. There are four kinds: stores to the host, loads from it, stores to disk, loads from it. A
+// ticket is 4 * number + kind, number from 1. Transfers of a kind are done in order; between kinds there is none: a load
+// of what a store writes is asked for when that store has been awaited. place = device
+OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes),
           TENSOR(device, bytes, 1))
-// device = host
-OP_MEMORY(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes),
+// device = place
+OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes),
           TENSOR(device, bytes, 1))
-// later ops find this transfer done, and all before it; ticket 0: none
+// later ops find this transfer done, and all before it of its kind; ticket 0: none. A transfer that failed ends the
+// program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
 // The calls that follow stand for `factor` calls alike. Op set "dry" multiplies its counts by it; the others ignore it.
@@ -273,4 +283,5 @@ OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 #undef OP_STEP
 #undef TENSOR
 #undef KEYS
+#undef PLACE
 #undef COUNT

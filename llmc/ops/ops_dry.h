@@ -152,6 +152,7 @@ static void dry_attention_choose(AttentionChoice choice) {
 #define STORED                         dry.stored
 #define SUMMED                         dry.summed
 #define TENSOR(tensor, elements, size) dry_range(#tensor, tensor, elements, size);
+#define PLACE(tensor, bytes)           dry_range(#tensor, tensor, bytes, 1);
 #define KEYS(tensor, size)             dry_keys(#tensor, tensor, shape, size);
 #define COUNT(...)                     __VA_ARGS__;
 #define OP(type, op_name, parameters, arguments, touches)                                                              \

@@ -70,6 +70,7 @@ static void fence_host(const char *op, const char *name, const void *memory) {
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 #define TENSOR(tensor, elements, size) fence_tensor(#tensor, tensor);
+#define PLACE(tensor, bytes)
 #define KEYS(tensor, size)             fence_tensor(#tensor, shape->partial ? NULL : tensor);
 #define COUNT(...)
 #define OP(type, op, parameters, arguments, touches)                                                                   \
@@ -104,22 +105,24 @@ static void release_fenced(void *memory, size_t bytes) {
     ops_device->release(memory, bytes);
 }
 
-// Copies and transfers: the other side is host memory.
-#define WITH_HOST(type, op, parameters, arguments, side)                                                               \
+// Copies and transfers: the other side is host memory, or on disk.
+#define WITH_HOST(type, op, parameters, arguments, side, other)                                                        \
     static type op##_checked parameters {                                                                              \
-        fence_host(#op, side, host);                                                                                   \
+        fence_host(#op, side, other);                                                                                  \
         return fenced_##op arguments;                                                                                  \
     }
-WITH_HOST(void, copy_in, (void *device, const void *host, size_t bytes), (device, host, bytes), "the source")
-WITH_HOST(void, copy_out, (void *host, const void *device, size_t bytes), (host, device, bytes), "the destination")
-WITH_HOST(int64_t, store, (void *host, const void *device, size_t bytes), (host, device, bytes), "the destination")
-WITH_HOST(int64_t, load, (void *device, const void *host, size_t bytes), (device, host, bytes), "the source")
+WITH_HOST(void, copy_in, (void *place, const void *host, size_t bytes), (place, host, bytes), "the source", host)
+WITH_HOST(void, copy_out, (void *host, const void *place, size_t bytes), (host, place, bytes), "the destination", host)
+WITH_HOST(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes), "the destination",
+          place)
+WITH_HOST(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes), "the source", place)
 
 // ---- the op set -----------------------------------------------------------------------------------------------------
 #define FENCE_SLOTS ((sizeof(Ops) - offsetof(Ops, allocate)) / sizeof(void (*)(void)))
 
 static const Ops *ops_fenced(void) {
     static Ops ops;
+    setenv("STREAMBP_TRANSFERS", "late", 1); // a thread would meet the fence
     ops = *ops_device;
 #define OP(type, name, ...) ops.name = fenced_##name;
 #include "llmc/ops/op_list.h"

@@ -212,42 +212,6 @@ TEST(tickets_are_done_in_order) {
     tensor_free(&t);
 }
 
-// ---- transfers ------------------------------------------------------------------------------------------------------
-// A tensor goes to host memory and comes back, many more times than a queue holds, and each time one byte further on:
-// the i-th store is to be done before the load behind it, and that before the next store. Nothing happens before it is
-// awaited.
-TEST(transfers_are_late_and_in_order) {
-    enum { ROUNDS = 40 };
-    const size_t bytes = 1000;
-    char *host = (char *)ops_device->host_allocate(bytes + 2 * SENTINEL), *expected = (char *)malloc(bytes);
-    Tensor t = tensor_new(bytes);
-    int64_t before = 0;
-    poison(host, bytes + 2 * SENTINEL);
-    for (size_t round = 0; round < bytes; round++) t.as[SENTINEL + round] = (char)round;
-    tensor_load(&t);
-    memcpy(expected, host + SENTINEL, bytes);
-    int64_t ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
-    assert_memory_equal(host + SENTINEL, expected, bytes);
-    memcpy(expected, t.as + SENTINEL, bytes);
-    for (size_t round = 0; round < ROUNDS; round++) {
-        assert_true(ticket > before);
-        before = ticket;
-        ops_device->load(tensor_data(&t), host + SENTINEL + 1, bytes - 1);
-        ticket = ops_device->store(host + SENTINEL, tensor_data(&t), bytes);
-        memmove(expected, expected + 1, bytes - 1);
-    }
-    ops_device->await_transfer(ticket);
-    ops_device->await_transfer(before); // has been done
-    ops_device->await_transfer(0);
-    assert_memory_equal(tensor_read(&t), expected, bytes);
-    assert_memory_equal(host + SENTINEL, expected, bytes);
-    assert_memory_equal(host, t.as, SENTINEL); // both are laid out alike
-    assert_memory_equal(host + SENTINEL + bytes, t.as + SENTINEL + bytes, SENTINEL);
-    ops_device->host_release(host, bytes + 2 * SENTINEL);
-    free(expected);
-    tensor_free(&t);
-}
-
 // Memory that MPI takes beside tensors does not grow with them.
 TEST(large_collectives_need_no_memory_of_their_size) {
     const size_t count = (size_t)48 << 20, size = dtype_size(ops_device->summed);

@@ -6,6 +6,7 @@ allocation may be planned generously. Huge pages are asked for: fewer TLB misses
 #define LLMC_CPU_MEMORY_H
 #include <sys/mman.h>
 #include "llmc/ops/arena.h"
+#include "llmc/ops/disk.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -32,7 +33,7 @@ static void *cpu_allocate(size_t bytes) {
     return memory + before;
 }
 
-static void cpu_release(void *memory, size_t bytes) {
+static void memory_unmap(void *memory, size_t bytes) {
     if (memory) munmap(memory, allocation_size(bytes));
 }
 
@@ -55,34 +56,72 @@ static void cpu_zero(void *out, size_t bytes) {
         memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
-// ---- transfers: a queue, worked off in its order when a ticket is awaited or it is full: as late as may be ----------
-enum { TRANSFERS = 16 };
+// ---- transfers -------------------------------------------------------------------------------------------------------
+// To and from the host: two queues, worked off in their order when a ticket is awaited or the queue is full: as late as
+// may be. To and from disk: disk.h. Ticket 4 n + kind is transfer n of its kind.
+enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS, TRANSFERS = 16 };
 
-static struct {
+typedef struct {
     struct {
         void *to;
         const void *from;
         size_t bytes;
-    } waiting[TRANSFERS]; // of ticket t: waiting[(t - 1) % TRANSFERS]
+    } waiting[TRANSFERS]; // transfer n, from 1: waiting[(n - 1) % TRANSFERS]
     int64_t asked, done;
-} transfers;
+} TransferQueue;
 
-static void cpu_await_transfer(int64_t ticket) {
-    for (; transfers.done < ticket; transfers.done++) {
-        const size_t i = (size_t)transfers.done % TRANSFERS;
-        cpu_copy(transfers.waiting[i].to, transfers.waiting[i].from, transfers.waiting[i].bytes);
+static TransferQueue transfers[2];
+
+static void transfers_work_off(TransferQueue *queue, int64_t n) {
+    for (; queue->done < n; queue->done++) {
+        const size_t i = (size_t)queue->done % TRANSFERS;
+        cpu_copy(queue->waiting[i].to, queue->waiting[i].from, queue->waiting[i].bytes);
     }
 }
 
-static int64_t transfer(void *to, const void *from, size_t bytes) {
-    const size_t i = (size_t)transfers.asked % TRANSFERS;
-    if (transfers.asked - transfers.done == TRANSFERS) cpu_await_transfer(transfers.done + 1);
-    transfers.waiting[i].to = to, transfers.waiting[i].from = from, transfers.waiting[i].bytes = bytes;
-    return ++transfers.asked;
+static void cpu_await_transfer(int64_t ticket) {
+    const int kind = (int)(ticket % TRANSFER_KINDS);
+    if (kind >= STORE_DISK)
+        disk_await(kind - STORE_DISK, ticket / TRANSFER_KINDS);
+    else
+        transfers_work_off(&transfers[kind], ticket / TRANSFER_KINDS);
 }
 
-static int64_t cpu_store(void *host, const void *device, size_t bytes) { return transfer(host, device, bytes); }
-static int64_t cpu_load(void *device, const void *host, size_t bytes) { return transfer(device, host, bytes); }
+static int64_t transfer(int kind, void *to, const void *from, size_t bytes) {
+    TransferQueue *queue = &transfers[kind];
+    const size_t i = (size_t)queue->asked % TRANSFERS;
+    if (queue->asked - queue->done == TRANSFERS) transfers_work_off(queue, queue->done + 1);
+    queue->waiting[i].to = to, queue->waiting[i].from = from, queue->waiting[i].bytes = bytes;
+    return TRANSFER_KINDS * ++queue->asked + kind;
+}
+
+static int64_t cpu_store(void *place, const void *device, size_t bytes) {
+    const DiskFile *file = disk_file_of(place);
+    if (!file) return transfer(STORE_HOST, place, device, bytes);
+    return TRANSFER_KINDS * disk_ask(DISK_WRITES, file, place, (void *)(uintptr_t)device, bytes, 0) + STORE_DISK;
+}
+static int64_t cpu_load(void *device, const void *place, size_t bytes) {
+    const DiskFile *file = disk_file_of(place);
+    if (!file) return transfer(LOAD_HOST, device, place, bytes);
+    return TRANSFER_KINDS * disk_ask(DISK_READS, file, place, device, bytes, 0) + LOAD_DISK;
+}
+
+// Transfers of memory that is released will not happen.
+static void transfers_forget(const void *memory, size_t bytes) {
+    disk_forget(memory, bytes, NULL);
+    for (TransferQueue *queue = transfers; queue < transfers + 2; queue++)
+        for (int64_t n = queue->done; n < queue->asked; n++) {
+            const size_t i = (size_t)n % TRANSFERS;
+            if ((uintptr_t)queue->waiting[i].to - (uintptr_t)memory < bytes ||
+                (uintptr_t)queue->waiting[i].from - (uintptr_t)memory < bytes)
+                queue->waiting[i].bytes = 0;
+        }
+}
+
+static void cpu_release(void *memory, size_t bytes) {
+    transfers_forget(memory, bytes);
+    memory_unmap(memory, bytes);
+}
 
 // The device's memory is the host's.
 static void *cpu_host_allocate(size_t bytes) { return cpu_allocate(bytes); }
@@ -91,5 +130,29 @@ static size_t cpu_host_available(size_t planned) {
     const size_t available = host_memory_available();
     return available > planned ? available - planned : available ? 1 : 0;
 }
+
+static void *cpu_disk_allocate(const char *folder, size_t bytes) { return disk_file_allocate(folder, bytes); }
+static void cpu_disk_release(void *memory, size_t bytes) { (void)bytes, disk_file_release(memory); }
+static size_t cpu_disk_available(const char *folder) { return disk_bytes_available(folder); }
+
+static void cpu_copy_in(void *place, const void *host, size_t bytes) {
+    watch_at_work();
+    if (!disk_copy_in(place, host, bytes)) cpu_copy(place, host, bytes);
+}
+static void cpu_copy_out(void *host, const void *place, size_t bytes) {
+    watch_at_work();
+    if (!disk_copy_out(host, place, bytes)) cpu_copy(host, place, bytes);
+}
+
+// ---- for disk.h ------------------------------------------------------------------------------------------------------
+static char *disk_pieces_allocate(size_t bytes) { return (char *)cpu_allocate(bytes); }
+static void disk_pieces_release(char *pieces, size_t bytes) { memory_unmap(pieces, bytes); }
+static void disk_mark(int way, size_t slot) { (void)way, (void)slot; }
+static void disk_begin(int way, size_t slot) { (void)way, (void)slot; }
+static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
+    (void)way, (void)transfer;
+    memcpy(to, from, bytes);
+}
+static void disk_copied(int way) { (void)way; }
 
 #endif

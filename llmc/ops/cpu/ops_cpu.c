@@ -55,12 +55,6 @@ static const char *cpu_attention_library(size_t NH, size_t NKV, size_t HD, size_
     (void)NH, (void)NKV, (void)HD, (void)window;
     return NULL;
 }
-static void cpu_copy_in(void *device, const void *host, size_t bytes) {
-    watch_at_work(), cpu_copy(device, host, bytes);
-}
-static void cpu_copy_out(void *host, const void *device, size_t bytes) {
-    watch_at_work(), cpu_copy(host, device, bytes);
-}
 
 #ifdef HAVE_ONEDNN
 #define ONEDNN_LIBRARY "oneDNN " VERSION_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR, DNNL_VERSION_PATCH)
