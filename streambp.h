@@ -138,7 +138,7 @@ static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mar
 
 // ---- attention, forward (section 3.2.2) ----------------------------------------------------------------------
 static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    norm_forward(s, a->norm1, layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT),
+    norm_forward(s, a->norm1, layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT),
                  weight_of(s, w, NORM1_BIAS), NULL, c.n);
 }
 
@@ -161,7 +161,7 @@ static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, cons
 
 // y = x_l + (post norm of) attention's output projected
 static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Stored *x = layer_input(&s->memory, l, c.row);
+    const Stored *x = layer_input(s, l, c.row);
     if (a->attention_branch) {
         linear_forward(s, l, c, w, O_WEIGHT, a->attention_branch, a->attention_out, NULL);
         norm_forward(s, a->y, a->attention_branch, weight_of(s, w, POST_NORM1), NULL, x, c.n);
@@ -230,7 +230,7 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                            Stored *dx) {
     norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1,
-                  layer_input(&s->memory, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
+                  layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
 }
 
 // dnorm1 += the part that comes through keys and values; = where none came through the queries yet
@@ -267,12 +267,13 @@ static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const A
 }
 
 static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    Stored *out = layer_input(&s->memory, l + 1, c.row);
     mlp_activate(s, l, c, w, a);
+    Stored *out = layer_output(s, l + 1, c);
     if (a->mlp_branch)
         norm_forward(s, out, a->mlp_branch, weight_of(s, w, POST_NORM2), NULL, a->y, c.n);
     else
         linear_forward(s, l, c, w, DOWN_WEIGHT, out, a->activated, a->y);
+    input_save(s, l + 1, c);
 }
 
 // Computes the MLP's activations again where they were not kept. Each gradient is written over its own values.
@@ -362,11 +363,12 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
         Chunk c = chunk_at(s, i);
-        Stored *dx = layer_input(&s->memory, s->model->config.num_hidden_layers, c.row); // where x_L was
+        Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
         attention_backward(s, l, c, w, dw, &a, dx); // dQ[c]; dK, dV of all chunks up to c
         kv_backward(s, l, c, w, dw, &a, dx);        // dK[c], dV[c] are complete now
+        input_done(s, l, c);
         drop(s, &a);
     }
 }
@@ -378,8 +380,9 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
-    s->ops->embedding_forward(layer_input(&s->memory, 0, c.row), s->tokens + c.row, s->position + c.row,
+    s->ops->embedding_forward(layer_input(s, 0, c.row), s->tokens + c.row, s->position + c.row,
                               (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
+    input_save(s, 0, c);
 }
 
 static void embedding_forward(StreamBP *s) {
@@ -395,7 +398,7 @@ static void table_backward(StreamBP *s, GroupSums dw, ModelTensor table, const i
     void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->rows, table_rows, d.C));
-    s->ops->embedding_backward(sums, dw.tables_type, layer_input(&s->memory, d.L, 0), index, s->rows, table_rows, d.C,
+    s->ops->embedding_backward(sums, dw.tables_type, layer_input(s, d.L, 0), index, s->rows, table_rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
 }
@@ -427,7 +430,7 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.matrix = (const Stored *)w.matrix;
     h.norm_out = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.logits_stride);
-    norm_forward(s, h.norm_out, layer_input(&s->memory, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
+    norm_forward(s, h.norm_out, layer_input(s, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
     s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
     return h;
 }
@@ -451,7 +454,7 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
     if (!dw || by_token)
         s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, d.logits_stride, s->objective.temperature);
     if (dw) {
-        Stored *x = layer_input(&s->memory, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
+        Stored *x = layer_input(s, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
         Summed *dnorm_bias = dw->norm && h.norm_bias ? summed_row(s, dw->norm, 1, d.C) : NULL;
         if (by_token) sequence_chunk_weights(s, c);
         s->ops->logprob(logp, NULL, dlogits, targets, summed_row(s, s->token_weight, c.row, 1), c.n, d.V,
@@ -500,7 +503,20 @@ static void layers_forward(StreamBP *s) {
     }
     layers_end(&s->memory);
     saved_attention_finish(s);
+    inputs_await(s);
     arena_pop(s->arena, mark);
+}
+
+// x_l, which backward needs: on its way, or not kept. Then forward goes again through the layers from the last one
+// whose input was kept to l, once for all of these.
+static void restore_input(StreamBP *s, size_t l) {
+    const Range missing = restore_begin(s, l);
+    for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
+        GroupWeights w = weights_acquire(&s->memory, i);
+        s->order->layer_forward(s, i, w);
+        weights_release(&s->memory, i);
+    }
+    restore_end(s);
 }
 
 static void layers_backward(StreamBP *s) {
@@ -508,8 +524,10 @@ static void layers_backward(StreamBP *s) {
     push_key_value_gradients(s);
     saved_attention_begin(s);
     layers_begin(&s->memory, -1);
+    inputs_begin(s);
     for (size_t i = layer_count(s); i-- > 0;) {
         size_t l = layer_at(s, i);
+        restore_input(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_acquire(&s->memory, l);
         s->order->layer_backward(s, l, w, dw);
@@ -527,7 +545,7 @@ static void layers_backward(StreamBP *s) {
 // complete.
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), host_mark = arena_mark(&s->host);
+    const Marks mark = marks_of(s->arena);
     Activations kept = {0};
     sequence_begin(s, batch, Z, PASS_FORWARD);
     push_inputs(s);
@@ -550,11 +568,11 @@ static double forward_backward(StreamBP *s, const Batch *batch, double Z, int la
     s->pass = PASS_BACKWARD;
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
-    saved_attention_pop(s, host_mark);
+    saved_attention_pop(s);
     embedding_backward(s);
     grads_end(&s->memory);
     s->kept = NULL;
-    arena_pop(s->arena, mark);
+    marks_pop(s->arena, mark);
     return loss;
 }
 

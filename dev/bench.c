@@ -22,7 +22,7 @@ typedef struct {
     Model model;
     RunSettings settings;
     Plan plan;
-    Arena arena;
+    Arena arena[PLACES];
     StreamBP stream;
     OptimizerState state;
     Batch batch;
@@ -48,8 +48,8 @@ static void pass_begin(BenchPass *pass) {
     pass->plan = plan_make(&pass->settings, &pass->batch);
     pass->memory = ops_device->allocate(pass->plan.total_bytes);
     if (!pass->memory) die("no memory for %zu bytes", pass->plan.total_bytes);
-    arena_init(&pass->arena, pass->memory, pass->plan.total_bytes);
-    run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, &pass->arena, &pass->batch);
+    arena_init(pass->arena, pass->memory, pass->plan.total_bytes);
+    run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, pass->arena, &pass->batch);
     weights_init_random(&pass->model, sharding_whole(), ops_device, pass->stream.memory.weights, 1);
     if (pass->settings.optimizer)
         optimizer_init(&pass->model, world_alone(), ops_device, pass->stream.memory.weights, &pass->state,

@@ -66,15 +66,15 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
 // less power, and its clocks are higher. In memory of the arena that is not in use (between two sequences: nearly all);
 // 0 where that is too small.
 static double run_peak_flops(Run *run) {
-    const size_t size = dtype_size(run->model.dtype), mark = arena_mark(&run->arena);
+    const size_t size = dtype_size(run->model.dtype), mark = arena_mark(run->arena);
     const double start = seconds_now();
     double best = 0;
     for (size_t n = 128; n <= 8192; n *= 2) {
         const double flops = 2.0 * (double)(n * n * n);
         Stored *x[3];
-        if (run->arena.capacity - run->arena.used < 3 * (n * n * size + ARENA_ALIGNMENT)) break;
+        if (run->arena->capacity - run->arena->used < 3 * (n * n * size + ARENA_ALIGNMENT)) break;
         for (size_t i = 0; i < 3; i++) {
-            x[i] = (Stored *)arena_push(&run->arena, SHARE_WORKSPACE, "peak measurement", n * n, size);
+            x[i] = (Stored *)arena_push(run->arena, SHARE_WORKSPACE, "peak measurement", n * n, size);
             fill_random(x[i], run->model.dtype, n * n, i);
         }
         for (size_t i = 0; i < 4; i++) {
@@ -83,7 +83,7 @@ static double run_peak_flops(Run *run) {
             ops_device->finish();
             best = fmax(best, flops / (seconds_now() - begin));
         }
-        arena_pop(&run->arena, mark);
+        arena_pop(run->arena, mark);
         // on a busy CPU its threads may wait for milliseconds, however small the product
         if ((n >= 512 && flops > 5e-3 * best) || seconds_now() - start > 0.5) break;
     }

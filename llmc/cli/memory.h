@@ -52,8 +52,8 @@ enum { CHOOSE_HOST = 1, CHOOSE_RING = 2, CHOICES = 4 };
 // Sets what a choice stands for; 0 where it is not open.
 static int settings_choose(RunSettings *settings, const Options *o, int choice) {
     if (choice & CHOOSE_HOST) {
-        if (o->keep_on != KEEP_NOTHING || settings->keep == KEEP_NOTHING) return 0;
-        settings->keep = KEEP_IN_HOST_MEMORY;
+        if (o->keep_on != PLACE_AUTO || !settings->keep) return 0;
+        settings->place[PLACED_KEPT] = PLACE_HOST;
     }
     if (choice & CHOOSE_RING) {
         if (o->kv != KEYS_AUTO || world_sp(settings->world) == 1) return 0;
@@ -223,7 +223,7 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     const size_t bytes = run->plan.total_bytes;
     if (limit && bytes > limit) {
-        if (is_main_rank() && !run->options->quiet) report_regions(stderr, &run->plan.arena);
+        if (is_main_rank() && !run->options->quiet) report_regions(stderr, run->plan.arena);
         const char *needed = human_bytes((double)bytes), *most = human_bytes((double)limit);
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
@@ -236,7 +236,7 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "
             "--keep none",
             human_bytes((double)run->plan.host_bytes), human_bytes((double)ops_device->host_available(bytes)),
-            run->options->keep_on == KEEP_NOTHING ? "" : ", --keep-on device"); // else it has been tried
+            run->options->keep_on == PLACE_AUTO ? "" : ", --keep-on device"); // else it has been tried
 }
 
 // ---- the one allocation --------------------------------------------------------------------------------------------
@@ -267,10 +267,12 @@ static void run_allocate(Run *run, SequenceBound bound) {
         die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "
             "device or --keep none",
             human_bytes((double)run->plan.host_bytes));
-    arena_init(&run->arena, run->memory, run->plan.total_bytes);
-    arena_watch(&run->arena, ops_device->copy_in, ops_device->copy_out);
-    run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, &run->arena, &shape);
-    arena_init(&run->streambp.host, run->host_memory, run->plan.host_bytes);
+    if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
+    arena_init(&run->arena[PLACE_DEVICE], run->memory, run->plan.total_bytes);
+    arena_init(&run->arena[PLACE_HOST], run->host_memory, run->plan.host_bytes);
+    arena_init(&run->arena[PLACE_DISK], run->disk_memory, run->plan.disk_bytes);
+    arena_watch(run->arena, ops_device->copy_in, ops_device->copy_out);
+    run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, run->arena, &shape);
     free(shape.document_start);
 }
 

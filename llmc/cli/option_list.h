@@ -70,8 +70,21 @@ SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens w
 CHOICE(int, keep, "keep", "none", 0, 1, PASSES, "none|attention",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "
        "attention output and log-sum-exp, so that backward does not run attention forward again")
-CHOICE(Keep, keep_on, "keep-on", "auto", KEEP_NOTHING, KEEP_IN_HOST_MEMORY, PASSES, "auto|device|host",
+CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where --keep saves them; auto: on the device if they fit there, else in host memory")
+CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+       "where layer inputs are from forward to backward; auto, of this and the next three: as fast as what fits allows")
+SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
+     "keep the input of one layer of K, and compute those between again in backward; auto: 1 where that fits")
+CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+       "where weights are; elsewhere than on the device they come to it layer by layer")
+CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
+       "where stored gradients are")
+CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
+       "where moments and master weights are; elsewhere they come to the device in slices at each step")
+TEXT(disk, "disk", NULL, PASSES | ON(DOCTOR), "DIR",
+     "folder on a local disk for what is placed there; its space is taken before the first step and free again at any "
+     "end")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward takes all keys of a chunk in one call, which is faster and adds in any order: "
        "results differ in the last bits from run to run")
@@ -84,6 +97,9 @@ CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS,
 BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",
       "limit such as 40GiB or h100 (what a card leaves to a plan): a plan finds the longest T within it, a run that "
       "needs more is refused before it starts")
+BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES, "BYTES",
+      "limit of host memory for what is placed there, of all ranks of a machine together")
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES", "and of space in --disk")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
        "plan a training run, or a pass without an optimizer update, which needs far less")
 

@@ -252,7 +252,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->verbose || o->verb == VERB_PLAN) {
         fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
                 bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
-        report_regions(out, &run->plan.arena);
+        report_regions(out, run->plan.arena);
     }
     if (run->plan.host_bytes)
         fprintf(out, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));

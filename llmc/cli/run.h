@@ -39,7 +39,8 @@ typedef struct {
     Plan plan;
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes
-    Arena arena;
+    void *disk_memory; // plan.disk_bytes
+    Arena arena[PLACES];
     StreamBP streambp;
     OptimizerState optimizer;
     LogprobFile reference, old;    // of --data, where they are named
@@ -230,6 +231,7 @@ static void run_close(Run *run) {
     run_end(&run->streambp);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.host_bytes);
+    if (run->disk_memory) ops_device->disk_release(run->disk_memory, run->plan.disk_bytes);
     run_close_source(run);
     logprobs_close(&run->reference), logprobs_close(&run->old);
     model_free(&run->model);

@@ -100,7 +100,11 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.ring = o->kv == KEYS_RING;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
-    if (o->keep && o->method != METHOD_FULL) settings.keep = o->keep_on == KEEP_NOTHING ? KEEP_ON_DEVICE : o->keep_on;
+    settings.keep = o->keep && o->method != METHOD_FULL;
+    settings.inputs_every = o->method == METHOD_FULL ? 1 : o->inputs_every;
+    settings.place[PLACED_INPUTS] = o->inputs, settings.place[PLACED_WEIGHTS] = o->weights;
+    settings.place[PLACED_GRADIENTS] = o->gradients, settings.place[PLACED_OPTIMIZER] = o->optimizer;
+    settings.place[PLACED_KEPT] = o->keep_on;
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);

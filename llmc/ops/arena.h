@@ -1,7 +1,7 @@
 /*
-One planned allocation for everything a run keeps in a place: device memory, or host memory that tensors go to. Regions
+One planned allocation for everything a run keeps in a place: device memory, host memory or a file on a disk. Regions
 are pushed and popped like a stack, so what never lives together shares bytes, and the same pushes give the same
-addresses every time.
+addresses every time. An address on a disk stands for a byte of the file; only transfers and copies of ops take it.
 
 A plan is a walk of the same code over an arena without memory, whose addresses are outside of any address space. The
 walk leaves the peak, its shares, and the regions alive at the peak, by name; the run then allocates that peak, once.
@@ -12,6 +12,15 @@ walk leaves the peak, its shares, and the regions alive at the peak, by name; th
 #include "llmc/ranks/dist.h"
 #include <stdio.h>
 #include <sys/resource.h>
+
+typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } Place; // AUTO: the planner's choice
+
+static const char *const place_names[PLACES] = {"device", "host", "disk"};
+
+// Whose place can be chosen
+typedef enum { PLACED_INPUTS, PLACED_WEIGHTS, PLACED_GRADIENTS, PLACED_OPTIMIZER, PLACED_KEPT, PLACED } Placed;
+
+static const char *const placed_names[PLACED] = {"inputs", "weights", "gradients", "optimizer", "keep_on"};
 
 typedef enum {
     SHARE_WEIGHTS,
@@ -36,7 +45,7 @@ typedef struct {
 
 #define ARENA_REGIONS   96
 #define ARENA_ALIGNMENT 256
-#define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a plan: no machine maps this
+#define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a plan, the next place's at twice as much: no machine maps it
 
 typedef struct {
     char *base;
@@ -49,10 +58,12 @@ typedef struct {
     void (*copy_in)(void *, const void *, size_t), (*copy_out)(void *, const void *, size_t); // red zones; NULL: none
 } Arena;
 
-static void arena_plan(Arena *arena) {
-    memset(arena, 0, sizeof(*arena));
-    arena->base = (char *)ARENA_NOWHERE;
-    arena->capacity = SIZE_MAX - ARENA_NOWHERE;
+static void arena_plan(Arena arena[PLACES]) {
+    memset(arena, 0, PLACES * sizeof(*arena));
+    for (int place = 0; place < PLACES; place++) {
+        arena[place].base = (char *)(ARENA_NOWHERE << place);
+        arena[place].capacity = SIZE_MAX - (ARENA_NOWHERE << place);
+    }
 }
 
 static void arena_init(Arena *arena, void *memory, size_t bytes) {
@@ -123,6 +134,21 @@ static void arena_pop(Arena *arena, size_t mark) {
     arena_check_zones(arena);
     if (mark < arena->regions) arena->used = arena->region[mark].begin;
     arena->regions = mark;
+}
+
+// Marks of the arenas of all places
+typedef struct {
+    size_t of[PLACES];
+} Marks;
+
+static Marks marks_of(const Arena arena[PLACES]) {
+    Marks marks;
+    for (int place = 0; place < PLACES; place++) marks.of[place] = arena_mark(&arena[place]);
+    return marks;
+}
+
+static void marks_pop(Arena arena[PLACES], Marks marks) {
+    for (int place = 0; place < PLACES; place++) arena_pop(&arena[place], marks.of[place]);
 }
 
 // Does [pointer, pointer + bytes) lie within one live region?

@@ -176,7 +176,7 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     for (size_t half = 2; half-- > 0;) {
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             Chunk c = range_chunk(s, half, i, size);
-            Stored *dx = layer_input(&s->memory, L, c.row);
+            Stored *dx = layer_input(s, L, c.row);
             Activations a = recompute(s, l, c, w);
             mlp_backward(s, l, c, w, dw, &a, dx);
             attention_backward(s, l, c, w, dw, &a, dx);
@@ -194,7 +194,8 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             Chunk c = range_chunk(s, half, i, size);
             Activations a = norm1_activations(s, l, c, w);
-            kv_backward(s, l, c, w, dw, &a, layer_input(&s->memory, L, c.row)); // the keys' and values' part
+            kv_backward(s, l, c, w, dw, &a, layer_input(s, L, c.row)); // the keys' and values' part
+            input_done(s, l, c);
             drop(s, &a);
         }
     }

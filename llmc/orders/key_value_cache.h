@@ -84,7 +84,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
 static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
     const size_t KV = shapes_of(s->model).KV;
     Stored *kv[2] = {s->kv.k, s->kv.v};
-    s->memory.input_begin = c.row;
+    s->inputs.begin = c.row;
     s->ops->copy_in(s->tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);

@@ -36,7 +36,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
         r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
     } else {
         r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
-        if (saves_attention(s) && !saves_in_host_memory(s)) {
+        if (saves_attention(s) && !saves_elsewhere(s)) {
             r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
         } else {
             r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->rows * d.Q);
@@ -251,7 +251,7 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) {
         Chunk c = chunk_at(s, i);
-        Stored *dx = layer_input(&s->memory, d.L, c.row);
+        Stored *dx = layer_input(s, d.L, c.row);
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) attention_output(s, l, c, w, &a);
         mlp_backward(s, l, c, w, dw, &a, dx);
@@ -265,7 +265,8 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
         ring_queries_backward(s, l, c, w, dw, &a, &r);
-        kv_backward(s, l, c, w, dw, &a, layer_input(&s->memory, d.L, c.row));
+        kv_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
+        input_done(s, l, c);
         drop(s, &a);
     }
     saved_attention_finish(s);

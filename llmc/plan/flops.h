@@ -87,7 +87,11 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     if (settings->method != METHOD_FULL) {
         layers += L * (all.forward - (d.post_norms ? 0 : down.forward)); // its output is the next layer's input
         if (d.qk_norm) layers += L * k.forward + rings * q.forward;      // before QK-norm
-        if (settings->keep == KEEP_NOTHING) flops += 4 * attention;
+        if (!settings->keep) flops += 4 * attention;
+        const size_t every = max_size(settings->inputs_every, 1);
+        const double again = L - (double)((d.L + every - 1) / every); // layers that restore inputs
+        layers += again * all.forward;
+        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * attention * again / L;
     }
     layers += (lora ? head : 2 * head);
     if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE) layers += head;

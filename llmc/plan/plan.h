@@ -29,14 +29,16 @@ typedef struct {
     int library;                          // DryCount.library of that machine
     ReferenceModel reference;             // whose forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
-    Keep keep;
+    int keep; // attention's outputs are saved
     AttentionChoice attention;
+    Place place[PLACED];                  // AUTO counts as DEVICE
+    size_t inputs_every;                  // Residency.every; 0: 1
 } RunSettings;
 
-// Pushes what lives as long as the run. Allocates the host side, too, unless this is a plan, but not s->host (which is
-// Plan.host_bytes). largest: the run's largest micro-batch
-static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops, Arena *arena,
-                      const Batch *largest) {
+// Pushes what lives as long as the run, each in its place. Allocates values per token on the host, too, unless this is
+// a plan. largest: the run's largest micro-batch
+static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
+                      Arena arena[PLACES], const Batch *largest) {
     const Model *model = settings->model;
     const Model *trained = settings->lora ? &settings->lora->table : model;
     const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
@@ -56,24 +58,30 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->ring = settings->ring, s->keep = settings->keep;
+    s->memory.every = max_size(settings->inputs_every, 1);
+    memcpy(s->memory.place, settings->place, sizeof(s->memory.place));
     ops->attention_choose(settings->attention);
     s->every_chunk = settings->ridge > 0;
-    if (s->dry) arena_plan(&s->host);
     s->memory.plan = s->dry;
-    s->memory.layers_repeat = 1;
-    s->memory.weights = (char *)push_stored(s, SHARE_WEIGHTS, "weights", sharding_elements(model, sharding));
+    s->memory.layers_repeat = s->memory.chunk_repeat = 1;
+    Arena *const weights = memory_of(&s->memory, PLACED_WEIGHTS);
+    Arena *const moments = memory_of(&s->memory, PLACED_OPTIMIZER);
+    const size_t stored = dtype_size(model->dtype);
+    s->memory.weights =
+        (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(model, sharding), stored);
     if (settings->lora)
-        s->memory.adapters = (char *)push_stored(s, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding));
+        s->memory.adapters =
+            (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding), stored);
     if (settings->backward)
         s->memory.gradients =
-            (char *)arena_push(arena, SHARE_GRADIENTS, "gradients",
+            (char *)arena_push(memory_of(&s->memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
                                sharding_elements(trained, sharding_of(settings->world, ZERO_GRADIENTS)),
                                dtype_size(settings->gradient_type));
     if (settings->optimizer) {
-        state->m = arena_push(arena, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
-        state->v = arena_push(arena, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
+        state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
+        state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
         if (settings->master)
-            state->master = (float *)arena_push(arena, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
+            state->master = (float *)arena_push(moments, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
     }
     for (int kind = 0; kind < kinds; kind++)
         s->inverse_frequency[kind] = (float *)arena_push(
@@ -109,12 +117,13 @@ static void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    size_t host_bytes;  // beside these, in host memory that the device reaches
+    size_t host_bytes, disk_bytes; // beside these, in host memory that the device reaches, and on a disk
+    Moved moved;                   // of one micro-batch, its step's last, and of an optimizer's step
     OpCounts counts;    // of one micro-batch's forward and backward
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
-    Arena arena;                // regions alive at the peak
+    Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
@@ -158,18 +167,19 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
         die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens", longest,
             settings->model->config.num_hidden_layers);
     Plan plan = {0};
-    arena_plan(&plan.arena);
-    Ops ops = ops_dry(settings->model->dtype, &plan.arena, settings->ridge);
+    arena_plan(plan.arena);
+    Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge);
     dry.library = settings->library;
-    run_begin(&s, &state, settings, &ops, &plan.arena, batch);
+    run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = layer_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
-    plan.total_bytes = plan.arena.peak, plan.host_bytes = s.host.peak;
-    for (int share = 0; share < SHARES; share++) plan.share[share] = arena_share(&plan.arena, (Share)share);
+    plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;
+    plan.host_bytes = plan.arena[PLACE_HOST].peak, plan.disk_bytes = plan.arena[PLACE_DISK].peak;
+    for (int share = 0; share < SHARES; share++) plan.share[share] = arena_share(plan.arena, (Share)share);
     run_end(&s);
     return plan;
 }
@@ -177,12 +187,12 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
 // Bytes that each rank sends in a step of `streams` micro-batches of `batch`'s shape, by the walk that makes its plan:
 // gradients summed in place are sent at the last one.
 static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t micro_batches) {
-    Arena arena;
+    Arena arena[PLACES];
     OptimizerState state;
     StreamBP s;
-    arena_plan(&arena);
-    Ops ops = ops_dry(settings->model->dtype, &arena, 0);
-    run_begin(&s, &state, settings, &ops, &arena, batch);
+    arena_plan(arena);
+    Ops ops = ops_dry(settings->model->dtype, arena, 0);
+    run_begin(&s, &state, settings, &ops, arena, batch);
     plan_walk(&s, settings, batch, 0);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++) {
         s.memory.sent.bytes[kind] *= (double)(micro_batches - 1);

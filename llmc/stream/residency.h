@@ -1,10 +1,9 @@
 /*
-Where weights, gradients and layer inputs live. streambp.h brackets its work with a few calls and never asks:
+Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets its work with a few calls and never asks:
 
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    layer_input                                           a chunk of a layer's input
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer.
@@ -25,6 +24,7 @@ walk. Two buffers then take turns, so that communication of one layer runs besid
 #include "llmc/model/lora.h"
 #include "llmc/ops/ops.h"
 #include "llmc/model/model.h"
+#include "places.h"
 
 // Buffer that a layer's weights are gathered in, or its gradient is reduced in
 typedef struct {
@@ -38,16 +38,15 @@ typedef struct {
 typedef struct {
     const Model *model;
     const Ops *ops;
-    Arena *arena;
+    Arena *arena;         // [PLACES]
+    Place place[PLACED];  // where each lies
+    Moved moved;          // between the device and other places so far
     char *weights;        // of model->dtype: all, or this rank's shards (model.h)
     const Lora *lora;     // NULL: the model itself is trained
     char *adapters;       // likewise, of lora->table
     int without_adapters; // in a pass of the reference: the model before adapters
     char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
     DType gradient_type;  // model->dtype, or the type of sums
-    char *inputs;         // [L+1, N, C] layer inputs x_0..x_L, or [N, C] where a forward alone runs in place
-    size_t input_stride;  // N*C elements, or 0 in place
-    size_t input_begin;   // first row in `inputs`: 0, but generation stores one chunk at a time
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
     World world;
@@ -55,7 +54,9 @@ typedef struct {
     Traffic sent;                       // by this rank so far
     int plan;                           // a walk visits one layer of each kind (sequence.h)
     double layers_repeat;               // layers that the one being visited stands for; 1 in a run
+    double chunk_repeat;                // layers times chunks that the chunk being visited stands for; 1 in a run
     int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
+    size_t every;                       // of so many layers the input of one is kept (inputs.h)
     LayerBuffer gathered[2], summed[2]; // for layers of even and odd index
     Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
     int64_t last_ticket;                // of reductions in place; 0: none
@@ -84,6 +85,17 @@ static size_t head_norm_elements(const Model *model) {
 static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
 
 static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
+
+static int is_elsewhere(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
+
+static Arena *memory_of(const Residency *r, Placed placed) {
+    return &r->arena[is_elsewhere(r, placed) ? r->place[placed] : PLACE_DEVICE];
+}
+
+// The layer that backward visits after `layer`, or from which it restores inputs; before layer 0 no number of a layer
+static size_t layer_before(const Residency *r, size_t layer) {
+    return layer - (layer % r->every ? 1 : r->every);
+}
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
 static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {
@@ -199,7 +211,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
 // Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked
 // for. A plan's next visit may be of any layer, so there each asks for its own.
 static void weights_prefetch(Residency *r, size_t layer) {
-    const size_t next = r->step > 0 ? layer + 1 : layer - 1; // before layer 0 it is no number of a layer
+    const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
     if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
 }
 
@@ -404,7 +416,7 @@ static void push_gathered(Residency *r, LayerBuffer *b, int first) {
 static void layers_begin(Residency *r, int step) {
     const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
-    r->step = step;
+    r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
     for (size_t i = 0; i < two && weights_sharding(r).ranks > 1; i++) push_gathered(r, &r->gathered[i], i == 0);
     for (size_t i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
@@ -419,13 +431,6 @@ static void layers_end(Residency *r) {
     for (size_t i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
     r->layers_repeat = 1;
     arena_pop(r->arena, r->layers_mark);
-}
-
-// ---- layer inputs ---------------------------------------------------------------------------------------------------
-// Memory of x_l from row `row` on
-static Stored *layer_input(Residency *r, size_t l, size_t row) {
-    const size_t first = l * r->input_stride, C = r->model->config.hidden_size;
-    return (Stored *)at(r->inputs, first + (row - r->input_begin) * C, dtype_size(r->model->dtype));
 }
 
 #endif

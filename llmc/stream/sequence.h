@@ -139,7 +139,8 @@ static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
         c.spans.pairs = (range_pairs(s->batch, range, 0) - last.spans.pairs) / (double)whole;
         c.window_pairs = (range_pairs(s->batch, range, window) - last.window_pairs) / (double)whole;
     }
-    s->ops->repeat(s->memory.layers_repeat * (double)whole);
+    s->memory.chunk_repeat = s->memory.layers_repeat * (double)whole;
+    s->ops->repeat(s->memory.chunk_repeat);
     c.index = index + (half ? range_chunks(s, 0, size) : 0);
     return c;
 }
@@ -229,6 +230,7 @@ static void sequence_weights(StreamBP *s) {
 // Puts the sequence on the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
     s->batch = batch, s->Z = Z, s->pass = pass;
+    s->memory.moved.phase = PHASE_FORWARD;
     sequence_split(s, world_sp(s->memory.world));
     size_t n = s->rows;
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));

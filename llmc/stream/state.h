@@ -18,11 +18,11 @@ counts by how many they stand for.
 
 typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
 
-// Memory that attention's outputs are saved in from forward to backward (attention_memory.h)
-typedef enum { KEEP_NOTHING, KEEP_ON_DEVICE, KEEP_IN_HOST_MEMORY } Keep;
+// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing. RESTORE: within
+// backward, forward again through layers whose inputs were not kept.
+typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
 
-// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing.
-typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD, PASS_BACKWARD } Pass;
+enum { INPUT_TICKETS = 16 };
 
 typedef struct StreamBP StreamBP;
 typedef struct Activations Activations; // streambp.h
@@ -46,23 +46,32 @@ typedef struct {
 
 // Attention's outputs, saved from forward to backward (attention_memory.h)
 typedef struct {
-    Stored *attention_out; // [L,rows,NH*HD], on the device or in host memory; NULL: not saved
+    Stored *attention_out; // [L,rows,NH*HD], in its place; NULL: not saved
     Summed *lse;           // [L,rows,NH]
-    // Saved in host memory: the chunks in transfer, by turns of even and odd index
+    // Saved elsewhere than on the device: the chunks in transfer, by turns of even and odd index
     Stored *chunk_attention_out[2]; // [chunk,NH*HD]
     Summed *chunk_lse[2];           // [chunk,NH]
     int64_t ticket[2];              // of the last transfer of each
 } SavedAttention;
+
+// Layer inputs (inputs.h)
+typedef struct {
+    Stored *kept;  // [kept layers + restored ones,rows,C], in their place; NULL in a forward pass alone
+    Stored *x;     // [rows,C] x_L, then dx; what layers overwrite in place where inputs are not kept on the device
+    Stored *layer; // [rows,C] backward, kept elsewhere: x_l of the layer at hand
+    size_t begin;  // first row in them: 0, but generation stores one chunk at a time
+    double repeat; // Residency.layers_repeat of backward while inputs are restored
+    int64_t ticket[INPUT_TICKETS]; // forward: of stores of x, by chunk; backward: [0] of the loads of `layer`
+} Inputs;
 
 struct StreamBP {
     const Model *model;
     const Ops *ops;
     const Order *order;
     Arena *arena;
-    Arena host; // host memory of --keep-on host
     Residency memory;
     Method method;
-    Keep keep;
+    int keep; // attention's outputs are saved
     size_t chunk, logits_chunk; // tokens, as asked for; the sequence's length caps them
     int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
     int dry;                    // a plan: loops visit each distinct shape once
@@ -92,6 +101,7 @@ struct StreamBP {
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
+    Inputs inputs;
     SavedAttention saved;
     Activations *kept; // method full: of layer 0; layer l's are l * rows further
 };
@@ -162,17 +172,6 @@ static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor te
 static Summed *sum_of(const StreamBP *s, GroupSums dw, LayerTensor tensor) {
     size_t offset = s->model->layer_offset[tensor];
     return offset == ABSENT || s->memory.lora ? NULL : summed_row(s, dw.layer, offset, 1);
-}
-
-// Room for x_0..x_L of all rows where a backward pass follows, else for one x that layers overwrite in place
-static void push_inputs(StreamBP *s) {
-    Shapes d = shapes_of(s->model);
-    const int every_layer = s->pass != PASS_FORWARD_ONLY;
-    const size_t layers = every_layer ? d.L + 1 : 1, count = s->rows * d.C;
-    s->memory.inputs =
-        (char *)push_stored(s, SHARE_LAYER_INPUTS, every_layer ? "layer inputs" : "layer input", layers * count);
-    s->memory.input_stride = every_layer ? count : 0;
-    s->memory.input_begin = 0;
 }
 
 #endif

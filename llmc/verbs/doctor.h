@@ -360,7 +360,7 @@ static void look_at_products(DoctorRow *row, size_t i) {
     memset(&run, 0, sizeof(run));
     (void)i;
     run.model.dtype = doctor.ops->stored;
-    arena_init(&run.arena, memory, bytes);
+    arena_init(run.arena, memory, bytes);
     const double rate = run_peak_flops(&run);
     doctor.ops->release(memory, bytes);
     if (!(rate > 0)) die("no memory for two matrices; end what else uses it");

@@ -81,7 +81,7 @@ TEST(words_are_those_of_the_enums) {
                  {"shuffle", "on", SHUFFLE_ON},
                  {"long", "truncate", LONG_TRUNCATE},
                  {"method", "checkpoint", METHOD_CHECKPOINT},
-                 {"keep-on", "device", KEEP_ON_DEVICE},
+                 {"keep-on", "device", PLACE_DEVICE},
                  {"grad-dtype", "fp32", DTYPE_FP32},
                  {"moments", "bf16", DTYPE_BF16},
                  {"master", "fp32", MASTER_FP32},

@@ -34,7 +34,7 @@ typedef struct {
     RunSettings settings;
     Plan plan;
     void *memory;
-    Arena arena;
+    Arena arena[PLACES];
     StreamBP s;
     OptimizerState state;
     Sampler sampler;
@@ -55,9 +55,9 @@ static Run *run_open(const Config *config, RunSettings settings, const Batch *ba
     settings.model = &run->model, run->settings = settings;
     run->plan = plan_make(&settings, batch ? batch : &none);
     run->memory = poisoned_memory(ops_device, run->plan.total_bytes);
-    arena_init(&run->arena, run->memory, run->plan.total_bytes);
+    arena_init(run->arena, run->memory, run->plan.total_bytes);
     sampler_allocate(&run->sampler, &run->model, settings.cache_tokens);
-    run_begin(&run->s, &run->state, &settings, ops_device, &run->arena, batch ? batch : &none);
+    run_begin(&run->s, &run->state, &settings, ops_device, run->arena, batch ? batch : &none);
     return run;
 }
 

@@ -169,9 +169,9 @@ static void plan_is_run(size_t i, size_t chunk, size_t capacity, Method method, 
     generate(run, text, capacity, capacity + 1, &settings);
     if (batch) forward_backward(&run->s, batch, 1, 1, NULL);
     generate(run, text, 1, capacity + 1, &settings);
-    if (run->arena.peak != run->plan.total_bytes)
+    if (run->arena->peak != run->plan.total_bytes)
         test_fail("%.30s..., chunk %zu, cache %zu: used %zu bytes at most, planned %zu", models[i], chunk, capacity,
-                  run->arena.peak, run->plan.total_bytes);
+                  run->arena->peak, run->plan.total_bytes);
     run_close(run);
 }
 

@@ -58,13 +58,13 @@ static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const
 static void write_together(Run *run, size_t slots, Texts *texts, SamplingSettings settings, const uint32_t *end_ids,
                            size_t end_count) {
     SamplerBatch sampler;
-    size_t used = run->arena.used, regions = run->arena.regions;
+    size_t used = run->arena->used, regions = run->arena->regions;
     sampler_batch_allocate(&sampler, &run->model, slots, TOKENS);
     allocation_guard = 1;
     sampler_batch(&sampler, &run->s, texts->text, TEXTS, &settings, end_ids, end_count);
     allocation_guard = 0;
     sampler_batch_free(&sampler);
-    assert_true(run->arena.used == used && run->arena.regions == regions);
+    assert_true(run->arena->used == used && run->arena->regions == regions);
 }
 
 static void expect_texts(const Texts *found, const Texts *expected) {
@@ -181,8 +181,8 @@ TEST(plan_and_training) {
             }
             if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);
             assert_memory_equal(gradient[0], gradient[1], elements * sizeof(double));
-            if (run->arena.peak > run->plan.total_bytes || (slots[k] == 7 && run->arena.peak != run->plan.total_bytes))
-                test_fail("used %zu bytes at most, planned %zu", run->arena.peak, run->plan.total_bytes);
+            if (run->arena->peak > run->plan.total_bytes || (slots[k] == 7 && run->arena->peak != run->plan.total_bytes))
+                test_fail("used %zu bytes at most, planned %zu", run->arena->peak, run->plan.total_bytes);
             free(gradient[0]), free(gradient[1]);
             run_close(run);
         }

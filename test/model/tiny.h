@@ -105,13 +105,18 @@ static void *poisoned_memory(const Ops *ops, size_t bytes) {
     return memory;
 }
 
+// Attention's outputs: computed again (0), saved on the device (1), in host memory (2)
+static void tiny_keep(RunSettings *settings, size_t keep) {
+    settings->keep = keep > 0, settings->place[PLACED_KEPT] = keep == 2 ? PLACE_HOST : PLACE_DEVICE;
+}
+
 // ---- a run: planned first, in memory that begins as NaN -------------------------------------------------------------
 typedef struct {
     const Ops *ops;
     RunSettings settings;
     Plan plan;
-    void *memory, *host;
-    Arena arena;
+    void *memory, *host, *disk;
+    Arena arena[PLACES];
     StreamBP s;
     OptimizerState state;
 } TinyRun;
@@ -124,10 +129,12 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
     if (r->plan.host_bytes) r->host = memset(ops->host_allocate(r->plan.host_bytes), 0xff, r->plan.host_bytes);
-    arena_init(&r->arena, r->memory, r->plan.total_bytes);
-    arena_watch(&r->arena, ops->copy_in, ops->copy_out);
-    run_begin(&r->s, &r->state, &r->settings, ops, &r->arena, largest);
-    arena_init(&r->s.host, r->host, r->plan.host_bytes);
+    if (r->plan.disk_bytes) r->disk = ops->disk_allocate("/tmp", r->plan.disk_bytes);
+    arena_init(&r->arena[PLACE_DEVICE], r->memory, r->plan.total_bytes);
+    arena_init(&r->arena[PLACE_HOST], r->host, r->plan.host_bytes);
+    arena_init(&r->arena[PLACE_DISK], r->disk, r->plan.disk_bytes);
+    arena_watch(r->arena, ops->copy_in, ops->copy_out);
+    run_begin(&r->s, &r->state, &r->settings, ops, r->arena, largest);
     const Model *model = settings.model, *trained = settings.lora ? &settings.lora->table : model;
     if (weights) device_write(ops, r->s.memory.weights, model->dtype, weights, model->elements);
     if (adapters) device_write(ops, r->s.memory.adapters, model->dtype, adapters, trained->elements);
@@ -138,6 +145,7 @@ static void tiny_end(TinyRun *r) {
     run_end(&r->s);
     r->ops->release(r->memory, r->plan.total_bytes);
     if (r->host) r->ops->host_release(r->host, r->plan.host_bytes);
+    if (r->disk) r->ops->disk_release(r->disk, r->plan.disk_bytes);
 }
 
 // Loss and gradients of `count` micro-batches accumulated. adapters: with LoRA, whose gradients the result then has

@@ -134,7 +134,7 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
     size_t n = model->elements;
     OptimizerState state;
     StreamBP s;
-    Arena arena;
+    Arena arena[PLACES] = {0};
     Sampler sampler;
     Trained trained;
     RunSettings settings = {0};
@@ -144,9 +144,9 @@ static Trained train_once(const Ops *ops, const Model *model, Method method, con
     settings.cache_tokens = TEXT;
     Plan plan = plan_make(&settings, batch);
     void *memory = ops->allocate(plan.total_bytes);
-    arena_init(&arena, memory, plan.total_bytes);
+    arena_init(arena, memory, plan.total_bytes);
     sampler_allocate(&sampler, model, TEXT);
-    run_begin(&s, &state, &settings, ops, &arena, batch);
+    run_begin(&s, &state, &settings, ops, arena, batch);
     device_write(ops, s.memory.weights, model->dtype, weights, n);
     device_write(ops, state.master, DTYPE_FP32, weights, n);
     ops->zero(s.memory.gradients, n * dtype_size(model->dtype));

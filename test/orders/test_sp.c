@@ -72,7 +72,7 @@ static Result run(const Case *c, World w, RunSettings settings) {
         r.logp[i] = (float *)case_memory(c->batch[i].N * sizeof(float));
         forward_policy(&t.s, &c->batch[i], 0, r.logp[i]);
     }
-    r.peak = t.arena.peak, r.planned = t.plan.total_bytes;
+    r.peak = t.arena->peak, r.planned = t.plan.total_bytes;
     tiny_end(&t);
     return r;
 }
@@ -182,7 +182,7 @@ static void expect_shared(const Case *c, const Result *expected, int ring, Metho
                           size_t logits_chunk) {
     static int call; // attention's outputs are computed again, kept on the device, in host memory
     RunSettings settings = tiny_settings(&c->tiny, method, chunk, logits_chunk);
-    settings.ring = ring, settings.keep = (Keep)(call++ % 3);
+    settings.ring = ring, tiny_keep(&settings, (size_t)call++ % 3);
     Result found = run(c, world, settings);
     expect_same(c, &found, expected);
     expect_sent(c, &found);

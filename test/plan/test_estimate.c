@@ -190,16 +190,16 @@ TEST(kept_attention_by_hand) {
     StepShape step = one_sequence;
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    c.settings.keep = KEEP_ON_DEVICE;
+    c.settings.keep = 1;
     close_to("kept", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
-    c.settings.keep = KEEP_IN_HOST_MEMORY;
+    c.settings.place[PLACED_KEPT] = PLACE_HOST;
     close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
     m.value[LINK_HOST] = 1e-3;
     close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
     // round a ring: keys and values once in either pass
     SCOPED(planned_end) Planned r;
     planned(&r, SMALL, SMALL_N, 2, 1, 2);
-    r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep = KEEP_ON_DEVICE;
+    r.settings.gradient_type = DTYPE_FP32, r.settings.ring = 1, r.settings.keep = 1;
     m = round_machine(FREE, FREE, 1, 1);
     close_to("a ring", estimate_step(&m, &r.settings, &r.batch, step).seconds,
              0.5 * ((double)r.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
@@ -229,8 +229,8 @@ TEST(two_ranks_by_hand) {
 
 // ---- real models ---------------------------------------------------------------------------------------------------
 static size_t region_bytes(const Plan *plan, const char *name) {
-    for (size_t i = 0; i < plan->arena.regions_at_peak; i++)
-        if (!strcmp(plan->arena.at_peak[i].name, name)) return plan->arena.at_peak[i].bytes;
+    for (size_t i = 0; i < plan->arena->regions_at_peak; i++)
+        if (!strcmp(plan->arena->at_peak[i].name, name)) return plan->arena->at_peak[i].bytes;
     test_fail("no region is called '%s'", name);
     return 0;
 }
@@ -319,7 +319,7 @@ TEST(figures_of_a_pass) {
             SCOPED(planned_end) Planned c;
             planned(&c, "qwen3-8b", N, 1, 0, 1);
             c.settings.chunk = c.settings.logits_chunk = c.settings.optimizer = c.settings.master = 0;
-            c.settings.keep = k / 2 ? KEEP_ON_DEVICE : KEEP_NOTHING;
+            c.settings.keep = k / 2;
             c.settings.attention.any_order = k % 2, c.settings.attention.workspace = (size_t)5 << 30;
             const StepShape step = {1, (double)N, model_flops(&c.model, NULL, &c.batch, 1), 0};
             const Estimate e = estimate_step(&machines[MACHINE_H200], &c.settings, &c.batch, step);

@@ -54,16 +54,16 @@ static RunSettings pass_settings(const Model *model, size_t method, size_t chunk
 
 // Walks every layer and every chunk on op set "dry".
 static void whole_walk(const RunSettings *settings, const Batch *batch, double *flops, size_t *peak) {
-    Arena arena;
+    Arena arena[PLACES];
     OptimizerState state;
     StreamBP s;
-    arena_plan(&arena);
-    Ops ops = ops_dry(settings->model->dtype, &arena, 0);
-    run_begin(&s, &state, settings, &ops, &arena, batch);
+    arena_plan(arena);
+    Ops ops = ops_dry(settings->model->dtype, arena, 0);
+    run_begin(&s, &state, settings, &ops, arena, batch);
     s.dry = 0;
     s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
     forward_backward(&s, batch, 1, 1, NULL);
-    *flops = dry.counts.flops, *peak = arena.peak;
+    *flops = dry.counts.flops, *peak = arena->peak;
     run_end(&s);
 }
 
@@ -191,16 +191,16 @@ TEST(answers_at_once) {
 static void too_far(const void *context) {
     const char *name = (const char *)context;
     const Norm norm = {1e-6, 0, NORM_RMS};
-    Arena arena;
-    arena_plan(&arena);
-    char *x = (char *)arena_push(&arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
-    char *w = (char *)arena_push(&arena, SHARE_WORKSPACE, "w", 64, 4);
-    Ops ops = ops_dry(DTYPE_FP32, &arena, 0);
+    Arena arena[PLACES];
+    arena_plan(arena);
+    char *x = (char *)arena_push(arena, SHARE_WORKSPACE, "x", 100 * 64, 4);
+    char *w = (char *)arena_push(arena, SHARE_WORKSPACE, "w", 64, 4);
+    Ops ops = ops_dry(DTYPE_FP32, arena, 0);
     ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm); // fits
     if (!strcmp(name, "one row too many"))
         ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 101, 64, norm);
     if (!strcmp(name, "popped")) {
-        arena_pop(&arena, 1);
+        arena_pop(arena, 1);
         ops.norm_forward((Stored *)x, (Stored *)x, (Stored *)w, NULL, NULL, 100, 64, norm);
     }
 }
@@ -290,7 +290,8 @@ TEST(formula_counts_what_the_walk_counts) {
         for (size_t i = 0; i < 3 * 3 * 3 * 4 * 2 * 3; i += step) { // method, keep, chunk, lengths, adapters, ranks
             RunSettings settings = pass_settings(&model, i % 3, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
-            settings.keep = (Keep)(i / 3 % 3), settings.lora = i / 108 % 2 ? &lora : NULL;
+            settings.keep = i / 3 % 3 > 0, settings.place[PLACED_KEPT] = i / 3 % 3 == 2 ? PLACE_HOST : PLACE_DEVICE;
+            settings.inputs_every = 1 + i % 5 % 3, settings.lora = i / 108 % 2 ? &lora : NULL;
             settings.objective.kind = kinds[i % 7 % 3],
             settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;

@@ -188,8 +188,8 @@ TEST(plan_of_adapters) {
         if (plan.share[SHARE_OPTIMIZER] > 2 * n * 4 + 512) test_fail("the optimizer takes too much");
         if (plan.share[SHARE_GRADIENTS] > n * stored + c.lora.table.layer_elements * 4 + 512)
             test_fail("gradients take %zu bytes for %zu elements", plan.share[SHARE_GRADIENTS], n);
-        for (size_t i = 0; i < plan.arena.regions_at_peak; i++)
-            if (strstr(plan.arena.at_peak[i].name, "head's gradient")) test_fail("the head's dW is summed");
+        for (size_t i = 0; i < plan.arena->regions_at_peak; i++)
+            if (strstr(plan.arena->at_peak[i].name, "head's gradient")) test_fail("the head's dW is summed");
         tiny_case_free(&c);
     }
 }

@@ -167,22 +167,22 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     const size_t rows = d.L * batches[0].N;
     const size_t bytes = (rows * d.Q * d.stored + 255) / 256 * 256 + (rows * d.NH * d.summed + 255) / 256 * 256;
     RunSettings settings = tiny_settings(c, method, chunk, 11);
-    settings.keep = KEEP_NOTHING, settings.backward = 1;
+    settings.backward = 1;
     const Plan without = plan_make(&settings, &batches[0]);
     TinyResult expected = tiny_run_on(ops_device, settings, c->weights, batches, 2);
-    for (int keep = KEEP_ON_DEVICE; keep <= KEEP_IN_HOST_MEMORY; keep++) {
-        settings.keep = (Keep)keep;
+    for (size_t keep = 1; keep <= 2; keep++) {
+        tiny_keep(&settings, keep);
         const Plan plan = plan_make(&settings, &batches[0]);
         TinyResult found = tiny_run_on(ops_device, settings, c->weights, batches, 2);
         if (layers_with_window(&c->model.config))
             tiny_expect_same(&c->model, found, expected, bound(), 0, 0.01);
         else
-            tiny_expect_bits(found, expected, keep == KEEP_ON_DEVICE ? "the device" : "host memory");
+            tiny_expect_bits(found, expected, keep == 1 ? "the device" : "host memory");
         if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 ||
             plan.counts.attention_forward != without.counts.attention_forward / 2)
             test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.counts.flops,
                       without.counts.flops, without.counts.attention_forward);
-        if ((keep == KEEP_ON_DEVICE ? plan.share[SHARE_KEPT] : plan.host_bytes) != bytes)
+        if ((keep == 1 ? plan.share[SHARE_KEPT] : plan.host_bytes) != bytes)
             test_fail("%zu and %zu bytes are planned, not %zu", plan.share[SHARE_KEPT], plan.host_bytes, bytes);
         free(found.gradient);
     }

@@ -69,7 +69,7 @@ static TinyResult step_run(const Case *c, RunSettings settings, double *norm) {
     *norm = gradient_norm(tiny_table(&c->tiny), settings.world, ops_device, r.s.memory.gradients,
                           settings.gradient_type, &bad);
     assert_null(bad);
-    if (r.arena.peak > r.plan.total_bytes) test_fail("peak %zu, planned %zu", r.arena.peak, r.plan.total_bytes);
+    if (r.arena->peak > r.plan.total_bytes) test_fail("peak %zu, planned %zu", r.arena->peak, r.plan.total_bytes);
     tiny_end(&r);
     return step;
 }
@@ -251,8 +251,8 @@ static Traffic sent_by(const Case *c, RunSettings settings) {
     case_begin(&r, c, settings);
     case_gradient(&r, c);
     weights_updated(&r.s.memory);
-    if (r.arena.peak != r.plan.total_bytes && world.sp == 1)
-        test_fail("peak %zu, planned %zu", r.arena.peak, r.plan.total_bytes);
+    if (r.arena->peak != r.plan.total_bytes && world.sp == 1)
+        test_fail("peak %zu, planned %zu", r.arena->peak, r.plan.total_bytes);
     tiny_end(&r);
     return r.s.memory.sent;
 }

@@ -426,8 +426,8 @@ TEST(the_peak_is_measured_on_random_numbers) {
     float *memory = (float *)ops_device->allocate(bytes);
     Run run = {0};
     run.model.dtype = DTYPE_FP32;
-    arena_init(&run.arena, memory, bytes);
-    assert_true(run_peak_flops(&run) > 0 && run.arena.used == 0);
+    arena_init(run.arena, memory, bytes);
+    assert_true(run_peak_flops(&run) > 0 && run.arena->used == 0);
     for (size_t row = SIDE; row < 3 * SIDE; row++) { // the product's are the first
         const float *x = memory + row * SIDE;
         if (row % SIDE && !memcmp(x - SIDE, x, ROW)) test_fail("row %zu of the operands is that before it", row);

@@ -139,11 +139,11 @@ static void rolling_close(Rolling *r) {
 
 // A step, in which nothing allocates, and after which the arena is as before.
 static size_t step(Rolling *r, size_t number) {
-    size_t used = r->run.arena.used;
+    size_t used = r->run.arena->used;
     allocation_guard = 1;
     size_t sequences = rollout_step(&r->rollout, &r->run.s, number);
     allocation_guard = 0;
-    assert_true(r->run.arena.used == used);
+    assert_true(r->run.arena->used == used);
     return sequences;
 }
 
