@@ -7,20 +7,24 @@ measured here, and whatever shows it calls it estimated.
                 / bandwidth + kernels * gap
     traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
 
-    a sequence  max(F, W/2, H) + max(B, W/2 + G, H) + KV
-    a step      its sequences one after the other + the optimizer + U
+    transfers   bytes to host memory and from it, and through it to a disk and back / bandwidth of the host's link,
+                both ways at once; bytes to the disk / its rate + bytes from it / its rate, which ranks of a node
+                share; the longer of the two
 
-F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. G: gradients
-that are added up over the ranks while it goes on with the next layer; where they are added up once a step, of its last
-sequence alone. W: weights of stage 3, gathered one layer ahead, once in either pass. KV: keys, values and their
-gradients, which nothing goes on beside; round a ring (llmc/orders/ring.h) they pass while attention works, and are
-hidden like W and G: keys and values once forward, and backward twice, or once where attention is not run again. H:
-what --keep attention keeps in host memory, on its way there or back. U: weights that come together again after the
-optimizer's step, in stages 1 and 2.
+    a sequence  max(F, W/2, P_F) + max(B, W/2 + G, P_B) + KV
+    a step      its sequences one after the other + max(O, P_O) + U
+
+F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. P: transfers
+between places (llmc/stream/places.h) in either pass and in the optimizer's step O, counted by the plan; device memory
+is read or written for each byte of them, which is work. G: gradients that are added up over the ranks while it goes on
+with the next layer; where they are added up once a step, of its last sequence alone. W: weights of stage 3, gathered
+one layer ahead, once in either pass. KV: keys, values and their gradients, which nothing goes on beside; round a ring
+(llmc/orders/ring.h) they pass while attention works, and are hidden like W and G: keys and values once forward, and
+backward twice, or once where attention is not run again. U: weights that come together again after the optimizer's
+step, in stages 1 and 2.
 
 Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal
-work (causal attention is dealt so), and wait for nobody. Left out: the host, the data, checkpoints, and
-what transfers take from the kernels that run beside them.
+work (causal attention is dealt so), and wait for nobody. Left out: the host's own work, the data, checkpoints.
 */
 #ifndef LLMC_ESTIMATE_H
 #define LLMC_ESTIMATE_H
@@ -34,7 +38,8 @@ typedef struct {
 
 typedef struct {
     double seconds;
-    double communication; // of these, in which nothing is computed
+    double on_device;     // seconds if nothing moved between places
+    double communication; // of `seconds`, in which nothing is computed
     WorkTime work;        // and what is, of a rank; the optimizer's is memory's
     OpCounts counts;      // of one sequence
     double tokens_per_second, mfu;
@@ -59,56 +64,97 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-// Seconds of one sequence of a rank, from its F, B and H and its traffic.
-static double sequence_seconds(const Machine *m, const RunSettings *settings, double forward, double backward,
-                               double host, const Traffic *sent) {
+// Seconds in which what moves between places in a phase does so.
+static double moved_seconds(const Machine *m, World w, const double bytes[WAYS]) {
+    const double link = m->value[LINK_HOST] * m->value[LINK_SHARE];
+    const double sharing = fmin((double)world_ranks(w), m->value[GPUS_PER_NODE]);
+    return fmax(fmax(bytes[WAY_HOST_OUT] + bytes[WAY_DISK_OUT], bytes[WAY_HOST_IN] + bytes[WAY_DISK_IN]) / link,
+                sharing * (bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ]));
+}
+
+// And that a rank's device memory is busy with it.
+static double moved_work(const Machine *m, const double bytes[WAYS]) {
+    double sum = 0;
+    for (int way = 0; way < WAYS; way++) sum += bytes[way];
+    return sum / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
+}
+
+// The work and the traffic of a sequence, which are the same wherever things lie.
+typedef struct {
+    OpCounts counts;
+    double forward, backward; // seconds: F, B
+    double update;            // O
+    Traffic last, other;      // of the step's last sequence, and of each before it
+} PassWork;
+
+// In chunks of a GPU build where none are asked for. part: the shape of a rank's part of a micro-batch
+static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
+    RunSettings here = *settings; // which of its products wait for their operands
+    OpCounts update = {0};
+    PassWork work;
+    work.last = plan_traffic(settings, part, 1);
+    work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
+    if (!here.chunk) here.chunk = CUDA_CHUNK;
+    if (!here.logits_chunk) here.logits_chunk = CUDA_LOGITS_CHUNK;
+    here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
+    work.counts = plan_make(&here, part).counts;
+    here.backward = here.optimizer = 0; // the forward pass alone
+    work.forward = work_seconds(m, plan_make(&here, part).counts);
+    work.backward = work_seconds(m, work.counts) - work.forward;
+    update.moved = update_bytes(settings);
+    work.update = work_seconds(m, update);
+    return work;
+}
+
+// Seconds of one sequence of a rank.
+static double sequence_seconds(const Machine *m, const RunSettings *settings, const PassWork *work, const Moved *moved,
+                               const Traffic *sent) {
     const World w = settings->world;
     const double gradients = sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_GRADIENTS);
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
     const double kv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEYS_VALUES);
     const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
     const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring, backward
-    forward = fmax(forward, host), backward = fmax(backward, host);
+    const double *out = moved->bytes[PHASE_FORWARD], *back = moved->bytes[PHASE_BACKWARD];
+    const double forward = fmax(work->forward + moved_work(m, out), moved_seconds(m, w, out));
+    const double backward = fmax(work->backward + moved_work(m, back), moved_seconds(m, w, back));
     if (settings->ring)
         return fmax(forward, weights / 2 + kv / (1 + again)) +
                fmax(backward, weights / 2 + gradients + kv * again / (1 + again) + dkv);
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-// A training step, in chunks of a GPU build where none are asked for. part: the shape of a rank's part of a micro-batch
-static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
+// Of a step of so many sequences.
+static double step_seconds(const Machine *m, const RunSettings *settings, const PassWork *work, const Moved *moved,
+                           size_t sequences) {
     const World w = settings->world;
-    const Traffic last = plan_traffic(settings, part, 1), two = plan_traffic(settings, part, 2);
-    const Traffic other = traffic_less(two, last); // of a sequence but the last
-    RunSettings here = *settings;                  // which of its products wait for their operands
-    if (!here.chunk) here.chunk = CUDA_CHUNK;
-    if (!here.logits_chunk) here.logits_chunk = CUDA_LOGITS_CHUNK;
-    here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
-    Plan plan = plan_make(&here, part);
+    const double *update = moved->bytes[PHASE_UPDATE];
+    double seconds = sequence_seconds(m, settings, work, moved, &work->last) +
+                     fmax(work->update + moved_work(m, update), moved_seconds(m, w, update));
+    if (sequences > 1) seconds += (double)(sequences - 1) * sequence_seconds(m, settings, work, moved, &work->other);
+    if (w.zero == 1 || w.zero == 2) seconds += sent_seconds(m, w, RANKS_ALL, &work->last, TRAFFIC_WEIGHTS);
+    return seconds;
+}
+
+// A training step.
+static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
+    const PassWork work = pass_work(m, settings, part);
+    const Moved moved = plan_make(settings, part).moved, still = {PHASE_FORWARD, {{0}}};
+    const double sequences = (double)step.sequences;
     Estimate e;
-    const double host = (double)plan.host_bytes / (m->value[LINK_HOST] * m->value[LINK_SHARE]);
-    double all = work_seconds(m, plan.counts);
-    OpCounts update = {0};
-    update.moved = update_bytes(settings);
-    e.work = work_time(m, plan.counts), e.counts = plan.counts;
-    here.backward = here.optimizer = 0; // the forward pass alone
-    plan = plan_make(&here, part);
-    double forward = work_seconds(m, plan.counts);
-    double optimizer = work_seconds(m, update);
-    e.work.products *= (double)step.sequences, e.work.memory *= (double)step.sequences;
-    e.work.attention_forward *= (double)step.sequences, e.work.attention_backward *= (double)step.sequences;
-    e.work.gaps *= (double)step.sequences;
-    e.work.memory += optimizer;
+    e.work = work_time(m, work.counts), e.counts = work.counts;
+    e.work.products *= sequences, e.work.memory *= sequences, e.work.gaps *= sequences;
+    e.work.attention_forward *= sequences, e.work.attention_backward *= sequences;
+    e.work.memory += work.update;
     e.sent = plan_traffic(settings, part, step.sequences);
-    e.seconds = (double)(step.sequences - 1) * sequence_seconds(m, settings, forward, all - forward, host, &other) +
-                sequence_seconds(m, settings, forward, all - forward, host, &last) + optimizer;
-    if (w.zero == 1 || w.zero == 2) e.seconds += sent_seconds(m, w, RANKS_ALL, &last, TRAFFIC_WEIGHTS);
-    double computing = (double)step.sequences * all + optimizer;
+    e.seconds = step_seconds(m, settings, &work, &moved, step.sequences);
+    e.on_device = step_seconds(m, settings, &work, &still, step.sequences);
+    double computing = sequences * (work.forward + work.backward) + work.update;
     e.communication = fmax(e.seconds - computing, 0); // rounding
     e.tokens_per_second = step.tokens / e.seconds;
-    const double peak = e.seconds * (double)world_ranks(w) * m->value[PEAK_FLOPS];
+    const double peak = e.seconds * (double)world_ranks(settings->world) * m->value[PEAK_FLOPS];
     e.mfu = step.model_flops / peak, e.mfu_full = step.full_flops / peak;
-    e.executed = (double)step.sequences * e.counts.flops / e.seconds;
+    e.executed = sequences * e.counts.flops / e.seconds;
     return e;
 }
 

@@ -254,6 +254,11 @@ static void saved_attention_finish(StreamBP *s) {
 }
 
 // ---- transfers of rows of a layer; slot: 0 or 1, whose ticket it is -------------------------------------------------
+// In a plan the rows of a chunk are counted for all that the chunk stands for.
+static double saved_repeat(const StreamBP *s, Range rows) {
+    return rows.count == s->rows ? s->memory.layers_repeat : s->memory.chunk_repeat;
+}
+
 static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot, const Stored *attention_out,
                                   const Summed *lse) {
     Shapes d = shapes_of(s->model);
@@ -261,9 +266,9 @@ static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot
     const Place place = r->place[PLACED_KEPT];
     if (!saves_elsewhere(s) || !rows.count || s->pass != PASS_FORWARD) return;
     place_store(r->ops, &r->moved, place, saved_attention_out(s, l, rows.begin), attention_out,
-                rows.count * d.Q * d.stored, r->chunk_repeat);
+                rows.count * d.Q * d.stored, saved_repeat(s, rows));
     s->saved.ticket[slot] = place_store(r->ops, &r->moved, place, saved_lse(s, l, rows.begin), lse,
-                                        rows.count * d.NH * d.summed, r->chunk_repeat);
+                                        rows.count * d.NH * d.summed, saved_repeat(s, rows));
 }
 
 static void saved_attention_load(StreamBP *s, size_t l, Range rows, size_t slot, Stored *attention_out, Summed *lse) {
@@ -272,9 +277,9 @@ static void saved_attention_load(StreamBP *s, size_t l, Range rows, size_t slot,
     const Place place = r->place[PLACED_KEPT];
     if (!saves_elsewhere(s) || !rows.count) return;
     place_load(r->ops, &r->moved, place, attention_out, saved_attention_out(s, l, rows.begin),
-               rows.count * d.Q * d.stored, r->chunk_repeat);
+               rows.count * d.Q * d.stored, saved_repeat(s, rows));
     s->saved.ticket[slot] = place_load(r->ops, &r->moved, place, lse, saved_lse(s, l, rows.begin),
-                                       rows.count * d.NH * d.summed, r->chunk_repeat);
+                                       rows.count * d.NH * d.summed, saved_repeat(s, rows));
 }
 
 static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const Stored *attention_out,
@@ -284,10 +289,10 @@ static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const St
 }
 
 // Asks for the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits it
-// next.
+// next. In a plan, where the next visit may be of any chunk, each asks for its own.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_elsewhere(s)) return;
+    if (!index || !saves_elsewhere(s) || s->dry) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
     const Range rows = {own_row(s, tokens.begin), tokens.count};
@@ -297,6 +302,10 @@ static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
 // The memory of chunk c's attention output and log-sum-exp, where they are saved: free in forward, filled in backward
 static void saved_attention_chunk(StreamBP *s, size_t l, Chunk c, Stored **attention_out, Summed **lse) {
     if (saves_elsewhere(s)) {
+        const Range rows = {c.row, c.n};
+        if (s->dry && s->pass == PASS_BACKWARD)
+            saved_attention_load(s, l, rows, c.index % 2, s->saved.chunk_attention_out[c.index % 2],
+                                 s->saved.chunk_lse[c.index % 2]);
         s->ops->await_transfer(s->saved.ticket[c.index % 2]);
         *attention_out = s->saved.chunk_attention_out[c.index % 2], *lse = s->saved.chunk_lse[c.index % 2];
     } else if (saves_attention(s)) {

@@ -196,6 +196,8 @@ TEST(kept_attention_by_hand) {
     close_to("hidden", estimate_step(&m, &c.settings, &c.batch, step).seconds, (small_flops(1) - again) / rate, 1e-12);
     m.value[LINK_HOST] = 1e-3;
     close_to("slow", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
+    c.settings.chunk = 100;
+    close_to("in chunks", estimate_step(&m, &c.settings, &c.batch, step).seconds, 2 * kept / 1e-3, 1e-6);
     // round a ring: keys and values once in either pass
     SCOPED(planned_end) Planned r;
     planned(&r, SMALL, SMALL_N, 2, 1, 2);
@@ -203,6 +205,31 @@ TEST(kept_attention_by_hand) {
     m = round_machine(FREE, FREE, 1, 1);
     close_to("a ring", estimate_step(&m, &r.settings, &r.batch, step).seconds,
              0.5 * ((double)r.model.elements * (4 + 2) + L * N * 2 * 32 * (2 * 2 + 2 * 4)), 1e-9);
+}
+
+// Layer inputs leave once and come back once: on their own time only where that is longer than the pass's.
+TEST(transfers_by_hand) {
+    const double rate = 1e6, L = 3, C = 64, N = SMALL_N, inputs = L * N * C * 2;
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    SCOPED(planned_end) Planned c;
+    planned(&c, SMALL, SMALL_N, 1, 0, 1);
+    c.settings.chunk = 100, c.settings.place[PLACED_INPUTS] = PLACE_HOST;
+    Estimate e = estimate_step(&m, &c.settings, &c.batch, one_sequence);
+    close_to("hidden", e.seconds, small_flops(1) / rate, 1e-12);
+    m.value[LINK_HOST] = inputs / 1e6;
+    close_to("a slow link", estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds, 2e6, 1e-6);
+    close_to("on the device", e.on_device, small_flops(1) / rate, 1e-12);
+    c.settings.place[PLACED_INPUTS] = PLACE_DISK;
+    m.value[LINK_HOST] = FREE, m.value[DISK_WRITE] = inputs / 3e6, m.value[DISK_READ] = inputs / 1e6;
+    close_to("a slow disk", estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds, 4e6, 1e-6);
+    c.settings.world.ranks = 2, c.settings.world.rank = 1; // of one node
+    close_to("shared", estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds, 8e6, 1e-6);
+    m.value[MEMORY_BANDWIDTH] = inputs / 1e9;
+    c.settings.optimizer = 0;
+    close_to("work for the device's memory",
+             estimate_step(&m, &c.settings, &c.batch, one_sequence).seconds -
+                 estimate_step(&m, &c.settings, &c.batch, one_sequence).on_device,
+             2e9, 1e-6);
 }
 
 TEST(two_ranks_by_hand) {
