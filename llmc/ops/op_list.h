@@ -179,9 +179,9 @@ OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequen
 OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                              const AttentionShape *shape, Summed *scratch),
    (out, lse, q, k, v, shape, scratch),
-   COUNT(const size_t n = dry_attention(shape, 0))
-   TENSOR(out, n * shape->HD, shape->partial ? SUMMED : STORED) TENSOR(lse, n, SUMMED)
-   TENSOR(q, n * shape->HD, STORED) TENSOR(scratch, dry_attention_scratch(shape), SUMMED)
+   COUNT(dry_attention(shape, 0)) TENSOR(out, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
+   TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
+   TENSOR(scratch, ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED))
 // dq[n,NH,HD] = (or += with accumulate); dk, dv[.,NKV,HD] += for the keys that a query of the spans sees. out and lse
 // are those of all ranges together. dq: Stored, partial: Summed
@@ -189,10 +189,10 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
                               const Stored *k, const Stored *v, const Summed *lse, const AttentionShape *shape,
                               Summed *scratch),
    (dq, dk, dv, dout, out, q, k, v, lse, shape, scratch),
-   COUNT(const size_t n = dry_attention(shape, 1))
-   TENSOR(dq, n * shape->HD, shape->partial ? SUMMED : STORED) TENSOR(lse, n, SUMMED)
-   TENSOR(dout, n * shape->HD, STORED) TENSOR(out, n * shape->HD, STORED) TENSOR(q, n * shape->HD, STORED)
-   TENSOR(scratch, dry_attention_scratch(shape), SUMMED)
+   COUNT(dry_attention(shape, 1)) TENSOR(dq, attention_rows(shape) * shape->HD, shape->partial ? SUMMED : STORED)
+   TENSOR(lse, attention_rows(shape), SUMMED) TENSOR(dout, attention_rows(shape) * shape->HD, STORED)
+   TENSOR(out, attention_rows(shape) * shape->HD, STORED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
+   TENSOR(scratch, ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
 // enough for both; never less for more queries: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))

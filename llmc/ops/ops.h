@@ -84,6 +84,9 @@ typedef struct {
     int accumulate; // partial: this range adds to the ranges that out, lse and dq hold already
 } AttentionShape;
 
+// Rows of lse, and with HD elements each of q, out, dout and dq: one for each query and head
+static size_t attention_rows(const AttentionShape *shape) { return spans_rows(shape->spans) * shape->NH; }
+
 // The way of attention where a library has more than one (attention_choose)
 typedef struct {
     int any_order;    // backward's sums may be added in any order: results differ in their last bits from run to run

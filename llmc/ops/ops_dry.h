@@ -96,8 +96,8 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     return c;
 }
 
-// Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv. Returns n * NH.
-static size_t dry_attention(const AttentionShape *shape, int backward) {
+// Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv
+static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
     const AttentionCounts c = dry_library(shape, backward);
@@ -109,11 +109,6 @@ static size_t dry_attention(const AttentionShape *shape, int backward) {
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;
-    return spans_rows(shape->spans) * shape->NH;
-}
-
-static size_t dry_attention_scratch(const AttentionShape *shape) {
-    return ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD);
 }
 
 // Rows of k, v, dk or dv that each span sees: tokens [the first query's first key, last query] of the range.

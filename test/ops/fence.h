@@ -4,6 +4,9 @@ through its allocate is inaccessible (mprotect) but for the time an op runs. A h
 a GPU build would not survive, faults here on any machine. The reverse is caught too: a tensor that lies outside device
 memory, and a copy whose host side lies inside, end the program with a line that names the op. A GPU needs no help to
 make its memory inaccessible; there only the latter is checked.
+
+So does an op that comes too early: one that writes to what a transfer under way reads, or touches what it changes,
+though the transfer may have been done already.
 */
 #ifndef TEST_FENCE_H
 #define TEST_FENCE_H
@@ -60,8 +63,77 @@ static size_t fence_block(const void *pointer) {
     return i < fence.blocks ? i : FENCE_BLOCKS;
 }
 
-static void fence_tensor(const char *name, const void *tensor) {
-    if (tensor && fence_block(tensor) == FENCE_BLOCKS) die("%s: %s is not in device memory", fence.op, name);
+// ---- transfers under way --------------------------------------------------------------------------------------------
+enum { FENCE_TRANSFERS = 256 };
+
+typedef struct {
+    const void *to, *from;
+    size_t bytes;
+    int64_t ticket;
+} FencedTransfer;
+
+static struct {
+    FencedTransfer of[FENCE_TRANSFERS];
+    size_t count;
+    size_t early, *tell; // ops that came too early are counted; tell NULL: the first one ends the program
+} under_way;
+
+static int fence_overlaps(const void *a, size_t bytes, const void *b, size_t others) {
+    return bytes && others && (uintptr_t)a < (uintptr_t)b + others && (uintptr_t)b < (uintptr_t)a + bytes;
+}
+
+// kind: of a transfer that is asked for itself, which comes behind those of its kind; -1: none
+static void fence_early(const char *name, const void *memory, size_t bytes, int written, int kind) {
+    for (size_t i = 0; i < under_way.count; i++) {
+        const FencedTransfer *t = &under_way.of[i];
+        const int changed = fence_overlaps(memory, bytes, t->to, t->bytes);
+        if (t->ticket % 4 == kind || (!changed && (!written || !fence_overlaps(memory, bytes, t->from, t->bytes))))
+            continue;
+        if (!under_way.tell)
+            die("%s: %s is what a %s under way %s; it was not awaited", fence.op, name, t->ticket % 2 ? "load" : "store",
+                changed ? "changes" : "reads");
+        under_way.early++;
+    }
+}
+
+// Is anything under way that this ticket stands for?
+static int fence_pending(int64_t ticket) {
+    for (size_t i = 0; i < under_way.count; i++)
+        if (under_way.of[i].ticket <= ticket && under_way.of[i].ticket % 4 == ticket % 4) return 1;
+    return 0;
+}
+
+// Transfers that are done, or of memory that is released
+static void fence_settle(int64_t ticket, const void *memory, size_t bytes) {
+    size_t left = 0;
+    for (size_t i = 0; i < under_way.count; i++) {
+        const FencedTransfer t = under_way.of[i];
+        const int done = t.ticket <= ticket && t.ticket % 4 == ticket % 4;
+        if (!done && !fence_overlaps(memory, bytes, t.to, t.bytes) && !fence_overlaps(memory, bytes, t.from, t.bytes))
+            under_way.of[left++] = t;
+    }
+    under_way.count = left;
+}
+
+// ---- what an op touches ---------------------------------------------------------------------------------------------
+static void fence_tensor(const char *name, const void *tensor, size_t bytes, int written) {
+    const size_t i = tensor ? fence_block(tensor) : 0;
+    if (!tensor) return;
+    if (i == FENCE_BLOCKS) die("%s: %s is not in device memory", fence.op, name);
+    if (bytes > fence.bytes[i] - (size_t)((const char *)tensor - fence.begin[i]))
+        die("%s: %s ends behind device memory", fence.op, name);
+    fence_early(name, tensor, bytes, written, -1);
+}
+
+// Rows of k, v, dk or dv that each span sees
+static void fence_keys(const char *name, const void *base, const AttentionShape *shape, size_t size, int written) {
+    const size_t row = shape->NKV * shape->HD * size;
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span *span = &shape->spans.span[i];
+        const size_t begin = max_size(first_key(span->document, span->begin, shape->spans.window), shape->keys.begin);
+        const size_t end = min_size(span->end, shape->keys.end);
+        if (begin < end) fence_tensor(name, (const char *)base + begin * row, (end - begin) * row, written);
+    }
 }
 
 static void fence_host(const char *op, const char *name, const void *memory) {
@@ -69,9 +141,14 @@ static void fence_host(const char *op, const char *name, const void *memory) {
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
-#define TENSOR(tensor, elements, size) fence_tensor(#tensor, tensor);
-#define PLACE(tensor, bytes)
-#define KEYS(tensor, size)             fence_tensor(#tensor, shape->partial ? NULL : tensor);
+#define WRITTEN(tensor)                                                                                                \
+    _Generic(tensor, const void *: 0, const Stored *: 0, const Summed *: 0, const int32_t *: 0, const float *: 0,     \
+             const double *: 0, default: 1)
+#define STORED                         dtype_size(ops_device->stored)
+#define SUMMED                         dtype_size(ops_device->summed)
+#define TENSOR(tensor, elements, size) fence_tensor(#tensor, tensor, (elements) * (size), WRITTEN(tensor));
+#define PLACE(tensor, bytes)           fence_early(#tensor, tensor, bytes, WRITTEN(tensor), -1);
+#define KEYS(tensor, size)             fence_keys(#tensor, tensor, shape, size, WRITTEN(tensor));
 #define COUNT(...)
 #define OP(type, op, parameters, arguments, touches)                                                                   \
     static type fenced_##op parameters {                                                                               \
@@ -82,6 +159,8 @@ static void fence_host(const char *op, const char *name, const void *memory) {
     static type fenced_##op parameters { return ops_device->op arguments; }
 #define OP_SCRATCH(op, parameters, arguments) OP_HOST(size_t, op, parameters, arguments)
 #include "llmc/ops/op_list.h"
+#undef STORED
+#undef SUMMED
 
 static void *allocate_fenced(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = bytes / page + (bytes % page != 0 || bytes == 0);
@@ -102,7 +181,16 @@ static void release_fenced(void *memory, size_t bytes) {
         fence.blocks--;
         fence.begin[block] = fence.begin[fence.blocks], fence.bytes[block] = fence.bytes[fence.blocks];
     }
+    fence_settle(0, memory, bytes);
     ops_device->release(memory, bytes);
+}
+static void host_release_checked(void *memory, size_t bytes) {
+    fence_settle(0, memory, bytes);
+    ops_device->host_release(memory, bytes);
+}
+static void disk_release_checked(void *memory, size_t bytes) {
+    fence_settle(0, memory, bytes);
+    ops_device->disk_release(memory, bytes);
 }
 
 // Copies and transfers: the other side is host memory, or on disk.
@@ -113,9 +201,29 @@ static void release_fenced(void *memory, size_t bytes) {
     }
 WITH_HOST(void, copy_in, (void *place, const void *host, size_t bytes), (place, host, bytes), "the source", host)
 WITH_HOST(void, copy_out, (void *host, const void *place, size_t bytes), (host, place, bytes), "the destination", host)
-WITH_HOST(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes), "the destination",
-          place)
-WITH_HOST(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes), "the source", place)
+
+static int64_t fence_ask(const char *op, int in, void *to, const void *from, size_t bytes) {
+    FENCE_OPEN(op);
+    fence_host(op, in ? "the source" : "the destination", in ? from : to);
+    const int64_t ticket = in ? ops_device->load(to, from, bytes) : ops_device->store(to, from, bytes);
+    const FencedTransfer t = {to, from, bytes, ticket};
+    fence_tensor("device", in ? to : from, 0, 0);
+    fence_early(in ? "device" : "place", to, bytes, 1, (int)(ticket % 4));
+    fence_early(in ? "place" : "device", from, bytes, 0, (int)(ticket % 4));
+    if (under_way.count == FENCE_TRANSFERS) die("the fence: more than %d transfers under way", FENCE_TRANSFERS);
+    under_way.of[under_way.count++] = t;
+    return ticket;
+}
+static int64_t store_checked(void *place, const void *device, size_t bytes) {
+    return fence_ask("store", 0, place, device, bytes);
+}
+static int64_t load_checked(void *device, const void *place, size_t bytes) {
+    return fence_ask("load", 1, device, place, bytes);
+}
+static void await_transfer_checked(int64_t ticket) {
+    fence_settle(ticket, NULL, 0);
+    fenced_await_transfer(ticket);
+}
 
 // ---- the op set -----------------------------------------------------------------------------------------------------
 #define FENCE_SLOTS ((sizeof(Ops) - offsetof(Ops, allocate)) / sizeof(void (*)(void)))
@@ -128,7 +236,8 @@ static const Ops *ops_fenced(void) {
 #include "llmc/ops/op_list.h"
     ops.allocate = allocate_fenced, ops.release = release_fenced;
     ops.copy_in = copy_in_checked, ops.copy_out = copy_out_checked;
-    ops.store = store_checked, ops.load = load_checked;
+    ops.host_release = host_release_checked, ops.disk_release = disk_release_checked;
+    ops.store = store_checked, ops.load = load_checked, ops.await_transfer = await_transfer_checked;
     return &ops;
 }
 

@@ -110,6 +110,78 @@ TEST(host_and_device_are_not_confused) {
     ops->release(device, FLOATS * sizeof(float));
 }
 
+// One transfer is under way while an op runs, or has been awaited before.
+enum { EARLY = FLOATS / 2 * sizeof(float) };
+typedef struct {
+    const char *what, *words; // words NULL: nothing is wrong
+    int load, awaited;
+    size_t from;  // the first byte that the op touches, of a tensor of which the first half is in transfer
+    int writes;
+} Early;
+
+static void early_op(const void *context) {
+    const Early *e = (const Early *)context;
+    const Ops *ops = ops_fenced();
+    char *device = (char *)ops->allocate(3 * EARLY), *place = (char *)ops->host_allocate(EARLY);
+    const int64_t ticket = e->load ? ops->load(device, place, EARLY) : ops->store(place, device, EARLY);
+    if (e->awaited) ops->await_transfer(ticket);
+    if (e->writes)
+        ops->zero(device + e->from, EARLY);
+    else
+        ops->copy(device + 2 * EARLY, device + e->from, EARLY);
+    ops->release(device, 3 * EARLY), ops->host_release(place, EARLY);
+}
+
+TEST(ops_that_come_too_early_are_named) {
+    static const Early cases[] = {
+        {"what is loaded is read", "copy: in is what a load under way changes; it was not awaited", 1, 0, EARLY - 1, 0},
+        {"and written", "zero: out is what a load under way changes", 1, 0, 0, 1},
+        {"what is stored is written", "zero: out is what a store under way reads", 0, 0, EARLY - 1, 1},
+        {"and read", NULL, 0, 0, 0, 0},
+        {"behind what is loaded", NULL, 1, 0, EARLY, 0},
+        {"behind what is stored", NULL, 0, 0, EARLY, 1},
+        {"after the load", NULL, 1, 1, 0, 1},
+        {"after the store", NULL, 0, 1, 0, 1},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%s", cases[i].what);
+        if (cases[i].words)
+            expect_refused(early_op, &cases[i], EXIT_RUNTIME, cases[i].words);
+        else
+            early_op(&cases[i]);
+    }
+    assert_int_equal(under_way.count, 0);
+}
+
+// Places are no tensors.
+typedef struct {
+    const char *words;
+    int disk, store;
+} Mistaken;
+
+static void mistaken_op(const void *context) {
+    const Mistaken *m = (const Mistaken *)context;
+    const Ops *ops = ops_fenced();
+    char *device = (char *)ops->allocate(64);
+    char *place = (char *)(m->disk ? ops->disk_allocate(scratch_folder(), 64) : ops->host_allocate(64));
+    if (m->store)
+        ops->store(place, place, 32);
+    else
+        ops->copy(device, place, 64);
+}
+
+static void deref_disk(const void *context) {
+    exit(((volatile char *)ops_fenced()->disk_allocate((const char *)context, 64))[7]);
+}
+
+TEST(places_are_not_taken_for_the_device) {
+    static const Mistaken cases[] = {{"copy: in is not in device memory", 0, 0},
+                                     {"copy: in is not in device memory", 1, 0},
+                                     {"store: device is not in device memory", 0, 1}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_refused(mistaken_op, &cases[i], EXIT_RUNTIME, cases[i].words);
+    assert_int_equal(run_child(deref_disk, scratch_folder())->code, 1000 + SIGSEGV);
+}
+
 // ---- everything runs behind it --------------------------------------------------------------------------------------
 static const char *const models[] = {TINY_GPT2,
                                      TINY_LLAMA,
@@ -220,4 +292,4 @@ TEST(red_zones_see_an_overrun) {
     expect_refused(write_region, &beyond, EXIT_FAILURE, "first: byte 0 behind its 256 bytes was written");
 }
 
-int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }
