@@ -11,6 +11,7 @@ walk leaves the peak, its shares, and the regions alive at the peak, by name; th
 #include "llmc/base/utils.h"
 #include "llmc/ranks/dist.h"
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } Place; // AUTO: the planner's choice
@@ -197,12 +198,40 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// Bytes that a container's limit leaves, with file contents that the kernel can drop. SIZE_MAX without a limit.
-static size_t cgroup_left(const char *limit_path, const char *used_path, const char *stat_path, const char *droppable) {
-    size_t limit = system_bytes(limit_path, ""), used = system_bytes(used_path, "");
-    if (!limit) return SIZE_MAX;
-    used -= min_size(used, system_bytes(stat_path, droppable));
-    return used < limit ? limit - used : 1; // 0 would mean that nothing is known
+// Bytes that the limits of this process's control groups (version 2 or 1) leave, with file contents that the kernel can
+// drop; each group lies within those above it. SIZE_MAX without a limit.
+#ifndef CGROUP
+#define CGROUP      "/sys/fs/cgroup"
+#define PROC_CGROUP "/proc/self/cgroup"
+#endif
+static size_t cgroup_left(void) {
+    static const struct {
+        const char *controllers, *folder, *limit, *used, *droppable;
+    } versions[] = {
+        {"", CGROUP, "memory.max", "memory.current", "inactive_file"},
+        {"memory", CGROUP "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}};
+    char line[1024], limit[1280], used[1280], stat[1280];
+    size_t left = SIZE_MAX;
+    FILE *file = fopen(PROC_CGROUP, "r");
+    while (file && fgets(line, sizeof(line), file)) { // number:controllers:path
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path) continue;
+        *path++ = 0, path[strcspn(path, "\n")] = 0;
+        for (int v = 0; v < 2; v++) {
+            if (strcmp(controllers + 1, versions[v].controllers) != 0) continue;
+            for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
+                *end = 0;
+                snprintf(limit, sizeof(limit), "%s%s/%s", versions[v].folder, path, versions[v].limit);
+                snprintf(used, sizeof(used), "%s%s/%s", versions[v].folder, path, versions[v].used);
+                snprintf(stat, sizeof(stat), "%s%s/memory.stat", versions[v].folder, path);
+                const size_t most = system_bytes(limit, ""), now = system_bytes(used, "");
+                const size_t held = now - min_size(now, system_bytes(stat, versions[v].droppable));
+                if (most) left = min_size(left, held < most ? most - held : 1); // 0 would mean that nothing is known
+            }
+        }
+    }
+    if (file) fclose(file);
+    return left;
 }
 
 // Bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.
@@ -221,20 +250,37 @@ static size_t address_space_left(void) {
     return left;
 }
 
-// Bytes that the machine or the container (cgroup 2 or 1) has left for this process: its share, if other ranks run. A
-// virtual machine that grows on use counts as used what its balloon holds, and gives it to who asks.
-#define CGROUP "/sys/fs/cgroup/"
+// Bytes that the machine and the container have left; 0: not known. A virtual machine that grows on use counts as used
+// what its balloon holds, and gives it to who asks.
 #ifndef MEMINFO
 #define MEMINFO "/proc/meminfo"
 #endif
+static size_t host_memory_left(void) {
+    const size_t machine = system_bytes(MEMINFO, "MemAvailable") + system_bytes(MEMINFO, "Balloon");
+    const size_t left = cgroup_left();
+    return machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
+}
+
+// This process's share, if other ranks run; 0: not known.
 static size_t host_memory_available(void) {
-    size_t machine = system_bytes(MEMINFO, "MemAvailable") + system_bytes(MEMINFO, "Balloon");
-    size_t left =
-        min_size(cgroup_left(CGROUP "memory.max", CGROUP "memory.current", CGROUP "memory.stat", "inactive_file"),
-                 cgroup_left(CGROUP "memory/memory.limit_in_bytes", CGROUP "memory/memory.usage_in_bytes",
-                             CGROUP "memory/memory.stat", "total_inactive_file"));
-    left = machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
-    return left ? left / dist_local_ranks() + 1 : 0; // 0 would mean that nothing is known
+    const size_t left = host_memory_left();
+    return left ? left / dist_local_ranks() + 1 : 0;
+}
+
+// Makes [memory, memory + bytes), whole pages, resident. 0 where less than that and `beside` is left: to use it would
+// end a process that the kernel chooses.
+static int host_memory_touch(char *memory, size_t bytes, size_t beside) {
+    const size_t most = (size_t)1 << 30;
+    for (size_t at = 0; at < bytes; at += most) {
+        const size_t piece = min_size(most, bytes - at), left = host_memory_left();
+        if (left && left < piece + beside) return 0;
+#ifdef MADV_POPULATE_WRITE
+        if (!madvise(memory + at, piece, MADV_POPULATE_WRITE)) continue;
+        if (errno != EINVAL) return 0; // Linux before 5.14
+#endif
+        for (size_t page = 0; page < piece; page += 4096) memory[at + page] = 0;
+    }
+    return 1;
 }
 
 #endif

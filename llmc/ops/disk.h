@@ -44,10 +44,11 @@ typedef struct {
 // ---- of the op set ---------------------------------------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: there is none
 static void disk_pieces_release(char *pieces, size_t bytes);
-static void disk_mark(int way, size_t slot);  // by who asks: behind which kernels this transfer comes
-static void disk_begin(int way, size_t slot); // by who does it: behind these
+static void disk_mark(int way, size_t slot);  // by who asks: a transfer comes behind the kernels so far
+static void disk_wait(int way, size_t slot);  // by who awaits: until these are done, with an eye on other ranks
+static void disk_begin(int way, size_t slot); // by who does it: copies come behind these
 static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes); // begins
-static void disk_copied(int way); // those that began are done
+static void disk_copied(int way); // until those that began are done
 static void watch_at_work(void);  // dist_watch.h
 
 typedef struct {
@@ -148,7 +149,7 @@ static void disk_do(int way, int64_t n) {
     const size_t slot = (size_t)(n - 1) % DISK_QUEUE;
     const DiskTransfer t = queue->waiting[slot];
     if (!t.bytes) return;
-    if (!t.of_host) disk_begin(way, slot);
+    disk_begin(way, slot);
     if (way == DISK_WRITES)
         disk_write(&t, queue->piece);
     else
@@ -217,7 +218,9 @@ static void disk_stop(void) {
 // Returns when transfer n and all before it of its way are done. A rank that waits is at work.
 static void disk_await(int way, int64_t n) {
     DiskQueue *queue = &disk.queue[way];
+    if (!n) return;
     for (; disk.late && queue->done < n; queue->done++) disk_do(way, queue->done + 1);
+    if (!disk.late) disk_wait(way, (size_t)(n - 1) % DISK_QUEUE);
     pthread_mutex_lock(&disk.lock);
     while (queue->done < n && !disk.failed) {
         struct timespec until;
@@ -237,7 +240,7 @@ static int64_t disk_ask(int way, const DiskFile *file, const void *address, void
     const size_t slot = (size_t)(n - 1) % DISK_QUEUE, begin = (size_t)((const char *)address - file->base);
     if (bytes > file->bytes - begin) die("a transfer of %zu bytes passes the end of its file; please report it", bytes);
     if (n > DISK_QUEUE) disk_await(way, n - DISK_QUEUE);
-    if (!of_host) disk_mark(way, slot);
+    disk_mark(way, slot);
     pthread_mutex_lock(&disk.lock);
     DiskTransfer *t = &queue->waiting[slot];
     t->file = file, t->begin = begin, t->bytes = bytes, t->memory = (char *)memory, t->of_host = of_host;
@@ -259,11 +262,16 @@ static int disk_copy_out(void *host, const void *address, size_t bytes) {
     return file != NULL;
 }
 
+// Returns when the threads have done everything that was asked for.
+static void disk_finish(void) {
+    for (int way = 0; way < DISK_WAYS && disk.files && !disk.late; way++) disk_await(way, disk.queue[way].asked);
+}
+
 // Memory, or a file, that is released: transfers of it that nobody awaited are done first, or never.
 static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) {
-    for (int way = 0; way < DISK_WAYS && disk.files; way++) {
+    disk_finish();
+    for (int way = 0; way < DISK_WAYS; way++) {
         DiskQueue *queue = &disk.queue[way];
-        if (!disk.late) disk_await(way, queue->asked);
         for (int64_t n = queue->done; n < queue->asked; n++) {
             DiskTransfer *t = &queue->waiting[n % DISK_QUEUE];
             if (t->file == file || (uintptr_t)t->memory - (uintptr_t)memory < bytes) t->bytes = 0;
@@ -277,9 +285,9 @@ static const struct {
     unsigned type;
     const char *name;
 } disk_refused[] = {
-    {0x6969, "NFS"},     {0xff534d42, "CIFS"}, {0xfe534d42, "SMB"},   {0x517b, "SMB"},
-    {0x01021997, "9p"},  {0x65735546, "FUSE"}, {0x5346414f, "AFS"},   {0x00c36400, "Ceph"},
-    {0x01021994, NULL},  {0x858458f6, NULL},  // tmpfs, ramfs
+    {0x6969, "NFS"},    {0xff534d42, "CIFS"}, {0xfe534d42, "SMB"}, {0x517b, "SMB"},
+    {0x01021997, "9p"}, {0x65735546, "FUSE"}, {0x5346414f, "AFS"}, {0x00c36400, "Ceph"},
+    {0x01021994, NULL}, {0x858458f6, NULL}, // tmpfs, ramfs
 };
 
 static void disk_folder_require(const char *folder) {
@@ -290,7 +298,8 @@ static void disk_folder_require(const char *folder) {
     for (size_t i = 0; i < sizeof(disk_refused) / sizeof(disk_refused[0]); i++) {
         if ((unsigned)system.f_type != disk_refused[i].type) continue;
         if (!disk_refused[i].name)
-            die("--disk %s: is host memory (tmpfs), not a disk; give a folder on one, or place tensors on host", folder);
+            die("--disk %s: is host memory (tmpfs), not a disk; give a folder on one, or place tensors on host",
+                folder);
         die("--disk %s: lies on %s, a network file system; give a folder on a disk of this machine", folder,
             disk_refused[i].name);
     }

@@ -71,10 +71,10 @@ OP_HOST(size_t, disk_available, (const char *folder), (folder))
 // ticket is 4 * number + kind, number from 1. Transfers of a kind are done in order; between kinds there is none: a load
 // of what a store writes is asked for when that store has been awaited. place = device
 OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes),
-          TENSOR(device, bytes, 1))
+          PLACE(place, bytes) TENSOR(device, bytes, 1))
 // device = place
 OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes),
-          TENSOR(device, bytes, 1))
+          PLACE(place, bytes) TENSOR(device, bytes, 1))
 // later ops find this transfer done, and all before it of its kind; ticket 0: none. A transfer that failed ends the
 // program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )

@@ -26,7 +26,7 @@ typedef struct {
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
 typedef struct {
-    const Arena *arena;    // NULL: ranges are not checked
+    const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
     int library;           // attention is counted as the calls of a library (attention_calls.h)
@@ -44,6 +44,13 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
     if (dry.arena && pointer && !arena_holds(dry.arena, pointer, count * size))
         die("%s: %s, %zu elements of %zu bytes, is not within one live region of the arena", dry.op, tensor, count,
             size);
+}
+
+// A range of any place
+static void dry_place(const char *name, const void *pointer, size_t bytes) {
+    for (int place = 0; place < PLACES && dry.arena; place++)
+        if (arena_holds(&dry.arena[place], pointer, bytes)) return;
+    dry_range(name, pointer, bytes, 1);
 }
 
 static void dry_move(size_t elements, size_t size) {
@@ -147,7 +154,7 @@ static void dry_attention_choose(AttentionChoice choice) {
 #define STORED                         dry.stored
 #define SUMMED                         dry.summed
 #define TENSOR(tensor, elements, size) dry_range(#tensor, tensor, elements, size);
-#define PLACE(tensor, bytes)           dry_range(#tensor, tensor, bytes, 1);
+#define PLACE(tensor, bytes)           dry_place(#tensor, tensor, bytes);
 #define KEYS(tensor, size)             dry_keys(#tensor, tensor, shape, size);
 #define COUNT(...)                     __VA_ARGS__;
 #define OP(type, op_name, parameters, arguments, touches)                                                              \

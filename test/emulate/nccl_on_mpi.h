@@ -4,15 +4,17 @@ MPI, for tests: the files are compiled as they are, against the real cuda_runtim
 processes without a GPU.
 
 Device memory is the host's. The default stream has done a copy when the call returns; before, it waits for what it was
-told to wait for. The streams of transfers and of collectives are queues; that of transfers is worked off when the
-default stream waits for it. The stream of collectives is a queue, worked off in its order and as late as CUDA allows:
+told to wait for. The streams of transfers and of collectives are queues; those of transfers are worked off when the
+default stream or the host waits for them, each transfer after those that the default stream had awaited when it was
+asked for. The stream of collectives is a queue, worked off in its order and as late as CUDA allows:
 when the default stream waits for it, or when the host has asked an event for long. So what reads a result too early
 finds what was there before. Events never block, as on a GPU: a rank that does not come is for the program to find.
 
 What a wrong caller does here:
 
     a collective that does not wait for the kernels before it   refused when its group ends
-    a transfer that does not                                    refused
+    a transfer to or from the host that does not                refused
+    a copy that passes the end of a pinned piece                refused
     calls outside of a group, or on the default stream          refused
     buffers other than those of NCCL's in-place collectives     refused
     ranks that ask for different collectives, or in another     their signatures are compared before the result is used
@@ -23,7 +25,8 @@ What a wrong caller does here:
     relying on an order of additions                            sums go around a ring: rank r's begin with r + 1's
 
 NCCL_ON_MPI_DEVICES: GPUs of this host, 8 unless set. NCCL_ON_MPI_FAULT=hang: no collective ends; =error: NCCL reports
-an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device.
+an error. CUDA_FAULT: a call of CUDA's fails. CUDA_TAKEN: other processes use the device. CUDA_PINNED: so many bytes can
+be pinned.
 
 What it cannot show: whether NCCL takes the calls, kernels that really run beside collectives, speed.
 */
@@ -37,6 +40,7 @@ What it cannot show: whether NCCL takes the calls, kernels that really run besid
 #define OMPI_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX
 #include <mpi.h>
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -52,7 +56,7 @@ namespace nccl_on_mpi {
 
 // Looks at an event until it happens; LATE: that of a collective for which the default stream does not wait.
 constexpr int SOON = 3, LATE = 100;
-const cudaStream_t SECOND_STREAM = (cudaStream_t)16, TRANSFER_STREAM = (cudaStream_t)32;
+const cudaStream_t SECOND_STREAM = (cudaStream_t)16;
 
 struct Communicator {
     MPI_Comm ranks, meeting; // meeting: where signatures are compared; the same for all communicators of all ranks
@@ -79,10 +83,33 @@ static std::deque<Group> queue; // all that were asked for
 static size_t done;             // groups
 static size_t awaited;          // so many have to be done before the default stream goes on
 static size_t kernels, seen;    // on the default stream so far; those that the second stream waits for
-static std::deque<std::function<void(void)>> transfers; // all that were asked for
-static size_t transferred, awaited_transfers;           // as done and awaited
-static size_t transfers_saw;                            // as seen
-static bool open;                                       // between ncclGroupStart and ncclGroupEnd: queue.back()
+
+// Transfers to the host, from it, to disk, from it: streams in the order in which they are made
+constexpr size_t TRANSFER_STREAMS = 4;
+typedef std::array<size_t, TRANSFER_STREAMS> Transfers; // so many of each
+struct TransferStream {
+    std::deque<std::function<void(void)>> asked;
+    Transfers after;  // those that come before the next one
+    size_t done, saw; // saw: as seen
+};
+static TransferStream transfer_stream[TRANSFER_STREAMS];
+static Transfers awaited_transfers; // as awaited
+static size_t streams;              // that were made
+
+static size_t transfer_stream_of(cudaStream_t stream) {
+    const size_t number = (size_t)stream / 32 - 1;
+    return (size_t)stream % 32 == 0 && number < streams ? number : TRANSFER_STREAMS;
+}
+static Transfers all_transfers(void) {
+    Transfers all;
+    for (size_t i = 0; i < TRANSFER_STREAMS; i++) all[i] = transfer_stream[i].asked.size();
+    return all;
+}
+static void work_off_transfers(const Transfers &until) {
+    for (size_t i = 0; i < TRANSFER_STREAMS; i++)
+        while (transfer_stream[i].done < until[i]) transfer_stream[i].asked[transfer_stream[i].done++]();
+}
+static bool open; // between ncclGroupStart and ncclGroupEnd: queue.back()
 
 static bool fault(const char *name) {
     const char *asked = getenv("NCCL_ON_MPI_FAULT");
@@ -177,7 +204,7 @@ static bool work_off(size_t groups) {
 // The default stream does something with memory: after what it waits for, before collectives that are asked for later.
 static void default_stream_turn(void) {
     while (!work_off(awaited)) sched_yield();
-    for (; transferred < awaited_transfers; transferred++) transfers[transferred]();
+    work_off_transfers(awaited_transfers);
     kernels++;
 }
 
@@ -187,14 +214,15 @@ struct Event {
     size_t kernels; // of the default stream when it was recorded
     bool of_second;
     int looks;
-    size_t transfers; // it happens when so many are done
+    Transfers transfers; // it happens when so many are done
 };
 static Event *event_of(cudaEvent_t event) { return (Event *)(void *)event; }
 
 static void record(Event *event, cudaStream_t stream) {
     const bool of_second = stream == SECOND_STREAM;
-    if (stream == TRANSFER_STREAM) { // who waits for what it marked before will wait for more, which is in order
-        event->transfers = transfers.size();
+    if (const size_t i = transfer_stream_of(stream); i < TRANSFER_STREAMS) {
+        // who waits for what it marked before will wait for more, which is in order
+        event->transfers[i] = transfer_stream[i].asked.size();
         return;
     }
     if (event->of_second && event->groups > done)
@@ -208,10 +236,15 @@ static bool happened(Event *event) {
 }
 
 static void wait_for(cudaStream_t stream, const Event *event) {
+    const size_t transfers = transfer_stream_of(stream);
+    Transfers *const after = !stream                        ? &awaited_transfers
+                             : transfers < TRANSFER_STREAMS ? &transfer_stream[transfers].after
+                                                            : NULL;
+    for (size_t i = 0; i < TRANSFER_STREAMS && after; i++) (*after)[i] = std::max((*after)[i], event->transfers[i]);
     if (!stream)
-        awaited = std::max(awaited, event->groups), awaited_transfers = std::max(awaited_transfers, event->transfers);
-    else if (stream == TRANSFER_STREAM)
-        transfers_saw = std::max(transfers_saw, event->kernels);
+        awaited = std::max(awaited, event->groups);
+    else if (after)
+        transfer_stream[transfers].saw = std::max(transfer_stream[transfers].saw, event->kernels);
     else if (!event->of_second)
         seen = std::max(seen, event->kernels);
 }
@@ -321,6 +354,17 @@ constexpr size_t DEVICE_BYTES = (size_t)8 << 30;
 static std::map<void *, size_t> memory; // what is allocated, and its bytes
 static size_t in_use;
 static int memory_asked; // how often
+static std::map<const char *, size_t> pinned;
+
+// A copy of host memory that is pinned stays within one piece.
+static void within_piece(const void *host, size_t bytes) {
+    auto piece = pinned.upper_bound((const char *)host);
+    if (piece == pinned.begin() || !bytes) return;
+    --piece;
+    const size_t offset = (size_t)((const char *)host - piece->first);
+    if (offset < piece->second && bytes > piece->second - offset)
+        die("pretended CUDA: a copy that passes a pinned piece");
+}
 
 // CUDA_TAKEN="bytes n": so much is other processes', after this one has asked n times how much is left.
 static size_t left(void) {
@@ -341,6 +385,7 @@ static void *allocate(size_t bytes) {
 static void release(void *block) {
     if (!block) return;
     while (!work_off(queue.size())) sched_yield();
+    work_off_transfers(all_transfers());
     in_use -= memory.at(block);
     memory.erase(block);
     free(block);
@@ -382,7 +427,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int) {
 }
 cudaError_t cudaDeviceSynchronize(void) {
     CUDA_CALL;
-    nccl_on_mpi::awaited_transfers = nccl_on_mpi::transfers.size();
+    nccl_on_mpi::awaited_transfers = nccl_on_mpi::all_transfers();
     nccl_on_mpi::default_stream_turn();
     return nccl_on_mpi::work_off(nccl_on_mpi::queue.size()) ? cudaSuccess : cudaErrorUnknown; // it was watched before
 }
@@ -408,24 +453,43 @@ cudaError_t cudaFree(void *block) {
     CUDA_CALL;
     return nccl_on_mpi::release(block), cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void **block, size_t bytes, unsigned) {
+cudaError_t cudaHostRegister(void *host, size_t bytes, unsigned) {
     CUDA_CALL;
-    return (*block = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+    const char *most = getenv("CUDA_PINNED");
+    size_t sum = bytes;
+    for (const auto &piece : nccl_on_mpi::pinned) sum += piece.second;
+    if (most && sum > strtoull(most, NULL, 10)) return cudaErrorMemoryAllocation;
+    return nccl_on_mpi::pinned[(const char *)host] = bytes, cudaSuccess;
 }
-cudaError_t cudaFreeHost(void *block) {
+cudaError_t cudaHostUnregister(void *host) {
     CUDA_CALL;
-    return free(block), cudaSuccess;
+    return nccl_on_mpi::pinned.erase((const char *)host) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
 }
-cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaDeviceGetPCIBusId(char *bus, int bytes, int) {
     CUDA_CALL;
-    if (stream == nccl_on_mpi::TRANSFER_STREAM) {
-        if (nccl_on_mpi::transfers_saw != nccl_on_mpi::kernels)
+    return snprintf(bus, (size_t)bytes, "0000:ff:1F.7"), cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *out, const void *in, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    CUDA_CALL;
+    if (const size_t i = nccl_on_mpi::transfer_stream_of(stream); i < nccl_on_mpi::TRANSFER_STREAMS) {
+        nccl_on_mpi::TransferStream *t = &nccl_on_mpi::transfer_stream[i];
+        if (i < 2 && t->saw != nccl_on_mpi::kernels)
             die("pretended CUDA: a transfer that does not wait for kernels before it");
-        nccl_on_mpi::transfers.push_back([=] { memcpy(out, in, bytes); });
+        nccl_on_mpi::within_piece(kind == cudaMemcpyDeviceToHost ? out : in, bytes);
+        t->asked.push_back([=, after = t->after] { nccl_on_mpi::work_off_transfers(after), memcpy(out, in, bytes); });
         return cudaSuccess;
     }
     nccl_on_mpi::default_stream_turn();
     return memcpy(out, in, bytes), cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    CUDA_CALL;
+    nccl_on_mpi::Transfers all = {};
+    const size_t i = nccl_on_mpi::transfer_stream_of(stream);
+    if (i < nccl_on_mpi::TRANSFER_STREAMS) all[i] = nccl_on_mpi::all_transfers()[i];
+    nccl_on_mpi::work_off_transfers(all);
+    if (!stream) nccl_on_mpi::default_stream_turn();
+    return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *out, const void *in, size_t bytes, cudaMemcpyKind kind) {
     CUDA_CALL;
@@ -451,7 +515,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     CUDA_CALL;
-    return *stream = nccl_on_mpi::TRANSFER_STREAM, cudaSuccess;
+    nccl_on_mpi::must_be(nccl_on_mpi::streams < nccl_on_mpi::TRANSFER_STREAMS, "more streams than kinds of transfers");
+    return *stream = (cudaStream_t)(32 * ++nccl_on_mpi::streams), cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     CUDA_CALL;
@@ -459,7 +524,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
     CUDA_CALL;
-    return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{0, 0, false, 0, 0}, cudaSuccess;
+    return *event = (cudaEvent_t)(void *)new nccl_on_mpi::Event{}, cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     CUDA_CALL;

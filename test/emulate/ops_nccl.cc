@@ -5,6 +5,7 @@ ops_cpu_device, each launched as a kernel.
 */
 #include "nccl_on_mpi.h"
 #include "cublas_on_cpu.h"
+#define PINNED_PIECE ((size_t)4 << 20)
 #include "llmc/ops/cuda/memory.cuh"
 #include "llmc/ops/cuda/collective.cuh"
 #include "llmc/ops/cuda/findings.cuh"

@@ -123,8 +123,13 @@ static void cpu_release(void *memory, size_t bytes) {
     memory_unmap(memory, bytes);
 }
 
-// The device's memory is the host's.
-static void *cpu_host_allocate(size_t bytes) { return cpu_allocate(bytes); }
+// The device's memory is the host's. What is promised here is there: another process may take memory before it is used.
+static void *cpu_host_allocate(size_t bytes) {
+    char *memory = (char *)cpu_allocate(bytes);
+    if (memory && host_memory_touch(memory, allocation_size(bytes), 0)) return memory;
+    memory_unmap(memory, bytes);
+    return NULL;
+}
 static void cpu_host_release(void *memory, size_t bytes) { cpu_release(memory, bytes); }
 static size_t cpu_host_available(size_t planned) {
     const size_t available = host_memory_available();
@@ -148,6 +153,7 @@ static void cpu_copy_out(void *host, const void *place, size_t bytes) {
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cpu_allocate(bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { memory_unmap(pieces, bytes); }
 static void disk_mark(int way, size_t slot) { (void)way, (void)slot; }
+static void disk_wait(int way, size_t slot) { (void)way, (void)slot; }
 static void disk_begin(int way, size_t slot) { (void)way, (void)slot; }
 static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
     (void)way, (void)transfer;

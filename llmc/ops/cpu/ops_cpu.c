@@ -46,7 +46,7 @@ static const char *cpu_memory_name(void) {
     return address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves" : "the memory available";
 }
 static const char *cpu_device_problem(void) { return NULL; }
-static void cpu_finish(void) {} // every op is done when it returns
+static void cpu_finish(void) { disk_finish(); } // every op is done when it returns
 
 // Every chunk of a pass comes here, and every token and part of a file that is written.
 static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }

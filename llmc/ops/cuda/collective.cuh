@@ -276,7 +276,7 @@ static void collectives_require(void) {
     CUDA_CHECK(cudaStreamCreateWithPriority(&collectives.stream, cudaStreamNonBlocking, high), "making a stream");
     for (Collective &c : collectives.ring) c.ready = event_make(), c.done = event_make();
     collectives.here = event_make(), collectives.mark[0] = event_make(), collectives.mark[1] = event_make();
-    before_waiting = wait_watched, after_launch = keep_up;
+    before_waiting = wait_watched, before_event = event_wait, after_launch = keep_up;
     CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
     CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
     for (int group = 0; group < RANK_GROUPS; group++)

@@ -10,8 +10,9 @@ first needed: plans and conversions need none.
 #include <cuda_runtime.h>
 
 // Hooks of a run with other ranks, for which the device may wait without end (collective.cuh): called before the host
-// waits for the default stream, or for all streams, and behind every launch.
+// waits for the default stream, or for all streams, for an event of the default stream, and behind every launch.
 static void (*before_waiting)(bool all);
+static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);
 
 static struct {

@@ -4,7 +4,9 @@ Memory of op set "cuda".
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
 #include "llmc/ops/arena.h"
+#include "llmc/ops/disk.h"
 #include "platform.cuh"
+#include <sys/syscall.h>
 
 // True where memory did not suffice; every other error ends the program.
 static bool allocation_refused(cudaError_t error, const char *doing) {
@@ -25,7 +27,10 @@ static void *memory_allocate(size_t bytes) {
     return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
 }
 
-static void cuda_release(void *memory, size_t) { CUDA_CHECK(cudaFree(memory), "freeing device memory"); }
+static void cuda_release(void *memory, size_t bytes) {
+    disk_forget(memory, bytes, NULL);
+    CUDA_CHECK(cudaFree(memory), "freeing device memory");
+}
 
 // Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
 static size_t cuda_memory_peak(void) {
@@ -63,81 +68,238 @@ static cudaEvent_t event_make(void) {
     return event;
 }
 
-// Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
-static void cuda_copy_in(void *to, const void *host, size_t bytes) {
-    if (before_waiting && bytes > 64 << 10) before_waiting(false);
-    CUDA_CHECK(cudaMemcpy(to, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
-}
-static void cuda_copy_out(void *host, const void *from, size_t bytes) {
-    if (before_waiting) before_waiting(false);
-    CUDA_CHECK(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost),
-               "copying from the device, after the kernels before");
-}
 static void cuda_copy(void *out, const void *in, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice), "copying on the device");
 }
 static void cuda_zero(void *out, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(out, 0, bytes), "clearing device memory"); }
 static void cuda_finish(void) {
+    disk_finish();
     if (before_waiting) before_waiting(true);
     if (device.ready) CUDA_CHECK(cudaDeviceSynchronize(), "waiting for the device");
 }
 
-// ---- transfers, to and from pinned host memory, on a stream of their own --------------------------------------------
-// A transfer begins behind an event of the default stream, and `await_transfer` makes the default stream wait for the
-// event behind it; the host never waits. One stream for both ways: forward only stores, backward only loads.
-constexpr int64_t TRANSFER_EVENTS = 16;
+// ---- transfers ------------------------------------------------------------------------------------------------------
+// A kind has a stream of its own, so that both ways of the link are busy at once. A transfer begins behind an event of
+// the default stream. To and from the host, `await_transfer` makes the default stream wait for the event behind it, and
+// the host never waits. To and from disk it is the host that waits, for a thread (disk.h).
+enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS };
+constexpr int64_t TRANSFER_EVENTS = DISK_QUEUE;
 
-static struct {
+typedef struct {
     cudaStream_t stream;
-    cudaEvent_t ready;                 // on the default stream
-    cudaEvent_t done[TRANSFER_EVENTS]; // of ticket t: done[t % TRANSFER_EVENTS], or of a later one, which is behind it
-    int64_t asked;
-} transfers;
+    // of number n: [n % TRANSFER_EVENTS], or of a later one, which is behind it
+    cudaEvent_t ready[TRANSFER_EVENTS]; // on the default stream; to and from the host: [0]
+    cudaEvent_t done[TRANSFER_EVENTS];
+    int64_t asked; // to and from the host
+} TransferStream;
+
+static TransferStream transfers[TRANSFER_KINDS];
 
 static void transfers_require(void) {
-    if (transfers.stream) return;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&transfers.stream, cudaStreamNonBlocking), "making a stream");
-    transfers.ready = event_make();
-    for (cudaEvent_t &event : transfers.done) event = event_make();
+    if (transfers[0].stream) return;
+    for (TransferStream &kind : transfers) {
+        CUDA_CHECK(cudaStreamCreateWithFlags(&kind.stream, cudaStreamNonBlocking), "making a stream");
+        for (cudaEvent_t &event : kind.ready) event = event_make();
+        for (cudaEvent_t &event : kind.done) event = event_make();
+    }
+}
+
+// ---- host memory, pinned --------------------------------------------------------------------------------------------
+// One range of addresses, pinned in pieces: each takes some tenths of a second, and a copy stays within one. Where no
+// more can be pinned the rest is pageable: copies of it pass through a buffer of the driver's, and the host waits.
+#ifndef PINNED_PIECE
+#define PINNED_PIECE ((size_t)1 << 30)
+#endif
+
+static_assert(PINNED_PIECE % DISK_PIECE == 0, "a piece of disk.h lies within one");
+constexpr size_t HOST_PAGE = 4096;
+constexpr size_t HOST_BESIDE = (size_t)512 << 20; // assumed: that the driver takes of the host, beside what is pinned
+
+typedef struct {
+    char *base; // NULL: none
+    size_t bytes, pinned;
+} HostMemory;
+static HostMemory host_memories[16];
+
+static const HostMemory *host_memory_of(const void *pointer) {
+    for (const HostMemory &memory : host_memories)
+        if (memory.base && (uintptr_t)pointer - (uintptr_t)memory.base < memory.bytes) return &memory;
+    return NULL;
+}
+
+// Pages of [memory, memory + bytes) shall lie on the NUMA node that the card is connected to.
+static void host_prefer_node(char *memory, size_t bytes) {
+    char bus[32] = "", path[96];
+    int node = -1;
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof(bus), device.number), "asking where it is connected");
+    for (char *c = bus; *c; c++) *c = (char)tolower(*c);
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", bus);
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%d", &node) != 1) node = -1;
+    if (file) fclose(file);
+    const unsigned long nodes = node >= 0 && node < 64 ? 1ul << node : 0;
+    if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a wish
+}
+
+// True where a piece is pinned; an error that is not about pinning ends the program.
+static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
+    *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
+    if (*error == cudaSuccess) return true;
+    if (*error != cudaErrorNotSupported && *error != cudaErrorInvalidValue && *error != cudaErrorOperatingSystem)
+        return !allocation_refused(*error, "pinning host memory");
+    cudaGetLastError();
+    return false;
+}
+
+static void cuda_host_release(void *base, size_t) {
+    HostMemory *memory = (HostMemory *)host_memory_of(base);
+    if (!memory) return;
+    cuda_finish();
+    for (size_t at = 0; at < memory->pinned; at += PINNED_PIECE)
+        CUDA_CHECK(cudaHostUnregister(memory->base + at), "giving pinned host memory back");
+    munmap(memory->base, memory->bytes);
+    memory->base = NULL;
 }
 
 static void *cuda_host_allocate(size_t bytes) {
-    void *memory = NULL;
+    const double begin = seconds_now();
+    HostMemory *memory = host_memories;
+    cudaError_t error = cudaSuccess;
     device_require();
     transfers_require();
-    if (allocation_refused(cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault),
-                           "allocating pinned host memory"))
-        return NULL;
-    return memory;
+    while (memory->base && memory < host_memories + 15) memory++;
+    if (memory->base) die("more than 16 allocations of host memory; please report it");
+    bytes = (max_size(bytes, 1) + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
+    char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == (char *)MAP_FAILED) return NULL;
+    madvise(base, bytes, MADV_HUGEPAGE); // pinned in far less time
+    host_prefer_node(base, bytes);
+    memory->base = base, memory->bytes = bytes, memory->pinned = 0;
+    for (size_t at = 0; at < bytes; at += PINNED_PIECE) {
+        const size_t piece = min_size(PINNED_PIECE, bytes - at);
+        if (!host_memory_touch(base + at, piece, HOST_BESIDE)) {
+            cuda_host_release(base, bytes);
+            return NULL;
+        }
+        if (memory->pinned == at && host_pin(base + at, piece, &error)) memory->pinned += piece;
+    }
+    if (memory->pinned < bytes)
+        note(
+            "%s of %s of host memory could not be pinned (%s): copies of it do not run beside kernels, a step may take "
+            "1.5 times as long; --host-limit lowers what is asked for",
+            human_bytes((double)(bytes - memory->pinned)), human_bytes((double)bytes), cudaGetErrorString(error));
+    else if (seconds_now() - begin > 5)
+        note("%s of host memory pinned in %.0f s", human_bytes((double)bytes), seconds_now() - begin);
+    return base;
 }
 
-static void cuda_host_release(void *memory, size_t) {
-    if (memory) CUDA_CHECK(cudaFreeHost(memory), "freeing pinned host memory");
+static size_t cuda_host_available(size_t) { // what is planned is the device's
+    const size_t available = host_memory_available();
+    return available > HOST_BESIDE ? available - HOST_BESIDE : available ? 1 : 0;
 }
 
-static size_t cuda_host_available(size_t) { return host_memory_available(); } // what is planned is the device's
-
-static int64_t transfer(void *to, const void *from, size_t bytes, cudaMemcpyKind way) {
-    const int64_t ticket = ++transfers.asked;
-    CUDA_CHECK(cudaEventRecord(transfers.ready), "marking the default stream");
-    CUDA_CHECK(cudaStreamWaitEvent(transfers.stream, transfers.ready), "ordering a transfer after kernels");
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, way, transfers.stream), "copying between device and host");
-    CUDA_CHECK(cudaEventRecord(transfers.done[ticket % TRANSFER_EVENTS], transfers.stream), "marking a transfer");
-    return ticket;
+// ---- copies: the other side is host memory that the caller has, of any kind ------------------------------------------
+// Host memory of ours is the host's own, once the default stream has come to what it was told to wait for.
+static void host_require(void) {
+    if (before_waiting) before_waiting(false);
+    CUDA_CHECK(cudaStreamSynchronize(NULL), "waiting for transfers");
 }
 
-static int64_t cuda_store(void *host, const void *from, size_t bytes) {
-    return transfer(host, from, bytes, cudaMemcpyDeviceToHost);
+// Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
+static void cuda_copy_in(void *place, const void *host, size_t bytes) {
+    if (disk_copy_in(place, host, bytes)) return;
+    if (host_memory_of(place)) {
+        host_require();
+        memcpy(place, host, bytes);
+        return;
+    }
+    if (before_waiting && bytes > 64 << 10) before_waiting(false);
+    CUDA_CHECK(cudaMemcpy(place, host, bytes, cudaMemcpyHostToDevice), "copying to the device");
+}
+static void cuda_copy_out(void *host, const void *place, size_t bytes) {
+    if (disk_copy_out(host, place, bytes)) return;
+    if (host_memory_of(place)) {
+        host_require();
+        memcpy(host, place, bytes);
+        return;
+    }
+    if (before_waiting) before_waiting(false);
+    CUDA_CHECK(cudaMemcpy(host, place, bytes, cudaMemcpyDeviceToHost),
+               "copying from the device, after the kernels before");
 }
 
-static int64_t cuda_load(void *to, const void *host, size_t bytes) {
-    return transfer(to, host, bytes, cudaMemcpyHostToDevice);
+// ---- stores and loads ------------------------------------------------------------------------------------------------
+static int64_t host_transfer(int kind, void *to, const void *from, const void *host, size_t bytes) {
+    TransferStream *t = &transfers[kind];
+    const HostMemory *memory = host_memory_of(host);
+    const int64_t n = ++t->asked;
+    if (!memory) die("a transfer with memory that host_allocate did not give; please report it");
+    CUDA_CHECK(cudaEventRecord(t->ready[0]), "marking the default stream");
+    CUDA_CHECK(cudaStreamWaitEvent(t->stream, t->ready[0]), "ordering a transfer after kernels");
+    for (size_t at = 0, part; at < bytes; at += part) {
+        const size_t offset = (size_t)((const char *)host + at - memory->base);
+        part = min_size(bytes - at, PINNED_PIECE - offset % PINNED_PIECE);
+        CUDA_CHECK(cudaMemcpyAsync((char *)to + at, (const char *)from + at, part,
+                                   kind == STORE_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, t->stream),
+                   "copying between device and host");
+    }
+    CUDA_CHECK(cudaEventRecord(t->done[n % TRANSFER_EVENTS], t->stream), "marking a transfer");
+    return TRANSFER_KINDS * n + kind;
+}
+
+static int64_t cuda_store(void *place, const void *from, size_t bytes) {
+    const DiskFile *file = disk_file_of(place);
+    if (!file) return host_transfer(STORE_HOST, place, from, place, bytes);
+    return TRANSFER_KINDS * disk_ask(DISK_WRITES, file, place, (void *)(uintptr_t)from, bytes, 0) + STORE_DISK;
+}
+static int64_t cuda_load(void *to, const void *place, size_t bytes) {
+    const DiskFile *file = disk_file_of(place);
+    if (!file) return host_transfer(LOAD_HOST, to, place, place, bytes);
+    return TRANSFER_KINDS * disk_ask(DISK_READS, file, place, to, bytes, 0) + LOAD_DISK;
 }
 
 static void cuda_await_transfer(int64_t ticket) {
-    if (ticket)
-        CUDA_CHECK(cudaStreamWaitEvent(NULL, transfers.done[ticket % TRANSFER_EVENTS]),
+    const int64_t kind = ticket % TRANSFER_KINDS, n = ticket / TRANSFER_KINDS;
+    if (n && kind >= STORE_DISK)
+        disk_await((int)kind - STORE_DISK, n);
+    else if (n)
+        CUDA_CHECK(cudaStreamWaitEvent(NULL, transfers[kind].done[n % TRANSFER_EVENTS]),
                    "ordering kernels after a transfer");
+}
+
+static void *cuda_disk_allocate(const char *folder, size_t bytes) {
+    device_require();
+    transfers_require();
+    return disk_file_allocate(folder, bytes);
+}
+static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
+static size_t cuda_disk_available(const char *folder) { return disk_bytes_available(folder); }
+
+// ---- for disk.h: a thread has one of two streams ----------------------------------------------------------------------
+static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
+static void disk_pieces_release(char *pieces, size_t bytes) { cuda_host_release(pieces, bytes); }
+static void disk_mark(int way, size_t slot) {
+    CUDA_CHECK(cudaEventRecord(transfers[STORE_DISK + way].ready[slot]), "marking the default stream");
+}
+static void disk_begin(int way, size_t slot) {
+    TransferStream *t = &transfers[STORE_DISK + way];
+    CUDA_CHECK(cudaSetDevice(device.number), "choosing the device for a thread");
+    CUDA_CHECK(cudaStreamWaitEvent(t->stream, t->ready[slot]), "ordering a transfer after kernels");
+}
+static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes) {
+    if (transfer->of_host)
+        memcpy(to, from, bytes);
+    else
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes,
+                                   way == DISK_WRITES ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                                   transfers[STORE_DISK + way].stream),
+                   "copying between device and disk");
+}
+static void disk_copied(int way) {
+    CUDA_CHECK(cudaStreamSynchronize(transfers[STORE_DISK + way].stream), "copying between device and disk");
+}
+static void disk_wait(int way, size_t slot) {
+    if (before_event) before_event(transfers[STORE_DISK + way].ready[slot]);
 }
 
 #endif
