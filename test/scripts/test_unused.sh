@@ -5,6 +5,7 @@ dropout_keeps op sets
 dropout_threshold op sets
 host_memory_available op sets, dev
 host_memory_peak op set "cpu", dev
+host_memory_touch op sets
 world_alone tests, dev
 END
 trap 'rm -f "${TMPDIR:-/tmp}/unused.$$"' EXIT
