@@ -113,8 +113,7 @@ static StepReport train_step(Trainer *t, size_t step) {
         adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
         adamw.step = (int64_t)step;
         adamw.seed = o->seed;
-        optimizer_step(trained, world, ops_device, trained_weights(&s->memory), s->memory.gradients,
-                       t->run.settings.gradient_type, &t->run.optimizer, t->run.settings.moment_type, &adamw);
+        optimizer_step(&s->memory, &t->run.optimizer, &adamw);
         weights_updated(&s->memory);
     }
 

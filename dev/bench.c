@@ -51,9 +51,7 @@ static void pass_begin(BenchPass *pass) {
     arena_init(pass->arena, pass->memory, pass->plan.total_bytes);
     run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, pass->arena, &pass->batch);
     weights_init_random(&pass->model, sharding_whole(), ops_device, pass->stream.memory.weights, 1);
-    if (pass->settings.optimizer)
-        optimizer_init(&pass->model, world_alone(), ops_device, pass->stream.memory.weights, &pass->state,
-                       pass->settings.moment_type);
+    if (pass->settings.optimizer) optimizer_step(&pass->stream.memory, &pass->state, NULL);
 }
 
 static double pass_seconds(BenchPass *pass, int64_t step) {
@@ -65,9 +63,7 @@ static double pass_seconds(BenchPass *pass, int64_t step) {
     if (pass->settings.optimizer) {
         gradient_norm(&pass->model, world_alone(), ops_device, pass->stream.memory.gradients,
                       pass->settings.gradient_type, &bad);
-        optimizer_step(&pass->model, world_alone(), ops_device, pass->stream.memory.weights,
-                       pass->stream.memory.gradients, pass->settings.gradient_type, &pass->state,
-                       pass->settings.moment_type, &adamw);
+        optimizer_step(&pass->stream.memory, &pass->state, &adamw);
     }
     return seconds_now() - begin;
 }

@@ -208,7 +208,8 @@ static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Residency *memory = &run->streambp.memory;
     run_fill(run, run->source, &run->model, memory->weights);
-    weights_check_finite(&run->model, weights_sharding(memory), ops_device, memory->weights);
+    weights_check_finite(&run->model, weights_sharding(memory), ops_device, memory->place[PLACED_WEIGHTS],
+                         memory->weights);
     if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
         run->base = base_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights);
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
@@ -221,8 +222,8 @@ static void run_load_weights(Run *run) {
     if (run->settings.lora) run_fill(run, run->adapter, &run->lora.table, memory->adapters);
     if (run->adapter) {
         snprintf(when, sizeof(when), "%s: ", run->adapter->path);
-        weights_check_finite_at(&run->lora.table, weights_sharding(memory), ops_device, memory->adapters, when,
-                                "take another copy or an earlier checkpoint");
+        weights_check_finite_at(&run->lora.table, weights_sharding(memory), ops_device, memory->place[PLACED_WEIGHTS],
+                                memory->adapters, when, "take another copy or an earlier checkpoint");
     }
     run_close_source(run);
 }

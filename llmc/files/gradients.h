@@ -6,7 +6,7 @@ makes it, every rank writes its part of every tensor. The file is complete or ab
 #ifndef LLMC_GRADIENTS_H
 #define LLMC_GRADIENTS_H
 #include "safetensors.h"
-#include "slabs.h"
+#include "weight_source.h"
 #include <fnmatch.h>
 
 // Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at`

@@ -23,7 +23,6 @@ typedef union {
     double align;
 } Slab;
 
-static Slab staged_raw;      // as it lies in a file
 static Slab staged_reformed; // converted, not yet in its final order
 static Slab staged;          // to or from the device, in its type
 
@@ -57,6 +56,7 @@ typedef struct {
     size_t offset;       // of element `first` in memory, in elements
     size_t parameter;    // of PARAMETERS: which one, and its element that is `first`
     size_t begin;
+    size_t most; // elements of a slab
     // of the loop itself
     const Model *table;
     SlabUnit unit;
@@ -69,7 +69,7 @@ typedef struct {
 // parts: over whom the table is divided; memory: how it is held, whole or in these parts. label: of a bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
-    s.table = table, s.unit = unit, s.parts = parts, s.memory = memory;
+    s.table = table, s.unit = unit, s.parts = parts, s.memory = memory, s.most = SLAB_ELEMENTS;
     s.progress = progress_begin(label ? stderr : NULL, label ? label : "", 0, (double)sharding_elements(table, parts));
     return s;
 }
@@ -87,13 +87,12 @@ static int slabs_next_unit(Slabs *s) {
         const size_t group = group_at(table, s->next);
         const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s->parts.ranks, s->parts.rank);
         s->first = group_begin(table, group) + own.begin, s->left = own.count;
-        s->offset = holds_whole(s->memory) ? s->first : sharding_begin(table, s->memory, group);
     } else {
         const Parameter *p = &table->parameters[s->next];
         const ParameterShard own = parameter_shard(table, s->parts, p);
         s->parameter = s->next, s->begin = own.first, s->first = p->offset + own.first, s->left = own.count;
-        s->offset = own.count ? shard_offset(table, s->memory, p, own.first) : 0;
     }
+    s->offset = s->left ? element_offset(table, s->memory, s->first) : 0;
     s->next++;
     return 1;
 }
@@ -108,7 +107,7 @@ static int slabs_next(Slabs *s) {
         progress_end(&s->progress);
         return 0;
     }
-    s->count = min_size(s->left, SLAB_ELEMENTS);
+    s->count = min_size(s->left, s->most);
     s->left -= s->count;
     return 1;
 }

@@ -37,6 +37,8 @@ typedef struct WeightSource {
 } WeightSource;
 
 // ---- reading --------------------------------------------------------------------------------------------------------
+static Slab staged_raw; // as it lies in a file
+
 // A run of at most SLAB_ELEMENTS elements as they lie in the file.
 static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               void *out) {

@@ -8,6 +8,7 @@ or absent.
 #define LLMC_WEIGHTS_H
 #include "flat.h"
 #include "hf_weights.h"
+#include "llmc/ops/arena.h"
 #include "llmc_gpt2.h"
 #include "weight_source.h"
 
@@ -130,24 +131,36 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
     die("%sthe weights are too large to be squared and summed: tensor %s; %s", when, p->name, advice);
 }
 
-// Ends the program where a weight in device memory is NaN or infinite; of portions on any rank, and the first rank that
-// has it says so. when, advice: the message's first and last words
-static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, const void *device_base,
-                                    const char *when, const char *advice) {
-    size_t bad, whose = 0;
-    for (bad = 0; bad < model->parameter_count; bad++) {
+// The first parameter with an element that is not finite, of weights that are not on the device
+static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops *ops, const void *weights) {
+    for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
+        const float *values = (const float *)slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
+        for (size_t i = 0; i < s.count; i++)
+            if (!isfinite(values[i])) return s.parameter;
+    }
+    return model->parameter_count;
+}
+
+// Ends the program where a weight is NaN or infinite; of portions on any rank, and the first rank that has it says so.
+// when, advice: the message's first and last words
+static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, Place place,
+                                    const void *weights, const char *when, const char *advice) {
+    const int elsewhere = place > PLACE_DEVICE;
+    size_t bad = elsewhere ? weights_find_bad(model, sharding, ops, weights) : 0, whose = 0;
+    for (; !elsewhere && bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
-        const char *values = element_address_const(device_base, model->dtype, held.offset);
+        const char *values = element_address_const(weights, model->dtype, held.offset);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
     }
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
-    if (whose == sharding.rank) weights_name_bad_element(model, bad, sharding, ops, device_base, when, advice);
+    if (whose == sharding.rank) weights_name_bad_element(model, bad, sharding, ops, weights, when, advice);
     dist_barrier(); // that rank ends all
 }
 
-static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops, const void *device_base) {
-    weights_check_finite_at(model, sharding, ops, device_base, "", "take another copy or an earlier checkpoint");
+static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops, Place place,
+                                 const void *weights) {
+    weights_check_finite_at(model, sharding, ops, place, weights, "", "take another copy or an earlier checkpoint");
 }
 
 #endif

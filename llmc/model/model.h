@@ -251,10 +251,11 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
     return shard;
 }
 
-// Offset in such memory of element `first` of a parameter, which must be in this rank's shard.
-static size_t shard_offset(const Model *table, Sharding s, const Parameter *p, size_t first) {
-    const ParameterShard shard = parameter_shard(table, s, p);
-    return shard.offset + first - shard.first;
+// Offset in such memory of an element of the table, which must be in this rank's shard.
+static size_t element_offset(const Model *table, Sharding s, size_t element) {
+    const size_t group = group_of(table, element), count = group_elements(table, group);
+    const Range own = shard_range(count, SHARD_ALIGNMENT, s.ranks, s.rank);
+    return sharding_begin(table, s, group) + element - group_begin(table, group) - own.begin;
 }
 
 #endif

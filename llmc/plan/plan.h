@@ -7,6 +7,7 @@ the length that fits.
 #define LLMC_PLAN_H
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/ring.h"
+#include "llmc/stream/update.h"
 
 // The model whose log-probabilities are computed beside a pass: without adapters, or the pass's own.
 typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL } ReferenceModel;
@@ -78,6 +79,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
                                sharding_elements(trained, sharding_of(settings->world, ZERO_GRADIENTS)),
                                dtype_size(settings->gradient_type));
     if (settings->optimizer) {
+        state->moment_type = settings->moment_type;
         state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
         state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
         if (settings->master)
@@ -156,6 +158,13 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
         forward_only(s, batch, 1, NULL);
 }
 
+// A step of the optimizer
+static void plan_update(StreamBP *s, const OptimizerState *state) {
+    const AdamW step = {0};
+    optimizer_step(&s->memory, state, &step);
+    weights_updated(&s->memory);
+}
+
 // The plan of a run with these settings for micro-batches of `batch`'s shape. Token arrays are not read; without tokens
 // the run only generates.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
@@ -174,6 +183,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = layer_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
+    if (settings->optimizer) plan_update(&s, &state);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
@@ -200,7 +210,7 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
         s.memory.sent.hops[kind] *= (double)(micro_batches - 1);
     }
     plan_walk(&s, settings, batch, 1);
-    if (settings->optimizer) weights_updated(&s.memory);
+    if (settings->optimizer) plan_update(&s, &state);
     run_end(&s);
     return s.memory.sent;
 }

@@ -62,12 +62,6 @@ typedef struct {
     int64_t last_ticket;                // of reductions in place; 0: none
 } Residency;
 
-// AdamW's state, all or shards; used by the optimizer and checkpoints alone
-typedef struct {
-    void *m, *v;   // of moment_type
-    float *master; // or NULL
-} OptimizerState;
-
 static void *at(void *base, size_t element, size_t size) {
     return (void *)((uintptr_t)base + element * size); // NOLINT(performance-no-int-to-ptr): in a plan base may be NULL
 }

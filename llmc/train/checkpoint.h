@@ -24,18 +24,17 @@ number of ranks nor on the stage of ZeRO.
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/checkpoint_folder.h"
 #include "llmc/files/slabs.h"
-#include "llmc/stream/residency.h"
+#include "llmc/stream/update.h"
 #include "run_state.h"
 #include <assert.h>
 
-// The tensors of a checkpoint; weights and optimizer state are device memory.
+// The tensors of a checkpoint; weights and optimizer state lie in any place.
 typedef struct {
     const Model *model; // the table of what is trained: the model's or the adapters'
     const Ops *ops;
     char *weights;
     Sharding weights_sharding, optimizer_sharding;
     OptimizerState optimizer;
-    DType moment_type;
     const Lora *lora; // NULL: the model itself is trained
     BaseKey base;     // with LoRA: the key of the base model
     const char *base_path;
@@ -44,7 +43,7 @@ typedef struct {
 
 // ---- large files ----------------------------------------------------------------------------------------------------
 typedef struct {
-    char *memory; // device
+    char *memory; // of any place
     DType type;
     Sharding sharding; // of memory
 } Section;
@@ -70,8 +69,8 @@ static DType saved_type(const TrainedTensors *t) { return saves_master(t) ? DTYP
 static Sections file_sections(const TrainedTensors *t, size_t file) {
     Sections s = {0};
     if (file == MANIFEST_OPTIMIZER) {
-        sections_add(&s, t, t->optimizer.m, t->moment_type, t->optimizer_sharding);
-        sections_add(&s, t, t->optimizer.v, t->moment_type, t->optimizer_sharding);
+        sections_add(&s, t, t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding);
+        sections_add(&s, t, t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding);
     }
     if (file == MANIFEST_OPTIMIZER || saves_master(t))
         sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding);
@@ -102,7 +101,7 @@ static OptimizerHeader optimizer_header(const TrainedTensors *t, size_t step) {
     memcpy(header.magic, OPTIMIZER_MAGIC, sizeof(header.magic));
     header.version = OPTIMIZER_VERSION, header.byte_order = FLAT_BYTE_ORDER;
     header.header_bytes = sizeof(header);
-    header.moments = (uint32_t)t->moment_type, header.master = t->optimizer.master != NULL;
+    header.moments = (uint32_t)t->optimizer.moment_type, header.master = t->optimizer.master != NULL;
     header.elements = t->model->elements, header.step = step;
     return header;
 }

@@ -1,20 +1,11 @@
 /*
-The optimizer over the parameter table: the norm of the whole gradient, clipping, an AdamW step of every parameter, and
-the learning rate of each step. The arithmetic is ops->adamw's; this file decides which parameters decay (matrices;
-norms and biases do not) and the random bits of each.
-
-What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
-alone: so a resumed run repeats them, and a step does not depend on sharding.
+The norm of the whole gradient, clipping, and the learning rate of each step. AdamW's step is llmc/stream/update.h.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
-#include "llmc/base/random.h"
 #include "llmc/cli/option_rows.h"
-#include "llmc/stream/residency.h"
-#include "llmc/files/weight_source.h"
+#include "llmc/stream/update.h"
 #include "llmc/base/utils.h"
-
-#define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------
 // L2 norm, summed in double in the order of the table and then of the ranks, each over its shard at every ZeRO stage.
@@ -30,7 +21,7 @@ static double gradient_norm(const Model *model, World world, const Ops *ops, con
         const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
         double squares = 0;
         if (own.count) {
-            size_t offset = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
+            size_t offset = element_offset(model, sharding_of(world, ZERO_GRADIENTS), p->offset + own.first);
             squares = ops->sum_of_squares((const char *)gradients + offset * dtype_size(type), type, own.count);
         }
         if (!isfinite(squares) && first_bad > i) first_bad = i;
@@ -44,48 +35,6 @@ static double gradient_norm(const Model *model, World world, const Ops *ops, con
 
 // Scale of the gradient that limits its norm to `limit` (0: no limit).
 static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
-
-// ---- the optimizer: every rank steps its shard of the optimizer state -----------------------------------------------
-// master = weights
-static void optimizer_fill_master(const Model *model, World world, const Ops *ops, const void *weights, float *master) {
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
-        const size_t weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        const char *held = (const char *)weights + weight * dtype_size(model->dtype);
-        if (own.count) ops->widen(master + own.offset, (const Stored *)held, own.count);
-    }
-}
-
-// Before the first step, after the weights are loaded.
-static void optimizer_init(const Model *model, World world, const Ops *ops, const void *weights,
-                           const OptimizerState *state, DType moment_type) {
-    const size_t elements = sharding_elements(model, sharding_of(world, ZERO_OPTIMIZER));
-    ops->zero(state->m, elements * dtype_size(moment_type));
-    ops->zero(state->v, elements * dtype_size(moment_type));
-    if (state->master) optimizer_fill_master(model, world, ops, weights, state->master);
-}
-
-// step: for all parameters; its weight_decay is that of matrices. The caller then calls weights_updated (residency.h).
-static void optimizer_step(const Model *model, World world, const Ops *ops, void *weights, const void *gradients,
-                           DType gradient_type, const OptimizerState *state, DType moment_type, const AdamW *step) {
-    size_t stored = dtype_size(model->dtype), gradient = dtype_size(gradient_type), moment = dtype_size(moment_type);
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_OPTIMIZER), p);
-        AdamW s = *step;
-        if (!own.count) continue;
-        size_t weight = shard_offset(model, sharding_of(world, ZERO_WEIGHTS), p, own.first);
-        size_t gradient_at = shard_offset(model, sharding_of(world, ZERO_GRADIENTS), p, own.first);
-        if (!parameter_decays(p)) s.weight_decay = 0;
-        s.seed = random_bits(step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)step->step);
-        s.first = own.first;
-        ops->adamw((Stored *)((char *)weights + weight * stored), state->master ? state->master + own.offset : NULL,
-                   (const char *)gradients + gradient_at * gradient, gradient_type,
-                   (char *)state->m + own.offset * moment, (char *)state->v + own.offset * moment, moment_type,
-                   own.count, &s);
-    }
-}
 
 // ---- the learning rate ----------------------------------------------------------------------------------------------
 /*

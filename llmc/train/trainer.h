@@ -58,8 +58,8 @@ static const char *last_good(const Trainer *t) {
 static void trainer_check_weights(const Trainer *t, size_t step) {
     char when[48];
     snprintf(when, sizeof(when), "after step %zu ", step);
-    weights_check_finite_at(run_trained(&t->run), weights_sharding(&t->run.streambp.memory), ops_device,
-                            trained_weights(&t->run.streambp.memory), when, last_good(t));
+    weights_check_finite_at(t->tensors.model, t->tensors.weights_sharding, ops_device,
+                            t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
 static void trainer_save(Trainer *t) {

@@ -234,7 +234,6 @@ static void trainer_find_tensors(Trainer *t) {
     tensors->weights_sharding = weights_sharding(&run->streambp.memory);
     tensors->optimizer = run->optimizer;
     tensors->optimizer_sharding = sharding_of(run->settings.world, ZERO_OPTIMIZER);
-    tensors->moment_type = run->settings.moment_type;
     tensors->lora = run->settings.lora;
     tensors->base = run->base;
     tensors->base_path = run->options->model;
@@ -250,16 +249,15 @@ static void trainer_load(Trainer *t, const char *last) {
         run_load_base(&t->run);
     trainer_find_tensors(t);
     const TrainedTensors *tensors = &t->tensors;
-    if (!resumes)
-        optimizer_init(tensors->model, t->run.settings.world, ops_device, tensors->weights, &t->run.optimizer,
-                       tensors->moment_type);
+    if (!resumes) optimizer_step(&t->run.streambp.memory, &t->run.optimizer, NULL);
     trainer_find_reference(t, last);
     trainer_settings(t);
     if (!resumes) return;
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
-    weights_check_finite(tensors->model, tensors->weights_sharding, ops_device, tensors->weights);
+    weights_check_finite(tensors->model, tensors->weights_sharding, ops_device,
+                         t->run.streambp.memory.place[PLACED_WEIGHTS], tensors->weights);
     run_close_source(&t->run);
 }
 

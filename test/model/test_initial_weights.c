@@ -123,7 +123,7 @@ static void check_poisoned(const void *context) {
     ops_device->copy_in(
         element_address(device, model.dtype, model.parameters[poisoned->parameter].offset + poisoned->element), bytes,
         dtype_size(model.dtype));
-    weights_check_finite(&model, sharding_whole(), ops_device, device);
+    weights_check_finite(&model, sharding_whole(), ops_device, PLACE_DEVICE, device);
 }
 
 TEST(nan_is_refused_by_name) {

@@ -66,7 +66,7 @@ static double *read_shard(const Model *table, World w, Sharding layout, const vo
         const Parameter *p = &table->parameters[i];
         const ParameterShard own = parameter_shard(table, sharding_of(w, ZERO_NONE), p);
         if (!own.count) continue;
-        const size_t offset = shard_offset(table, layout, p, own.first);
+        const size_t offset = element_offset(table, layout, p->offset + own.first);
         double *part = device_read(ops_device, (const char *)memory + offset * dtype_size(type), type, own.count);
         memcpy(values + p->offset + own.first, part, own.count * sizeof(double));
         free(part);

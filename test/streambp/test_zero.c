@@ -149,7 +149,7 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
     settings.optimizer = 1;
     case_begin(&r, c, settings);
     Residency *memory = &r.s.memory;
-    optimizer_init(table, settings.world, ops_device, trained_weights(memory), &r.state, settings.moment_type);
+    optimizer_step(memory, &r.state, NULL);
     for (step.step = 1; step.step <= (int64_t)steps(); step.step++) {
         const Parameter *bad;
         case_gradient(&r, c);
@@ -157,8 +157,7 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
         norms[step.step - 1] =
             gradient_norm(table, settings.world, ops_device, memory->gradients, settings.gradient_type, &bad);
         step.gradient_scale = gradient_clip(norms[step.step - 1], 0.7);
-        optimizer_step(table, settings.world, ops_device, trained_weights(memory), memory->gradients,
-                       settings.gradient_type, &r.state, settings.moment_type, &step);
+        optimizer_step(memory, &r.state, &step);
         if (settings.world.zero == 1 || settings.world.zero == 2)
             poison_others(table, trained_weights(memory), table->dtype);
         weights_updated(memory);
@@ -340,7 +339,7 @@ TEST(initial_weights_by_portions) {
         const size_t bytes = model->elements * dtype_size(model->dtype);
         void *memory = ops_device->allocate(bytes);
         weights_init_random(model, own, ops_device, memory, 3);
-        weights_check_finite(model, own, ops_device, memory);
+        weights_check_finite(model, own, ops_device, PLACE_DEVICE, memory);
         double *together = read_shards(model, world, own, memory, model->dtype);
         weights_init_random(model, sharding_whole(), ops_device, memory, 3);
         double *whole = device_read(ops_device, memory, model->dtype, model->elements);
@@ -367,7 +366,8 @@ TEST(bad_gradients_are_named) {
         for (const Parameter *p = last - 1; p <= last && world.rank + 1 == world.ranks; p++) {
             const ParameterShard held = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
             if (!held.count) continue;
-            size_t place = shard_offset(model, gradients_sharding(&r.s.memory), p, held.first + held.count - 1);
+            const size_t element = p->offset + held.first + held.count - 1;
+            const size_t place = element_offset(model, gradients_sharding(&r.s.memory), element);
             device_write(ops_device, at(r.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }

@@ -49,7 +49,7 @@ static TrainedTensors trained_open_as(int adapters, const char *text, DType dtyp
     Model *model = (Model *)checked_malloc(sizeof(*model), "a model");
     TrainedTensors t = {0};
     *model = model_build(&config, dtype);
-    t.model = model, t.ops = ops_fenced(), t.moment_type = moments;
+    t.model = model, t.ops = ops_fenced(), t.optimizer.moment_type = moments;
     if (adapters) {
         Lora *lora = (Lora *)checked_calloc(1, sizeof(*lora), "adapters");
         lora->rank = 3, lora->alpha = 6, lora->modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
@@ -79,8 +79,8 @@ static TrainedTensors trained_open_adapters(const char *text, DType dtype, DType
 enum { MASTER = 2, WEIGHTS, TRAINED_SECTIONS }; // after m and v
 
 static void trained_sections(const TrainedTensors *t, Section sections[TRAINED_SECTIONS]) {
-    const Section all[TRAINED_SECTIONS] = {{(char *)t->optimizer.m, t->moment_type, t->optimizer_sharding},
-                                           {(char *)t->optimizer.v, t->moment_type, t->optimizer_sharding},
+    const Section all[TRAINED_SECTIONS] = {{(char *)t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding},
+                                           {(char *)t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding},
                                            {(char *)t->optimizer.master, DTYPE_FP32, t->optimizer_sharding},
                                            {t->weights, t->model->dtype, t->weights_sharding}};
     memcpy(sections, all, sizeof(all));

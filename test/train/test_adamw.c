@@ -1,8 +1,10 @@
 /*
 The optimizer over the parameter table: the norm and the name of a gradient that is not finite, clipping, the formula
 and who decays, element by element for every pairing of types, random bits of each parameter's own, initialisation. The
-op itself is held against its reference in test_ops.c.
+op itself is held against its reference in test_ops.c. What lies in host memory or on disk is stepped to the same bits,
+in slices.
 */
+#define UPDATE_SLICE ((size_t)700)
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
 #include "llmc/train/optimizer.h"
@@ -18,14 +20,24 @@ static const char *const models[] = {
     "vocab_size=43",
 };
 
-// ---- a model's tensors, each fenced device memory of its own --------------------------------------------------------
+// ---- a model's tensors, each memory of its own, fenced where it is the device's -------------------------------------
 typedef struct {
     const Ops *ops;
     Model model;
     DType gradient_type, moment_type;
     void *weights, *gradients;
     OptimizerState state;
+    Place place[PLACED];
+    Arena arena[PLACES]; // of the slots
 } Bench;
+
+static Residency bench_residency(Bench *b) {
+    Residency r = {0};
+    r.model = &b->model, r.ops = b->ops, r.arena = b->arena;
+    r.weights = (char *)b->weights, r.gradients = (char *)b->gradients, r.gradient_type = b->gradient_type;
+    memcpy(r.place, b->place, sizeof(r.place));
+    return r;
+}
 
 static void device_fill(const Ops *ops, void *device, DType type, const double *values, size_t count) {
     void *host = case_memory(count * dtype_size(type));
@@ -34,11 +46,24 @@ static void device_fill(const Ops *ops, void *device, DType type, const double *
 }
 
 // Full of NaN
-static void *device_tensor(const Ops *ops, DType type, size_t count) {
-    void *device = ops->allocate(count * dtype_size(type));
-    assert_non_null(device);
-    device_fill(ops, device, type, NULL, count);
-    return device;
+static void *bench_tensor(const Bench *b, Placed placed, DType type) {
+    const size_t bytes = b->model.elements * dtype_size(type);
+    void *memory = b->place[placed] == PLACE_DISK   ? b->ops->disk_allocate("/tmp", bytes)
+                   : b->place[placed] == PLACE_HOST ? b->ops->host_allocate(bytes)
+                                                    : b->ops->allocate(bytes);
+    assert_non_null(memory);
+    device_fill(b->ops, memory, type, NULL, b->model.elements);
+    return memory;
+}
+
+static void bench_release(const Bench *b, Placed placed, DType type, void *memory) {
+    const size_t bytes = b->model.elements * dtype_size(type);
+    if (b->place[placed] == PLACE_DISK)
+        b->ops->disk_release(memory, bytes);
+    else if (b->place[placed] == PLACE_HOST)
+        b->ops->host_release(memory, bytes);
+    else
+        b->ops->release(memory, bytes);
 }
 
 static double *host_values(const Ops *ops, const void *device, DType type, size_t count) {
@@ -55,33 +80,45 @@ static double *normal_values(size_t count, double mean, double deviation) {
     return values;
 }
 
-static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master) {
+enum { SLOT_BYTES = 5 * UPDATE_SLOTS * (UPDATE_SLICE * sizeof(double) + ARENA_ALIGNMENT) };
+
+// places: in base 3 those of optimizer, gradients and weights
+static Bench bench_open_placed(const char *text, int places, DType dtype, DType gradient_type, DType moment_type,
+                               int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Bench b = {0};
     b.ops = ops_fenced(), b.model = model_build(&config, dtype);
-    b.gradient_type = gradient_type, b.moment_type = moment_type;
-    b.weights = device_tensor(b.ops, dtype, b.model.elements);
-    b.gradients = device_tensor(b.ops, gradient_type, b.model.elements);
-    b.state.m = device_tensor(b.ops, moment_type, b.model.elements);
-    b.state.v = device_tensor(b.ops, moment_type, b.model.elements);
-    if (master) b.state.master = (float *)device_tensor(b.ops, DTYPE_FP32, b.model.elements);
+    b.place[PLACED_WEIGHTS] = (Place)(places / 9), b.place[PLACED_GRADIENTS] = (Place)(places / 3 % 3);
+    b.place[PLACED_OPTIMIZER] = (Place)(places % 3);
+    b.gradient_type = gradient_type, b.moment_type = b.state.moment_type = moment_type;
+    b.weights = bench_tensor(&b, PLACED_WEIGHTS, dtype);
+    b.gradients = bench_tensor(&b, PLACED_GRADIENTS, gradient_type);
+    b.state.m = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
+    b.state.v = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
+    if (master) b.state.master = (float *)bench_tensor(&b, PLACED_OPTIMIZER, DTYPE_FP32);
+    arena_init(b.arena, b.ops->allocate(SLOT_BYTES), SLOT_BYTES);
     return b;
+}
+
+static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master) {
+    return bench_open_placed(text, 0, dtype, gradient_type, moment_type, master);
 }
 
 // gradients: NULL, or those of the first step
 static void bench_begin(Bench *b, const double *weights, const double *gradients) {
     device_fill(b->ops, b->weights, b->model.dtype, weights, b->model.elements);
     device_fill(b->ops, b->gradients, b->gradient_type, gradients, b->model.elements);
-    optimizer_init(&b->model, world_alone(), b->ops, b->weights, &b->state, b->moment_type);
+    Residency r = bench_residency(b);
+    optimizer_step(&r, &b->state, NULL);
 }
 
 static void bench_close(Bench *b) {
-    size_t n = b->model.elements, moments = n * dtype_size(b->moment_type);
-    b->ops->release(b->weights, n * dtype_size(b->model.dtype));
-    b->ops->release(b->gradients, n * dtype_size(b->gradient_type));
-    b->ops->release(b->state.m, moments);
-    b->ops->release(b->state.v, moments);
-    if (b->state.master) b->ops->release(b->state.master, n * sizeof(float));
+    bench_release(b, PLACED_WEIGHTS, b->model.dtype, b->weights);
+    bench_release(b, PLACED_GRADIENTS, b->gradient_type, b->gradients);
+    bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.m);
+    bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.v);
+    if (b->state.master) bench_release(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.master);
+    b->ops->release(b->arena->base, SLOT_BYTES);
     model_free(&b->model);
 }
 
@@ -93,8 +130,9 @@ static AdamW usual_step(int64_t step) {
 }
 
 static void bench_step(Bench *b, const AdamW *step) {
-    optimizer_step(&b->model, world_alone(), b->ops, b->weights, b->gradients, b->gradient_type, &b->state,
-                   b->moment_type, step);
+    Residency r = bench_residency(b);
+    optimizer_step(&r, &b->state, step);
+    assert_int_equal(b->arena->regions, 0);
 }
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------
@@ -214,6 +252,43 @@ TEST(formula) {
             if (all_cases() || __builtin_parity((unsigned)types) == (int)(k % 2))
                 formula_case(models[k], types & 1 ? ops_device->summed : ops_device->stored,
                              types & 2 ? DTYPE_BF16 : DTYPE_FP32, types & 4 ? 1 : 0);
+}
+
+// ---- places ---------------------------------------------------------------------------------------------------------
+// All that the optimizer has after three steps
+static double *placed_steps(const char *model, int places, int types, const double *weights, const double *gradients) {
+    const DType stored = ops_device->stored, moment_type = types & 1 ? DTYPE_BF16 : DTYPE_FP32;
+    Bench b = bench_open_placed(model, places, stored, types & 2 ? ops_device->summed : stored, moment_type, types & 2);
+    const size_t n = b.model.elements;
+    double *all = case_doubles(4 * n);
+    bench_begin(&b, weights, gradients);
+    for (int64_t step = 1; step <= 3; step++) {
+        const AdamW s = usual_step(step);
+        bench_step(&b, &s);
+    }
+    memcpy(all, host_values(b.ops, b.weights, stored, n), n * sizeof(double));
+    memcpy(all + n, host_values(b.ops, b.state.m, moment_type, n), n * sizeof(double));
+    memcpy(all + 2 * n, host_values(b.ops, b.state.v, moment_type, n), n * sizeof(double));
+    if (types & 2) memcpy(all + 3 * n, host_values(b.ops, b.state.master, DTYPE_FP32, n), n * sizeof(double));
+    bench_close(&b);
+    return all;
+}
+
+TEST(places_change_no_bit) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
+        const Config config = config_from_text(models[k], "test", EXIT_USAGE);
+        Model model = model_build(&config, ops_device->stored);
+        const size_t n = model.elements;
+        test_case("%.8s, types %zu", models[k], k);
+        const double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
+        const double *expected = placed_steps(models[k], 0, (int)k, weights, gradients);
+        for (int places = 1; places < 27; places++) {
+            if (!all_cases() && places % 4 != (int)k) continue;
+            const double *found = placed_steps(models[k], places, (int)k, weights, gradients);
+            if (memcmp(found, expected, 4 * n * sizeof(double)) != 0) test_fail("places %d: other bits", places);
+        }
+        model_free(&model);
+    }
 }
 
 // m after one step of gradient halfway between two bf16 numbers: each element's choice is one random bit.

@@ -40,8 +40,18 @@ TEST(round_trip) {
 }
 
 // ---- resuming: six steps, or three, a checkpoint, another process' memory, and three more ---------------------------
+static Residency trained_residency(const TrainedTensors *t) {
+    Residency r = {0};
+    Arena *none = (Arena *)case_memory(PLACES * sizeof(Arena));
+    arena_plan(none);
+    r.model = t->model, r.ops = t->ops, r.arena = none, r.weights = t->weights;
+    return r;
+}
+
 static void train_steps(TrainedTensors *t, void *gradients, size_t begin, size_t end) {
     size_t n = t->model->elements;
+    Residency r = trained_residency(t);
+    r.gradients = (char *)gradients, r.gradient_type = DTYPE_FP32;
     float *values = (float *)case_memory(n * sizeof(float));
     for (size_t step = begin; step < end; step++) {
         AdamW s = {0};
@@ -49,8 +59,7 @@ static void train_steps(TrainedTensors *t, void *gradients, size_t begin, size_t
         s.gradient_scale = 1.0, s.step = (int64_t)step + 1, s.seed = 11;
         for (size_t i = 0; i < n; i++) values[i] = (float)random_normal(5, step, i);
         t->ops->copy_in(gradients, values, n * sizeof(float));
-        optimizer_step(t->model, world_alone(), t->ops, t->weights, gradients, DTYPE_FP32, &t->optimizer,
-                       t->moment_type, &s);
+        optimizer_step(&r, &t->optimizer, &s);
     }
 }
 
@@ -66,7 +75,8 @@ static void resume_case(int adapters, DType moments, int master) {
     void *weights = case_memory(n * dtype_size(stored)), *gradients = first.ops->allocate(n * sizeof(float));
     for (size_t i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
     first.ops->copy_in(first.weights, weights, n * dtype_size(stored));
-    optimizer_init(first.model, world_alone(), first.ops, first.weights, &first.optimizer, moments);
+    Residency r = trained_residency(&first);
+    optimizer_step(&r, &first.optimizer, NULL);
     train_steps(&first, gradients, 0, 3);
     checkpoint_open(&folder, fresh_folder("out"), 1, 0);
     checkpoint_save(&folder, &first, &run);

@@ -1,0 +1,198 @@
+/*
+The optimizer's step, wherever weights, gradients and AdamW's state lie. The arithmetic is ops->adamw's; this file
+decides which parameters decay (matrices; norms and biases do not) and the random bits of each.
+
+Where all of it is on the device the op runs over each parameter. Else what this rank steps passes through the device in
+slices: ranges of the table, so that a norm comes and goes with the matrices beside it. Three slots take turns: the next
+slice is loaded and the one before is stored while this one is stepped. Nothing is loaded that is not read.
+
+What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
+alone: so a resumed run repeats them, and a step depends neither on sharding nor on places.
+*/
+#ifndef LLMC_UPDATE_H
+#define LLMC_UPDATE_H
+#include "llmc/base/random.h"
+#include "llmc/files/slabs.h"
+#include "residency.h"
+
+#define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
+#ifndef UPDATE_SLICE
+#define UPDATE_SLICE ((size_t)8 << 20) // elements
+#endif
+enum { UPDATE_SLOTS = 3 };
+
+// AdamW's state, all or shards
+typedef struct {
+    void *m, *v; // of moment_type
+    DType moment_type;
+    float *master; // or NULL
+} OptimizerState;
+
+typedef enum { UPDATE_WEIGHTS, UPDATE_GRADIENT, UPDATE_M, UPDATE_V, UPDATE_MASTER, UPDATE_TENSORS } UpdateTensor;
+
+typedef struct {
+    char *memory; // where it lies; NULL: there is none
+    size_t size;  // bytes of an element
+    Place place;
+    Sharding sharding;
+    int loaded, stored;
+    char *slots; // on the device, of UPDATE_SLOTS slices; NULL: it lies there
+} UpdateMemory;
+
+// Elements [first, first + count) of the table
+typedef struct {
+    size_t first, count, slot;
+} UpdateSlice;
+
+typedef struct {
+    Residency *r;
+    const OptimizerState *state;
+    const AdamW *step; // NULL: the state begins
+    UpdateMemory tensor[UPDATE_TENSORS];
+    int64_t ticket[UPDATE_SLOTS][PLACES][2]; // of a slot's last store and load
+    size_t slice, mark;                      // elements of a slot; of the arena, before the slots
+    Slabs walk;
+    UpdateSlice next; // is on its way; of no elements behind the last
+    size_t parameter; // of the table, that the walk has come to
+} Update;
+
+// ---- a slice --------------------------------------------------------------------------------------------------------
+// Memory of an element of the table: where it lies ...
+static void *update_home(const Update *u, const UpdateMemory *t, size_t element) {
+    return at(t->memory, element_offset(trained_table(u->r), t->sharding, element), t->size);
+}
+
+// ... and on the device, for as long as the slice is there; NULL where there is none
+static void *update_at(const Update *u, UpdateTensor tensor, UpdateSlice s, size_t element) {
+    const UpdateMemory *t = &u->tensor[tensor];
+    if (!t->memory) return NULL;
+    return t->slots ? at(t->slots, s.slot * u->slice + element - s.first, t->size) : update_home(u, t, element);
+}
+
+static void update_await(Update *u, size_t slot, int in) {
+    for (int place = PLACE_HOST; place < PLACES; place++) u->r->ops->await_transfer(u->ticket[slot][place][in]);
+}
+
+static void update_transfer(Update *u, UpdateSlice s, int in) {
+    Residency *r = u->r;
+    for (int i = 0; i < UPDATE_TENSORS; i++) {
+        const UpdateMemory *t = &u->tensor[i];
+        if (!t->slots || !(in ? t->loaded : t->stored)) continue;
+        void *device = update_at(u, (UpdateTensor)i, s, s.first), *home = update_home(u, t, s.first);
+        u->ticket[s.slot][t->place][in] =
+            in ? place_load(r->ops, &r->moved, t->place, device, home, s.count * t->size, 1)
+               : place_store(r->ops, &r->moved, t->place, home, device, s.count * t->size, 1);
+    }
+}
+
+// Asks for the next slice, into the slot of the one that was stored longest ago.
+static void update_ask(Update *u) {
+    u->next.slot = (u->next.slot + 1) % UPDATE_SLOTS;
+    u->next.count = slabs_next(&u->walk) ? u->walk.count : 0, u->next.first = u->walk.first;
+    if (!u->next.count) return;
+    update_await(u, u->next.slot, 0);
+    update_transfer(u, u->next, 1);
+}
+
+// m = v = 0, master = weights
+static void update_initialise(const Update *u, UpdateSlice s) {
+    const Ops *ops = u->r->ops;
+    ops->zero(update_at(u, UPDATE_M, s, s.first), s.count * u->tensor[UPDATE_M].size);
+    ops->zero(update_at(u, UPDATE_V, s, s.first), s.count * u->tensor[UPDATE_V].size);
+    if (u->state->master)
+        ops->widen((float *)update_at(u, UPDATE_MASTER, s, s.first),
+                   (const Stored *)update_at(u, UPDATE_WEIGHTS, s, s.first), s.count);
+}
+
+static void update_compute(Update *u, UpdateSlice s) {
+    const Parameter *p = trained_table(u->r)->parameters;
+    for (size_t first = s.first, n; first < s.first + s.count; first += n) {
+        while (p[u->parameter].offset + parameter_elements(&p[u->parameter]) <= first) u->parameter++;
+        const size_t i = u->parameter;
+        AdamW step = *u->step;
+        n = min_size(p[i].offset + parameter_elements(&p[i]), s.first + s.count) - first;
+        if (!parameter_decays(&p[i])) step.weight_decay = 0;
+        step.seed = random_bits(u->step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)u->step->step);
+        step.first = first - p[i].offset;
+        void *of[UPDATE_TENSORS];
+        for (int t = 0; t < UPDATE_TENSORS; t++) of[t] = update_at(u, (UpdateTensor)t, s, first);
+        u->r->ops->adamw((Stored *)of[UPDATE_WEIGHTS], (float *)of[UPDATE_MASTER], of[UPDATE_GRADIENT],
+                         u->r->gradient_type, of[UPDATE_M], of[UPDATE_V], u->state->moment_type, n, &step);
+    }
+}
+
+// ---- all of them ----------------------------------------------------------------------------------------------------
+static void update_add(Update *u, UpdateTensor tensor, void *memory, DType type, Placed placed, size_t stage,
+                       int loaded, int stored) {
+    const UpdateMemory t = {
+        (char *)memory, dtype_size(type), u->r->place[placed], sharding_of(u->r->world, stage), loaded, stored, NULL};
+    if (loaded || stored) u->tensor[tensor] = t;
+}
+
+static void update_push_slots(Update *u, Sharding own) {
+    static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
+                                                 SHARE_OPTIMIZER};
+    static const char *const names[UPDATE_TENSORS] = {"slices of weights", "slices of gradients",
+                                                      "slices of first moments", "slices of second moments",
+                                                      "slices of master weights"};
+    const Model *table = trained_table(u->r);
+    const size_t largest = max_size(sharding_room(table, own, 0), max_size(sharding_room(table, own, GROUP_EMBEDDING),
+                                                                           sharding_room(table, own, GROUP_HEAD)));
+    u->slice = SIZE_MAX;
+    for (int i = 0; i < UPDATE_TENSORS; i++) {
+        UpdateMemory *t = &u->tensor[i];
+        if (!t->memory || t->place <= PLACE_DEVICE) continue;
+        u->slice = min_size(UPDATE_SLICE, largest);
+        t->slots = (char *)arena_push(u->r->arena, shares[i], names[i], UPDATE_SLOTS * u->slice, t->size);
+    }
+}
+
+static void update_begin(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
+    const Model *table = trained_table(r);
+    const Sharding own = sharding_of(r->world, ZERO_OPTIMIZER);
+    const int steps = step != NULL, master = state->master != NULL;
+    memset(u, 0, sizeof(*u));
+    u->r = r, u->state = state, u->step = step, u->mark = arena_mark(r->arena);
+    r->moved.phase = PHASE_UPDATE;
+    // weights are read for a step without master, and for the master's beginning
+    update_add(u, UPDATE_WEIGHTS, trained_weights(r), table->dtype, PLACED_WEIGHTS, ZERO_WEIGHTS, steps != master,
+               steps);
+    update_add(u, UPDATE_GRADIENT, r->gradients, r->gradient_type, PLACED_GRADIENTS, ZERO_GRADIENTS, steps, 0);
+    update_add(u, UPDATE_M, state->m, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    update_add(u, UPDATE_V, state->v, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    update_add(u, UPDATE_MASTER, state->master, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    update_push_slots(u, own);
+    u->walk = slabs_of(table, SLABS_OF_GROUPS, own, own, NULL), u->walk.most = u->slice;
+    update_ask(u);
+}
+
+// The next slice; returns 0 where there is none.
+static int update_slice(Update *u) {
+    const UpdateSlice s = u->next;
+    if (!s.count) return 0;
+    update_ask(u);
+    update_await(u, s.slot, 1);
+    if (u->step)
+        update_compute(u, s);
+    else
+        update_initialise(u, s);
+    update_transfer(u, s, 0);
+    return 1;
+}
+
+static void update_end(Update *u) {
+    for (size_t slot = 0; slot < UPDATE_SLOTS; slot++) update_await(u, slot, 0);
+    u->r->moved.phase = PHASE_FORWARD;
+    arena_pop(u->r->arena, u->mark);
+}
+
+// Every rank steps its shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
+// NULL: before the first step, after the weights are loaded. The caller then calls weights_updated (residency.h).
+static void optimizer_step(Residency *r, const OptimizerState *state, const AdamW *step) {
+    Update u;
+    update_begin(&u, r, state, step);
+    while (update_slice(&u)) continue;
+    update_end(&u);
+}
+
+#endif
