@@ -84,7 +84,7 @@ static int64_t input_transfer(StreamBP *s, size_t l, Chunk c, int in, double mea
     const size_t bytes = c.n * r->model->config.hidden_size * dtype_size(r->model->dtype);
     const double repeat = r->chunk_repeat * (r->plan ? mean : 1);
     const Place place = r->place[PLACED_INPUTS];
-    Stored *device = layer_input(s, l, c.row), *kept = kept_input(s, l, c.row);
+    Stored *device = layer_input(s, l, c.row), *kept = kept_input(s, s->dry ? 0 : l, c.row);
     return in ? place_load(r->ops, &r->moved, place, device, kept, bytes, repeat)
               : place_store(r->ops, &r->moved, place, kept, device, bytes, repeat);
 }

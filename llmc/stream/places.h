@@ -24,14 +24,14 @@ static void moved_count(Moved *m, Place place, int in, double bytes) {
 static int64_t place_store(const Ops *ops, Moved *m, Place place, void *to, const void *device, size_t bytes,
                            double repeat) {
     moved_count(m, place, 0, repeat * (double)bytes);
-    return ops->store(to, device, bytes);
+    return bytes ? ops->store(to, device, bytes) : 0;
 }
 
 // device[bytes] = what is elsewhere
 static int64_t place_load(const Ops *ops, Moved *m, Place place, void *device, const void *from, size_t bytes,
                           double repeat) {
     moved_count(m, place, 1, repeat * (double)bytes);
-    return ops->load(device, from, bytes);
+    return bytes ? ops->load(device, from, bytes) : 0;
 }
 
 #endif

@@ -26,13 +26,13 @@ walk. Two buffers then take turns, so that communication of one layer runs besid
 #include "llmc/model/model.h"
 #include "places.h"
 
-// Buffer that a layer's weights are gathered in, or its gradient is reduced in
+// Buffer that a layer's weights come to, from another place or from all ranks, or its gradient is reduced in
 typedef struct {
     char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
     Summed *sums;             // [elements of a layer of what is trained]
     size_t layer;             // the layer, where busy
     int busy;                 // until the ticket is awaited
-    int64_t ticket;
+    int64_t ticket;           // of a collective, or of a transfer from another place
 } LayerBuffer;
 
 typedef struct {
@@ -57,7 +57,9 @@ typedef struct {
     double chunk_repeat;                // layers times chunks that the chunk being visited stands for; 1 in a run
     int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
     size_t every;                       // of so many layers the input of one is kept (inputs.h)
-    LayerBuffer gathered[2], summed[2]; // for layers of even and odd index
+    LayerBuffer gathered[2];            // for the layer at hand and the next one, by turns
+    size_t at_hand;                     // which of these
+    LayerBuffer summed[2];              // for layers of even and odd index
     Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
     int64_t last_ticket;                // of reductions in place; 0: none
 } Residency;
@@ -131,8 +133,13 @@ static int alone(const Residency *r) { return world_ranks(r->world) == 1; }
 static Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
 static Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
 
+// Elements of a group that this rank has of what is sharded so
+static Range sharded_range(const Model *table, Sharding s, size_t group) {
+    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
+}
+
 static Range own_range(const Residency *r, const Model *table, size_t group) {
-    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, world_ranks(r->world), r->world.rank);
+    return sharded_range(table, sharding_of(r->world, ZERO_NONE), group);
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
@@ -142,62 +149,94 @@ typedef struct {
     char *matrix;   // of the head: [V,C], the embedding where they are tied; else NULL
 } GroupWeights;
 
-// out = all elements of a group, from every rank's shard
-static int64_t gather_group(Residency *r, const Model *table, char *shards, size_t group, char *out) {
+// A group's weights come to buffers before they are used.
+static int weights_come(const Residency *r) {
+    return weights_sharding(r).ranks > 1 || is_elsewhere(r, PLACED_WEIGHTS);
+}
+
+static int has_adapters(const Residency *r) { return r->lora && !r->without_adapters; }
+
+static int64_t gather_shards(Residency *r, const Model *table, size_t group, char *out) {
+    if (weights_sharding(r).ranks == 1) return 0;
+    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT,
+                        dtype_size(table->dtype));
+}
+
+// Asks for out = all elements of a group: what this rank has of them, which may be elsewhere, and then other ranks'
+// shards, where they are elsewhere only behind group_await.
+static int64_t group_ask(Residency *r, const Model *table, char *held, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
-    const Range own = own_range(r, table, group);
-    const char *shard = (const char *)at(shards, sharding_begin(table, weights_sharding(r), group), size);
-    if (own.count) r->ops->copy(at(out, own.begin, size), shard, own.count * size);
-    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT, size);
+    const Range own = sharded_range(table, weights_sharding(r), group);
+    const char *from = (const char *)at(held, sharding_begin(table, weights_sharding(r), group), size);
+    void *to = at(out, own.begin, size);
+    if (is_elsewhere(r, PLACED_WEIGHTS))
+        return place_load(r->ops, &r->moved, r->place[PLACED_WEIGHTS], to, from, own.count * size, r->layers_repeat);
+    if (own.count) r->ops->copy(to, from, own.count * size);
+    return gather_shards(r, table, group, out);
 }
 
-static void gather_layer(Residency *r, size_t layer) {
-    LayerBuffer *b = &r->gathered[layer % 2];
-    if (b->busy && b->layer == layer) return; // the visit before has asked for it
-    b->layer = layer, b->busy = 1;
-    b->ticket = gather_group(r, r->model, r->weights, layer, b->weights);
-    if (r->lora && !r->without_adapters) b->ticket = gather_group(r, &r->lora->table, r->adapters, layer, b->adapters);
+static void group_await(Residency *r, const Model *table, size_t group, char *out, int64_t ticket) {
+    if (is_elsewhere(r, PLACED_WEIGHTS)) {
+        r->ops->await_transfer(ticket);
+        ticket = gather_shards(r, table, group, out);
+    }
+    r->ops->await(ticket);
 }
 
-static GroupWeights acquire_gathered_layer(Residency *r, size_t layer) {
-    LayerBuffer *b = &r->gathered[layer % 2];
-    GroupWeights w = {b->weights, r->lora && !r->without_adapters ? b->adapters : NULL, NULL};
-    gather_layer(r, layer);
-    r->ops->await(b->ticket);
+static void layer_await(Residency *r, LayerBuffer *b) {
+    group_await(r, r->model, b->layer, b->weights, b->ticket);
+    if (has_adapters(r)) group_await(r, &r->lora->table, b->layer, b->adapters, b->ticket);
     b->busy = 0;
+}
+
+// Asks for a layer, in the buffer that the layer at hand is not in.
+static LayerBuffer *layer_ask(Residency *r, size_t layer) {
+    LayerBuffer *b = &r->gathered[r->model->config.num_hidden_layers > 1 && !r->at_hand];
+    if (b->busy && b->layer == layer) return b; // the visit before has asked for it
+    if (b->busy) layer_await(r, b);
+    b->layer = layer, b->busy = 1;
+    b->ticket = group_ask(r, r->model, r->weights, layer, b->weights);
+    if (has_adapters(r)) b->ticket = group_ask(r, &r->lora->table, r->adapters, layer, b->adapters);
+    return b;
+}
+
+static GroupWeights acquire_layer(Residency *r, size_t layer) {
+    LayerBuffer *b = layer_ask(r, layer);
+    GroupWeights w = {b->weights, has_adapters(r) ? b->adapters : NULL, NULL};
+    layer_await(r, b);
+    r->at_hand = (size_t)(b - r->gathered);
     return w;
 }
 
-// The embedding or the head, gathered for as long as it is used
-static GroupWeights acquire_gathered_table(Residency *r, size_t group) {
+// The embedding or the head, for as long as it is used
+static GroupWeights acquire_table(Residency *r, size_t group) {
     const Model *model = r->model;
     const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
     const int tied = group == GROUP_HEAD && head_is_tied(model);
     GroupWeights w = {NULL, NULL, NULL};
     r->weights_mark = arena_mark(r->arena);
     w.weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
-                                   group == GROUP_HEAD ? "the head's gathered weights" : "the gathered embedding",
-                                   elements, size);
-    int64_t ticket = gather_group(r, model, r->weights, group, w.weights);
+                                   group == GROUP_HEAD ? "the head's weights" : "the embedding", elements, size);
+    int64_t ticket = group_ask(r, model, r->weights, group, w.weights);
     if (tied) {
-        w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the gathered embedding",
-                                      group_elements(model, GROUP_EMBEDDING), size);
-        ticket = gather_group(r, model, r->weights, GROUP_EMBEDDING, w.matrix);
+        w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the embedding", group_elements(model, GROUP_EMBEDDING),
+                                      size);
+        ticket = group_ask(r, model, r->weights, GROUP_EMBEDDING, w.matrix);
     } else if (group == GROUP_HEAD) {
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
     }
-    r->ops->await(ticket);
+    group_await(r, model, group, w.weights, ticket);
+    if (tied) group_await(r, model, GROUP_EMBEDDING, w.matrix, ticket);
     return w;
 }
 
 static GroupWeights weights_acquire(Residency *r, size_t group) {
     const size_t size = dtype_size(r->model->dtype);
     GroupWeights w = {NULL, NULL, NULL};
-    if (weights_sharding(r).ranks > 1)
-        return is_layer(group) ? acquire_gathered_layer(r, group) : acquire_gathered_table(r, group);
+    if (weights_come(r)) return is_layer(group) ? acquire_layer(r, group) : acquire_table(r, group);
     w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
     if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
-    if (r->lora && !r->without_adapters && is_layer(group))
+    if (has_adapters(r) && is_layer(group))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
     return w;
 }
@@ -206,7 +245,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
 // for. A plan's next visit may be of any layer, so there each asks for its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
-    if (weights_sharding(r).ranks > 1 && !r->plan && next < r->model->config.num_hidden_layers) gather_layer(r, next);
+    if (weights_come(r) && !r->plan && next < r->model->config.num_hidden_layers) layer_ask(r, next);
 }
 
 // For the progress bar: a layer forward is a part of the pass, backward with its recomputation is as much as these.
@@ -214,23 +253,36 @@ static void weights_prefetch(Residency *r, size_t layer) {
 
 static void weights_release(Residency *r, size_t group) {
     if (is_layer(group) && !r->plan) progress_part(r->step > 0 ? 1 : LAYER_BACKWARD_PARTS);
-    if (weights_sharding(r).ranks > 1 && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
+    if (weights_come(r) && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
-// After the optimizer's step in stages 1 and 2: all-gather of the weights, of which every rank has stepped its shard
+// All-gather of a group of which every rank has stepped its shard, there where it lies
+static void group_updated(Residency *r, const Model *table, char *weights, size_t group) {
+    const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
+    const Place place = r->place[PLACED_WEIGHTS];
+    const Range own = own_range(r, table, group);
+    char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
+    if (is_elsewhere(r, PLACED_WEIGHTS)) {
+        here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
+        r->ops->await_transfer(place_load(r->ops, &r->moved, place, at(here, own.begin, size),
+                                          at(there, own.begin, size), own.count * size, 1));
+    }
+    r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
+    if (is_elsewhere(r, PLACED_WEIGHTS))
+        r->ops->await_transfer(place_store(r->ops, &r->moved, place, there, here, count * size, 1));
+    arena_pop(r->arena, mark);
+}
+
+// After the optimizer's step in stages 1 and 2
 static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
-    const size_t size = dtype_size(table->dtype), L = table->config.num_hidden_layers;
-    int64_t ticket = 0;
+    const size_t L = table->config.num_hidden_layers;
     if (alone(r) || r->world.zero < ZERO_OPTIMIZER || r->world.zero >= ZERO_WEIGHTS) return;
+    r->moved.phase = PHASE_UPDATE;
     for (size_t i = 0; i < L + 2; i++) {
-        const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD, count = group_elements(table, group);
-        if (count)
-            ticket =
-                ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, at(trained_weights(r), group_begin(table, group), size),
-                             count, SHARD_ALIGNMENT, size);
+        const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
+        if (group_elements(table, group)) group_updated(r, table, trained_weights(r), group);
     }
-    r->ops->await(ticket);
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
@@ -394,16 +446,15 @@ static void grads_end(Residency *r) {
 }
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
-static void push_gathered(Residency *r, LayerBuffer *b, int first) {
+static void push_layer(Residency *r, LayerBuffer *b, int first) {
     const size_t size = dtype_size(r->model->dtype);
     b->busy = 0;
-    b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
-                                    first ? "one layer's gathered weights" : "the next layer's gathered weights",
+    b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's weights" : "the next layer's weights",
                                     r->model->layer_elements, size);
     if (r->lora)
-        b->adapters = (char *)arena_push(r->arena, SHARE_WEIGHTS,
-                                         first ? "one layer's gathered adapters" : "the next layer's gathered adapters",
-                                         r->lora->table.layer_elements, size);
+        b->adapters =
+            (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's adapters" : "the next layer's adapters",
+                               r->lora->table.layer_elements, size);
 }
 
 // step 1: first to last; -1: last to first, with gradients. Pushes buffers for one layer, or for two by turns.
@@ -412,7 +463,7 @@ static void layers_begin(Residency *r, int step) {
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
     r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
-    for (size_t i = 0; i < two && weights_sharding(r).ranks > 1; i++) push_gathered(r, &r->gathered[i], i == 0);
+    for (size_t i = 0; i < two && weights_come(r); i++) push_layer(r, &r->gathered[i], i == 0);
     for (size_t i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
         r->summed[i].busy = 0;
         r->summed[i].sums = (Summed *)arena_push(

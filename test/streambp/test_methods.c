@@ -207,4 +207,60 @@ TEST(kept_attention) {
     }
 }
 
+// Weights elsewhere than on the device change no bit, whatever else is there; memory and bytes moved are the plan's.
+static TinyResult placed_run(const TinyCase *c, RunSettings settings, const Batch *batches, size_t count) {
+    TinyResult result = {0, NULL, tiny_table(c)->elements};
+    TinyRun r;
+    settings.backward = 1;
+    tiny_begin(&r, ops_device, settings, c->weights, c->adapters, &batches[0]);
+    for (size_t i = 0; i < count; i++) {
+        result.loss += 3 * forward_only(&r.s, &batches[i], 40, NULL);
+        const Moved before = r.s.memory.moved;
+        result.loss += forward_backward(&r.s, &batches[i], 40, i + 1 == count, NULL);
+        for (int i = 0; i < PHASES * WAYS && count == 1; i++) {
+            const double moved = r.s.memory.moved.bytes[i / WAYS][i % WAYS] - before.bytes[i / WAYS][i % WAYS];
+            if (fabs(moved - r.plan.moved.bytes[i / WAYS][i % WAYS]) > 1e-9 * moved)
+                test_fail("phase %d, way %d: %.1f bytes were moved, planned %.1f", i / WAYS, i % WAYS, moved,
+                          r.plan.moved.bytes[i / WAYS][i % WAYS]);
+        }
+    }
+    for (int place = 0; place < PLACES; place++)
+        if (r.arena[place].peak != r.plan.arena[place].peak)
+            test_fail("%zu bytes of place %d, planned %zu", r.arena[place].peak, place, r.plan.arena[place].peak);
+    result.gradient = device_read(ops_device, r.s.memory.gradients, settings.gradient_type, result.elements);
+    tiny_end(&r);
+    return result;
+}
+
+TEST(layers_elsewhere) {
+    static const char *const families_tried[] = {"qwen3,tie_word_embeddings=true", "gemma3,sliding_window=9,layer_types=sf,query_pre_attn_scalar=6", "llama"};
+    const size_t length[] = {17, 5, 11}, shorter[] = {8, 5};
+    for (size_t i = 0; i < (EMULATED ? 3u : all_cases() ? 40u : 10u); i++) {
+        const size_t layers = 1 + i % 5, micro_batches = 1 + test_random_below(3), chunk = 1 + test_random_below(33);
+        char text[512];
+        snprintf(text, sizeof(text),
+                 "%s,num_hidden_layers=%zu,hidden_size=12,intermediate_size=10,num_attention_heads=2,"
+                 "num_key_value_heads=1,head_dim=6,vocab_size=19",
+                 families_tried[i / 2 % 3], layers);
+        TinyCase c = tiny_case(text, i % 3 == 2 ? 3 : 0);
+        const size_t V = c.model.config.vocab_size;
+        Batch batches[3] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6),
+                            tiny_batch(shorter, 1, V, 1, 7)};
+        if (test_random_below(2)) c.settings.gradient_type = dtype_of_sums(c.model.dtype);
+        c.settings.inputs_every = 1 + test_random_below(4);
+        RunSettings settings = tiny_settings(&c, (Method)(i % 2), chunk, 1 + chunk / 2);
+        TinyResult expected = placed_run(&c, settings, batches, micro_batches);
+        settings.place[PLACED_INPUTS] = (Place)test_random_below(PLACES);
+        settings.place[PLACED_WEIGHTS] = (Place)(1 + i / 3 % 2);
+        test_case("%.20s..., %zu layers, input of every %zu on %s, weights on %s, %zu micro-batches, chunk %zu", text,
+                  layers, settings.inputs_every, place_names[settings.place[PLACED_INPUTS]],
+                  place_names[settings.place[PLACED_WEIGHTS]], micro_batches, chunk);
+        TinyResult found = placed_run(&c, settings, batches, micro_batches);
+        tiny_expect_bits(found, expected, "weights elsewhere");
+        free(expected.gradient), free(found.gradient);
+        for (size_t j = 0; j < COUNT_OF(batches); j++) batch_free(&batches[j]);
+        tiny_case_free(&c);
+    }
+}
+
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
