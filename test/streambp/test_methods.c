@@ -5,6 +5,7 @@ bound is 1e-12. And full is held against finite differences of the loss, so that
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
+#include "test/ops/fence.h"
 
 static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 2e-5 : 0.05;
@@ -208,11 +209,11 @@ TEST(kept_attention) {
 }
 
 // Weights elsewhere than on the device change no bit, whatever else is there; memory and bytes moved are the plan's.
-static TinyResult placed_run(const TinyCase *c, RunSettings settings, const Batch *batches, size_t count) {
+static TinyResult placed_run(const Ops *ops, const TinyCase *c, RunSettings settings, const Batch *batches, size_t count) {
     TinyResult result = {0, NULL, tiny_table(c)->elements};
     TinyRun r;
     settings.backward = 1;
-    tiny_begin(&r, ops_device, settings, c->weights, c->adapters, &batches[0]);
+    tiny_begin(&r, ops, settings, c->weights, c->adapters, &batches[0]);
     for (size_t i = 0; i < count; i++) {
         result.loss += 3 * forward_only(&r.s, &batches[i], 40, NULL);
         const Moved before = r.s.memory.moved;
@@ -227,7 +228,7 @@ static TinyResult placed_run(const TinyCase *c, RunSettings settings, const Batc
     for (int place = 0; place < PLACES; place++)
         if (r.arena[place].peak != r.plan.arena[place].peak)
             test_fail("%zu bytes of place %d, planned %zu", r.arena[place].peak, place, r.plan.arena[place].peak);
-    result.gradient = device_read(ops_device, r.s.memory.gradients, settings.gradient_type, result.elements);
+    result.gradient = device_read(ops, r.s.memory.gradients, settings.gradient_type, result.elements);
     tiny_end(&r);
     return result;
 }
@@ -249,13 +250,13 @@ TEST(layers_elsewhere) {
         if (test_random_below(2)) c.settings.gradient_type = dtype_of_sums(c.model.dtype);
         c.settings.inputs_every = 1 + test_random_below(4);
         RunSettings settings = tiny_settings(&c, (Method)(i % 2), chunk, 1 + chunk / 2);
-        TinyResult expected = placed_run(&c, settings, batches, micro_batches);
+        TinyResult expected = placed_run(ops_device, &c, settings, batches, micro_batches);
         settings.place[PLACED_INPUTS] = (Place)test_random_below(PLACES);
         settings.place[PLACED_WEIGHTS] = (Place)(1 + i / 3 % 2);
         test_case("%.20s..., %zu layers, input of every %zu on %s, weights on %s, %zu micro-batches, chunk %zu", text,
                   layers, settings.inputs_every, place_names[settings.place[PLACED_INPUTS]],
                   place_names[settings.place[PLACED_WEIGHTS]], micro_batches, chunk);
-        TinyResult found = placed_run(&c, settings, batches, micro_batches);
+        TinyResult found = placed_run(ops_fenced(), &c, settings, batches, micro_batches);
         tiny_expect_bits(found, expected, "weights elsewhere");
         free(expected.gradient), free(found.gradient);
         for (size_t j = 0; j < COUNT_OF(batches); j++) batch_free(&batches[j]);
