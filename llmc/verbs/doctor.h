@@ -11,6 +11,7 @@ something.
 #define LLMC_DOCTOR_H
 #include "llmc/cli/device.h"
 #include "llmc/cli/memory.h"
+#include "llmc/ops/link_rates.h"
 #include "bp.h"
 #include "doctor_ops.h"
 #include "doctor_ranks.h"
@@ -353,6 +354,23 @@ static void look_at_copies(DoctorRow *row, size_t i) {
                 doctor.machine ? doctor.machine->value[MEMORY_SHARE] : 1, what);
 }
 
+// Between the device and host memory; i: and a disk
+static void look_at_link(DoctorRow *row, size_t i) {
+    const LinkRates rates = link_rates(doctor.ops, i ? doctor.options->disk : NULL, (size_t)(i ? 32 : 128) << 20);
+    const double least = fmin(rates.out, rates.in), inputs = 2.0 * 36 * 4096 * 1e6; // of a Qwen3-8B, at 10^6 tokens
+    const Machine *machine = doctor.machine;
+    const double expected = machine && !i ? machine->value[LINK_HOST] * machine->value[LINK_SHARE] : 0;
+    char text[128], more[128] = "";
+    doctor_value(row, least, "byte/s");
+    snprintf(text, sizeof(text), "%.3g GB/s %s, %.3g %s, %.3g each way when both are busy", rates.out * 1e-9,
+             i ? "written" : "to it", rates.in * 1e-9, i ? "read" : "from it", rates.both * 1e-9);
+    if (expected > 0) snprintf(more, sizeof(more), "; %.3g expected of an %s", expected * 1e-9, machine->gpu);
+    if (i)
+        snprintf(more, sizeof(more), "; the layer inputs of an 8B model at a million tokens, 295 GB, take %.0f min",
+                 inputs * (1 / rates.out + 1 / rates.in) / 60);
+    doctor_say(row, least < (i ? 5e8 : 0.5 * expected) ? FINDING_NOTE : FINDING_OK, "%s%s", text, more);
+}
+
 static void look_at_products(DoctorRow *row, size_t i) {
     size_t bytes;
     Run run;
@@ -479,6 +497,8 @@ static int verb_doctor(const Options *o) {
     doctor_row("machine", look_at_machine, 0, 0);
     doctor_row("plan", look_at_plan, 0, 1);
     doctor_row("copies", look_at_copies, 0, 0);
+    doctor_row("host memory link", look_at_link, 0, 0);
+    if (o->disk) doctor_row("disk", look_at_link, 1, 0);
     doctor_row("products", look_at_products, 0, 0);
     doctor_row("attention forward", look_at_attention, 0, 0);
     doctor_row("attention backward", look_at_attention, 1, 0);

@@ -136,10 +136,10 @@ static void expect_doctor(const Ops *ops, int code, const char *name, const char
 TEST(rows_stand_for_themselves) {
     Ops ops = ops_planted();
     test_case("all is well");
-    expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CHECKS + 9);
+    expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CHECKS + 10);
     test_case("an op ends the program");
     ops.scale = scale_that_dies;
-    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CHECKS + 9);
+    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CHECKS + 10);
     test_case("an op hangs");
     ops.scale = scale_that_hangs;
     expect_doctor(&ops, 1, "scale", "hangs", 1, 9);
@@ -148,7 +148,7 @@ TEST(rows_stand_for_themselves) {
     expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, 9);
     test_case("the device is full");
     ops = ops_planted(), ops.allocate = allocate_nothing;
-    expect_doctor(&ops, 1, "products", "end what else uses it", OP_CHECKS + 4, OP_CHECKS + 9);
+    expect_doctor(&ops, 1, "products", "end what else uses it", OP_CHECKS + 5, OP_CHECKS + 10);
     test_case("no device");
     ops = ops_planted(), ops.device_problem = no_device;
     expect_doctor(&ops, 0, "machine", "", 0, 1);
