@@ -37,8 +37,8 @@ refuses 1 'holds (a|an earlier) run' train $common --out "$WORK/straight"
 refuses 1 'checkpoint-00000012: is a checkpoint of a run' train $common --out "$WORK/straight/checkpoint-00000012"
 unset STREAMBP_ALLOCATION_GUARD
 
-# ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps of attention ----
-kills=0 tries=0 keeping='--keep attention --keep-on host'
+# ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps, and where -------
+kills=0 tries=0 keeping='--keep attention --keep-on host --optimizer disk --disk build'
 while [ $tries -lt 4 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
     tries=$((tries + 1))
     "$TRAIN" train $common --out "$WORK/killed" $([ ! -e "$WORK/killed" ] || echo --resume) $([ $((tries % 2)) = 0 ] || echo $keeping) >"$WORK/out" 2>"$WORK/err" &

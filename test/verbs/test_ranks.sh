@@ -234,13 +234,13 @@ go_on() { # from, P, options: a copy of a run's first 6 steps, gone on with
     fi
     check "resumed by $* ranks" same_losses "$folder" "$WORK/$name" $lines
 }
-go_on "$WORK/documents" 3 --zero 2
+go_on "$WORK/documents" 3 --zero 2 --optimizer disk --disk build
 check 'the number of ranks is noted' grep -q 'note: ranks was 1 until' "$WORK/err"
 go_on "$WORK/documents" 4 --zero 3 --sp 2
 rm -rf "$WORK/six"
 ranks_succeed 4 train $common --steps 10 --out "$WORK/six" --zero 2 --keep-checkpoints 9
 go_on "$WORK/six" 1
-go_on "$WORK/six" 2 --zero 1
+go_on "$WORK/six" 2 --zero 1 --optimizer host
 
 # ---- rollouts ---------------------------------------------------------------------------------------------------------------
 "$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
