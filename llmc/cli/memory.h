@@ -45,26 +45,39 @@ static Batch batch_shape(SequenceBound bound) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
-// Choices left open by --kv auto and --keep-on auto: a ring of keys and values, attention outputs in host memory.
-// Either saves device memory; the second costs less time.
-enum { CHOOSE_HOST = 1, CHOOSE_RING = 2, CHOICES = 4 };
-
-// Sets what a choice stands for; 0 where it is not open.
-static int settings_choose(RunSettings *settings, const Options *o, int choice) {
-    if (choice & CHOOSE_HOST) {
-        if (o->keep_on != PLACE_AUTO || !settings->keep) return 0;
-        settings->place[PLACED_KEPT] = PLACE_HOST;
-    }
-    if (choice & CHOOSE_RING) {
-        if (o->kv != KEYS_AUTO || world_sp(settings->world) == 1) return 0;
-        settings->ring = 1;
-    }
-    return 1;
-}
-
-// A run is held against the memory of its host; a plan may be made for another machine.
-static HostAvailable run_host(const Run *run) {
-    return run->options->verb == VERB_PLAN ? NULL : ops_device->host_available;
+// What the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention may go to
+// host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has memory of
+// its own.
+static Search run_search(const Run *run, size_t limit) {
+    const Options *o = run->options;
+    const World world = run->settings.world;
+    const Machine *named = option_given(o, "machine") ? machine_from_options(o) : NULL;
+    const int plans = o->verb == VERB_PLAN, own_memory = strcmp(ops_device->name, "cpu") != 0 && !plans;
+    Search c = {0};
+    c.open = run->settings, c.open.attention.workspace = 0;
+    settings_name_places(&c.open, o); // also where run_plan has decided
+    c.machine = named ? named : &machines[MACHINE_H100];
+    c.sequences = max_size(1, assigned_batches(run->assignment));
+    const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
+    const double sharing = plans ? node : (double)dist_local_ranks();
+    const double most[PLACES] = {0, plans && named ? named->host_gib : 0, plans && named ? named->disk_gib : 0};
+    const size_t given[PLACES] = {0, o->host_limit, o->disk_limit};
+    c.limits = device_limit(limit ? limit : SIZE_MAX);
+    for (int place = PLACE_HOST; place < PLACES; place++)
+        if (given[place] || most[place] > 0)
+            c.limits.bytes[place] = (size_t)((given[place] ? (double)given[place] : most[place] * GIBIBYTE) / sharing);
+    const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory;
+    const int disk = o->disk || (plans && (o->disk_limit || most[PLACE_DISK] > 0));
+    if (o->disk && !plans)
+        c.limits.bytes[PLACE_DISK] = min_size(c.limits.bytes[PLACE_DISK], ops_device->disk_available(o->disk));
+    if (!plans) c.limits.host = ops_device->host_available;
+    for (int kind = 0; kind < PLACED; kind++)
+        c.places[kind] =
+            1u << PLACE_DEVICE | (unsigned)(host || kind == PLACED_KEPT) << PLACE_HOST | (unsigned)disk << PLACE_DISK;
+    c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
+    c.keep = o->keep == KEEP_AUTO && o->method != METHOD_FULL;
+    c.every = !o->inputs_every && (host || disk) && is_placed(&c.open, PLACED_INPUTS);
+    return c;
 }
 
 // The library that takes attention of this run, the same on all ranks; of a plan that of the GPU that is planned.
@@ -98,26 +111,49 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
 }
 
-// Plans with the first choice that fits into `limit` on every rank (0: no limit), or else the smallest.
-static void run_plan(Run *run, const Batch *shape, size_t limit) {
-    const RunSettings open = run->settings;
+// Takes a way with its plan, with the largest workspace that fits on every rank. 0: it does not fit there
+static int run_take(Run *run, const Search *search, const Batch *shape, size_t number) {
     const int other = run->options->verb == VERB_PLAN && !strcmp(ops_device->name, "cpu"); // has no such workspace
-    size_t least = SIZE_MAX;
-    run->attention = attention_library(run);
-    for (int choice = 0; choice < CHOICES; choice++) {
-        RunSettings settings = open;
-        if (!settings_choose(&settings, run->options, choice)) continue;
-        for (size_t i = 0; i == 0 || settings.attention.workspace; i++) {
-            settings.attention.workspace = run_workspace(run, &settings, shape, i);
-            const Plan plan = plan_make(&settings, shape);
-            const size_t bytes = plan.total_bytes + (other ? settings.attention.workspace : 0);
-            double beyond = (limit && bytes > limit) || host_is_short(&plan, run_host(run));
-            dist_sum(RANKS_ALL, &beyond, 1);
-            if (beyond == 0 || bytes < least) run->settings = settings, run->plan = plan;
-            least = min_size(least, bytes);
-            if (beyond == 0) return;
+    RunSettings settings;
+    search_at(search, number, &settings);
+    for (size_t i = 0;; i++) {
+        settings.attention.workspace = run_workspace(run, &settings, shape, i);
+        Plan plan = plan_make(&settings, shape);
+        if (other) plan.total_bytes += settings.attention.workspace;
+        double beyond = plan_pressure(&plan, &search->limits) > 1;
+        if (other) plan.total_bytes -= settings.attention.workspace;
+        dist_sum(RANKS_ALL, &beyond, 1);
+        if (beyond == 0 || !settings.attention.workspace) {
+            run->settings = settings, run->plan = plan;
+            return beyond == 0;
         }
     }
+}
+
+// Plans the fastest way that fits into `limit` on every rank (0: no limit), or else the nearest to it. The main rank's
+// ways are all ranks', which differ by a little.
+static void run_plan(Run *run, const Batch *shape, size_t limit) {
+    run->attention = attention_library(run);
+    const Search search = run_search(run, limit);
+    Choice *choices;
+    size_t least;
+    if (!search.keep && run_take(run, &search, shape, search_first(&search))) return; // nothing moves
+    size_t count = search_choices(&search, shape, &choices, &least);
+    count = choices_thin(choices, count);
+    for (size_t i = 0;; i++) {
+        const int last = i >= count;
+        double told[2] = {(double)(last ? least : choices[i].number), (double)last};
+        if (!is_main_rank()) told[0] = told[1] = 0;
+        dist_sum(RANKS_ALL, told, 2);
+        if (run_take(run, &search, shape, (size_t)told[0]) && !last) {
+            run->choices = min_size(count - i, 2);
+            for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
+        } else if (told[1] == 0) {
+            continue;
+        }
+        break;
+    }
+    free(choices);
 }
 
 // An option that changes nothing. After run_plan
@@ -128,14 +164,8 @@ static void note_attention(const Run *run) {
 
 // The longest documents, B to a sequence, that fit, whatever is chosen, with the smallest workspace.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
-    size_t longest = 0;
-    for (int choice = 0; choice < CHOICES; choice++) {
-        RunSettings settings = run->settings;
-        settings.attention.workspace = 0;
-        if (settings_choose(&settings, run->options, choice))
-            longest = max_size(longest, plan_longest(&settings, B, limit, run_host(run)));
-    }
-    return longest;
+    const Search search = run_search(run, limit);
+    return search_longest(&search, B);
 }
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
@@ -156,8 +186,22 @@ static void report_regions(FILE *out, const Arena *plan) {
                 100 * (double)smaller / (double)plan->peak, "");
 }
 
+// What a plan has in a place, in words
+static const char *placed_text(const Run *run, int place, char *text, size_t size) {
+    static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER,
+                                         SHARE_KEPT};
+    *text = 0;
+    for (int kind = 0; kind < PLACED; kind++) {
+        const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
+        if (run->settings.place[kind] == (Place)place && bytes)
+            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "",
+                     kind == PLACED_KEPT ? "kept attention" : placed_names[kind], human_bytes((double)bytes));
+    }
+    return text;
+}
+
 // ---- where no length fits ------------------------------------------------------------------------------------------
-#define WAYS_MOST 512 // bytes of the text
+#define WAYS_MOST 1024 // bytes of the text
 
 // Adds a line to `text` where run `way` fits: the options to type, and the length that they give.
 static size_t way_out(const Run *way, size_t B, size_t limit, const char *options, char *text) {
@@ -168,13 +212,44 @@ static size_t way_out(const Run *way, size_t B, size_t limit, const char *option
     return longest;
 }
 
-// Ways to let some length fit: adapters, a smaller optimizer, the fewest ranks that share a sequence.
+// The bytes of a place, of all ranks of a node, with which this length fits, in whole GiB; 0: with none. Sets `o` to a
+// command line that gives as many.
+static size_t way_limit(const Run *run, const Batch *shape, size_t limit, Place place, Options *o) {
+    size_t *given = place == PLACE_HOST ? &o->host_limit : &o->disk_limit, least, most = 0;
+    Run way = *run;
+    Choice *choices;
+    *o = *run->options, *given = (size_t)1 << 62;
+    way.options = o;
+    const Search search = run_search(&way, limit);
+    const double sharing = (double)*given / (double)search.limits.bytes[place];
+    const size_t count = search_choices(&search, shape, &choices, &least);
+    for (size_t i = 0; i < count; i++)
+        if (!most || choices[i].bytes[place] < most) most = choices[i].bytes[place];
+    free(choices);
+    most = (size_t)(sharing * (double)most / GIBIBYTE) + 1;
+    *given = most << 30;
+    return count ? most : 0;
+}
+
+// Ways to let some length fit: memory of the host, a disk, adapters, a smaller optimizer, the fewest ranks that share a
+// sequence.
 static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;
     const size_t ranks = world_ranks(world);
     char options[80];
     Run way = *run;
+    Options more;
+    Batch shape = batch_shape(regular_bound(B, o->seq_len));
+    for (int place = PLACE_HOST; place < PLACES && run->settings.backward; place++) {
+        const size_t gib = way_limit(run, &shape, limit, (Place)place, &more);
+        if (!gib || (place == PLACE_DISK && o->verb != VERB_PLAN)) continue;
+        snprintf(options, sizeof(options), "--%s-limit %zuGiB", place_names[place], gib);
+        way.options = &more;
+        way_out(&way, B, limit, options, text);
+        way = *run;
+    }
+    free(shape.document_start);
     if (run->settings.backward && !run->settings.lora) {
         Lora lora = {0};
         lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
@@ -221,22 +296,35 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
 // Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0
 // where there is only generation
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
-    const size_t bytes = run->plan.total_bytes;
-    if (limit && bytes > limit) {
-        if (is_main_rank() && !run->options->quiet) report_regions(stderr, run->plan.arena);
-        const char *needed = human_bytes((double)bytes), *most = human_bytes((double)limit);
+    static const char *const words[PLACES] = {"", "host memory", "disk space"};
+    const Plan *plan = &run->plan;
+    const Search search = run_search(run, limit);
+    const size_t available = plan->host_bytes && search.limits.host ? search.limits.host(plan->total_bytes) : 0;
+    const size_t bytes[PLACES] = {plan->total_bytes, plan->host_bytes, plan->disk_bytes};
+    const size_t longest = B && plan_pressure(plan, &search.limits) > 1 ? run_longest(run, B, limit) : 0;
+    char text[160], length[48] = "no --seq-len fits";
+    if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {
+        if (is_main_rank() && !run->options->quiet) report_regions(stderr, plan->arena);
+        const char *needed = human_bytes((double)plan->total_bytes), *most = human_bytes((double)limit);
         if (!B)
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
                 run->settings.cache_tokens, needed, whose, most);
-        const size_t longest = run_longest(run, B, limit);
         if (!longest) die_no_length(run, B, limit, whose);
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", needed, whose, most, longest);
     }
-    if (host_is_short(&run->plan, run_host(run)))
-        die("--keep attention would take %s of host memory, %s of it are available; take a shorter --seq-len%s or "
-            "--keep none",
-            human_bytes((double)run->plan.host_bytes), human_bytes((double)ops_device->host_available(bytes)),
-            run->options->keep_on == PLACE_AUTO ? "" : ", --keep-on device"); // else it has been tried
+    if (longest) snprintf(length, sizeof(length), "--seq-len %zu would fit", longest);
+    for (int place = PLACE_HOST; place < PLACES; place++) {
+        const size_t allowed = search.limits.bytes[place];
+        const int taken = place == PLACE_HOST && available && available < allowed;
+        const int kept = run->settings.place[PLACED_KEPT] == (Place)place && run->settings.keep;
+        if (bytes[place] <= (taken ? available : allowed)) continue;
+        die("the plan has %s in %s, %s of it are %s; %s%s%s", placed_text(run, place, text, sizeof(text)), words[place],
+            human_bytes((double)(taken ? available : allowed)), taken ? "available" : "allowed", length,
+            !kept                                 ? ""
+            : run->options->keep_on == PLACE_AUTO ? ", or"
+                                                  : ", or --keep-on device or",
+            kept ? " --keep none" : "");
+    }
 }
 
 // ---- the one allocation --------------------------------------------------------------------------------------------
@@ -264,8 +352,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
             human_bytes((double)ops_device->memory_available()), program_called());
     if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
     if (run->plan.host_bytes && !run->host_memory)
-        die("the system refused %s of host memory that --keep attention needs; take a shorter --seq-len, --keep-on "
-            "device or --keep none",
+        die("the system refused %s of host memory; take a shorter --seq-len, less by --host-limit, or other places",
             human_bytes((double)run->plan.host_bytes));
     if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
     arena_init(&run->arena[PLACE_DEVICE], run->memory, run->plan.total_bytes);

@@ -67,9 +67,10 @@ CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_FULL, PASSES, "
 SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
      "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")
-CHOICE(int, keep, "keep", "none", 0, 1, PASSES, "none|attention",
+CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "
-       "attention output and log-sum-exp, so that backward does not run attention forward again")
+       "attention output and log-sum-exp, so that backward does not run attention forward again; auto: if that is faster "
+       "and fits")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where --keep saves them; auto: on the device if they fit there, else in host memory")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,

@@ -59,6 +59,7 @@ typedef struct {
 #define DTYPE_AUTO (-1) // the build's dtype, or the one that the run's other settings ask for
 
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
+typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;

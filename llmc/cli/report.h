@@ -217,6 +217,53 @@ static void report_rates(const Run *run, const PassRates *r) {
     fputc('\n', run->text);
 }
 
+// ---- places --------------------------------------------------------------------------------------------------------
+// Bytes of a step that move in one direction of a kind of place.
+static double moved_in_step(const Run *run, Way way) {
+    const Moved *moved = &run->plan.moved;
+    const double passes = (double)max_size(1, assigned_batches(run->assignment));
+    return passes * (moved->bytes[PHASE_FORWARD][way] + moved->bytes[PHASE_BACKWARD][way]) +
+           moved->bytes[PHASE_UPDATE][way];
+}
+
+// What lies elsewhere than on the device, why, and what the next best choice would cost.
+static void report_places(FILE *out, const Run *run) {
+    char text[160];
+    const char *glue = "placed  ";
+    if (!run->plan.host_bytes && !run->plan.disk_bytes && run->settings.inputs_every <= 1) return;
+    for (int place = PLACE_HOST; place < PLACES; place++) {
+        if (!*placed_text(run, place, text, sizeof(text))) continue;
+        fprintf(out, "%s %s: %s", glue, place == PLACE_HOST ? "in host memory" : "on disk", text);
+        glue = ";";
+    }
+    if (run->settings.inputs_every > 1) fprintf(out, "%s inputs of one layer in %zu", glue, run->settings.inputs_every);
+    if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
+    fputc('\n', out);
+    if (run->choices)
+        fprintf(out, "         the fastest that fits, estimated %.3g %% slower than all on the device",
+                100 * (run->choice[0].seconds / run->choice[0].on_device - 1));
+    for (int kind = 0; kind < PLACED && run->choices > 1; kind++)
+        if (is_placed(&run->choice[1].settings, kind))
+            fprintf(out, "%s%s %s", kind ? ", " : "; next best: ", placed_names[kind],
+                    place_names[run->choice[1].settings.place[kind]]);
+    if (run->choices > 1)
+        fprintf(out, ", %.3g %% slower than this", 100 * (run->choice[1].seconds / run->choice[0].seconds - 1));
+    if (run->choices) fputc('\n', out);
+}
+
+// Into an open object. Names of shares follow as numbers, so those of places are in an object of their own.
+static void report_places_json(JsonOut *json, const Run *run) {
+    json_object(json, "placed");
+    for (int kind = 0; kind < PLACED; kind++)
+        json_text(json, placed_names[kind], place_names[run->settings.place[kind] > 0 ? run->settings.place[kind] : 0]);
+    json_object_end(json);
+    json_size(json, "inputs_every", max_size(run->settings.inputs_every, 1));
+    json_size(json, "host_bytes", run->plan.host_bytes);
+    json_size(json, "disk_bytes", run->plan.disk_bytes);
+    json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
+    json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
+}
+
 // data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of
 // a training run, or empty
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
@@ -254,8 +301,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
                 bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
         report_regions(out, run->plan.arena);
     }
-    if (run->plan.host_bytes)
-        fprintf(out, "  %11s  in host memory: attention's outputs\n", human_bytes((double)run->plan.host_bytes));
+    report_places(out, run);
     fflush(out);
 }
 

@@ -16,6 +16,7 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/files/checkpoint_folder.h"
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"
+#include "llmc/plan/choose.h"
 #include "settings.h"
 
 #define SHORT_EPOCH 10 // steps
@@ -37,6 +38,8 @@ typedef struct {
     size_t workspace;      // AttentionChoice.workspace that it began with
     size_t available;      // bytes that the plan is held against; 0: not known
     Plan plan;
+    Choice choice[2]; // what was chosen, and the next best
+    size_t choices;   // of these, that are known; 0: all is on the device as far as it is open, or nothing fits
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes
     void *disk_memory; // plan.disk_bytes

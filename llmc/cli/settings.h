@@ -85,6 +85,15 @@ static void settings_note(const Options *o, World world) {
              world.zero);
 }
 
+// What is named of all that the planner may choose (memory.h); the rest stays open.
+static void settings_name_places(RunSettings *settings, const Options *o) {
+    const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on};
+    memcpy(settings->place, named, sizeof(named));
+    settings->ring = o->kv == KEYS_RING;
+    settings->keep = o->keep == KEEP_ATTENTION && o->method != METHOD_FULL;
+    settings->inputs_every = o->method == METHOD_FULL ? 1 : o->inputs_every;
+}
+
 // lora: NULL: none
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
@@ -98,13 +107,8 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.reference = computed_reference(o, &settings.objective, lora);
     settings.method = o->method;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
-    settings.ring = o->kv == KEYS_RING;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
-    settings.keep = o->keep && o->method != METHOD_FULL;
-    settings.inputs_every = o->method == METHOD_FULL ? 1 : o->inputs_every;
-    settings.place[PLACED_INPUTS] = o->inputs, settings.place[PLACED_WEIGHTS] = o->weights;
-    settings.place[PLACED_GRADIENTS] = o->gradients, settings.place[PLACED_OPTIMIZER] = o->optimizer;
-    settings.place[PLACED_KEPT] = o->keep_on;
+    settings_name_places(&settings, o);
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);

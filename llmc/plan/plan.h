@@ -1,7 +1,6 @@
 /*
 A run and its plan. run_begin pushes what lives as long as the run; plan_make walks run_begin and a whole pass of
-streambp.h on op set "dry" and an arena without memory, so a plan is the run's own code; plan_longest solves plans for
-the length that fits.
+streambp.h on op set "dry" and an arena without memory, so a plan is the run's own code.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -213,50 +212,6 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     if (settings->optimizer) plan_update(&s, &state);
     run_end(&s);
     return s.memory.sent;
-}
-
-#define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
-#define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
-
-static size_t plan_longest_seq_len(const Model *model) {
-    const Config *config = &model->config;
-    return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
-}
-
-// Ops.host_available, or NULL: all host memory that a plan wants
-typedef size_t (*HostAvailable)(size_t planned);
-
-static int host_is_short(const Plan *plan, HostAvailable host) {
-    const size_t available = plan->host_bytes && host ? host(plan->total_bytes) : 0;
-    return available && plan->host_bytes > available;
-}
-
-static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t limit, HostAvailable host) {
-    for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
-    batch->N = batch->documents * T;
-    if (!plan_countable(settings->model, batch->N)) return 0;
-    Plan plan = plan_make(settings, batch);
-    return plan.total_bytes <= limit && !host_is_short(&plan, host);
-}
-
-// The longest T such that B documents of T tokens fit into `limit` bytes and the host's memory; 0 if one token does
-// not. A learned position table ends it, as does what --seq-len takes.
-static size_t plan_longest(const RunSettings *settings, size_t B, size_t limit, HostAvailable host) {
-    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
-    size_t low = 0, high = 1, end = 1 + plan_longest_seq_len(settings->model);
-    Batch batch = {0};
-    batch.documents = B, batch.document_start = start;
-    while (high < end && plan_fits(settings, &batch, high, limit, host)) low = high, high *= 2;
-    high = min_size(high, end);
-    while (high - low > 1) { // low fits (or is 0), high does not
-        size_t middle = low + (high - low) / 2;
-        if (plan_fits(settings, &batch, middle, limit, host))
-            low = middle;
-        else
-            high = middle;
-    }
-    free(start);
-    return low;
 }
 
 #endif

@@ -187,7 +187,7 @@ static void bp_json(const Run *run, const PassResult *result) {
     json_numbers(&json, "seconds_each", result->seconds_each, run->options->repeat);
     json_number(&json, "grad_norm", result->grad_norm);
     json_size(&json, "plan_bytes", run->plan.total_bytes);
-    json_size(&json, "host_bytes", run->plan.host_bytes);
+    report_places_json(&json, run);
     json_size(&json, "peak_bytes", result->peak_bytes);
     report_work_json(&json, run, result->flops, result->model_flops);
     report_rates_json(&json, run, &rates);

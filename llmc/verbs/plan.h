@@ -126,8 +126,8 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
+    report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
-    json_size(&json, "host_bytes", run->plan.host_bytes);
     if (r->limit) {
         json_size(&json, "max_seq_len", r->longest);
         json_bool(&json, "fits", run->plan.total_bytes <= r->limit);

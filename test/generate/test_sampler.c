@@ -6,6 +6,7 @@ refusals.
 #include "sampler_run.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/weights.h"
+#include "llmc/plan/choose.h"
 
 // ---- the cache against a full forward pass -------------------------------------------------------------------------
 // logp[T,V] of every token at every position: a forward pass for each v with v as every target.
@@ -210,9 +211,10 @@ TEST(plan_counts_the_cache) {
         assert_int_equal(plan_make(&settings, &none).share[SHARE_LAYER_INPUTS], min_size(tokens[i], 1024) * 2048 * 2);
     }
     settings.optimizer = 0, settings.backward = 1, settings.cache_tokens = 1000;
-    assert_true(plan_longest(&settings, 1, limit, NULL) > 100000);
+    const Limits limits = device_limit(limit);
+    assert_true(plan_longest(&settings, 1, 0, &limits) > 100000);
     settings.cache_tokens = 700000; // fits beside no stream at all
-    assert_int_equal(plan_longest(&settings, 1, limit, NULL), 0);
+    assert_int_equal(plan_longest(&settings, 1, 0, &limits), 0);
     model_free(&model);
 }
 

@@ -414,13 +414,14 @@ TEST(thousands_of_ranks_at_once) {
         int ring;
         size_t expected; // tokens at least
     } cases[] = {{1, 0, 200000}, {8, 0, 1500000}, {4096, 0, 6000000}, {4096, 1, 500000000}};
+    const Limits limits = device_limit((size_t)78 << 30);
     for (size_t i = 0; i < 4; i++) {
         const clock_t begin = clock(); // of this process: others may be at work
         const StepShape step = {1, 1, 1, 1};
         SCOPED(planned_end) Planned c;
         planned(&c, "qwen3-8b", 1000000, 4096, 3, cases[i].sp);
         c.settings.ring = cases[i].ring;
-        size_t longest = plan_longest(&c.settings, 1, (size_t)78 << 30, NULL);
+        size_t longest = plan_longest(&c.settings, 1, 0, &limits);
         c.batch.N = c.start[1] = longest;
         estimate_step(&machines[MACHINE_H100], &c.settings, &c.batch, step);
         double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;

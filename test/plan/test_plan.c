@@ -2,6 +2,7 @@
 The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region
 of the arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
 */
+#include "llmc/plan/choose.h"
 #include "llmc/plan/flops.h"
 #include "test/base/child.h"
 #include "test/base/testing.h"
@@ -139,7 +140,8 @@ TEST(slope_per_token) {
 static size_t longest_in(const char *name, size_t limit, Method method) {
     SCOPED(model_free) Model model = planned_model(name, DTYPE_BF16);
     const RunSettings settings = pass_settings(&model, method, 0, 1);
-    return plan_longest(&settings, 1, limit, NULL);
+    const Limits limits = device_limit(limit);
+    return plan_longest(&settings, 1, 0, &limits);
 }
 
 // The paper's maximum lengths (its Figure 3, 80 GB): 110k for 8B, 40k for 14B.
@@ -177,12 +179,13 @@ TEST(answers_at_once) {
     size_t length[] = {1000000};
     SCOPED(model_free) Model model = planned_model("qwen3-32b", DTYPE_BF16);
     Batch batch = shape_of(length, 1);
+    const Limits limits = device_limit((size_t)1 << 42);
     for (size_t chunk = 1; chunk <= 4096; chunk *= 8) {
         double begin = seconds_now();
         RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
         settings.logits_chunk = chunk, settings.optimizer = 1;
         plan_make(&settings, &batch);
-        plan_longest(&settings, 1, (size_t)1 << 42, NULL);
+        plan_longest(&settings, 1, 0, &limits);
         if (seconds_now() - begin > 0.5) test_fail("%g seconds with chunks of %zu", seconds_now() - begin, chunk);
     }
 }
