@@ -98,6 +98,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
+    if (mean == 0) return; // in a plan: no layer of this kind does
     s->inputs.ticket[c.index % INPUT_TICKETS] = input_transfer(s, l, c, 0, mean);
 }
 

@@ -140,7 +140,7 @@ succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --ke
 check 'the command that is echoed can be pasted' \
     [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
     "$TRAIN plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
-check 'a plan tells people' grep -q '5.58 GiB  in host memory: attention.s outputs' "$WORK/out"
+check 'a plan tells people' grep -q '^placed   in host memory: kept attention 5.58 GiB' "$WORK/out"
 for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
     succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep
     check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
@@ -150,7 +150,7 @@ done
 wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
 refuses 1 'the memory available is .* --seq-len [0-9]* would fit' bp --init $wide --seq-len 1000000000 --keep attention --keep-on host
 fits=$(sed -n 's/^train: .*--seq-len \([0-9]*\) would fit.*/\1/p' "$WORK/err")
-refuses 1 'would take .* of host memory, .* --keep-on device or --keep none' \
+refuses 1 'has kept attention .* in host memory, .* are available; --seq-len [0-9]* would fit, or --keep-on device or --keep none' \
     bp --init $wide --seq-len $((3 * fits)) --keep attention --keep-on host
 succeeds plan --for bp --init $wide --seq-len "$fits" --keep attention --keep-on host --json
 check 'a length that fits is one with host memory' awk -v n=$(($(json total_bytes) + $(json host_bytes))) \
@@ -170,7 +170,7 @@ check 'keys and values are gathered where they fit' [ "$(json total_bytes)" = "$
 long --memory-limit $((gathered - 1))
 check 'they pass around where they do not' [ "$(json total_bytes)" = "$around" ]
 check 'the longest is that of the ring' [ "$(json max_seq_len)" -ge 1000000 ]
-ranks --machine h200
+ranks --machine h200,host=0
 check 'whose memory is the limit' [ "$(json usable_bytes) $(($(json max_seq_len) > 4096))" = '149035365171 1' ]
 with_machine=$(json max_seq_len)
 ranks --memory-limit h200
@@ -181,11 +181,11 @@ succeeds plan --init qwen3-0.6b --dtype fp32 --seq-len 4096 --json --ranks 2 --g
 check 'no estimate but in bf16' grep -q '"estimated_seconds": null, .*"communication_share": null' "$WORK/out"
 succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
 says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' "^machine  NVIDIA's data sheets" \
-    '^ .* link between nodes' '^ *assumed:' '^ *products 680 .*attention forward' '^step     estimated on 16 H100 '
+    '^ .* link between nodes' '^ *assumed:' '^ *GPUs of a node 8, products 680 .*attention forward' '^step     estimated on 16 H100 '
 check 'first of all, what estimates are' sh -c "head -n 1 '$WORK/out' | grep -q '^status   the GPU build has not run on hardware'"
 succeeds plan --init qwen3-0.6b --dtype bf16 --machine h200
 says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forward 671 .* in any order 560 ' \
-    '^ *products 680 .*attention backward 440 .* gap between kernels 1.5 us' '^attention  cuDNN, deterministic, ' \
+    '^ *GPUs of a node 8, products 680 .*attention backward 440 .* gap between kernels 1.5 us' '^attention  cuDNN, deterministic, ' \
     '^step .*TFLOP/s executed by each, .*counting T^2 pairs' '^cuda     is not in this plan of a CPU build'
 # A pass without an update is not what trains, and where nothing fits every way out is the plan's own answer.
 for_bp="plan --init qwen3-8b --dtype bf16 --memory-limit h100 --for bp"
@@ -208,12 +208,12 @@ says err '^note: the longest --seq-len 2[0-9]* is above max_position_embeddings 
 says out '"optimizer_update": true, '
 check 'what trains is what its own plan says' [ "$(json max_seq_len) $(json total_bytes)" = "$fitting $bytes" ]
 refuses 1 'no length fits: what the card leaves is 78.10 GiB.*weights 15.26 GiB, gradients .*, optimizer 91' \
-    plan --init qwen3-8b --dtype bf16 --machine h100 --json
+    plan --init qwen3-8b --dtype bf16 --machine h100,host=0 --json
 check 'no length is 0 in JSON' [ "$(json max_seq_len) $(json fits)" = '0 false' ]
 cp "$WORK/err" "$WORK/ways"
-run plan --init qwen3-8b --dtype bf16 --machine h100 --json --quiet
+run plan --init qwen3-8b --dtype bf16 --machine h100,host=0 --json --quiet
 check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/err")" = '1 0 ' ]
-check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 3 ]
+check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 5 ]
 sed -n 's/^  \(--.*\) gives --seq-len \([0-9]*\).*/\2 \1/p' "$WORK/ways" >"$WORK/each"
 while read -r length options; do
     succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --json $options
