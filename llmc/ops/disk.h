@@ -41,7 +41,7 @@ typedef struct {
     int of_host; // memory is the host's, not the device's
 } DiskTransfer;
 
-// ---- of the op set ---------------------------------------------------------------------------------------------------
+// ---- of the op set -------------------------------------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: there is none
 static void disk_pieces_release(char *pieces, size_t bytes);
 static void disk_mark(int way, size_t slot);  // by who asks: a transfer comes behind the kernels so far
@@ -76,7 +76,7 @@ static const DiskFile *disk_file_of(const void *address) {
     return NULL;
 }
 
-// ---- reading and writing ---------------------------------------------------------------------------------------------
+// ---- reading and writing -------------------------------------------------------------------------------------------
 static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, size_t offset) {
     while (bytes) {
         errno = 0;
@@ -156,7 +156,7 @@ static void disk_do(int way, int64_t n) {
         disk_read(&t, queue->piece);
 }
 
-// ---- threads ---------------------------------------------------------------------------------------------------------
+// ---- threads -------------------------------------------------------------------------------------------------------
 static __thread jmp_buf disk_failure;
 
 static void disk_caught(int code, const char *message) {
@@ -214,7 +214,7 @@ static void disk_stop(void) {
     disk_pieces_release(disk.pieces, 2 * DISK_WAYS * DISK_PIECE);
 }
 
-// ---- transfers -------------------------------------------------------------------------------------------------------
+// ---- transfers -----------------------------------------------------------------------------------------------------
 // Returns when transfer n and all before it of its way are done. A rank that waits is at work.
 static void disk_await(int way, int64_t n) {
     DiskQueue *queue = &disk.queue[way];
@@ -279,7 +279,7 @@ static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) 
     }
 }
 
-// ---- the file --------------------------------------------------------------------------------------------------------
+// ---- the file ------------------------------------------------------------------------------------------------------
 // File systems that are no disk of this machine
 static const struct {
     unsigned type;

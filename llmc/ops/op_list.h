@@ -53,23 +53,23 @@ OP_HOST(void, machine_findings, (TellFinding tell), (tell))
 // returns when everything asked for is done: before a clock is read
 OP_HOST(void, finish, (void), ())
 
-// ---- places that tensors go to and come back from, beside other ops: host memory and files on disk -------------------
+// ---- places that tensors go to and come back from, beside other ops: host memory and files on disk -----------------
 // memory that a device reaches at its full speed; NULL when there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated once the device has `planned`; 0: not known
 OP_HOST(size_t, host_available, (size_t planned), (planned))
-// Addresses for the bytes of a file without a name in `folder`, whose space is reserved: store, load, copy_in and
-// copy_out take them, reading through them faults, arithmetic is as usual. Contents undefined. Ends the program with one
-// line where that cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
+// Addresses for the bytes of a file without a name in `folder`, whose space is reserved. Transfers and copies take
+// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line where that
+// cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
 OP_HOST(void *, disk_allocate, (const char *folder, size_t bytes), (folder, bytes))
 OP_HOST(void, disk_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated there by this rank; ends the program as disk_allocate does
 OP_HOST(size_t, disk_available, (const char *folder), (folder))
 // A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its source or
 // touches what it changes. There are four kinds: stores to the host, loads from it, stores to disk, loads from it. A
-// ticket is 4 * number + kind, number from 1. Transfers of a kind are done in order; between kinds there is none: a load
-// of what a store writes is asked for when that store has been awaited. place = device
+// ticket is 4 * number + kind, number from 1. Transfers of a kind are done in order, those of several in any: a load of
+// what a store writes is asked for when that store has been awaited. place = device
 OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
 // device = place
@@ -147,7 +147,7 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    TENSOR(dweight, OC * C, SUMMED) TENSOR(dbias, OC, SUMMED) TENSOR(dout, strided(n, OC, stride), STORED)
    TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
-// ---- adapters (LoRA): their products are linear ops -----------------------------------------------------------------
+// ---- adapters (LoRA): their products are linear ops ----------------------------------------------------------------
 // x[count] *= factor
 OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count),
    TENSOR(x, count, STORED) COUNT(dry_move(2 * count, STORED)))

@@ -2,8 +2,10 @@
 What a user sees of a GPU that fails, over pretended calls of CUDA and cuBLASLt (test/emulate): whatever call it is in,
 a run ends with one line that says what to do, exit code 1, and soon.
 */
-#define MEMINFO "build/test-meminfo"
-#define main    train_main
+#define MEMINFO     "build/test-meminfo"
+#define PROC_CGROUP "build/test-cgroup/self"
+#define CGROUP      "build/test-cgroup"
+#define main        train_main
 #include "train_gpt.cu"
 #undef main
 #include "test/base/child.h"
@@ -28,6 +30,8 @@ static void run(const void *context) {
 }
 
 #define BP "train bp --quiet --json --threads 1 --init " TINY " --seq-len 24 --chunk 8 --keep attention --keep-on host"
+#define DISK                                                                                                           \
+    "train bp --quiet --json --threads 1 --init " TINY " --seq-len 24 --chunk 8 --inputs disk --disk build --repeat 1"
 
 // Calls fail one after the other: the first 60, where a device is taken, and one of `stride` of the others.
 static void sweep(const char *command, int error, const char *after, int stride) {
@@ -47,6 +51,17 @@ static void sweep(const char *command, int error, const char *after, int stride)
 TEST(every_call_that_fails_ends_in_one_line) {
     sweep(BP, cudaErrorLaunchFailure, "", all_cases() ? 1 : 17);
     sweep(BP, cudaErrorECCUncorrectable, " on", all_cases() ? 3 : 31);
+    setenv("STREAMBP_TRANSFERS", "late", 1); // pretended calls are of one thread
+    sweep(DISK, cudaErrorLaunchFailure, "", all_cases() ? 1 : 47);
+    unsetenv("STREAMBP_TRANSFERS");
+}
+
+TEST(memory_that_cannot_be_pinned_is_pageable) {
+    setenv("CUDA_PINNED", "1000", 1);
+    const Child *child = run_child(run, BP);
+    if (child->code || !strstr(child->err, "of host memory could not be pinned (out of memory)"))
+        test_fail("exit code %d: %s", child->code, child->err);
+    unsetenv("CUDA_PINNED");
 }
 
 #define DOCTOR "train doctor --json --threads 1 --init " TINY " --seq-len 16"
@@ -110,12 +125,34 @@ TEST(kernels_are_loaded_before_memory_is_counted) {
     assert_int_equal(ops_device->memory_available() + libraries + local, (size_t)8 << 30);
 }
 
-TEST(a_balloon_is_memory_of_the_host) {
-    FILE *file = fopen(MEMINFO, "w");
+static void write_text(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
     assert_non_null(file);
-    fputs("MemTotal: 3000 kB\nMemAvailable:  1000 kB\nBalloon:  500 kB\n", file);
+    fputs(text, file);
     fclose(file);
+}
+
+// Limits of control groups and of those around them, what they use less the contents of files; what a balloon holds.
+TEST(host_memory_that_is_left) {
+    if (system("mkdir -p " CGROUP "/a/b " CGROUP "/memory/c")) test_fail("no folders below " CGROUP);
+    write_text(MEMINFO, "MemTotal: 3000 kB\nMemAvailable:  1000 kB\nBalloon:  500 kB\n");
+    write_text(PROC_CGROUP, "1:cpu,memory:/none\n0::/a/b\n");
     assert_int_equal(host_memory_available(), 1500 * 1024 + 1);
+    write_text(CGROUP "/a/memory.max", "900000\n"), write_text(CGROUP "/a/memory.current", "500000\n");
+    write_text(CGROUP "/a/memory.stat", "anon 300000\ninactive_file 100000\n");
+    assert_int_equal(host_memory_available(), 500000 + 1);
+    write_text(CGROUP "/a/b/memory.max", "300000\n"), write_text(CGROUP "/a/b/memory.current", "400000\n");
+    assert_int_equal(host_memory_available(), 1 + 1);
+    write_text(CGROUP "/a/b/memory.max", "max\n");
+    assert_int_equal(host_memory_available(), 500000 + 1);
+    write_text(PROC_CGROUP, "4:memory:/c\n0::/\n");
+    write_text(CGROUP "/memory/memory.limit_in_bytes", "70000\n");
+    assert_int_equal(host_memory_available(), 70000 + 1);
+    write_text(CGROUP "/memory/c/memory.limit_in_bytes", "60000\n");
+    write_text(CGROUP "/memory/c/memory.usage_in_bytes", "30000\n");
+    write_text(CGROUP "/memory/c/memory.stat", "inactive_file 1\ntotal_inactive_file 20000\n");
+    assert_int_equal(host_memory_available(), 50000 + 1);
+    if (system("rm -rf " CGROUP)) test_fail("cannot remove " CGROUP);
     remove(MEMINFO);
 }
 

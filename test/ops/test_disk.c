@@ -9,7 +9,7 @@ through this file; the device is host memory.
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 
-// ---- a system that fails ---------------------------------------------------------------------------------------------
+// ---- a system that fails -------------------------------------------------------------------------------------------
 static struct {
     int writes, reads;   // until one fails
     int error, count;    // with this errno, or after so many bytes
@@ -81,7 +81,7 @@ static void disk_copy(int way, const DiskTransfer *transfer, void *to, const voi
 static void disk_copied(int way) { (void)way; }
 static void watch_at_work(void) {}
 
-// ---- what is written is read -----------------------------------------------------------------------------------------
+// ---- what is written is read ---------------------------------------------------------------------------------------
 enum { BYTES = 2 * DISK_PIECE + 12345 };
 
 // Writes many ranges, many under way at once and neighbours in one block, and reads everything back.
@@ -132,7 +132,7 @@ TEST(what_is_written_is_read) {
     memset(&faulty, 0, sizeof(faulty));
 }
 
-// ---- one line --------------------------------------------------------------------------------------------------------
+// ---- one line ------------------------------------------------------------------------------------------------------
 static void failing(const char *words) {
     for (int late = 0; late < 2; late++) {
         if (late) setenv("STREAMBP_TRANSFERS", "late", 1);
@@ -203,7 +203,7 @@ TEST(folders_that_are_refused) {
     }
 }
 
-// ---- nothing stays ---------------------------------------------------------------------------------------------------
+// ---- nothing stays -------------------------------------------------------------------------------------------------
 static size_t names_in(const char *folder) {
     size_t names = 0;
     DIR *open_folder = opendir(folder);

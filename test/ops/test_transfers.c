@@ -1,6 +1,6 @@
 /*
-Transfers between the device and its places, host memory and files on disk, through the linked op set: bytes of any range
-and length, several under way at once, in threads and late.
+Transfers between the device and its places, host memory and files on disk, through the linked op set: bytes of any
+range and length, several under way at once, in threads and late.
 */
 #include "test/base/testing.h"
 #include "test/base/child.h"

@@ -37,7 +37,7 @@ static void memory_unmap(void *memory, size_t bytes) {
     if (memory) munmap(memory, allocation_size(bytes));
 }
 
-// ---- copies and clears ----------------------------------------------------------------------------------------------
+// ---- copies and clears ---------------------------------------------------------------------------------------------
 // Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
 #define COPY_PIECE ((size_t)1 << 20)
 
@@ -56,7 +56,7 @@ static void cpu_zero(void *out, size_t bytes) {
         memset((char *)out + i * COPY_PIECE, 0, min_size(COPY_PIECE, bytes - i * COPY_PIECE));
 }
 
-// ---- transfers -------------------------------------------------------------------------------------------------------
+// ---- transfers -----------------------------------------------------------------------------------------------------
 // To and from the host: two queues, worked off in their order when a ticket is awaited or the queue is full: as late as
 // may be. To and from disk: disk.h. Ticket 4 n + kind is transfer n of its kind.
 enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS, TRANSFERS = 16 };
@@ -149,7 +149,7 @@ static void cpu_copy_out(void *host, const void *place, size_t bytes) {
     if (!disk_copy_out(host, place, bytes)) cpu_copy(host, place, bytes);
 }
 
-// ---- for disk.h ------------------------------------------------------------------------------------------------------
+// ---- for disk.h ----------------------------------------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cpu_allocate(bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { memory_unmap(pieces, bytes); }
 static void disk_mark(int way, size_t slot) { (void)way, (void)slot; }

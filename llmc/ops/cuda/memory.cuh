@@ -78,7 +78,7 @@ static void cuda_finish(void) {
     if (device.ready) CUDA_CHECK(cudaDeviceSynchronize(), "waiting for the device");
 }
 
-// ---- transfers ------------------------------------------------------------------------------------------------------
+// ---- transfers -----------------------------------------------------------------------------------------------------
 // A kind has a stream of its own, so that both ways of the link are busy at once. A transfer begins behind an event of
 // the default stream. To and from the host, `await_transfer` makes the default stream wait for the event behind it, and
 // the host never waits. To and from disk it is the host that waits, for a thread (disk.h).
@@ -104,7 +104,7 @@ static void transfers_require(void) {
     }
 }
 
-// ---- host memory, pinned --------------------------------------------------------------------------------------------
+// ---- host memory, pinned -------------------------------------------------------------------------------------------
 // One range of addresses, pinned in pieces: each takes some tenths of a second, and a copy stays within one. Where no
 // more can be pinned the rest is pageable: copies of it pass through a buffer of the driver's, and the host waits.
 #ifndef PINNED_PIECE
@@ -198,7 +198,7 @@ static size_t cuda_host_available(size_t) { // what is planned is the device's
     return available > HOST_BESIDE ? available - HOST_BESIDE : available ? 1 : 0;
 }
 
-// ---- copies: the other side is host memory that the caller has, of any kind ------------------------------------------
+// ---- copies: the other side is host memory that the caller has, of any kind ----------------------------------------
 // Host memory of ours is the host's own, once the default stream has come to what it was told to wait for.
 static void host_require(void) {
     if (before_waiting) before_waiting(false);
@@ -228,7 +228,7 @@ static void cuda_copy_out(void *host, const void *place, size_t bytes) {
                "copying from the device, after the kernels before");
 }
 
-// ---- stores and loads ------------------------------------------------------------------------------------------------
+// ---- stores and loads ----------------------------------------------------------------------------------------------
 static int64_t host_transfer(int kind, void *to, const void *from, const void *host, size_t bytes) {
     TransferStream *t = &transfers[kind];
     const HostMemory *memory = host_memory_of(host);
@@ -275,7 +275,7 @@ static void *cuda_disk_allocate(const char *folder, size_t bytes) {
 static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
 static size_t cuda_disk_available(const char *folder) { return disk_bytes_available(folder); }
 
-// ---- for disk.h: a thread has one of two streams ----------------------------------------------------------------------
+// ---- for disk.h: a thread has one of two streams -------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { cuda_host_release(pieces, bytes); }
 static void disk_mark(int way, size_t slot) {
