@@ -577,10 +577,10 @@ static double forward_backward(StreamBP *s, const Batch *batch, double Z, int la
 }
 
 // Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
-// reference: of the model without its adapters
+// reference: of the model without its adapters, or as it was at the start
 static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int reference) {
     const size_t mark = arena_mark(s->arena);
-    s->memory.without_adapters = reference;
+    if (reference) reference_swap(&s->memory);
     sequence_begin(s, batch, Z, PASS_FORWARD_ONLY);
     push_inputs(s);
     const size_t kv_mark = arena_mark(s->arena);
@@ -590,7 +590,7 @@ static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int refe
     arena_pop(s->arena, kv_mark);
     head_forward_only(s);
     sequence_end(s);
-    s->memory.without_adapters = 0;
+    if (reference) reference_swap(&s->memory);
     arena_pop(s->arena, mark);
 }
 

@@ -190,11 +190,12 @@ static void report_regions(FILE *out, const Arena *plan) {
 // What a plan has in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
     static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER,
-                                         SHARE_KEPT};
+                                         SHARE_KEPT, SHARE_WEIGHTS};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {
         const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
-        if (run->settings.place[kind] == (Place)place && bytes)
+        const int again = kind == PLACED_REFERENCE && run->settings.place[PLACED_WEIGHTS] == (Place)place;
+        if (run->settings.place[kind] == (Place)place && bytes && !again)
             snprintf(text + used, size - used, "%s%s %s", used ? ", " : "",
                      kind == PLACED_KEPT ? "kept attention" : placed_names[kind], human_bytes((double)bytes));
     }

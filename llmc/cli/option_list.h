@@ -83,6 +83,8 @@ CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PL
        "where stored gradients are")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where moments and master weights are; elsewhere they come to the device in slices at each step")
+CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
+       "--rollout with --beta above 0 and a whole model: where its weights at the start are, the reference's")
 TEXT(disk, "disk", NULL, PASSES | ON(DOCTOR), "DIR",
      "folder on a local disk for what is placed there; its space is taken before the first step and free again at any "
      "end")

@@ -362,9 +362,6 @@ static void options_check(const Options *o) {
          "--samples needs --data, whose documents it counts; --batch documents of random tokens are a micro-batch"},
         {rollout && (o->old_logprobs || o->reference_logprobs),
          "--old-logprobs and --reference-logprobs are of completions in the data; --rollout writes its own"},
-        {rollout && o->beta > 0 && !o->lora_rank, "--beta above 0 with --rollout needs a reference, and only below new "
-                                                  "adapters (--lora-rank) is it at hand; give "
-                                                  "--beta 0, or merge the adapters first (convert)"},
         {rollout && o->updates > 1 && o->lora_dropout > 0,
          "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, would not begin at 1; "
          "leave one of them out"},

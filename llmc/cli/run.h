@@ -253,7 +253,7 @@ static double layer_passes(const Run *run, size_t micro_batches) {
 
 static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;
-    if (reference) forward_policy(&run->streambp, batch, reference == REFERENCE_BASE, batch->reference);
+    if (reference) forward_policy(&run->streambp, batch, reference != REFERENCE_MODEL, batch->reference);
 }
 
 #endif

@@ -60,10 +60,11 @@ static World world_from_options(const Options *o) {
 
 // The model whose log-probabilities are computed as they are needed: of a single pass the model itself, under new
 // adapters and in an evaluation the base model. A run that trains a model, or goes on from adapters, has computed them
-// before its first step (reference.h).
+// before its first step (reference.h), or keeps a second set of weights for what it writes itself.
 static ReferenceModel computed_reference(const Options *o, const Objective *objective, const Lora *lora) {
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     if (!objective_needs_reference(objective) || o->reference_logprobs) return REFERENCE_NOT_COMPUTED;
+    if (o->rollout && (o->adapter || !lora)) return REFERENCE_START;
     if (single) return o->adapter ? REFERENCE_MODEL : REFERENCE_BASE;
     return lora && !(o->adapter && options_train(o)) ? REFERENCE_BASE : REFERENCE_NOT_COMPUTED;
 }
@@ -87,7 +88,7 @@ static void settings_note(const Options *o, World world) {
 
 // What is named of all that the planner may choose (memory.h); the rest stays open.
 static void settings_name_places(RunSettings *settings, const Options *o) {
-    const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on};
+    const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
     settings->keep = o->keep == KEEP_ATTENTION && o->method != METHOD_FULL;

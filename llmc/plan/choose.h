@@ -104,8 +104,8 @@ typedef struct {
 } Choice;
 
 static const size_t inputs_every[] = {1, 2, 3, 4, 6, 8, 12};
-enum { EVERY = sizeof(inputs_every) / sizeof(inputs_every[0]), PLACEMENTS = 243, CHOICES = PLACEMENTS * EVERY * 4 };
-static_assert(PLACED == 5 && PLACES == 3, "PLACEMENTS is PLACES to the power of PLACED");
+enum { EVERY = sizeof(inputs_every) / sizeof(inputs_every[0]), PLACEMENTS = 729, CHOICES = PLACEMENTS * EVERY * 4 };
+static_assert(PLACED == 6 && PLACES == 3, "PLACEMENTS is PLACES to the power of PLACED");
 
 // Something of this kind exists, so that it matters where.
 static int is_placed(const RunSettings *s, int kind) {
@@ -114,6 +114,7 @@ static int is_placed(const RunSettings *s, int kind) {
     case PLACED_GRADIENTS: return s->backward;
     case PLACED_OPTIMIZER: return s->optimizer;
     case PLACED_KEPT: return s->keep;
+    case PLACED_REFERENCE: return s->reference == REFERENCE_START && !s->lora;
     default: return 1;
     }
 }

@@ -8,8 +8,9 @@ streambp.h on op set "dry" and an arena without memory, so a plan is the run's o
 #include "llmc/orders/ring.h"
 #include "llmc/stream/update.h"
 
-// The model whose log-probabilities are computed beside a pass: without adapters, or the pass's own.
-typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL } ReferenceModel;
+// The model whose log-probabilities are computed beside a pass: without adapters, the pass's own, or as it was at the
+// start, of which a second set of what is trained is kept.
+typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL, REFERENCE_START } ReferenceModel;
 
 typedef struct {
     const Model *model;
@@ -29,10 +30,10 @@ typedef struct {
     int library;                          // DryCount.library of that machine
     ReferenceModel reference;             // whose forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
-    int keep; // attention's outputs are saved
+    int keep;                             // attention's outputs are saved
     AttentionChoice attention;
-    Place place[PLACED];                  // AUTO counts as DEVICE
-    size_t inputs_every;                  // Residency.every; 0: 1
+    Place place[PLACED]; // AUTO counts as DEVICE
+    size_t inputs_every; // Residency.every; 0: 1
 } RunSettings;
 
 // Pushes what lives as long as the run, each in its place. Allocates values per token on the host, too, unless this is
@@ -72,6 +73,10 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (settings->lora)
         s->memory.adapters =
             (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding), stored);
+    if (settings->reference == REFERENCE_START) // adapters lie where the model's weights do
+        s->memory.reference =
+            (char *)arena_push(settings->lora ? weights : memory_of(&s->memory, PLACED_REFERENCE), SHARE_WEIGHTS,
+                               "weights of the reference", sharding_elements(trained, sharding), stored);
     if (settings->backward)
         s->memory.gradients =
             (char *)arena_push(memory_of(&s->memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
@@ -120,7 +125,7 @@ typedef struct {
     size_t total_bytes, share[SHARES];
     size_t host_bytes, disk_bytes; // beside these, in host memory that the device reaches, and on a disk
     Moved moved;                   // of one micro-batch, its step's last, and of an optimizer's step
-    OpCounts counts;    // of one micro-batch's forward and backward
+    OpCounts counts;               // of one micro-batch's forward and backward
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
                         // for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
@@ -150,7 +155,7 @@ static int plan_countable(const Model *model, size_t N) {
 
 // The passes of a run over one micro-batch, the step's last one or an earlier one
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
-    if (settings->reference) forward_logprobs(s, batch, 1, settings->reference == REFERENCE_BASE);
+    if (settings->reference) forward_logprobs(s, batch, 1, settings->reference != REFERENCE_MODEL);
     if (settings->backward)
         forward_backward(s, batch, 1, last, NULL);
     else

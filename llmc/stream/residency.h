@@ -44,7 +44,8 @@ typedef struct {
     char *weights;        // of model->dtype: all, or this rank's shards (model.h)
     const Lora *lora;     // NULL: the model itself is trained
     char *adapters;       // likewise, of lora->table
-    int without_adapters; // in a pass of the reference: the model before adapters
+    int without_adapters; // in a pass of the reference: the model before adapters,
+    char *reference;      // or with this in place of what is trained, as that was at the start; NULL: there is none
     char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
     DType gradient_type;  // model->dtype, or the type of sums
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
@@ -148,6 +149,18 @@ typedef struct {
     char *adapters; // of a layer, from its first element; NULL: none, or a pass of the reference
     char *matrix;   // of the head: [V,C], the embedding where they are tied; else NULL
 } GroupWeights;
+
+// To the weights of the reference, and back
+static void reference_swap(Residency *r) {
+    char **trained = r->lora ? &r->adapters : &r->weights, *at_hand = *trained;
+    const Place place = r->place[PLACED_WEIGHTS];
+    if (!r->reference) {
+        r->without_adapters = !r->without_adapters;
+        return;
+    }
+    *trained = r->reference, r->reference = at_hand;
+    if (!r->lora) r->place[PLACED_WEIGHTS] = r->place[PLACED_REFERENCE], r->place[PLACED_REFERENCE] = place;
+}
 
 // A group's weights come to buffers before they are used.
 static int weights_come(const Residency *r) {

@@ -68,11 +68,12 @@ static void trainer_save(Trainer *t) {
 }
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
-// Log-probabilities of a batch under the base model below new adapters, where that is the reference.
+// Log-probabilities of a batch under the base model below new adapters, or the model at the start, where that is the
+// reference.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);
-    report->flops += flops_forward(&t->run.settings, batch, 0);
+    report->flops += flops_forward(&t->run.settings, batch, t->run.settings.reference != REFERENCE_BASE);
 }
 
 // Lets the progress bar move within a step as `layers` are passed. With --rollout its first half is writing.

@@ -132,6 +132,17 @@ static void trainer_find_reference(Trainer *t, const char *last) {
             last, o->adapter);
 }
 
+// A second set of what is trained, for the reference of rollouts: what was loaded from --model and --adapter.
+static void trainer_keep_reference(Trainer *t) {
+    const TrainedTensors *x = &t->tensors;
+    Residency *memory = &t->run.streambp.memory;
+    const DType type = x->model->dtype;
+    for (Slabs s = slabs_of(x->model, SLABS_OF_GROUPS, x->weights_sharding, x->weights_sharding, NULL); slabs_next(&s);)
+        x->ops->copy_in(element_address(memory->reference, type, s.offset),
+                        slab_from_device(&s, x->ops, x->weights, type, type), s.count * dtype_size(type));
+    t->reference_key = run_model_key(&t->run, t->run.options->adapter != NULL);
+}
+
 // The file that batches are filled from where none was named: it is kept beside the data.
 static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
     if (!trainer_has_reference(t) || data->settings.reference) return;
@@ -242,14 +253,17 @@ static void trainer_find_tensors(Trainer *t) {
 
 // Weights, optimizer and state: new, or those of the checkpoint at `last`.
 static void trainer_load(Trainer *t, const char *last) {
-    const int resumes = *last != 0;
-    if (!resumes)
+    const int resumes = *last != 0, keeps = t->run.settings.reference == REFERENCE_START;
+    if (resumes && keeps && !t->run.options->model && !t->run.options->init)
+        die("%s: the reference of its run is the model that it began with; give that with --model", last);
+    if (!resumes || keeps)
         run_load_weights(&t->run);
     else if (t->run.lora.rank)
         run_load_base(&t->run);
     trainer_find_tensors(t);
     const TrainedTensors *tensors = &t->tensors;
     if (!resumes) optimizer_step(&t->run.streambp.memory, &t->run.optimizer, NULL);
+    if (keeps) trainer_keep_reference(t);
     trainer_find_reference(t, last);
     trainer_settings(t);
     if (!resumes) return;

@@ -39,14 +39,19 @@ run plan $common
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 
 # ---- on and off ------------------------------------------------------------------------------------------------------
-for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo --updates 2 --slots 5'; do
+for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo --updates 2 --slots 5 --beta 0.1'; do
     folder="$WORK/run$(echo "$options" | tr -dc a-z)"
     set -- $any --group-size 6 --reward-command "$reward" --objective $options
     succeeds train "$@" --steps 8 --out "$folder-a"
-    succeeds train "$@" --steps 4 --out "$folder-b"
-    succeeds train "$@" --steps 8 --out "$folder-b" --resume
+    succeeds train "$@" --steps 4 --out "$folder-b" --reference-on host
+    succeeds train "$@" --steps 8 --out "$folder-b" --resume --reference-on disk --weights host --disk build
     check "resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
 done
+check 'the reference is the model at the start' awk 'NR > 2 && !($1 > 0) { bad = 1 } END { exit bad || NR != 8 }' <<END
+$(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
+END
+refuses 1 'the model that it began with; give that with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
+    --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
 succeeds train $any --objective grpo --group-size 2 --steps 2 --shuffle off --out "$WORK/order" --quiet \
     --reward-command "while read -r line; do echo \"\$line\" >>$WORK/lines; echo 1; done"
 check '--shuffle off: prompts come in the order of the data' \
