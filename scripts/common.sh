@@ -6,6 +6,7 @@ json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 # Bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
+ON_DEVICE="--inputs device --inputs-every 1 --weights device --gradients device --optimizer device" # everything
 ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: whatever positions the model was trained on
 
 # The Python to draw with, or nothing: the first on PATH may lack matplotlib while the system's own has it.

@@ -27,7 +27,7 @@ longest_within() { # BYTES, and as above
     esac
     # one thread: the scratch memory of a CPU's further ones is no part of this comparison
     "$TRAIN" plan --init "$longest_model,$ANY_LENGTH" --objective "$longest_objective" --seq-len 1024 --dtype bf16 --threads 1 \
-        --memory-limit "$longest_limit" --json --quiet "$@" | json_number max_seq_len
+        --memory-limit "$longest_limit" --json --quiet $ON_DEVICE "$@" | json_number max_seq_len
 }
 
 # ---- every row ---------------------------------------------------------------------------------------------------------------

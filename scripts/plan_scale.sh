@@ -17,9 +17,10 @@ MOST=${MOST:-4096}
 mkdir -p "$OUT"
 
 GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }') # that a GPU leaves to a program
-LONG_RUNS=scripts/paper/long_runs.csv
 GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # op set "cuda"'s own, whatever this build is for
 PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
+
+long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # of these two models
 
 # plan MODEL RANKS SP ZERO T [more options] -> JSON
 plan() {
@@ -27,7 +28,7 @@ plan() {
     shift 5
     [ "$plan_ranks" -gt 1 ] || plan_zero=0 # alone there is nothing to shard
     "$TRAIN" plan --init "$plan_model,$ANY_LENGTH" --ranks "$plan_ranks" --sp "$plan_sp" --zero "$plan_zero" --seq-len "$plan_T" \
-        --dtype bf16 --threads 1 --json --quiet "$@"
+        --dtype bf16 --threads 1 --json --quiet $ON_DEVICE "$@"
 }
 longest() { # as plan, without T
     longest_model=$1 longest_ranks=$2 longest_sp=$3 longest_zero=$4
@@ -70,7 +71,7 @@ for model in qwen3-8b llama3.1-8b; do
     done
 done >>"$csv"
 # ---- what others report -----------------------------------------------------------------------------------------------------
-grep -v '^#' $LONG_RUNS | awk -F, -v qwen="$(title qwen3-8b)" -v llama="$(title llama3.1-8b)" 'NR > 1 {
+long_runs | awk -F, -v qwen="$(title qwen3-8b)" -v llama="$(title llama3.1-8b)" '{
     series = ($2 == "qwen3-8b" ? qwen : llama)
     printf "length,%s,%s,%s,%s,%s,%s,\n", series, $1, $3, $5, $6, $7
     if ($5 == 1000000) printf "million,%s,%s,%s,%s,%s,%s,\n", series, $1, $3, $5, $6, $7 }' >>"$csv"
@@ -131,7 +132,7 @@ awk -F, '$1 == "million" && $3 == "plan" { sub(/ sp.*/, "", $2)
 echo
 echo "Longest sequences of others, measured, and of ours, planned, on as many H100; theirs keep activations and more in host memory"
 printf '%-8s %-14s %6s %12s %12s\n' system model GPUs "measured" "ours, plan"
-grep -v '^#' $LONG_RUNS | tail -n +2 | while IFS=, read -r system model gpus _ tokens _; do
+long_runs | while IFS=, read -r system model gpus _ tokens _; do
     awk -F, -v s="$(title "$model") sp = GPUs" -v P="$gpus" -v theirs="$tokens" -v who="$system" -v title="$(title "$model")" '
         $1 == "length" && index($2, s) == 1 && $3 == "plan" && $4 == P && $5 > most { most = $5; ours = sprintf("%.2f M", $5 / 1e6) }
         END { printf "%-8s %-14s %6d %12s %12s\n", who, title, P, sprintf("%.2f M", theirs / 1e6), ours == "" ? "does not fit" : ours }' "$csv"
