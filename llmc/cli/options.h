@@ -317,6 +317,7 @@ static void options_check_tables(const Options *o) {
 static void options_check(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE, rollout = o->rollout;
+    const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
     const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const unsigned kind = OF(o->objective);
@@ -325,7 +326,7 @@ static void options_check(const Options *o) {
         const char *message;
     } rules[] = {
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
-        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR,
+        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
          "no model: give --model PATH or --init NAME"},
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},

@@ -1,6 +1,7 @@
 /*
-The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; and, of
-several processes, what a rank sends and how long a step is estimated to take on a given kind of machine.
+The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; of several
+processes, what a rank sends; and on a given kind of machine how long a step is estimated to take, and the ways to train
+there (ways.h).
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
@@ -8,6 +9,7 @@ several processes, what a rank sends and how long a step is estimated to take on
 #include "llmc/generate/prompt.h"
 #include "llmc/plan/flops.h"
 #include "llmc/train/rollout.h"
+#include "ways.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     Prompt text = {0};
@@ -69,6 +71,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "communication_share", known * e->communication / e->seconds);
     json_number(json, "estimated_mfu_full_attention", known * e->mfu_full);
     json_number(json, "estimated_executed_tflops_per_s", known * 1e-12 * e->executed);
+    json_number(json, "estimated_seconds_on_device", known * e->on_device);
     json_object(json, "estimated_work");
     json_number(json, "products", known * e->work.products);
     json_number(json, "attention_forward", known * e->work.attention_forward);
@@ -120,12 +123,14 @@ typedef struct {
     size_t train_bytes, train_longest; // of training with the options of a pass
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
+    TrainingWays *ways; // NULL: not asked for
 } PlanResult;
 
 static void plan_result_json(const Run *run, StepShape step, const PlanResult *r) {
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
+    if (r->ways) ways_json(&json, r->ways);
     report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
     if (r->limit) {
@@ -167,14 +172,34 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
 }
 
-static int verb_plan(const Options *options) {
+// The longest sequence of a model on a machine where no --seq-len is given; of adapters where no length of all weights
+// fits.
+static void plan_longest_of_machine(Run *run, Options *o, size_t limit) {
+    const size_t documents = run_bound(run, NULL).documents;
+    size_t longest = run_longest(run, documents, limit);
+    if (!longest && !run->settings.lora) {
+        Trained adapters;
+        way_open(&adapters, run, 1);
+        longest = run_longest(&adapters.run, documents, limit);
+        lora_free(&adapters.run.lora);
+    }
+    if (longest) option_type_size(o, "seq-len", longest);
+}
+
+static int verb_plan(const Options *given) {
     PlanResult r = {0};
     Run run, train;
     DataLoader data = {0};
+    TrainingWays ways;
+    Options planned = *given, *const options = &planned;
+    const int named = option_given(given, "machine");
     r.machine = machine_from_options(options);
-    r.limit = options->memory_limit || !option_given(options, "machine") ? options->memory_limit
-                                                                         : machine_usable_bytes(r.machine);
+    r.limit = options->memory_limit || !named ? options->memory_limit : machine_usable_bytes(r.machine);
+    if (named && options->dtype == DTYPE_AUTO) option_type(&planned, "dtype", "bf16"); // of the machine's build
+    if (!options->model && !options->init) return plan_presets(options, r.machine, r.limit);
     run_open(&run, options, NULL);
+    if (named && !option_given(given, "seq-len") && !options->data.count)
+        plan_longest_of_machine(&run, &planned, r.limit);
     if (options->sample_every) {
         Prompt prompt = prompt_from_options(&run);
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
@@ -184,6 +209,8 @@ static int verb_plan(const Options *options) {
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);
     const size_t documents = bound_documents(bound.part, options->seq_len);
+    if (named && run.settings.optimizer && !estimate_missing(&run))
+        ways_make(r.ways = &ways, &run, &shape, documents, r.limit, plan_step, bound.whole);
     train = run;
     settings_add_optimizer(&train.settings, options);
     run_plan(&train, &shape, r.limit);
@@ -197,6 +224,7 @@ static int verb_plan(const Options *options) {
         fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
     report_run(&run, &data, bound.part, "");
     plan_result_text(&run, &r);
+    if (r.ways && !options->quiet) ways_print(run.text, r.ways, r.machine);
     if (options->json) plan_result_json(&run, step, &r);
     if (options->seq_len <= run.model.config.max_position_embeddings) // else it has been said
         check_positions(&run, r.longest, "the longest --seq-len");
@@ -205,6 +233,7 @@ static int verb_plan(const Options *options) {
         die_no_length(&run, documents, r.limit, options->memory_limit ? "--memory-limit" : "what the card leaves");
     free(shape.document_start);
     if (options->data.count) dataloader_close(&data);
+    if (r.ways) ways_free(r.ways, &run);
     run_close(&run);
     return nothing ? EXIT_RUNTIME : 0;
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
 # scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
+# ./train plan --machine: each way to train is a plan, and its command line replays.
 # scripts/recipes/: each fits into the card that it names.
 # scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
 # scripts/plot_log.py: a panel for every metric that a log holds and that is not zero throughout.
@@ -119,6 +120,54 @@ says out '^Measured by its authors: TRL, Qwen3-8B on 8 GPUs, 380 s'
 for basis in "h100  *NVIDIA's data sheets" '^ *GPUs of a node' '^ *assumed:' '^ *products 214'; do
     check "constants are told with where they come from: $basis" grep -q "$basis" "$WORK/out"
 done
+
+# ---- ways to train on a machine -------------------------------------------------------------------------------------------------
+# Each way of the table is a plan: its command line, with every choice named, has the same memory and time.
+cat >"$WORK/ways.py" <<'END'
+import json, os, shlex, subprocess, sys
+def plan(*words):
+    made = subprocess.run([os.environ["TRAIN"], "plan", *words, "--json", "--quiet"], capture_output=True, text=True)
+    assert made.returncode == 0, (words, made.stderr)
+    return json.loads(made.stdout)
+machine = ["--machine", "rtx4090,host=64GiB,disk=1TB"]
+keys = "total_bytes", "host_bytes", "disk_bytes", "estimated_seconds", "estimated_tokens_per_second", "estimated_mfu"
+replayed = 0
+for options in ["--seq-len 400000"], ["--batch 2 --seq-len 100000 --lora-rank 8 --lora-alpha 3"], []:
+    words = ["--init", "qwen3-0.6b", *" ".join(options).split(), *machine]
+    made = plan(*words)
+    ways = made["ways"]
+    best = [way for way in ways if way["recommended"]]
+    assert len(best) == 1 and best[0]["fits"], ways
+    assert best[0]["trained"] == ("lora" if "--lora-rank" in words else "full"), best
+    assert {way["trained"] for way in ways} == {"full", "lora"} and {way["lora_rank"] for way in ways} == {0, 8 if options and "8" in words else 16}
+    for trained in "full", "lora":
+        lengths = [way["max_seq_len"] for way in ways if way["trained"] == trained]
+        assert lengths == sorted(lengths), lengths
+    if not options: # the longest is planned
+        assert made["max_seq_len"] == max(way["max_seq_len"] for way in ways if way["trained"] == "full")
+        assert made["fits"] and f"--seq-len {made['max_seq_len']} " in best[0]["command"] + " "
+        text = subprocess.run([os.environ["TRAIN"], "plan", *words], capture_output=True, text=True).stdout
+        assert best[0]["command"] in text and text.count("\n* full") == 1, text
+    for way in ways:
+        if not way["fits"]:
+            continue
+        command = shlex.split(way["command"])
+        assert command[1] == "train" and all("--" + name in command for name in ("inputs", "weights", "gradients", "optimizer", "keep"))
+        again = plan(*command[2:], *machine)
+        assert [way[key] for key in keys] == [again[key] for key in keys], (way, again)
+        assert {kind: again["placed"][kind] for kind in way["placed"]} == way["placed"], (way, again)
+        replayed += 1
+presets = {preset["name"]: preset for preset in plan(*machine)["presets"]}
+for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
+    longest = plan("--init", name, "--inputs-every", "1", "--seq-len", "64", *trained, *machine)["max_seq_len"]
+    assert presets[name]["lora_max_seq_len" if trained else "max_seq_len"] == longest, (presets[name], longest)
+print(replayed, "ways,", len(presets), "presets")
+END
+check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
+for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do
+    refuses 2 '^train: --machine: .* give a100, ' plan --machine $bad
+done
+refuses 2 '^train: no model: ' plan --seq-len 64
 
 # ---- recipes ------------------------------------------------------------------------------------------------------------------
 ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" &&

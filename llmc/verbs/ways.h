@@ -1,0 +1,290 @@
+/*
+The ways to train on a machine, for people who choose one: all weights or adapters, in device memory alone or with host
+memory and a disk beside it, each as the planner places it (plan/choose.h): its memory, the estimated time of a step,
+the longest sequence. One is recommended, with the command line that names all that was chosen. Without a model: the
+longest sequence of each preset.
+*/
+#ifndef LLMC_VERB_PLAN_WAYS_H
+#define LLMC_VERB_PLAN_WAYS_H
+#include "llmc/cli/report.h"
+
+#define WAY_RANK "16" // of adapters, unless --lora-rank says another
+
+typedef struct {
+    Place uses;     // and the places before it
+    int fits;       // the length at hand; else what follows is empty
+    size_t number;  // Choice.number of the fastest that fits
+    RunSettings settings;
+    size_t bytes[PLACES];
+    Estimate estimate; // of a step
+    size_t longest;    // tokens
+} WayRow;
+
+// All weights, or adapters
+typedef struct {
+    Options options;
+    Run run; // its model is the planned run's
+    StepShape step;
+    WayRow row[PLACES];
+    size_t rows;
+} Trained;
+
+typedef struct {
+    Trained trained[2];
+    size_t count;
+    const Trained *best; // the recommended way, and its row; NULL: none fits
+    const WayRow *best_row;
+} TrainingWays; // its members point into each other
+
+// ---- making them ----------------------------------------------------------------------------------------------------
+// Sets an option as if it had been typed.
+static void option_type(Options *o, const char *typed, const char *value) {
+    char name[64];
+    const int i = option_find(option_name(typed, name));
+    if (i < 0 || !option_set(&option_rows[i], o, value)) die("internal: --%s %s is not allowed", typed, value);
+    o->given[i] = 1;
+}
+
+static void option_type_size(Options *o, const char *typed, size_t value) {
+    char text[32];
+    snprintf(text, sizeof(text), "%zu", value);
+    option_type(o, typed, text);
+}
+
+// What the options leave open lies in this place or in one before it.
+static int way_within(const Search *c, const Choice *way, Place uses) {
+    for (int kind = 0; kind < PLACED; kind++)
+        if (c->open.place[kind] == PLACE_AUTO && way->settings.place[kind] > uses) return 0;
+    return 1;
+}
+
+// A row for the device, for host memory and for a disk, where it allows a faster step or a longer sequence than the one
+// before.
+static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t limit) {
+    const Search search = run_search(&t->run, limit);
+    Choice *choices;
+    size_t least;
+    const size_t count = search_choices(&search, shape, &choices, &least);
+    for (int uses = 0; uses < PLACES; uses++) {
+        const WayRow *before = t->rows ? &t->row[t->rows - 1] : NULL;
+        Search within = search;
+        WayRow row = {0};
+        size_t i = 0;
+        row.uses = (Place)uses, row.number = SIZE_MAX;
+        for (int kind = 0; kind < PLACED; kind++) within.places[kind] &= (2u << uses) - 1;
+        if (within.keep) within.keep = within.open.keep = 0; // nothing is longer with it
+        row.longest = search_longest(&within, documents);
+        while (i < count && !way_within(&search, &choices[i], row.uses)) i++;
+        if (i < count) row.number = choices[i].number;
+        if (!row.longest || (before && row.longest == before->longest && row.number == before->number)) continue;
+        if (i < count && run_take(&t->run, &search, shape, row.number)) {
+            const Plan *plan = &t->run.plan;
+            row.fits = 1, row.settings = t->run.settings;
+            row.bytes[PLACE_DEVICE] = plan->total_bytes;
+            row.bytes[PLACE_HOST] = plan->host_bytes, row.bytes[PLACE_DISK] = plan->disk_bytes;
+            row.estimate = estimate_step(search.machine, &row.settings, shape, t->step);
+        }
+        t->row[t->rows++] = row;
+    }
+    free(choices);
+}
+
+// Takes --lora-rank back, and what has no meaning without it.
+static void options_untype_lora(Options *o) {
+    o->lora_rank = 0, o->given[option_find("lora-rank")] = 0;
+    for (size_t i = 0; i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
+}
+
+// A run's copy that trains adapters, or all weights
+static void way_open(Trained *t, const Run *run, int lora) {
+    memset(t, 0, sizeof(*t));
+    t->options = *run->options, t->run = *run, t->run.options = &t->options;
+    if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", WAY_RANK), run_open_lora(&t->run);
+    if (!lora && run->settings.lora) options_untype_lora(&t->options);
+    if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
+    t->run.attention = attention_library(&t->run);
+    t->run.settings.lora = lora ? &t->run.lora : NULL;
+    t->run.settings.reference = computed_reference(&t->options, &t->run.settings.objective, t->run.settings.lora);
+}
+
+// All weights and adapters, or the adapters of --adapter alone. run: its settings still open; shape, documents: of a
+// rank's micro-batch; limit: of device memory; step: of a run, with `whole` as its micro-batch
+static void ways_make(TrainingWays *ways, const Run *run, const Batch *shape, size_t documents, size_t limit,
+                      StepShape (*step)(const Run *, SequenceBound), SequenceBound whole) {
+    const int adapters = run->settings.lora != NULL;
+    memset(ways, 0, sizeof(*ways));
+    for (int lora = run->options->adapter != NULL; lora < 2; lora++) {
+        Trained *t = &ways->trained[ways->count++];
+        way_open(t, run, lora);
+        t->step = step(&t->run, whole);
+        ways_search(t, shape, documents, limit);
+    }
+    for (size_t turn = 0; turn < ways->count && !ways->best; turn++) { // first what the options say
+        const Trained *t = &ways->trained[ways->count > 1 && adapters ? 1 - turn : turn];
+        for (size_t k = 0; k < t->rows; k++)
+            if (t->row[k].fits && (!ways->best || t->row[k].estimate.seconds < 0.99 * ways->best_row->estimate.seconds))
+                ways->best = t, ways->best_row = &t->row[k];
+    }
+}
+
+static void ways_free(TrainingWays *ways, const Run *run) {
+    for (size_t i = 0; i < ways->count && !run->settings.lora; i++)
+        if (ways->trained[i].run.settings.lora) lora_free(&ways->trained[i].run.lora);
+}
+
+// ---- the command line -----------------------------------------------------------------------------------------------
+// The command line of a training run that names what the planner chose. The caller frees the text.
+static char *way_command(const Trained *t, const RunSettings *s) {
+    Options o = t->options;
+    char *text = NULL, *to;
+    size_t length;
+    static const char *const of_output[] = {"json", "quiet", "verbose"};
+    for (size_t i = 0; i < 3; i++) o.given[option_find(of_output[i])] = 0;
+    o.verb = VERB_TRAIN;
+    option_type_size(&o, "seq-len", o.seq_len);
+    for (int kind = 0; kind < PLACED; kind++)
+        if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
+    if (s->inputs_every > 1) option_type_size(&o, "inputs-every", s->inputs_every);
+    option_type(&o, "keep", s->keep ? "attention" : "none");
+    if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");
+    FILE *file = open_memstream(&text, &length);
+    if (!file) die("out of memory for a command line");
+    if (world_ranks(s->world) > 1) fprintf(file, "mpirun -n %zu ", world_ranks(s->world));
+    options_echo(file, &o);
+    fclose(file);
+    to = text;
+    for (const char *from = text; *from; from++) // on one line
+        if (!strncmp(from, " \\\n   ", 6))
+            from += 5;
+        else if (*from != '\n')
+            *to++ = *from;
+    *to = 0;
+    return text;
+}
+
+// ---- what is shown --------------------------------------------------------------------------------------------------
+static double in_gib(size_t bytes) { return (double)bytes / GIBIBYTE; }
+
+static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) {
+    const RunSettings *s = &row->settings;
+    const Estimate *e = &row->estimate;
+    char trained[16] = "full", inputs[16];
+    if (t->run.settings.lora) snprintf(trained, sizeof(trained), "LoRA %d", (int)t->run.lora.rank);
+    fprintf(out, "%c %-8s %-6s", best ? '*' : ' ', trained, place_names[row->uses]);
+    if (!row->fits) {
+        fprintf(out, "  %-84s %10zu\n", "this length does not fit", row->longest);
+        return;
+    }
+    snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s", place_names[s->place[PLACED_INPUTS]],
+             (int)s->inputs_every);
+    fprintf(out, "  %-9s %-7s %-9s %-9s %-6s %6.1f %6.1f %6.1f %*.*f %8.0f %3.0f %% %10zu\n", inputs,
+            place_names[s->place[PLACED_WEIGHTS]], place_names[s->place[PLACED_GRADIENTS]],
+            place_names[s->place[PLACED_OPTIMIZER]], s->keep ? place_names[s->place[PLACED_KEPT]] : "-",
+            in_gib(row->bytes[PLACE_DEVICE]), in_gib(row->bytes[PLACE_HOST]), in_gib(row->bytes[PLACE_DISK]), 8,
+            e->seconds < 100 ? 2 : 0, e->seconds, e->tokens_per_second, 100 * e->mfu, row->longest);
+}
+
+static void ways_print(FILE *out, const TrainingWays *ways, const Machine *m) {
+    fprintf(out, "ways     to train with an %s, host memory and a disk; times are estimated, longest is --seq-len\n",
+            m->gpu);
+    fputs("  trained  with    inputs    weights gradients optimizer kept   device   host   disk GiB s/step tokens/s   MFU"
+          "    longest\n",
+          out);
+    for (size_t i = 0; i < ways->count; i++) {
+        const Trained *t = &ways->trained[i];
+        for (size_t k = 0; k < t->rows; k++) way_print(out, t, &t->row[k], &t->row[k] == ways->best_row);
+        if (!t->rows) fprintf(out, "  %-8s no length fits\n", t->run.settings.lora ? "LoRA" : "full");
+    }
+    if (!ways->best) return;
+    char *command = way_command(ways->best, &ways->best_row->settings);
+    fprintf(out, "train    * with --data, --out%s: %s\n",
+            ways->best_row->bytes[PLACE_DISK] && !ways->best->options.disk ? ", --disk" : "", command);
+    free(command);
+}
+
+static void ways_json(JsonOut *json, const TrainingWays *ways) {
+    json_array(json, "ways");
+    for (size_t i = 0; i < ways->count; i++)
+        for (size_t k = 0; k < ways->trained[i].rows; k++) {
+            const Trained *t = &ways->trained[i];
+            const WayRow *row = &t->row[k];
+            const RunSettings *s = &row->settings;
+            json_object(json, NULL);
+            json_text(json, "trained", t->run.settings.lora ? "lora" : "full");
+            json_size(json, "lora_rank", t->run.settings.lora ? t->run.lora.rank : 0);
+            json_text(json, "with", place_names[row->uses]);
+            json_size(json, "max_seq_len", row->longest);
+            json_bool(json, "fits", row->fits);
+            json_bool(json, "recommended", row == ways->best_row);
+            if (row->fits) {
+                char *command = way_command(t, s);
+                json_object(json, "placed");
+                for (int kind = 0; kind < PLACED; kind++)
+                    if (is_placed(s, kind)) json_text(json, placed_names[kind], place_names[s->place[kind]]);
+                json_object_end(json);
+                json_size(json, "inputs_every", max_size(s->inputs_every, 1));
+                json_text(json, "keep", s->keep ? "attention" : "none");
+                json_size(json, "total_bytes", row->bytes[PLACE_DEVICE]);
+                json_size(json, "host_bytes", row->bytes[PLACE_HOST]);
+                json_size(json, "disk_bytes", row->bytes[PLACE_DISK]);
+                json_number(json, "estimated_seconds", row->estimate.seconds);
+                json_number(json, "estimated_tokens_per_second", row->estimate.tokens_per_second);
+                json_number(json, "estimated_mfu", row->estimate.mfu);
+                json_text(json, "command", command);
+                free(command);
+            }
+            json_object_end(json);
+        }
+    json_array_end(json);
+}
+
+// ---- without a model -------------------------------------------------------------------------------------------------
+// The longest sequence of each preset on a machine, all weights and adapters
+static int plan_presets(const Options *options, const Machine *m, size_t limit) {
+    JsonOut json = json_open(stdout);
+    if (options->json) {
+        json_object(&json, NULL);
+        json_text(&json, "machine", m->name);
+        json_size(&json, "usable_bytes", limit);
+        json_array(&json, "presets");
+    } else {
+        machine_print(stdout, m);
+        printf("presets  longest sequence on an %s, in tokens\n%-20s %12s %12s %16s\n", m->gpu, "  --init", "parameters",
+               "all weights", "LoRA of rank " WAY_RANK);
+    }
+    for (size_t i = 0; i < PRESETS; i++) {
+        Options o = *options;
+        Run run;
+        Trained trained;
+        size_t longest[2];
+        option_type(&o, "init", presets[i].name);
+        if (!o.inputs_every) option_type(&o, "inputs-every", "1"); // sparser ones are for those who ask
+        run_open(&run, &o, NULL);
+        for (int lora = 0; lora < 2; lora++) {
+            way_open(&trained, &run, lora);
+            longest[lora] = run_longest(&trained.run, o.batch * sample_documents(&o), limit);
+            if (lora && !run.settings.lora) lora_free(&trained.run.lora);
+        }
+        if (options->json) {
+            json_object(&json, NULL);
+            json_text(&json, "name", presets[i].name);
+            json_size(&json, "parameters", run.model.elements);
+            json_size(&json, "max_seq_len", longest[0]);
+            json_size(&json, "lora_max_seq_len", longest[1]);
+            json_object_end(&json);
+        } else {
+            printf("  %-18s %12s %12zu %16zu\n", presets[i].name, human_count((double)run.model.elements), longest[0],
+                   longest[1]);
+        }
+        run_close(&run);
+    }
+    if (options->json) {
+        json_array_end(&json);
+        json_object_end(&json);
+        json_finish(&json);
+    }
+    return 0;
+}
+
+#endif
