@@ -11,13 +11,13 @@ longest sequence of each preset.
 #define WAY_RANK "16" // of adapters, unless --lora-rank says another
 
 typedef struct {
+    size_t longest; // tokens
     Place uses;     // and the places before it
     int fits;       // the length at hand; else what follows is empty
     size_t number;  // Choice.number of the fastest that fits
     RunSettings settings;
     size_t bytes[PLACES];
     Estimate estimate; // of a step
-    size_t longest;    // tokens
 } WayRow;
 
 // All weights, or adapters
