@@ -35,16 +35,20 @@ static Limits device_limit(size_t bytes) {
     return limits;
 }
 
-// The fullest place: bytes over limit. Above 1 a plan does not fit.
-static double plan_pressure(const Plan *plan, const Limits *limits) {
-    const size_t bytes[PLACES] = {plan->total_bytes, plan->host_bytes, plan->disk_bytes};
-    const size_t host = plan->host_bytes && limits->host ? limits->host(plan->total_bytes) : 0; // 0: not known
+// The fullest place: bytes over limit. Above 1 they do not fit.
+static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
+    const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
     double most = 0;
     for (int place = 0; place < PLACES; place++) {
         const size_t limit = place == PLACE_HOST && host ? min_size(host, limits->bytes[place]) : limits->bytes[place];
         if (bytes[place]) most = fmax(most, (double)bytes[place] / (double)limit);
     }
     return most;
+}
+
+static double plan_pressure(const Plan *plan, const Limits *limits) {
+    const size_t bytes[PLACES] = {plan->total_bytes, plan->host_bytes, plan->disk_bytes};
+    return places_pressure(bytes, limits);
 }
 
 // ---- the longest sequence of a choice ---------------------------------------------------------------------------------
@@ -100,7 +104,7 @@ typedef struct {
     size_t bytes[PLACES]; // of a rank
     Moved moved;          // Plan.moved
     double seconds;       // of a step, estimated
-    double on_device;     // if nothing moved between places
+    double on_device;     // if nothing moved between places, and no input was computed again
 } Choice;
 
 static const size_t inputs_every[] = {1, 2, 3, 4, 6, 8, 12};
@@ -174,13 +178,14 @@ static size_t search_choices(const Search *c, const Batch *shape, Choice **choic
     const Moved still = {PHASE_FORWARD, {{0}}};
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork base; // of choices whose inputs are all kept
+    PassWork base, work; // of choices whose inputs are all kept, and of a group's
     int worked = 0;
     *choices = (Choice *)checked_calloc(CHOICES, sizeof(Choice), "choices of a plan");
     *least = search_first(c);
     for (size_t group = 0; group < CHOICES / PLACEMENTS; group++) { // of one K, keep and ring
+        int fitting = 0;
         if (group % EVERY == 0) worked = 0;
-        if (best <= 1.001 * best_on_device && (group % EVERY || group / EVERY / 2)) continue; // would only cost time
+        if (best <= 1.001 * best_on_device && group / EVERY / 2) break; // a ring is not needed
         for (size_t number = group * PLACEMENTS; number < (group + 1) * PLACEMENTS; number++) {
             RunSettings s;
             if (!search_at(c, number, &s)) continue;
@@ -195,11 +200,14 @@ static size_t search_choices(const Search *c, const Batch *shape, Choice **choic
                 memset(&base, 0, sizeof(base)); // without tokens there is only generation
                 if (shape->N) base = pass_work(c->machine, &all, shape);
             }
-            PassWork work = base;
-            work.backward += restoring(&s, &base);
+            if (!fitting++) {
+                work = base, work.backward += restoring(&s, &base);
+                if (shape->N && s.inputs_every > 1) pass_traffic(&work, &s, shape);
+            }
             Choice choice = choice_of(&s, number, &plan);
             choice.seconds = step_seconds(c->machine, &s, &work, &choice.moved, c->sequences);
-            choice.on_device = step_seconds(c->machine, &s, &work, &still, c->sequences);
+            choice.on_device = step_seconds(c->machine, &s, &base, &still, c->sequences);
+            if (step_seconds(c->machine, &s, &work, &still, c->sequences) > best) break; // and so are all of the group
             if (choice.seconds < best) best = choice.seconds, best_on_device = choice.on_device;
             (*choices)[count++] = choice;
         }

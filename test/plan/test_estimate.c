@@ -408,6 +408,139 @@ TEST(workspaces) {
     }
 }
 
+// ---- choices -------------------------------------------------------------------------------------------------------
+// Everything open for a model that is planned, on a machine whose rates make each choice matter.
+static Search open_search(const Planned *c, const Machine *m) {
+    Search search = {0};
+    search.open = c->settings, search.machine = m, search.sequences = 1;
+    for (int kind = 0; kind < PLACED; kind++)
+        search.open.place[kind] = PLACE_AUTO, search.places[kind] = kind == PLACED_GRADIENTS ? 1 : 7; // these not yet
+    return search;
+}
+
+typedef struct {
+    double seconds; // of estimate_step; 0: there is no such choice
+    size_t bytes[PLACES];
+} KnownChoice;
+
+// For whatever limits, the choice is the best of all that there are; where none fits, none is said to.
+TEST(choices_are_the_best_of_all) {
+    Machine m = round_machine(3e8, 1e9, 1e5, 1e4);
+    m.value[LINK_HOST] = 3e5, m.value[DISK_WRITE] = 5e4, m.value[DISK_READ] = 1e5;
+    size_t fitted = 0, placed[PLACES] = {0}, kept = 0, sparse = 0;
+    SCOPED(planned_end) Planned c;
+    planned(&c,
+            "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=6,num_attention_heads=4,"
+            "num_key_value_heads=2,vocab_size=160,head_dim=16",
+            1024, 1, 0, 1);
+    c.settings.chunk = c.settings.logits_chunk = 256;
+    Search search = open_search(&c, &m);
+    search.keep = search.every = 1;
+    KnownChoice *known = (KnownChoice *)checked_calloc(CHOICES, sizeof(KnownChoice), "choices");
+    for (size_t i = 0; i < CHOICES; i++) {
+        RunSettings settings;
+        if (!search_at(&search, i, &settings)) continue;
+        const Plan plan = plan_make(&settings, &c.batch);
+        known[i].bytes[0] = plan.total_bytes, known[i].bytes[1] = plan.host_bytes;
+        known[i].bytes[2] = plan.disk_bytes;
+        known[i].seconds = estimate_step(&m, &settings, &c.batch, one_sequence).seconds;
+    }
+    for (size_t draw = 0; draw < 60; draw++) {
+        const double device = (double)known[0].bytes[0];
+        const size_t part = draw < 2 ? 100 : 20 + test_random_below(85);
+        search.limits = device_limit((size_t)(device * (double)part / 100));
+        search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100;
+        search.limits.bytes[PLACE_DISK] = draw % 3 ? (size_t)device : 1 + (size_t)device / 20;
+        size_t least, best = CHOICES;
+        double lowest = INFINITY;
+        Choice *choices;
+        test_case("limits %zu, %zu, %zu", search.limits.bytes[0], search.limits.bytes[1], search.limits.bytes[2]);
+        const size_t count = search_choices(&search, &c.batch, &choices, &least);
+        for (size_t i = 0; i < CHOICES; i++) {
+            if (!known[i].seconds) continue;
+            const double pressure = places_pressure(known[i].bytes, &search.limits);
+            lowest = fmin(lowest, pressure);
+            if (pressure <= 1 && (best == CHOICES || known[i].seconds < known[best].seconds)) best = i;
+        }
+        if ((count > 0) != (best < CHOICES)) test_fail("%zu choices are found", count);
+        if (count == 0) close_to("the nearest", places_pressure(known[least].bytes, &search.limits), lowest, 0);
+        if (count) {
+            const RunSettings *chosen = &choices[0].settings;
+            const double seconds = known[choices[0].number].seconds;
+            if (places_pressure(known[choices[0].number].bytes, &search.limits) > 1) test_fail("it does not fit");
+            if (seconds > 1.02 * known[best].seconds)
+                test_fail("%g s by choice %zu, %g s by %zu", seconds, choices[0].number, known[best].seconds, best);
+            for (int kind = 0; kind < PLACED; kind++) placed[chosen->place[kind]]++;
+            fitted++, kept += chosen->keep, sparse += chosen->inputs_every > 1;
+            const size_t thin = choices_thin(choices, count);
+            for (size_t i = 1; i < thin; i++)
+                assert_true(choices[i].seconds >= choices[i - 1].seconds &&
+                            (choices[i].bytes[0] < choices[0].bytes[0] || choices[i].bytes[1] < choices[0].bytes[1] ||
+                             choices[i].bytes[2] < choices[0].bytes[2]));
+        }
+        free(choices);
+    }
+    free(known);
+    printf("             %zu of 60 fit; %zu, %zu and %zu things on device, host and disk, %zu kept, %zu sparse\n",
+           fitted, placed[0], placed[1], placed[2], kept, sparse);
+    assert_true(fitted > 30 && fitted < 60 && placed[1] > 10 && placed[2] > 10 && kept && sparse);
+}
+
+// Lengths of whole models with memory elsewhere, and the time that they take beyond all on the device
+TEST(figures_of_places) {
+    static const struct {
+        const char *init;
+        size_t lora, ranks, tokens, micro_batches, limit[PLACES]; // in GiB
+        double slower;                                            // at most
+    } figures[] = {{"qwen3-8b", 0, 1, 1048576, 1, {80, 460, 0}, 0.03},
+                   {"qwen3-8b", 0, 1, 1048576, 1, {80, 128, 2000}, 0.03},
+                   {"qwen3-8b", 0, 1, 262144, 1, {80, 460, 0}, 0.03},
+                   {"qwen3-8b", 0, 1, 32768, 12, {80, 460, 0}, 0.03},
+                   {"qwen3-8b", 0, 1, 32768, 1, {24, 116, 0}, INFINITY},
+                   {"qwen3-8b", 16, 1, 250000, 1, {24, 96, 0}, 0.03},
+                   {"qwen3-8b", 16, 1, 131072, 1, {12, 64, 0}, INFINITY},
+                   {"qwen3-32b", 16, 1, 500000, 1, {80, 320, 0}, INFINITY},
+                   {"llama3.1-8b", 0, 8, 5000001, 1, {78, 1843, 0}, 0.03},
+                   {"llama3.1-8b", 0, 32, 15500001, 1, {78, 1843, 0}, 0.03}};
+    for (size_t i = 0; i < COUNT_OF(figures); i++) {
+        const Machine *m = &machines[MACHINE_H100];
+        Lora lora = {0};
+        SCOPED(planned_end) Planned c;
+        test_case("%s, %zu tokens in %zu GiB", figures[i].init, figures[i].tokens, figures[i].limit[0]);
+        planned(&c, figures[i].init, figures[i].tokens, figures[i].ranks, 3, figures[i].ranks);
+        c.settings.chunk = CUDA_CHUNK, c.settings.logits_chunk = CUDA_LOGITS_CHUNK;
+        if (figures[i].micro_batches > 1) c.settings.gradient_type = DTYPE_FP32;
+        if (figures[i].lora) {
+            lora.rank = figures[i].lora, lora.alpha = 32;
+            lora.modules = lora_modules(c.model.config.family, "all", "test", EXIT_USAGE);
+            lora_build(&lora, &c.model), c.settings.lora = &lora;
+        }
+        Search search = open_search(&c, m);
+        for (int place = 0; place < PLACES; place++) {
+            const size_t sharing = place ? min_size(figures[i].ranks, 8) : 1;
+            search.limits.bytes[place] = (figures[i].limit[place] << 30) / sharing;
+            for (int kind = 0; !figures[i].limit[place] && kind < PLACED; kind++) search.places[kind] &= ~(1u << place);
+        }
+        search.ring = figures[i].ranks > 1, search.sequences = figures[i].micro_batches;
+        size_t least;
+        Choice *choices, none = {0};
+        const clock_t begin = clock();
+        const size_t count = search_choices(&search, &c.batch, &choices, &least);
+        const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+        const Choice chosen = count ? choices[0] : none;
+        free(choices);
+        if (!count) test_fail("nothing fits");
+        printf("             %s, %zu tokens: %.1f, %.1f and %.1f GiB, %.3g s, %.2f %% beyond; chosen in %.0f ms\n",
+               figures[i].init, figures[i].tokens, (double)chosen.bytes[0] / GIBIBYTE,
+               (double)chosen.bytes[1] / GIBIBYTE, (double)chosen.bytes[2] / GIBIBYTE, chosen.seconds,
+               100 * (chosen.seconds / chosen.on_device - 1), 1e3 * seconds);
+        if (chosen.seconds > (1 + figures[i].slower) * chosen.on_device)
+            test_fail("slower by more than %g", figures[i].slower);
+        if (seconds > 1) test_fail("chosen in %g s", seconds);
+        lora_free(&lora);
+    }
+}
+
 TEST(thousands_of_ranks_at_once) {
     static const struct {
         size_t sp;
