@@ -4,6 +4,7 @@ open, taken so that the plan fits. run_allocate makes the one allocation, or say
 */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
+#include "llmc/ops/link_rates.h"
 #include "run.h"
 
 // ---- the largest sequence ------------------------------------------------------------------------------------------
@@ -189,8 +190,8 @@ static void report_regions(FILE *out, const Arena *plan) {
 
 // What a plan has in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
-    static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER,
-                                         SHARE_KEPT, SHARE_WEIGHTS};
+    static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS,
+                                         SHARE_OPTIMIZER,    SHARE_KEPT,    SHARE_WEIGHTS};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {
         const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
@@ -329,6 +330,25 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     }
 }
 
+// Bytes of a step that move in one direction of a kind of place.
+static double moved_in_step(const Run *run, Way way) {
+    const Moved *moved = &run->plan.moved;
+    const double passes = (double)max_size(1, assigned_batches(run->assignment));
+    return passes * (moved->bytes[PHASE_FORWARD][way] + moved->bytes[PHASE_BACKWARD][way]) +
+           moved->bytes[PHASE_UPDATE][way];
+}
+
+// A disk on which a step would mostly wait; what is placed there is not yet.
+static void note_slow_disk(const Run *run) {
+    const size_t half = min_size(min_size(run->plan.disk_bytes, run->plan.total_bytes) / 2, (size_t)8 << 20);
+    if (half < (size_t)8 << 20) return; // too little to tell
+    const LinkRates r = link_rates(ops_device, (char *)run->disk_memory, (char *)run->memory, half);
+    const double out = moved_in_step(run, WAY_DISK_OUT), in = moved_in_step(run, WAY_DISK_IN);
+    if (fmin(r.out, r.in) < SLOW_DISK)
+        note("--disk %s writes %.3g MB/s and reads %.3g: of a step it takes %s, %.0f s; give a folder on an SSD",
+             run->options->disk, r.out * 1e-6, r.in * 1e-6, human_bytes(out + in), out / r.out + in / r.in);
+}
+
 // ---- the one allocation --------------------------------------------------------------------------------------------
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static void run_allocate(Run *run, SequenceBound bound) {
@@ -357,6 +377,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
         die("the system refused %s of host memory; take a shorter --seq-len, less by --host-limit, or other places",
             human_bytes((double)run->plan.host_bytes));
     if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
+    if (run->disk_memory) note_slow_disk(run);
     arena_init(&run->arena[PLACE_DEVICE], run->memory, run->plan.total_bytes);
     arena_init(&run->arena[PLACE_HOST], run->host_memory, run->plan.host_bytes);
     arena_init(&run->arena[PLACE_DISK], run->disk_memory, run->plan.disk_bytes);

@@ -218,14 +218,6 @@ static void report_rates(const Run *run, const PassRates *r) {
 }
 
 // ---- places --------------------------------------------------------------------------------------------------------
-// Bytes of a step that move in one direction of a kind of place.
-static double moved_in_step(const Run *run, Way way) {
-    const Moved *moved = &run->plan.moved;
-    const double passes = (double)max_size(1, assigned_batches(run->assignment));
-    return passes * (moved->bytes[PHASE_FORWARD][way] + moved->bytes[PHASE_BACKWARD][way]) +
-           moved->bytes[PHASE_UPDATE][way];
-}
-
 // What lies elsewhere than on the device, why, and what the next best choice would cost.
 static void report_places(FILE *out, const Run *run) {
     char text[160];

@@ -356,7 +356,14 @@ static void look_at_copies(DoctorRow *row, size_t i) {
 
 // Between the device and host memory; i: and a disk
 static void look_at_link(DoctorRow *row, size_t i) {
-    const LinkRates rates = link_rates(doctor.ops, i ? doctor.options->disk : NULL, (size_t)(i ? 32 : 128) << 20);
+    size_t bytes;
+    char *const device = (char *)rate_memory((size_t)(i ? 64 : 256) << 20, &bytes);
+    char *const place =
+        (char *)(i ? doctor.ops->disk_allocate(doctor.options->disk, bytes) : doctor.ops->host_allocate(bytes));
+    if (!place) die("no host memory left for %s; end what else uses it", human_bytes((double)bytes));
+    const LinkRates rates = link_rates(doctor.ops, place, device, bytes / 2);
+    (i ? doctor.ops->disk_release : doctor.ops->host_release)(place, bytes);
+    doctor.ops->release(device, bytes);
     const double least = fmin(rates.out, rates.in), inputs = 2.0 * 36 * 4096 * 1e6; // of a Qwen3-8B, at 10^6 tokens
     const Machine *machine = doctor.machine;
     const double expected = machine && !i ? machine->value[LINK_HOST] * machine->value[LINK_SHARE] : 0;
@@ -368,7 +375,7 @@ static void look_at_link(DoctorRow *row, size_t i) {
     if (i)
         snprintf(more, sizeof(more), "; the layer inputs of an 8B model at a million tokens, 295 GB, take %.0f min",
                  inputs * (1 / rates.out + 1 / rates.in) / 60);
-    doctor_say(row, least < (i ? 5e8 : 0.5 * expected) ? FINDING_NOTE : FINDING_OK, "%s%s", text, more);
+    doctor_say(row, least < (i ? SLOW_DISK : 0.5 * expected) ? FINDING_NOTE : FINDING_OK, "%s%s", text, more);
 }
 
 static void look_at_products(DoctorRow *row, size_t i) {

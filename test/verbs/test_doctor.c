@@ -10,7 +10,8 @@ op that ends the program, hangs or finds no memory is a row, and the others are 
     "hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=4,"  \
     "vocab_size=30"
 #define TINY_GPT2                                                                                                      \
-    "gpt2,hidden_size=16,num_attention_heads=2,n_inner=40,vocab_size=30,max_position_embeddings=64,num_hidden_layers=2"
+    "gpt2,hidden_size=16,num_attention_heads=2,n_inner=40,vocab_size=30,max_position_embeddings=64,num_hidden_layers=" \
+    "2"
 
 static const char *planted; // the op that is wrong
 
@@ -34,7 +35,7 @@ static void plant(const char *op) {
 #define RUN_void(call, op)                                                                                             \
     call;                                                                                                              \
     plant(#op)
-#define RUN_double(call, op) return call *(planted && !strcmp(planted, #op) ? 1.001 : 1.0)
+#define RUN_double(call, op) return call * (planted && !strcmp(planted, #op) ? 1.001 : 1.0)
 #define OP(type, op, parameters, arguments, ...)                                                                       \
     static type planted_##op parameters { RUN_##type(ops_device->op arguments, op); }
 #define OP_HOST(...)
@@ -102,17 +103,25 @@ static void *allocate_nothing(size_t bytes) {
 }
 static const char *no_device(void) { return "no GPU was found"; }
 
+static void await_slowly(int64_t ticket) {
+    const struct timespec pause = {0, 50000000};
+    if (ticket % 4 == 2) nanosleep(&pause, NULL); // stores to disk
+    ops_device->await_transfer(ticket);
+}
+
 static void run_doctor(const void *context) {
     static Options options;
     options_set_defaults(&options);
     options.verb = VERB_DOCTOR, options.seq_len = 16, options.json = 1, options.init = "qwen3," TINY;
+    if (((const Ops *)context)->await_transfer == await_slowly) options.disk = ".";
     doctor.ops = (const Ops *)context, doctor.patience = 2;
     is_child = 1;
     exit(verb_doctor(&options));
 }
 
 // Runs it on an op set; the row `name` contains `line`.
-static void expect_doctor(const Ops *ops, int code, const char *name, const char *line, size_t wrong, size_t rows) {
+static const char *expect_doctor(const Ops *ops, int code, const char *name, const char *line, size_t wrong,
+                                 size_t rows) {
     const Child *child = run_child(run_doctor, ops);
     size_t found = 0;
     const char *bad = strstr(child->err, "WRONG");
@@ -131,12 +140,18 @@ static void expect_doctor(const Ops *ops, int code, const char *name, const char
     if (counted != (double)wrong) test_fail("%.0f wrong rows, expected %zu", counted, wrong);
     if ((size_t)cJSON_GetArraySize(all) < rows) test_fail("%d rows: %s", cJSON_GetArraySize(all), child->err);
     cJSON_Delete(json);
+    return child->err;
 }
 
 TEST(rows_stand_for_themselves) {
     Ops ops = ops_planted();
     test_case("all is well");
     expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CHECKS + 10);
+    test_case("a slow disk");
+    ops.await_transfer = await_slowly;
+    const char *slow = strstr(expect_doctor(&ops, 0, "disk", "295 GB, take ", 0, OP_CHECKS + 11), "note   disk");
+    if (!slow || !strstr(slow, "GB/s written")) test_fail("a slow disk is no note");
+    ops.await_transfer = ops_device->await_transfer;
     test_case("an op ends the program");
     ops.scale = scale_that_dies;
     expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CHECKS + 10);
