@@ -96,14 +96,16 @@ static void tiny_answers(Batch *batch, ObjectiveKind kind, int old, size_t V, ui
     }
 }
 
-// Device memory full of NaN.
-static void *poisoned_memory(const Ops *ops, size_t bytes) {
-    void *memory = ops->allocate(bytes), *poison = checked_malloc(bytes, "poison");
+// Memory of any place, full of NaN.
+static void *poisoned(const Ops *ops, void *memory, size_t bytes) {
+    void *poison = checked_malloc(bytes, "poison");
     memset(poison, 0xff, bytes);
     ops->copy_in(memory, poison, bytes);
     free(poison);
     return memory;
 }
+
+static void *poisoned_memory(const Ops *ops, size_t bytes) { return poisoned(ops, ops->allocate(bytes), bytes); }
 
 // Attention's outputs: computed again (0), saved on the device (1), in host memory (2)
 static void tiny_keep(RunSettings *settings, size_t keep) {
@@ -128,8 +130,8 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     memset(r, 0, sizeof(*r));
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
-    if (r->plan.host_bytes) r->host = memset(ops->host_allocate(r->plan.host_bytes), 0xff, r->plan.host_bytes);
-    if (r->plan.disk_bytes) r->disk = ops->disk_allocate("/tmp", r->plan.disk_bytes);
+    if (r->plan.host_bytes) r->host = poisoned(ops, ops->host_allocate(r->plan.host_bytes), r->plan.host_bytes);
+    if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate("/tmp", r->plan.disk_bytes), r->plan.disk_bytes);
     arena_init(&r->arena[PLACE_DEVICE], r->memory, r->plan.total_bytes);
     arena_init(&r->arena[PLACE_HOST], r->host, r->plan.host_bytes);
     arena_init(&r->arena[PLACE_DISK], r->disk, r->plan.disk_bytes);

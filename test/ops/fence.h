@@ -10,6 +10,7 @@ though the transfer may have been done already.
 */
 #ifndef TEST_FENCE_H
 #define TEST_FENCE_H
+#include <setjmp.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@ static struct {
     size_t bytes[FENCE_BLOCKS]; // whole pages
     size_t blocks;
     const char *op; // that is running; NULL: the fence is closed
+    size_t count;   // ops so far, waits for transfers left out
 } fence;
 
 static int fence_on_gpu(void) {
@@ -44,6 +46,7 @@ static void fence_protect(int protection) {
 static const char *fence_open(const char *op) {
     if (fence.op) die("op %s was called from within op %s", op, fence.op);
     fence_protect(PROT_READ | PROT_WRITE);
+    fence.count += strcmp(op, "await_transfer") != 0;
     return fence.op = op;
 }
 
@@ -75,7 +78,7 @@ typedef struct {
 static struct {
     FencedTransfer of[FENCE_TRANSFERS];
     size_t count;
-    size_t early, *tell; // ops that came too early are counted; tell NULL: the first one ends the program
+    jmp_buf *caught; // where the first op that comes too early goes on; NULL: it ends the program
 } under_way;
 
 static int fence_overlaps(const void *a, size_t bytes, const void *b, size_t others) {
@@ -89,10 +92,12 @@ static void fence_early(const char *name, const void *memory, size_t bytes, int 
         const int changed = fence_overlaps(memory, bytes, t->to, t->bytes);
         if (t->ticket % 4 == kind || (!changed && (!written || !fence_overlaps(memory, bytes, t->from, t->bytes))))
             continue;
-        if (!under_way.tell)
-            die("%s: %s is what a %s under way %s; it was not awaited", fence.op, name, t->ticket % 2 ? "load" : "store",
-                changed ? "changes" : "reads");
-        under_way.early++;
+        if (under_way.caught) {
+            fence_close(&fence.op);
+            longjmp(*under_way.caught, 1);
+        }
+        die("%s: %s is what a %s under way %s; it was not awaited", fence.op, name, t->ticket % 2 ? "load" : "store",
+            changed ? "changes" : "reads");
     }
 }
 

@@ -7,10 +7,12 @@ this rank's run of it. Memory begins as NaN.
 #include "llmc/train/optimizer.h"
 #include "test/model/tiny.h"
 
-static World world; // of this process among the others, stage 0
+static World world;        // of this process among the others, stage 0
+static const Ops *run_ops; // that runs take; set by world_begin
 
 static void world_begin(size_t sp) {
     world.ranks = dist_ranks(), world.rank = dist_rank(), world.sp = sp;
+    if (!run_ops) run_ops = ops_device;
     dist_split(sp);
 }
 
@@ -53,7 +55,7 @@ static void write_shard(const Model *table, Sharding sharding, void *memory, con
         const Parameter *p = &table->parameters[i];
         const ParameterShard own = parameter_shard(table, sharding, p);
         if (own.count)
-            device_write(ops_device, at(memory, own.offset, dtype_size(table->dtype)), table->dtype,
+            device_write(run_ops, at(memory, own.offset, dtype_size(table->dtype)), table->dtype,
                          values + p->offset + own.first, own.count);
     }
 }
@@ -67,7 +69,7 @@ static double *read_shard(const Model *table, World w, Sharding layout, const vo
         const ParameterShard own = parameter_shard(table, sharding_of(w, ZERO_NONE), p);
         if (!own.count) continue;
         const size_t offset = element_offset(table, layout, p->offset + own.first);
-        double *part = device_read(ops_device, (const char *)memory + offset * dtype_size(type), type, own.count);
+        double *part = device_read(run_ops, (const char *)memory + offset * dtype_size(type), type, own.count);
         memcpy(values + p->offset + own.first, part, own.count * sizeof(double));
         free(part);
     }
@@ -84,7 +86,7 @@ static double *read_shards(const Model *table, World w, Sharding layout, const v
 static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
     Batch largest = c->largest;
     largest.document_start = (size_t *)c->start;
-    tiny_begin(r, ops_device, settings, NULL, NULL, &largest);
+    tiny_begin(r, run_ops, settings, NULL, NULL, &largest);
     r->s.dropout_seed = 5;
     write_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
     if (c->tiny.adapters)
@@ -112,7 +114,7 @@ static TinyResult case_result(const TinyRun *r, const Case *c, double loss) {
         loss,
         r->settings.world.zero
             ? read_shards(table, r->settings.world, gradients_sharding(m), m->gradients, r->settings.gradient_type)
-            : device_read(ops_device, m->gradients, r->settings.gradient_type, table->elements),
+            : device_read(run_ops, m->gradients, r->settings.gradient_type, table->elements),
         table->elements};
     return result;
 }

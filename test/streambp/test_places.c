@@ -1,0 +1,392 @@
+/*
+Places against all on the device, to the bit: losses, norms, weights, moments and master weights after two steps, for
+layer inputs, weights, gradients, optimizer state and kept attention on the device, in host memory and on a disk, beside
+inputs of every layer or of some, methods, chunks, families, objectives, adapters, accumulation, types of what is
+stored, stages of ZeRO, shared sequences. Cases are such that every pair of two settings meets; all products of places
+with ALL_CASES. All memory begins as NaN, each place takes what its plan says, and what moves is what the plan says.
+
+A process alone runs behind the fence (fence.h), which ends it where an op comes before a transfer is awaited. Then
+waits are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
+*/
+#define UPDATE_SLICE ((size_t)700)
+#include "test/base/testing.h"
+#include "test/ops/fence.h"
+#include "test/streambp/rank_runs.h"
+
+// ---- what a case is made of -----------------------------------------------------------------------------------------
+enum {
+    INPUTS,
+    WEIGHTS,
+    GRADIENTS,
+    OPTIMIZER,
+    KEPT, // 0: computed again; else 1 + place
+    EVERY,
+    METHOD,
+    CHUNK,
+    MODEL,
+    OBJECTIVE,
+    ADAPTERS,
+    MICRO_BATCHES,
+    GRADIENT_TYPE, // 0: that of sums, 1: of weights
+    STATE,         // 0: moments in the type of sums, and where weights are bf16 a master copy; 1: bf16 moments alone
+    STAGE,
+    SHARED, // 0: every rank has its own sequences; 1: they share one, and gather; 2: as a ring
+    FACTORS
+};
+enum { MOST_LEVELS = 4, MOST_CASES = 64, TRAINED_STEPS = 2 };
+
+typedef struct {
+    size_t of[FACTORS];
+} Levels;
+
+static const char *const factor_names[FACTORS] = {"inputs", "weights",   "gradients", "optimizer", "kept",  "every",
+                                                  "method", "chunk",     "model",     "objective", "LoRA",  "batches",
+                                                  "type",   "state",     "stage",     "shared"};
+static const char *const models[] = {
+    "qwen3,hidden_size=16,intermediate_size=20,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"
+    "head_dim=6,vocab_size=23,tie_word_embeddings=true",
+    "gemma3,hidden_size=12,intermediate_size=16,num_hidden_layers=5,num_attention_heads=2,num_key_value_heads=1,"
+    "head_dim=8,vocab_size=19,query_pre_attn_scalar=5,sliding_window=6,layer_types=ssf",
+    "gpt2,hidden_size=12,num_hidden_layers=3,num_attention_heads=2,vocab_size=21,max_position_embeddings=64",
+    "llama,hidden_size=12,intermediate_size=20,num_hidden_layers=5,num_attention_heads=2,num_key_value_heads=1,"
+    "vocab_size=25",
+};
+static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
+static const size_t everies[] = {1, 2, 3, 9};
+static const struct {
+    size_t chunk, logits_chunk;
+} chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
+
+static size_t levels_of(int factor) {
+    static const size_t levels[FACTORS] = {3, 1, 1, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3};
+    const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
+    if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
+    return only_one ? 1 : levels[factor];
+}
+
+// Method full keeps every activation, so nothing else is kept or computed again.
+static int possible(int a, size_t x, int b, size_t y) {
+    if (b == METHOD) return possible(b, y, a, x);
+    return a != METHOD || x != METHOD_FULL || y == 0 || (b != KEPT && b != EVERY);
+}
+
+// ---- cases in which all pairs meet ----------------------------------------------------------------------------------
+static struct {
+    char met[FACTORS][MOST_LEVELS][FACTORS][MOST_LEVELS];
+} pairs;
+
+static size_t pairs_new(const Levels *levels, int factor, int known) {
+    size_t found = 0;
+    for (int other = 0; other < FACTORS; other++)
+        found += (known >> other & 1) && !pairs.met[factor][levels->of[factor]][other][levels->of[other]];
+    return found;
+}
+
+// A case that begins with two levels; the others, in some order, are those that make the most pairs meet.
+static size_t case_fill(Levels *levels, int first, int second, uint64_t seed) {
+    int known = 1 << first | 1 << second;
+    size_t meet = pairs_new(levels, first, 1 << second);
+    for (uint64_t draw = 0; known != (1 << FACTORS) - 1; draw++) {
+        const int factor = (int)random_below(seed, 1, draw, FACTORS);
+        size_t best = 0, most = 0, from = (size_t)random_below(seed, 2, draw, levels_of(factor));
+        if (known >> factor & 1) continue;
+        for (size_t i = 0; i < levels_of(factor); i++) {
+            int fits = 1;
+            levels->of[factor] = (from + i) % levels_of(factor);
+            for (int other = 0; other < FACTORS; other++)
+                fits &= !(known >> other & 1) || possible(factor, levels->of[factor], other, levels->of[other]);
+            const size_t new_ones = pairs_new(levels, factor, known);
+            if (fits && new_ones >= most) most = new_ones + 1, best = levels->of[factor];
+        }
+        levels->of[factor] = best, known |= 1 << factor;
+        meet += pairs_new(levels, factor, known & ~(1 << factor));
+    }
+    return meet;
+}
+
+static void case_met(const Levels *levels) {
+    for (int a = 0; a < FACTORS; a++)
+        for (int b = 0; b < FACTORS; b++) pairs.met[a][levels->of[a]][b][levels->of[b]] = 1;
+}
+
+// Two levels that have not met; 0: there are none
+static int pair_missing(Levels *levels, int *a, int *b) {
+    for (*a = 0; *a < FACTORS; ++*a)
+        for (*b = *a + 1; *b < FACTORS; ++*b)
+            for (size_t x = 0; x < levels_of(*a); x++)
+                for (size_t y = 0; y < levels_of(*b); y++) {
+                    levels->of[*a] = x, levels->of[*b] = y;
+                    if (!pairs.met[*a][x][*b][y] && possible(*a, x, *b, y)) return 1;
+                }
+    return 0;
+}
+
+static size_t cases_make(Levels cases[MOST_CASES]) {
+    Levels begin = {{0}};
+    size_t count = 0;
+    int a, b;
+    memset(&pairs, 0, sizeof(pairs));
+    for (; pair_missing(&begin, &a, &b); count++) {
+        size_t most = 0;
+        assert_true(count < MOST_CASES);
+        for (uint64_t seed = 0; seed < 40; seed++) {
+            Levels levels = begin;
+            const size_t meet = case_fill(&levels, a, b, 100 * count + seed);
+            if (meet > most) most = meet, cases[count] = levels;
+        }
+        case_met(&cases[count]);
+    }
+    return count;
+}
+
+// ---- a case ---------------------------------------------------------------------------------------------------------
+static Batch case_batch(ObjectiveKind kind, size_t V, uint64_t seed) {
+    size_t length[4];
+    for (size_t d = 0; d < 4; d++) length[d] = 1 + (size_t)random_below(seed, 9, d, 8);
+    Batch b = tiny_batch(length, 4, V, 1, seed);
+    if (kind != OBJECTIVE_SFT) tiny_answers(&b, kind, 1, V, seed);
+    for (size_t d = 0; d < b.documents; d++) b.targets[b.document_start[d + 1] - 1] = (int32_t)(d % V);
+    return b;
+}
+
+static void case_name(const Levels *levels) {
+    size_t used = 0;
+    test_case("%s", "");
+    for (int i = 0; i < FACTORS; i++)
+        used += (size_t)snprintf(testing.about + used, sizeof(testing.about) - used, "%s%s %zu", i ? ", " : "",
+                                 factor_names[i], levels->of[i]);
+}
+
+static Case case_make(const Levels *levels) {
+    const size_t *const of = levels->of;
+    const ObjectiveKind kind = kinds[of[OBJECTIVE]];
+    Case c = {0};
+    case_name(levels);
+    world_begin(of[SHARED] ? world.ranks : 1);
+    c.tiny = tiny_case(models[of[MODEL]], of[ADAPTERS] ? 3 : 0);
+    c.tiny.lora.dropout = of[ADAPTERS] ? 0.2 : 0;
+    RunSettings *s = &c.tiny.settings;
+    const DType sums = dtype_of_sums(c.tiny.model.dtype);
+    s->objective.kind = kind, s->objective.beta = 0.3, s->objective.gamma = NAN;
+    s->objective.clip_low = 0.2, s->objective.clip_high = NAN;
+    s->objective.temperature = 1, s->objective.completion_tokens = 12;
+    objective_resolve(&s->objective);
+    s->backward = s->optimizer = 1;
+    s->gradient_type = of[GRADIENT_TYPE] ? c.tiny.model.dtype : sums;
+    s->moment_type = of[STATE] ? DTYPE_BF16 : sums;
+    s->master = !of[STATE] && c.tiny.model.dtype == DTYPE_BF16;
+    for (size_t i = 0; i < (of[MICRO_BATCHES] ? 3 : 1) * world_replicas(world); i++)
+        case_add(&c, case_batch(kind, c.tiny.model.config.vocab_size, 100 + i));
+    return c;
+}
+
+// Where nothing else is said, all is on the device, and inputs of all layers are kept.
+static RunSettings case_settings(const Case *c, const Levels *levels, int placed) {
+    const size_t *const of = levels->of;
+    RunSettings s = tiny_settings(&c->tiny, (Method)of[METHOD], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
+    s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
+    s.keep = of[KEPT] > 0;
+    s.inputs_every = 1;
+    if (!placed) return s;
+    s.inputs_every = everies[of[EVERY]];
+    s.place[PLACED_INPUTS] = (Place)of[INPUTS], s.place[PLACED_WEIGHTS] = (Place)of[WEIGHTS];
+    s.place[PLACED_GRADIENTS] = (Place)of[GRADIENTS], s.place[PLACED_OPTIMIZER] = (Place)of[OPTIMIZER];
+    s.place[PLACED_KEPT] = of[KEPT] ? (Place)(of[KEPT] - 1) : PLACE_DEVICE;
+    return s;
+}
+
+// ---- its steps ------------------------------------------------------------------------------------------------------
+enum { STATES = 4 };
+static const char *const state_names[STATES] = {"weights", "first moments", "second moments", "master weights"};
+
+typedef struct {
+    double loss[TRAINED_STEPS], norm[TRAINED_STEPS];
+    unsigned char *values[STATES]; // of this rank, memory of the case; NULL: there are none
+    size_t bytes[STATES];
+    Moved moved;
+    size_t peak[PLACES], planned[PLACES];
+    Moved plan; // of one micro-batch and an optimizer's step
+} Trained;
+
+static void read_state(Trained *t, size_t i, const Model *table, Sharding sharding, const void *memory, DType type) {
+    if (!memory) return;
+    t->bytes[i] = sharding_elements(table, sharding) * dtype_size(type);
+    t->values[i] = (unsigned char *)case_memory(t->bytes[i]);
+    run_ops->copy_out(t->values[i], memory, t->bytes[i]);
+}
+
+// Two steps. *r is ended by the caller.
+static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
+    const Model *table = tiny_table(&c->tiny);
+    const Sharding states = sharding_of(settings.world, ZERO_OPTIMIZER);
+    const DType moments = settings.moment_type;
+    Residency *memory = &r->s.memory;
+    Trained t = {0};
+    AdamW step = {0};
+    step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
+    step.seed = 5;
+    optimizer_step(memory, &r->state, NULL);
+    memset(&memory->moved, 0, sizeof(memory->moved));
+    for (size_t i = 0; i < TRAINED_STEPS; i++) {
+        const Parameter *bad;
+        t.loss[i] = case_gradient(r, c);
+        t.norm[i] = gradient_norm(table, settings.world, run_ops, memory->gradients, settings.gradient_type, &bad);
+        step.gradient_scale = gradient_clip(t.norm[i], 0.7), step.step = (int64_t)i + 1;
+        optimizer_step(memory, &r->state, &step);
+        weights_updated(memory);
+    }
+    read_state(&t, 0, table, weights_sharding(memory), trained_weights(memory), table->dtype);
+    read_state(&t, 1, table, states, r->state.m, moments);
+    read_state(&t, 2, table, states, r->state.v, moments);
+    read_state(&t, 3, table, states, r->state.master, DTYPE_FP32);
+    t.moved = memory->moved, t.plan = r->plan.moved;
+    t.planned[PLACE_DEVICE] = r->plan.total_bytes;
+    t.planned[PLACE_HOST] = r->plan.host_bytes, t.planned[PLACE_DISK] = r->plan.disk_bytes;
+    for (int place = 0; place < PLACES; place++) t.peak[place] = r->arena[place].peak;
+    return t;
+}
+
+static Trained train(const Case *c, RunSettings settings) {
+    static TinyRun r;
+    case_begin(&r, c, settings);
+    const Trained t = train_begun(&r, c, settings);
+    tiny_end(&r);
+    return t;
+}
+
+// NULL: the same bits; else what differs first
+static const char *difference(const Trained *found, const Trained *expected) {
+    if (memcmp(found->loss, expected->loss, sizeof(found->loss)) != 0) return "losses";
+    if (memcmp(found->norm, expected->norm, sizeof(found->norm)) != 0) return "norms";
+    for (size_t i = 0; i < STATES; i++)
+        if (found->values[i] && memcmp(found->values[i], expected->values[i], found->bytes[i]) != 0)
+            return state_names[i];
+    return NULL;
+}
+
+static void expect_planned(const Levels *levels, const Trained *t) {
+    const double passes = (levels->of[MICRO_BATCHES] ? 3 : 1) * TRAINED_STEPS;
+    for (int place = 0; place < PLACES; place++)
+        if (world.ranks > 1 ? t->peak[place] > t->planned[place] : t->peak[place] != t->planned[place])
+            test_fail("%s: peak %zu, planned %zu", place_names[place], t->peak[place], t->planned[place]);
+    for (int phase = 0; phase < PHASES; phase++)
+        for (int way = 0; way < WAYS && world.ranks == 1 && passes == TRAINED_STEPS; way++) {
+            const double moved = t->moved.bytes[phase][way], planned = TRAINED_STEPS * t->plan.bytes[phase][way];
+            if (fabs(moved - planned) > 1e-9 * planned)
+                test_fail("phase %d, way %d: %.1f bytes moved, planned %.1f", phase, way, moved, planned);
+        }
+}
+
+static void expect_learned(const Trained *t) {
+    if (!(t->loss[0] != t->loss[1] && isfinite(t->loss[1]) && t->norm[0] > 0 && isfinite(t->norm[1])))
+        test_fail("losses %g, %g, norms %g, %g", t->loss[0], t->loss[1], t->norm[0], t->norm[1]);
+}
+
+static void expect_same(const Case *c, const Levels *levels, const Trained *expected) {
+    const Trained found = train(c, case_settings(c, levels, 1));
+    const char *differs = difference(&found, expected);
+    if (differs) test_fail("%s have other bits than with all on the device", differs);
+    expect_planned(levels, &found);
+}
+
+TEST(every_pair_of_settings) {
+    static Levels cases[MOST_CASES];
+    const size_t count = cases_make(cases);
+    printf("             %zu cases\n", count);
+    for (size_t i = 0; i < count; i++) {
+        Case c = case_make(&cases[i]);
+        const Trained expected = train(&c, case_settings(&c, &cases[i], 0));
+        expect_learned(&expected);
+        expect_same(&c, &cases[i], &expected);
+        case_free(&c);
+    }
+}
+
+// All products of five places, each in another of the cases
+TEST(every_product_of_places) {
+    static Levels cases[MOST_CASES];
+    const size_t count = cases_make(cases);
+    for (size_t i = 0; i < count && all_cases(); i++) {
+        Case c = case_make(&cases[i]);
+        const Trained expected = train(&c, case_settings(&c, &cases[i], 0));
+        for (size_t product = i; product < 3 * 3 * 3 * 3 * 3; product += count) {
+            Levels levels = cases[i];
+            for (size_t k = 0, rest = product; k < KEPT; k++, rest /= 3) levels.of[k] = rest % levels_of((int)k);
+            if (levels.of[KEPT]) levels.of[KEPT] = 1 + product / 81;
+            expect_same(&c, &levels, &expected);
+        }
+        case_free(&c);
+    }
+}
+
+// ---- waits that are left out ----------------------------------------------------------------------------------------
+// Waits of one kind that follow each other without an op between are one.
+static struct {
+    const Ops *fenced;
+    size_t waits, skip; // of a run so far; the one that is left out, from 1
+    int64_t last;       // ticket of the wait before
+    size_t ops;         // before it
+} planted;
+
+static void planted_await(int64_t ticket) {
+    const int same = planted.last && planted.ops == fence.count && ticket % 4 == planted.last % 4;
+    if (!fence_pending(ticket) && !same) {
+        planted.fenced->await_transfer(ticket);
+        return;
+    }
+    planted.waits += !same;
+    if (planted.waits != planted.skip) planted.fenced->await_transfer(ticket);
+    planted.last = ticket, planted.ops = fence.count;
+}
+
+// Trains with one wait left out; 0: that was found out
+static int trains_without(const Case *c, RunSettings settings, size_t skip, const Trained *expected) {
+    static TinyRun r;
+    static jmp_buf caught;
+    case_begin(&r, c, settings);
+    planted.waits = planted.ops = 0, planted.last = 0, planted.skip = skip;
+    under_way.caught = &caught;
+    const int found = setjmp(caught);
+    if (!found) {
+        const Trained t = train_begun(&r, c, settings);
+        if (difference(&t, expected)) test_fail("without wait %zu %s change unseen", skip, difference(&t, expected));
+    }
+    under_way.caught = NULL;
+    tiny_end(&r);
+    return !found;
+}
+
+// An op comes too early, whether or not that changes bits. Harmless are waits of the optimizer's beginning, which loads
+// nothing: of a slot's stores two slices before they matter, which a later wait for the next slot's comes in time for.
+TEST(every_wait_is_needed) {
+    static const struct {
+        Levels levels;
+        size_t harmless;
+    } cases[] = {
+        {{{PLACE_HOST, 0, 0, PLACE_HOST, 1 + PLACE_HOST}}, 2},
+        {{{PLACE_DISK, 0, 0, PLACE_DISK, 1 + PLACE_DISK}}, 2},
+    };
+    Ops ops = *ops_fenced();
+    planted.fenced = run_ops, run_ops = &ops;
+    ops.await_transfer = planted_await;
+    for (size_t i = 0; i < COUNT_OF(cases) && world.ranks == 1; i++) {
+        const Levels *levels = &cases[i].levels;
+        Case c = case_make(levels);
+        const RunSettings settings = case_settings(&c, levels, 1);
+        const Trained expected = train(&c, case_settings(&c, levels, 0));
+        if (!trains_without(&c, settings, 0, &expected)) test_fail("an op comes too early");
+        size_t waits = planted.waits, harmless = 0;
+        for (size_t skip = 1; skip <= waits; skip++) harmless += (size_t)trains_without(&c, settings, skip, &expected);
+        printf("             %zu waits, %zu harmless\n", waits, harmless);
+        if (harmless != cases[i].harmless) test_fail("%zu of %zu waits guard nothing", harmless, waits);
+        case_free(&c);
+    }
+    run_ops = planted.fenced;
+}
+
+int main(int argc, char **argv) {
+    dist_start();
+    world_begin(1);
+    if (world.ranks == 1 && !EMULATED) run_ops = ops_fenced();
+    RUN_LISTED(argc, argv, NULL);
+}
