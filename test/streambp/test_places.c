@@ -58,7 +58,7 @@ static const struct {
 } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 1, 1, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3};
+    static const size_t levels[FACTORS] = {3, 3, 1, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
@@ -356,15 +356,16 @@ static int trains_without(const Case *c, RunSettings settings, size_t skip, cons
     return !found;
 }
 
-// An op comes too early, whether or not that changes bits. Harmless are waits of the optimizer's beginning, which loads
-// nothing: of a slot's stores two slices before they matter, which a later wait for the next slot's comes in time for.
+// An op comes too early, whether or not that changes bits. Harmless are waits behind which another one of the same kind
+// comes in time, as transfers of a kind are done in order: of the optimizer's beginning, which loads nothing, for a
+// slot's stores two slices before it is written; for a layer's input that was asked for before weights.
 TEST(every_wait_is_needed) {
     static const struct {
         Levels levels;
         size_t harmless;
     } cases[] = {
-        {{{PLACE_HOST, 0, 0, PLACE_HOST, 1 + PLACE_HOST}}, 2},
-        {{{PLACE_DISK, 0, 0, PLACE_DISK, 1 + PLACE_DISK}}, 2},
+        {{{PLACE_HOST, PLACE_HOST, 0, PLACE_HOST, 1 + PLACE_HOST}}, 18},
+        {{{PLACE_DISK, PLACE_DISK, 0, PLACE_DISK, 1 + PLACE_DISK}}, 18},
     };
     Ops ops = *ops_fenced();
     planted.fenced = run_ops, run_ops = &ops;
@@ -378,7 +379,7 @@ TEST(every_wait_is_needed) {
         size_t waits = planted.waits, harmless = 0;
         for (size_t skip = 1; skip <= waits; skip++) harmless += (size_t)trains_without(&c, settings, skip, &expected);
         printf("             %zu waits, %zu harmless\n", waits, harmless);
-        if (harmless != cases[i].harmless) test_fail("%zu of %zu waits guard nothing", harmless, waits);
+        if (harmless > cases[i].harmless) test_fail("%zu of %zu waits guard nothing", harmless, waits);
         case_free(&c);
     }
     run_ops = planted.fenced;
