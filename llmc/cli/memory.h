@@ -188,6 +188,9 @@ static void report_regions(FILE *out, const Arena *plan) {
                 100 * (double)smaller / (double)plan->peak, "");
 }
 
+static const char *const placed_words[PLACED] = {"inputs",    "weights",        "gradients",
+                                                 "optimizer", "kept attention", "reference"};
+
 // What a plan has in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
     static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS,
@@ -197,8 +200,8 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
         const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
         const int again = kind == PLACED_REFERENCE && run->settings.place[PLACED_WEIGHTS] == (Place)place;
         if (run->settings.place[kind] == (Place)place && bytes && !again)
-            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "",
-                     kind == PLACED_KEPT ? "kept attention" : placed_names[kind], human_bytes((double)bytes));
+            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", placed_words[kind],
+                     human_bytes((double)bytes));
     }
     return text;
 }

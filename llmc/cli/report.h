@@ -231,16 +231,22 @@ static void report_places(FILE *out, const Run *run) {
     if (run->settings.inputs_every > 1) fprintf(out, "%s inputs of one layer in %zu", glue, run->settings.inputs_every);
     if (run->plan.disk_bytes) fprintf(out, "; a step writes %s to disk", human_bytes(moved_in_step(run, WAY_DISK_OUT)));
     fputc('\n', out);
-    if (run->choices)
-        fprintf(out, "         the fastest that fits, estimated %.3g %% slower than all on the device",
-                100 * (run->choice[0].seconds / run->choice[0].on_device - 1));
-    for (int kind = 0; kind < PLACED && run->choices > 1; kind++)
-        if (is_placed(&run->choice[1].settings, kind))
-            fprintf(out, "%s%s %s", kind ? ", " : "; next best: ", placed_names[kind],
-                    place_names[run->choice[1].settings.place[kind]]);
-    if (run->choices > 1)
-        fprintf(out, ", %.3g %% slower than this", 100 * (run->choice[1].seconds / run->choice[0].seconds - 1));
-    if (run->choices) fputc('\n', out);
+    if (!run->choices) return;
+    const Choice *taken = &run->choice[0], *next = &run->choice[1];
+    fprintf(out, "         the fastest that fits, estimated %.2f %% slower than all on the device",
+            100 * (taken->seconds / taken->on_device - 1));
+    if (run->choices > 1) {
+        fprintf(out, "; next, %.2f %% slower than this", 100 * (next->seconds / taken->seconds - 1));
+        for (int kind = 0; kind < PLACED; kind++)
+            if (next->settings.place[kind] != taken->settings.place[kind])
+                fprintf(out, ", %s on %s", placed_words[kind], place_names[next->settings.place[kind]]);
+        if (max_size(next->settings.inputs_every, 1) != max_size(taken->settings.inputs_every, 1))
+            fprintf(out, ", --inputs-every %zu", max_size(next->settings.inputs_every, 1));
+        if (next->settings.keep != taken->settings.keep)
+            fprintf(out, ", --keep %s", next->settings.keep ? "attention" : "none");
+        if (next->settings.ring != taken->settings.ring) fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
+    }
+    fputc('\n', out);
 }
 
 // Into an open object. Names of shares follow as numbers, so those of places are in an object of their own.

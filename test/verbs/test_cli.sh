@@ -146,6 +146,29 @@ for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on hos
     check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
         "$(run plan --for bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep && echo "$(json total_bytes) $(json host_bytes)")" ]
 done
+# Places: as they are named, or where the planner puts things; the plan is that of the pass, to the byte in each place.
+placed() { # expected: places, inputs_every; arguments
+    expected=$1 && shift
+    succeeds bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json "$@"
+    ran=$(sed 's/.*"placed": {\([^}]*\)}.*\("inputs_every": [0-9]*, "host_bytes": [0-9]*, "disk_bytes": [0-9]*, "host_moved_bytes": [0-9]*, "disk_written_bytes": [0-9]*\).*/\1 \2/' \
+        "$WORK/out") bytes=$(json plan_bytes)
+    check "places of bp $*" sh -c "echo '$ran' | grep -q '$expected'"
+    succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json "$@"
+    check "the plan of bp $*" [ "$(json total_bytes) $(sed 's/.*"placed": {\([^}]*\)}.*\("inputs_every": .*, "disk_written_bytes": [0-9]*\).*/\1 \2/' \
+        "$WORK/out")" = "$bytes $ran" ]
+}
+placed '"inputs": "host", "weights": "device".*"inputs_every": 2, "host_bytes": [1-9][0-9]*, "disk_bytes": 0, ' --inputs host --inputs-every 2
+whole=$(succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json && json total_bytes)
+placed '"inputs": "device", .*"host_bytes": 0, ' --memory-limit "$whole" --host-limit 3MiB
+placed '"inputs": "disk", .*"host_bytes": 0, "disk_bytes": [1-9][0-9]*, .*"disk_written_bytes": [1-9]' --inputs disk --disk build
+placed '"weights": "host", .*"host_bytes": [1-9]' --memory-limit $((whole - 1)) --host-limit 3MiB --verbose
+says err '^placed   in host memory: weights ' '^  *the fastest that fits, estimated [0-9.]* % slower than all on the device; next, '
+refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --seq-len [0-9]* would fit' \
+    bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
+refuses 2 'a place is disk: give --disk' bp --init $TINY --weights disk
+refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
+refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
+says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limit [0-9]*GiB *gives --seq-len [0-9]'
 # A length that is said to fit leaves room for what the host holds: here it is most of all, and on the CPU of one memory.
 wide=llama,hidden_size=2,intermediate_size=2,num_hidden_layers=64,num_attention_heads=1,head_dim=1024,vocab_size=9
 refuses 1 'the memory available is .* --seq-len [0-9]* would fit' bp --init $wide --seq-len 1000000000 --keep attention --keep-on host
