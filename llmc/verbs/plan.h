@@ -166,10 +166,18 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
     if (!o->quiet && ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
-        fputs("cuda     is not in this plan of a CPU build: larger chunks and workspaces take 0.4 to 1 GiB more there, "
-              "attention up to 5 GiB more where they are free\n",
-              out);
+        fprintf(out,
+                "cuda     is not in this plan of a CPU build: %sworkspaces take 0.4 to 1 GiB more there, attention up to 5 "
+                "GiB more where they are free\n",
+                run->settings.chunk ? "" : "larger chunks and ");
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
+}
+
+// On a machine the run is one of a GPU build: its element type and its chunks, unless others are named.
+static void options_of_gpu(Options *o) {
+    if (o->dtype == DTYPE_AUTO) option_type(o, "dtype", "bf16");
+    if (!o->chunk && o->method == METHOD_STREAM) option_type_size(o, "chunk", CUDA_CHUNK);
+    if (!o->logits_chunk && o->method == METHOD_STREAM) option_type_size(o, "logits-chunk", CUDA_LOGITS_CHUNK);
 }
 
 // The longest sequence of a model on a machine where no --seq-len is given; of adapters where no length of all weights
@@ -195,7 +203,7 @@ static int verb_plan(const Options *given) {
     const int named = option_given(given, "machine");
     r.machine = machine_from_options(options);
     r.limit = options->memory_limit || !named ? options->memory_limit : machine_usable_bytes(r.machine);
-    if (named && options->dtype == DTYPE_AUTO) option_type(&planned, "dtype", "bf16"); // of the machine's build
+    if (named) options_of_gpu(&planned);
     if (!options->model && !options->init) return plan_presets(options, r.machine, r.limit);
     run_open(&run, options, NULL);
     if (named && !option_given(given, "seq-len") && !options->data.count)

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Lengths that one card reaches with host memory and a disk beside it, by `train plan`, beside what others have published for such cards
+(scripts/paper/long_runs.csv, with its sources). Nothing is run: lengths are plans, times are estimates.
+
+    plan_lengths.py                   prints the table, with the command of each row; TRAIN=./train
+    plan_lengths.py --write           puts it into scripts/README.md, between the comments that name this script
+    plan_lengths.py --check           exit status 1 if another one is there
+    plan_lengths.py --points FILE     the points of plot_lengths.py's picture: ways on an H100, and what others have published
+
+Needs the standard library only.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+README = os.path.join(ROOT, "scripts", "README.md")
+BEGIN, END = "<!-- scripts/plan_lengths.py -->\n", "<!-- end -->"
+TRAIN = os.environ.get("TRAIN", "./train")
+H100 = "--machine h100 --memory-limit 80GiB"
+
+# what, limits, options; tokens wanted; most % that transfers may add, or None; of long_runs.csv: (system, model, gpus, gpu)
+ROWS = [
+    ("Qwen3-8B, all weights", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 1M {H100} --host-limit 460GiB", 3,
+     [("ALST", "llama3.1-8b", 1, "h100"), ("MegaTrain", "7b", 1, "gh200")]),
+    ("", "80 GiB, host 128 GiB, disk", "--init qwen3-8b --seq-len 1M --machine h100,disk=4TB --memory-limit 80GiB --host-limit 128GiB", 3, []),
+    ("", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 256k {H100} --host-limit 460GiB", 3, []),
+    ("", "80 GiB, host 460 GiB", f"--init qwen3-8b --seq-len 32k {H100} --host-limit 460GiB", None, []),
+    ("", "80 GiB, host 460 GiB, 12 micro-batches", f"--init qwen3-8b --seq-len 32k --grad-accum 12 {H100} --host-limit 460GiB", 3, []),
+    ("", "24 GiB, host 116 GiB", "--init qwen3-8b --seq-len 32k --machine rtx4090 --memory-limit 24GiB --host-limit 116GiB", None,
+     [("LLMQ", "7b", 1, "rtx4090")]),
+    ("", "24 GiB, host 116 GiB, disk, 8 micro-batches", "--init qwen3-8b --seq-len 32k --grad-accum 8 --machine rtx4090,disk=2TB "
+     "--memory-limit 24GiB --host-limit 116GiB", None, []),
+    ("Qwen3-8B, LoRA of rank 16", "24 GiB, host 96 GiB", "--init qwen3-8b --lora-rank 16 --seq-len 250000 --machine rtx4090 "
+     "--memory-limit 24GiB --host-limit 96GiB", None, [("Unsloth", "llama3.1-8b", 1, "24gb")]),
+    ("", "12 GiB, host 64 GiB", "--init qwen3-8b --lora-rank 16 --seq-len 128000 --machine rtx3060 --memory-limit 12GiB --host-limit 64GiB",
+     None, [("Unsloth", "llama3.1-8b", 1, "12gb")]),
+    ("Qwen3-32B, LoRA of rank 16", "80 GiB, host 320 GiB", f"--init qwen3-32b --lora-rank 16 --seq-len 500000 {H100} --host-limit 320GiB",
+     None, [("ALST", "qwen3-32b", 1, "h100"), ("Unsloth", "llama3.3-70b", 1, "80gb")]),
+    ("Llama-3.1-8B, all weights", "8 H100, host 1.8 TiB", "--init llama3.1-8b --seq-len 5000016 --ranks 8 --sp 8 --zero 3 --machine h100 "
+     "--host-limit 1.8TiB", None, [("ALST", "llama3.1-8b", 8, "h100"), ("UPipe", "llama3-8b", 8, "h100")]),
+    ("", "32 H100, host 1.8 TiB a node", "--init llama3.1-8b --seq-len 15500032 --ranks 32 --sp 32 --zero 3 --machine h100 "
+     "--host-limit 1.8TiB", None, [("ALST", "llama3.1-8b", 32, "h100")]),
+]
+POINTS = [  # of the picture: name, options of all lengths
+    ("LoRA, device alone", "--lora-rank 16 --machine h100,host=0"),
+    ("LoRA, host 320 GiB", "--lora-rank 16 --machine h100,host=320GiB"),
+    ("all weights, host 128 GiB", "--machine h100,host=128GiB"),
+    ("all weights, host 460 GiB", "--machine h100,host=460GiB"),
+    ("all weights, host 128 GiB and disk", "--machine h100,host=128GiB,disk=4TB"),
+]
+
+
+def published():
+    with open(os.path.join(ROOT, "scripts", "paper", "long_runs.csv"), newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {(row["system"], row["model"], int(row["gpus"]), row["gpu"]): row for row in rows}
+
+
+def command(options):
+    return f"{TRAIN} plan {options}"
+
+
+def plan(options):
+    """The object that `train plan` prints; it exits 1 where no length fits."""
+    made = subprocess.run([*command(options).split(), "--json", "--quiet"], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode not in (0, 1) or not made.stdout:
+        raise SystemExit(f"plan_lengths.py: {command(options)}: {made.stderr.strip() or made.returncode}")
+    return json.loads(made.stdout)
+
+
+def tokens(n):
+    """1048576 -> 1.05 M, 250000 -> 250 k."""
+    return f"{n / 1e6:.2f} M" if n >= 999500 else f"{n / 1e3:.0f} k"
+
+
+def gigabytes(n):
+    return f"{n / 2**30:.0f}" if n >= 10 * 2**30 else f"{n / 2**30:.1f}" if n else "-"
+
+
+def places(made):
+    """What lies elsewhere than on the device: "host: inputs, optimizer"."""
+    every = f"/{made['inputs_every']}" if made["inputs_every"] > 1 else ""
+    found = {}
+    for name in ("inputs", "weights", "gradients", "optimizer"):
+        found.setdefault(made["placed"][name], []).append(name + every * (name == "inputs"))
+    return "; ".join(f"{place}: {', '.join(found[place])}" for place in ("host", "disk") if place in found) or "nothing"
+
+
+def title(name):
+    """As its makers write a model or a card."""
+    for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("qlora", "QLoRA")):
+        name = name.replace(ours, theirs)
+    return name[:-1] + name[-1].upper() if name[-2:-1].isdigit() else name
+
+
+def others(keys, known):
+    found = []
+    for row in (known[key] for key in keys):
+        cards = f"{row['gpus']} {title(row['gpu'])}" if row["gpus"] != "1" else title(row["gpu"])
+        seconds = f", {row['seconds']} s" if row["seconds"] else ""
+        found.append(f"{row['system']} {tokens(int(row['tokens']))}: {title(row['model'])}, {title(row['trained'])}, {cards}{seconds}")
+    return "; ".join(found)
+
+
+def table():
+    known, missed, commands = published(), 0, []
+    lines = ["| | limits | tokens | reached | longest | elsewhere than on the device | GiB of device, host, disk | s a step | transfers add | others |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    for number, (what, limits, options, most, keys) in enumerate(ROWS, 1):
+        made = plan(options)
+        fits = made["fits"]
+        beyond = 100 * (made["estimated_seconds"] / made["estimated_seconds_on_device"] - 1)
+        late = most is not None and beyond > most
+        missed += not fits or late
+        words = options.split()
+        asked = words[words.index("--seq-len") + 1]
+        n = int(asked[:-1]) * {"k": 1024, "M": 1 << 20}[asked[-1]] if asked[-1] in "kM" else int(asked)
+        memory = ", ".join(gigabytes(made[f"{place}_bytes"]) for place in ("total", "host", "disk"))
+        lines.append(
+            f"| {number}{'. ' + what if what else ''} | {limits} | {tokens(n)} | {'yes' if fits else 'NO'} | {tokens(made['max_seq_len'])} | "
+            f"{places(made) if fits else ''} | {memory} | {made['estimated_seconds']:.4g} | "
+            f"{beyond:.1f} %{' (wanted: ' + str(most) + ' %)' if late else ''} | {others(keys, known)} |")
+        commands.append(f"    {number:2}  {command(options)}")
+    verdict = "All lengths are reached." if not missed else f"{missed} of {len(ROWS)} are not reached as wanted."
+    return "\n".join(lines + ["", verdict, "", *commands]), missed
+
+
+def points(path):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["series", "source", "tokens", "seconds"])
+        for name, options in POINTS:
+            for n in (1 << k for k in range(12, 23)):
+                made = plan(f"--init qwen3-8b --seq-len {n} {options}")
+                if made["fits"]:
+                    out.writerow([name, "plan", n, made["estimated_seconds"]])
+        for row in published().values():
+            if row["gpus"] == "1" and row["gpu"] in ("h100", "gh200", "80gb") and row["model"] in ("7b", "llama3.1-8b"):
+                out.writerow([f"{row['system']}, {row['trained']}", "published", row["tokens"], row["seconds"]])
+
+
+def main():
+    if sys.argv[1:2] == ["--points"] and len(sys.argv) == 3:
+        return points(sys.argv[2])
+    if sys.argv[1:] not in ([], ["--write"], ["--check"]):
+        raise SystemExit(__doc__)
+    text = table()[0]
+    if not sys.argv[1:]:
+        print(text)
+        return 0
+    with open(README, encoding="utf-8") as file:
+        before = file.read()
+    if before.count(BEGIN) != 1:
+        raise SystemExit(f"{README} needs one line {BEGIN.strip()} and, behind it, {END}")
+    head, rest = before.split(BEGIN)
+    after = f"{head}{BEGIN}{text}\n{END}{rest.split(END, 1)[1]}"
+    if sys.argv[1:] == ["--write"]:
+        with open(README, "w", encoding="utf-8") as file:
+            file.write(after)
+    elif before != after:
+        print("scripts/README.md: its table is not that of the plans; scripts/plan_lengths.py --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
