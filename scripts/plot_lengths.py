@@ -9,10 +9,11 @@ a time is a mark on the lower edge.
 import csv
 
 import plot_style as style
+from plan_lengths import tokens
 from plot_style import plt
 
 COLOURS = [style.COLOURS[name] for name in ("stream-keep", "stream", "checkpoint", "full", "hf")]
-LINES = ["-", (0, (5, 2)), (0, (1, 1.5)), "-", (0, (5, 2))]
+WIDEST = 7  # points: lines lie on one another, the first below
 
 
 def main():
@@ -29,14 +30,17 @@ def main():
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     lines = [(name, points) for (name, source), points in series.items() if source == "plan"]
-    for (name, points), colour, line in zip(lines, COLOURS, LINES):
-        axes.plot(*zip(*points), color=colour, linestyle=line, marker=".", label=name)
+    for i, (name, points) in enumerate(lines):
+        axes.plot(*zip(*points), color=COLOURS[i], linewidth=WIDEST * (1 - i / len(lines)), solid_capstyle="butt",
+                  label=f"{name}: to {tokens(points[-1][0])}")
+        axes.plot(*points[-1], color=COLOURS[i], marker="o", markersize=WIDEST + 1 - i)
     low = min(y for _, points in lines for _, y in points) / 2
     axes.set_ylim(low, None)
-    for (name, source), points in series.items():
-        for x, y in points if source != "plan" else []:
-            axes.plot([x], [y or low], color=style.GREY, marker="x" if y else "|", markersize=7, clip_on=False)
-            axes.annotate(name, (x, y or low), xytext=(0, 8), textcoords="offset points", ha="center", color=style.GREY)
+    others = sorted((x, y, name) for (name, source), points in series.items() if source != "plan" for x, y in points)
+    for i, (x, y, name) in enumerate(others):
+        axes.plot([x], [y or low], color=style.GREY, marker="x" if y else "|", markersize=8, clip_on=False)
+        axes.annotate(f"{name}: {tokens(x)}", (x, y or low), xytext=(-6, 3 if y else 8 + style.LINE * i),
+                      textcoords="offset points", ha="right", color=style.GREY)
     axes.set_xlabel("tokens of a sequence")
     axes.set_ylabel("seconds of a step, estimated")
     axes.xaxis.set_major_formatter(style.tokens)

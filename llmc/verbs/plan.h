@@ -120,6 +120,7 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
 
 typedef struct {
     size_t limit, longest;             // 0: none
+    int fits;                          // the plan, into that and into the host's memory and disk
     size_t train_bytes, train_longest; // of training with the options of a pass
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
@@ -135,7 +136,7 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
     report_plan_json(&json, run->plan.arena);
     if (r->limit) {
         json_size(&json, "max_seq_len", r->longest);
-        json_bool(&json, "fits", run->plan.total_bytes <= r->limit);
+        json_bool(&json, "fits", r->fits);
     }
     json_bool(&json, "optimizer_update", run->settings.optimizer);
     if (!run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
@@ -157,8 +158,12 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
     if (r->limit && r->longest)
         fprintf(out, "longest  --seq-len %zu fits into %s%s", r->longest, limit,
                 run->settings.optimizer ? "" : ", for a pass without an optimizer update");
-    if (r->longest && run->plan.total_bytes > r->limit)
-        fprintf(out, "; the planned --seq-len %zu needs %s and does not", o->seq_len, bytes);
+    if (r->longest && !r->fits) {
+        fprintf(out, "; the planned --seq-len %zu needs %s", o->seq_len, bytes);
+        if (run->plan.host_bytes) fprintf(out, ", %s of host memory", human_bytes((double)run->plan.host_bytes));
+        if (run->plan.disk_bytes) fprintf(out, ", %s of disk", human_bytes((double)run->plan.disk_bytes));
+        fputs(" and does not", out);
+    }
     if (r->longest) fputc('\n', out);
     if (!run->settings.optimizer) {
         fprintf(out, "train    the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
@@ -225,6 +230,8 @@ static int verb_plan(const Options *given) {
     r.train_bytes = train.plan.total_bytes;
     run_plan(&run, &shape, r.limit);
     note_attention(&run);
+    const Search search = run_search(&run, r.limit);
+    r.fits = plan_pressure(&run.plan, &search.limits) <= 1;
     if (r.limit) r.longest = run_longest(&run, documents, r.limit);
     if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);

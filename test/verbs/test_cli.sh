@@ -196,7 +196,7 @@ check 'the longest is that of the ring' [ "$(json max_seq_len)" -ge 1000000 ]
 ranks --machine h200,host=0
 check 'whose memory is the limit' [ "$(json usable_bytes) $(($(json max_seq_len) > 4096))" = '149035365171 1' ]
 with_machine=$(json max_seq_len)
-ranks --memory-limit h200
+ranks --memory-limit h200 --chunk 4096 --logits-chunk 2048 # of a GPU build
 check 'a card is a limit by name' [ "$(json max_seq_len) $(json usable_bytes)" = "$with_machine 149035365171" ]
 ranks --machine h200
 check 'one process on a machine' grep -q '"machine": "h200", "estimated_seconds": [0-9]' "$WORK/out"
@@ -239,7 +239,7 @@ check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/e
 check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 5 ]
 sed -n 's/^  \(--.*\) gives --seq-len \([0-9]*\).*/\2 \1/p' "$WORK/ways" >"$WORK/each"
 while read -r length options; do
-    succeeds plan --init qwen3-8b --dtype bf16 --memory-limit h100 --json $options
+    succeeds plan --init qwen3-8b --machine h100,host=0 --json $options
     check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]
 done <"$WORK/each"
 succeeds plan --init qwen3-0.6b --zero 3
