@@ -335,6 +335,7 @@ static void options_check(const Options *o) {
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
+        {on_disk && !o->disk && verb != VERB_PLAN, "no disk: give --disk with a folder on a local one"},
         {train && !o->out && o->resume, "--resume needs --out, the folder to continue in"},
         {train && !o->out && o->save_every, "--save-every needs --out, the folder to save in"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
@@ -535,6 +536,7 @@ static void options_check_output(const Options *o) {
         const char *text = row->kind == OPTION_TEXT ? *(const char *const *)field : NULL;
         const PathList *list = (const PathList *)field;
         char hub[PATH_MAX], name[32];
+        if (text && text == o->disk) continue; // nothing is read there
         snprintf(name, sizeof(name), "--%s", row->name);
         if (text && (!strcmp(row->name, "model") || !strcmp(row->value, "DIR")))
             text = hub_path_find(name, text, hub, 1);
