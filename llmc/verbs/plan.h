@@ -1,7 +1,7 @@
 /*
-The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; of several
-processes, what a rank sends; and on a given kind of machine how long a step is estimated to take, and the ways to train
-there (ways.h).
+The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; of
+several processes, what a rank sends; and on a given kind of machine how long a step is estimated to take, and the ways
+to train there (ways.h).
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
@@ -171,10 +171,11 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
         fputs(r->limit && !r->train_longest ? "; no length fits\n" : "\n", out);
     }
     if (!o->quiet && ops_device->stored != run->model.dtype && run->model.dtype == DTYPE_BF16)
-        fprintf(out,
-                "cuda     is not in this plan of a CPU build: %sworkspaces take 0.4 to 1 GiB more there, attention up to 5 "
-                "GiB more where they are free\n",
-                run->settings.chunk ? "" : "larger chunks and ");
+        fprintf(
+            out,
+            "cuda     is not in this plan of a CPU build: %sworkspaces take 0.4 to 1 GiB more there, attention up to 5 "
+            "GiB more where they are free\n",
+            run->settings.chunk ? "" : "larger chunks and ");
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
 }
 

@@ -51,42 +51,33 @@ static void option_type_size(Options *o, const char *typed, size_t value) {
     option_type(o, typed, text);
 }
 
-// What the options leave open lies in this place or in one before it.
-static int way_within(const Search *c, const Choice *way, Place uses) {
-    for (int kind = 0; kind < PLACED; kind++)
-        if (c->open.place[kind] == PLACE_AUTO && way->settings.place[kind] > uses) return 0;
-    return 1;
-}
-
-// A row for the device, for host memory and for a disk, where it allows a faster step or a longer sequence than the one
-// before.
+// A row for the device, for host memory and for a disk, where it allows a faster step or a sequence that is longer by
+// 1 % than the one before.
 static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t limit) {
     const Search search = run_search(&t->run, limit);
-    Choice *choices;
-    size_t least;
-    const size_t count = search_choices(&search, shape, &choices, &least);
     for (int uses = 0; uses < PLACES; uses++) {
         const WayRow *before = t->rows ? &t->row[t->rows - 1] : NULL;
         Search within = search;
         WayRow row = {0};
-        size_t i = 0;
-        row.uses = (Place)uses, row.number = SIZE_MAX;
+        Choice *choices;
+        size_t least;
         for (int kind = 0; kind < PLACED; kind++) within.places[kind] &= (2u << uses) - 1;
-        if (within.keep) within.keep = within.open.keep = 0; // nothing is longer with it
-        row.longest = search_longest(&within, documents);
-        while (i < count && !way_within(&search, &choices[i], row.uses)) i++;
-        if (i < count) row.number = choices[i].number;
-        if (!row.longest || (before && row.longest == before->longest && row.number == before->number)) continue;
-        if (i < count && run_take(&t->run, &search, shape, row.number)) {
+        const size_t count = search_choices(&within, shape, &choices, &least);
+        row.uses = (Place)uses, row.number = count ? choices[0].number : SIZE_MAX;
+        free(choices);
+        if (count && run_take(&t->run, &within, shape, row.number)) {
             const Plan *plan = &t->run.plan;
             row.fits = 1, row.settings = t->run.settings;
             row.bytes[PLACE_DEVICE] = plan->total_bytes;
             row.bytes[PLACE_HOST] = plan->host_bytes, row.bytes[PLACE_DISK] = plan->disk_bytes;
-            row.estimate = estimate_step(search.machine, &row.settings, shape, t->step);
+            row.estimate = estimate_step(within.machine, &row.settings, shape, t->step);
         }
-        t->row[t->rows++] = row;
+        if (within.keep) within.keep = within.open.keep = 0; // nothing is longer with it
+        row.longest = search_longest(&within, documents);
+        const int more =
+            !before || row.number != before->number || 0.99 * (double)row.longest > (double)before->longest;
+        if (row.longest && more) t->row[t->rows++] = row;
     }
-    free(choices);
 }
 
 // Takes --lora-rank back, and what has no meaning without it.
@@ -188,9 +179,10 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
 static void ways_print(FILE *out, const TrainingWays *ways, const Machine *m) {
     fprintf(out, "ways     to train with an %s, host memory and a disk; times are estimated, longest is --seq-len\n",
             m->gpu);
-    fputs("  trained  with    inputs    weights gradients optimizer kept   device   host   disk GiB s/step tokens/s   MFU"
-          "    longest\n",
-          out);
+    fputs(
+        "  trained  with    inputs    weights gradients optimizer kept   device   host   disk GiB s/step tokens/s   MFU"
+        "    longest\n",
+        out);
     for (size_t i = 0; i < ways->count; i++) {
         const Trained *t = &ways->trained[i];
         for (size_t k = 0; k < t->rows; k++) way_print(out, t, &t->row[k], &t->row[k] == ways->best_row);
@@ -250,8 +242,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_array(&json, "presets");
     } else {
         machine_print(stdout, m);
-        printf("presets  longest sequence on an %s, in tokens\n%-20s %12s %12s %16s\n", m->gpu, "  --init", "parameters",
-               "all weights", "LoRA of rank " WAY_RANK);
+        printf("presets  longest sequence on an %s, in tokens\n%-20s %12s %12s %16s\n", m->gpu, "  --init",
+               "parameters", "all weights", "LoRA of rank " WAY_RANK);
     }
     for (size_t i = 0; i < PRESETS; i++) {
         Options o = *options;
