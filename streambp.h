@@ -61,7 +61,7 @@ generation.
 #define STREAMBP_H
 #include "llmc/stream/attention_memory.h" // where a layer's keys and values lie; --keep attention
 #include "llmc/stream/modules.h"          // linear layers, norms, rotary embedding, the MLP's activation
-#include "llmc/stream/residency.h"        // where weights, gradients and layer inputs are
+#include "llmc/stream/residency.h"        // where weights and gradients are
 #include "llmc/stream/sequence.h"         // the sequence on the device; chunks and layers: what loops visit
 
 // ---- what one chunk costs -------------------------------------------------------------------------------------------

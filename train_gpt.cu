@@ -113,8 +113,12 @@ static StepReport train_step(Trainer *t, size_t step) {
         adamw.gradient_scale = gradient_clip(report.grad_norm, o->grad_clip);
         adamw.step = (int64_t)step;
         adamw.seed = o->seed;
-        optimizer_step(&s->memory, &t->run.optimizer, &adamw);
-        weights_updated(&s->memory);
+        if (t->run.settings.defers) {
+            update_defer(&t->update, &s->memory, &t->run.optimizer, &adamw);
+        } else {
+            optimizer_step(&s->memory, &t->run.optimizer, &adamw);
+            weights_updated(&s->memory);
+        }
     }
 
     // 5. What the step took.

@@ -83,6 +83,9 @@ CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PL
        "where stored gradients are")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where moments and master weights are; elsewhere they come to the device in slices at each step")
+CHOICE(int, update, "update", "now", 0, 1, STEPS, "now|forward",
+       "forward: weights are stepped in the next forward pass, each layer's before they are used, so that transfers of "
+       "the optimizer's state run beside it; results are the same bits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "--rollout with --beta above 0 and a whole model: where its weights at the start are, the reference's")
 TEXT(disk, "disk", NULL, PASSES | ON(DOCTOR), "DIR",

@@ -71,7 +71,7 @@ static ReferenceModel computed_reference(const Options *o, const Objective *obje
 
 // Moments, and master weights where the model is in bf16.
 static void settings_add_optimizer(RunSettings *settings, const Options *o) {
-    settings->optimizer = 1;
+    settings->optimizer = 1, settings->defers = o->update;
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 

@@ -12,7 +12,8 @@ measured here, and whatever shows it calls it estimated.
                 share; the longer of the two
 
     a sequence  max(F, W/2, P_F) + max(B, W/2 + G, P_B) + KV
-    a step      its sequences one after the other + max(O, P_O) + U
+    a step      its sequences one after the other + max(O, P_O) + U; of a step that waits for the next forward pass
+                O and P_O are of its first sequence's forward pass
 
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. P: transfers
 between places (llmc/stream/places.h) in either pass and in the optimizer's step O, counted by the plan; device memory
@@ -133,8 +134,14 @@ static double step_seconds(const Machine *m, const RunSettings *settings, const 
                            size_t sequences) {
     const World w = settings->world;
     const double *update = moved->bytes[PHASE_UPDATE];
-    double seconds = sequence_seconds(m, settings, work, moved, &work->last) +
-                     fmax(work->update + moved_work(m, update), moved_seconds(m, w, update));
+    PassWork first = *work;
+    Moved with = *moved;
+    double seconds = fmax(work->update + moved_work(m, update), moved_seconds(m, w, update));
+    if (settings->defers) {
+        seconds = 0, first.forward += work->update;
+        for (int way = 0; way < WAYS; way++) with.bytes[PHASE_FORWARD][way] += update[way];
+    }
+    seconds += sequence_seconds(m, settings, &first, &with, &work->last);
     if (sequences > 1) seconds += (double)(sequences - 1) * sequence_seconds(m, settings, work, moved, &work->other);
     if (w.zero == 1 || w.zero == 2) seconds += sent_seconds(m, w, RANKS_ALL, &work->last, TRAFFIC_WEIGHTS);
     return seconds;

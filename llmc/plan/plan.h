@@ -6,7 +6,6 @@ streambp.h on op set "dry" and an arena without memory, so a plan is the run's o
 #define LLMC_PLAN_H
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/ring.h"
-#include "llmc/stream/update.h"
 
 // The model whose log-probabilities are computed beside a pass: without adapters, the pass's own, or as it was at the
 // start, of which a second set of what is trained is kept.
@@ -20,6 +19,7 @@ typedef struct {
     DType gradient_type;        // of the stored gradients
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
+    int defers;                           // the optimizer's step waits for the next forward pass
     int master;                           // fp32 copy of the weights, where these are bf16
     Objective objective;                  // as zeros: sft
     const Lora *lora;                     // NULL: the model itself is trained
@@ -54,6 +54,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->chunk = settings->chunk ? settings->chunk : ops->chunk, s->even_chunks = !settings->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
+    s->memory.visits = model->config.num_hidden_layers;
+    if (s->method == METHOD_STREAM) s->memory.visits *= largest->N / world_sp(settings->world) / s->chunk + 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.lora = settings->lora;
@@ -180,14 +182,17 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
         die("a plan of %zu tokens through %zu layers of this width is beyond 64 bits; take fewer tokens", longest,
             settings->model->config.num_hidden_layers);
     Plan plan = {0};
+    const AdamW step = {0};
+    Update update;
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge);
     dry.library = settings->library;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
+    if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = layer_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
-    if (settings->optimizer) plan_update(&s, &state);
+    if (settings->optimizer && !settings->defers) plan_update(&s, &state);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);

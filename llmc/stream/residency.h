@@ -63,6 +63,8 @@ typedef struct {
     LayerBuffer summed[2];              // for layers of even and odd index
     Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
     int64_t last_ticket;                // of reductions in place; 0: none
+    struct Update *update;              // the optimizer's step, where it waits for this pass (update.h); NULL: none
+    size_t visits;                      // to chunks of layers, of a pass over the largest sequence
 } Residency;
 
 static void *at(void *base, size_t element, size_t size) {
@@ -243,9 +245,13 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
     return w;
 }
 
+// Takes the optimizer's step through `group`, where that waits for this pass (update.h).
+static void update_group(Residency *r, size_t group);
+
 static GroupWeights weights_acquire(Residency *r, size_t group) {
     const size_t size = dtype_size(r->model->dtype);
     GroupWeights w = {NULL, NULL, NULL};
+    update_group(r, group);
     if (weights_come(r)) return is_layer(group) ? acquire_layer(r, group) : acquire_table(r, group);
     w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
     if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
@@ -258,7 +264,9 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
 // for. A plan's next visit may be of any layer, so there each asks for its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
-    if (weights_come(r) && !r->plan && next < r->model->config.num_hidden_layers) layer_ask(r, next);
+    if (!weights_come(r) || r->plan || next >= r->model->config.num_hidden_layers) return;
+    update_group(r, next);
+    layer_ask(r, next);
 }
 
 // For the progress bar: a layer forward is a part of the pass, backward with its recomputation is as much as these.
@@ -287,10 +295,14 @@ static void group_updated(Residency *r, const Model *table, char *weights, size_
 }
 
 // After the optimizer's step in stages 1 and 2
+static int weights_gather(const Residency *r) {
+    return !alone(r) && r->world.zero >= ZERO_OPTIMIZER && r->world.zero < ZERO_WEIGHTS;
+}
+
 static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
     const size_t L = table->config.num_hidden_layers;
-    if (alone(r) || r->world.zero < ZERO_OPTIMIZER || r->world.zero >= ZERO_WEIGHTS) return;
+    if (!weights_gather(r)) return;
     r->moved.phase = PHASE_UPDATE;
     for (size_t i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
@@ -308,8 +320,9 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
-// Before a step's first micro-batch
+// Before a step's first micro-batch; behind a step of the optimizer that waits for its forward pass
 static void grads_zero(Residency *r) {
+    if (r->update) return;
     r->ops->zero(r->gradients,
                  sharding_elements(trained_table(r), gradients_sharding(r)) * dtype_size(r->gradient_type));
 }

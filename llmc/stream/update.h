@@ -6,6 +6,9 @@ Where all of it is on the device the op runs over each parameter. Else what this
 slices: ranges of the table, so that a norm comes and goes with the matrices beside it. Three slots take turns: the next
 slice is loaded and the one before is stored while this one is stepped. Nothing is loaded that is not read.
 
+A step may wait for the next forward pass (update_defer), in which each group is stepped before its weights are used:
+transfers then run beside that pass. Gradients wait with it.
+
 What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
 alone: so a resumed run repeats them, and a step depends neither on sharding nor on places.
 */
@@ -44,13 +47,16 @@ typedef struct {
     size_t first, count, slot;
 } UpdateSlice;
 
-typedef struct {
+typedef struct Update {
     Residency *r;
     const OptimizerState *state;
-    const AdamW *step; // NULL: the state begins
+    AdamW step;
+    int begins; // there is no step yet: the state begins
     UpdateMemory tensor[UPDATE_TENSORS];
     int64_t ticket[UPDATE_SLOTS][PLACES][2]; // of a slot's last store and load
-    size_t slice, mark;                      // elements of a slot; of the arena, before the slots
+    size_t slice;                            // elements of a slot; 0: it has not begun
+    size_t each;                             // slices of a visit
+    size_t groups;                           // of the table, that are stepped
     Slabs walk;
     UpdateSlice next; // is on its way; of no elements behind the last
     size_t parameter; // of the table, that the walk has come to
@@ -75,6 +81,8 @@ static void update_await(Update *u, size_t slot, int in) {
 
 static void update_transfer(Update *u, UpdateSlice s, int in) {
     Residency *r = u->r;
+    const Phase phase = r->moved.phase;
+    r->moved.phase = PHASE_UPDATE;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         const UpdateMemory *t = &u->tensor[i];
         if (!t->slots || !(in ? t->loaded : t->stored)) continue;
@@ -83,6 +91,7 @@ static void update_transfer(Update *u, UpdateSlice s, int in) {
             in ? place_load(r->ops, &r->moved, t->place, device, home, s.count * t->size, 1)
                : place_store(r->ops, &r->moved, t->place, home, device, s.count * t->size, 1);
     }
+    r->moved.phase = phase;
 }
 
 // Asks for the next slice, into the slot of the one that was stored longest ago.
@@ -109,10 +118,10 @@ static void update_compute(Update *u, UpdateSlice s) {
     for (size_t first = s.first, n; first < s.first + s.count; first += n) {
         while (p[u->parameter].offset + parameter_elements(&p[u->parameter]) <= first) u->parameter++;
         const size_t i = u->parameter;
-        AdamW step = *u->step;
+        AdamW step = u->step;
         n = min_size(p[i].offset + parameter_elements(&p[i]), s.first + s.count) - first;
         if (!parameter_decays(&p[i])) step.weight_decay = 0;
-        step.seed = random_bits(u->step->seed, RANDOM_STREAM_ADAMW + i, (uint64_t)u->step->step);
+        step.seed = random_bits(u->step.seed, RANDOM_STREAM_ADAMW + i, (uint64_t)u->step.step);
         step.first = first - p[i].offset;
         void *of[UPDATE_TENSORS];
         for (int t = 0; t < UPDATE_TENSORS; t++) of[t] = update_at(u, (UpdateTensor)t, s, first);
@@ -129,31 +138,36 @@ static void update_add(Update *u, UpdateTensor tensor, void *memory, DType type,
     if (loaded || stored) u->tensor[tensor] = t;
 }
 
-static void update_push_slots(Update *u, Sharding own) {
+// Pushes the slots and asks for the first slice. visits: calls of update_poke that come to the end; SIZE_MAX: none
+static void update_begin(Update *u, size_t visits) {
     static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
                                                  SHARE_OPTIMIZER};
     static const char *const names[UPDATE_TENSORS] = {"slices of weights", "slices of gradients",
                                                       "slices of first moments", "slices of second moments",
                                                       "slices of master weights"};
     const Model *table = trained_table(u->r);
+    const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
+    const size_t all = sharding_elements(table, own), visit = all / visits + 1;
     const size_t largest = max_size(sharding_room(table, own, 0), max_size(sharding_room(table, own, GROUP_EMBEDDING),
                                                                            sharding_room(table, own, GROUP_HEAD)));
     u->slice = SIZE_MAX;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         UpdateMemory *t = &u->tensor[i];
         if (!t->memory || t->place <= PLACE_DEVICE) continue;
-        u->slice = min_size(UPDATE_SLICE, largest);
+        u->slice = min_size(min_size(max_size(UPDATE_SLICE, visit), 4 * UPDATE_SLICE), largest);
         t->slots = (char *)arena_push(u->r->arena, shares[i], names[i], UPDATE_SLOTS * u->slice, t->size);
     }
+    u->each = (visit - 1) / u->slice + 1;
+    u->walk = slabs_of(table, SLABS_OF_GROUPS, own, own, NULL), u->walk.most = u->slice;
+    update_ask(u);
 }
 
-static void update_begin(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
+static void update_set(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
     const Model *table = trained_table(r);
-    const Sharding own = sharding_of(r->world, ZERO_OPTIMIZER);
     const int steps = step != NULL, master = state->master != NULL;
     memset(u, 0, sizeof(*u));
-    u->r = r, u->state = state, u->step = step, u->mark = arena_mark(r->arena);
-    r->moved.phase = PHASE_UPDATE;
+    u->r = r, u->state = state, u->begins = !steps;
+    if (steps) u->step = *step;
     // weights are read for a step without master, and for the master's beginning
     update_add(u, UPDATE_WEIGHTS, trained_weights(r), table->dtype, PLACED_WEIGHTS, ZERO_WEIGHTS, steps != master,
                steps);
@@ -161,38 +175,73 @@ static void update_begin(Update *u, Residency *r, const OptimizerState *state, c
     update_add(u, UPDATE_M, state->m, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
     update_add(u, UPDATE_V, state->v, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
     update_add(u, UPDATE_MASTER, state->master, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
-    update_push_slots(u, own);
-    u->walk = slabs_of(table, SLABS_OF_GROUPS, own, own, NULL), u->walk.most = u->slice;
-    update_ask(u);
 }
 
-// The next slice; returns 0 where there is none.
-static int update_slice(Update *u) {
+// The next slice, if there is one
+static void update_slice(Update *u) {
     const UpdateSlice s = u->next;
-    if (!s.count) return 0;
+    if (!s.count) return;
     update_ask(u);
     update_await(u, s.slot, 1);
-    if (u->step)
-        update_compute(u, s);
-    else
+    if (u->begins)
         update_initialise(u, s);
+    else
+        update_compute(u, s);
     update_transfer(u, s, 0);
-    return 1;
 }
 
-static void update_end(Update *u) {
-    for (size_t slot = 0; slot < UPDATE_SLOTS; slot++) update_await(u, slot, 0);
-    u->r->moved.phase = PHASE_FORWARD;
-    arena_pop(u->r->arena, u->mark);
+// Steps all before element `end` of the table. Weights that were stored can be loaded, and in the end all can.
+static void update_until(Update *u, size_t end) {
+    if (!u->slice) die("internal: weights are used before a step that waits for a pass");
+    while (u->next.count && u->next.first < end) update_slice(u);
+    for (size_t slot = 0; slot < UPDATE_SLOTS; slot++)
+        if (u->tensor[UPDATE_WEIGHTS].slots || !u->next.count) update_await(u, slot, 0);
 }
 
 // Every rank steps its shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
 // NULL: before the first step, after the weights are loaded. The caller then calls weights_updated (residency.h).
 static void optimizer_step(Residency *r, const OptimizerState *state, const AdamW *step) {
+    const size_t mark = arena_mark(r->arena);
     Update u;
-    update_begin(&u, r, state, step);
-    while (update_slice(&u)) continue;
-    update_end(&u);
+    update_set(&u, r, state, step);
+    update_begin(&u, SIZE_MAX);
+    update_until(&u, trained_table(r)->elements);
+    arena_pop(r->arena, mark);
+}
+
+// ---- a step that waits ----------------------------------------------------------------------------------------------
+// The same by the next pass, or by weights_flush. *u stays where it is until then.
+static void update_defer(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
+    update_set(u, r, state, step);
+    r->update = u;
+}
+
+// Between chunks of a pass: their computation and these transfers go on side by side.
+static void update_poke(Residency *r) {
+    for (size_t i = 0; r->update && i < r->update->each; i++) update_slice(r->update);
+}
+
+static void update_group(Residency *r, size_t group) {
+    const Model *table = trained_table(r);
+    Update *u = r->update;
+    for (; u && u->groups < group_count(table); u->groups++) {
+        const size_t next = group_at(table, u->groups), begin = group_begin(table, next);
+        if (begin > group_begin(table, group)) return;
+        update_until(u, begin + group_elements(table, next));
+        if (weights_gather(r) && group_elements(table, next))
+            group_updated(r, table, u->tensor[UPDATE_WEIGHTS].memory, next);
+    }
+    r->update = NULL;
+    if (u) grads_zero(r);
+}
+
+// Takes the step now: before anything but a pass reads weights.
+static void weights_flush(Residency *r) {
+    const size_t mark = arena_mark(r->arena);
+    if (!r->update) return;
+    update_begin(r->update, SIZE_MAX);
+    update_group(r, GROUP_HEAD);
+    arena_pop(r->arena, mark);
 }
 
 #endif

@@ -34,6 +34,7 @@ typedef struct {
     Prompt rollout_text;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
+    Update update; // --update forward: the step that waits for the next pass
     RunLog log;
     int memory_told;
     Sampler sampler; // with --sample-every
@@ -63,6 +64,7 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
 }
 
 static void trainer_save(Trainer *t) {
+    weights_flush(&t->run.streambp.memory);
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
     checkpoint_save(&t->folder, &t->tensors, &t->state);
 }
@@ -86,6 +88,7 @@ static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const size_t updates = t->run.options->updates;
     Rollout *rollout = &t->rollout;
+    weights_flush(&t->run.streambp.memory);
     if ((step - 1) % updates == 0) {
         const RolloutSettings *s = &rollout->settings;
         const size_t rounds = (s->prompts * s->group_size + s->slots - 1) / s->slots;
@@ -180,6 +183,7 @@ static void trainer_validate(Trainer *t, size_t step) {
 static void trainer_sample(Trainer *t, size_t step) {
     const Options *o = t->run.options;
     SamplingSettings settings = sampling_from_options(o);
+    weights_flush(&t->run.streambp.memory);
     size_t drawn = generate(&t->sampler, &t->run.streambp, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
     runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }

@@ -144,6 +144,7 @@ static size_t steps(void) { return ops_device->stored == DTYPE_BF16 ? 2 : MOST_S
 static TinyResult train(const Case *c, RunSettings settings, double *norms) {
     const Model *table = tiny_table(&c->tiny);
     TinyRun r;
+    Update update;
     AdamW step = {0};
     step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
     step.seed = 5;
@@ -158,11 +159,15 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
         norms[step.step - 1] =
             gradient_norm(table, settings.world, ops_device, memory->gradients, settings.gradient_type, &bad);
         step.gradient_scale = gradient_clip(norms[step.step - 1], 0.7);
-        optimizer_step(memory, &r.state, &step);
+        if (settings.defers)
+            update_defer(&update, memory, &r.state, &step);
+        else
+            optimizer_step(memory, &r.state, &step);
         if (settings.world.zero == 1 || settings.world.zero == 2)
             poison_others(table, trained_weights(memory), table->dtype);
-        weights_updated(memory);
+        if (!settings.defers) weights_updated(memory);
     }
+    weights_flush(memory);
     TinyResult result = {0, NULL, table->elements};
     result.gradient =
         read_shards(table, settings.world, weights_sharding(memory), trained_weights(memory), table->dtype);
@@ -181,7 +186,7 @@ static double drift(const double *found, const double *alone, const double *star
 }
 
 // Rounding at random makes a bf16 weight's step one unit or none: which one, the same bits decide, of gradients that
-// differ in their rounding. The state lies in another place in each stage.
+// differ in their rounding. Weights and state lie in other places in each stage, and a step waits for the next pass.
 TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     for (size_t m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
@@ -198,6 +203,7 @@ TEST(steps_of_adamw) {
         for (size_t stage = 0; stage < STAGES; stage++) {
             RunSettings placed = case_settings(&c, stage);
             placed.place[PLACED_OPTIMIZER] = (Place)((stage + m) % PLACES);
+            placed.place[PLACED_WEIGHTS] = (Place)((stage + 2 * m + 1) % PLACES), placed.defers = stage % 2;
             case_stage(stage);
             TinyResult found = train(&c, placed, norms[1]);
             const double apart = drift(found.gradient, alone.gradient,

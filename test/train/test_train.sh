@@ -38,7 +38,7 @@ refuses 1 'checkpoint-00000012: is a checkpoint of a run' train $common --out "$
 unset STREAMBP_ALLOCATION_GUARD
 
 # ---- kill -9 once a checkpoint is there, resumed until it is through: the same bits, whatever a part keeps, and where -------
-kills=0 tries=0 keeping='--keep attention --keep-on host --optimizer disk --disk build'
+kills=0 tries=0 keeping='--keep attention --keep-on host --optimizer disk --disk build --update forward'
 while [ $tries -lt 4 ] && ! [ -f "$WORK/killed/checkpoint-00000012/DONE" ]; do
     tries=$((tries + 1))
     "$TRAIN" train $common --out "$WORK/killed" $([ ! -e "$WORK/killed" ] || echo --resume) $([ $((tries % 2)) = 0 ] || echo $keeping) >"$WORK/out" 2>"$WORK/err" &
