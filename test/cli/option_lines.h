@@ -139,6 +139,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
                   {"data", "d.bin", group && !train},
                   {"val-data", "v.bin", group || rollout || !strcmp(tested, "any-reference")},
                   {"out", "o", 0},
+                  {"disk", "d", 0},
                   {"prompt", "p", !strncmp(tested, "prompt", 6)}};
     CommandLine line = {0, {NULL}};
     char text[64];
