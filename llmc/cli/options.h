@@ -335,7 +335,6 @@ static void options_check(const Options *o) {
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
-        {on_disk && !o->disk && verb != VERB_PLAN, "no disk: give --disk with a folder on a local one"},
         {train && !o->out && o->resume, "--resume needs --out, the folder to continue in"},
         {train && !o->out && o->save_every, "--save-every needs --out, the folder to save in"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},

@@ -417,7 +417,7 @@ TEST(lines_are_refused) {
         {"eval --model m", "no data: give --data"},
         {"train --model m", "no data: give --data"},
         {"convert --model m", "no output: give --out"},
-        {"bp --init qwen3-0.6b --keep attention --keep-on disk", "no disk: give --disk with a folder on a local one"},
+        {"bp --init qwen3-0.6b --keep attention --keep-on disk", "a place is disk: give --disk with a folder on it"},
         {"train --model m --data d --resume", "--resume needs --out"},
         {"train --model m --data d --save-every 3", "--save-every needs --out"},
         {"train --model m --data d --val-every 3", "--val-every needs --val-data"},
