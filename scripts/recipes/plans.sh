@@ -23,7 +23,7 @@ for file in scripts/recipes/*.args; do
         options=${options%PROMPTS}$PROMPTS
         ;;
     esac
-    json=$("$TRAIN" plan --config "$file" $options --json --quiet) || { status=1 && continue; }
+    json=$("$TRAIN" plan --config "$file" $options --threads 1 --json --quiet) || { status=1 && continue; }
     needs=$(echo "$json" | json_number total_bytes) usable=$(echo "$json" | json_number usable_bytes)
     said=$(echo "$needs $usable $(echo "$json" | json_number max_seq_len) $(echo "$json" | json_number host_bytes)" |
         awk '{ needs = $1 / 2^30; printf "%.*f of %.1f GiB%s; %.0fk tokens would fit\n", 1 + (needs < 1), needs, $2 / 2^30,
