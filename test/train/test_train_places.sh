@@ -1,0 +1,69 @@
+#!/bin/sh
+# Training with what it has on a disk: killed at moments, resumed with other places, two runs in one folder, a folder that goes away,
+# and folders that are none or full. The same bits as with all of it on the device, no file that stays, and what cannot be done is
+# said before the first step, with the last checkpoint as it was.
+. test/cli.sh
+DISK=build/disk-$$ # a folder on a disk: /tmp may be memory
+mkdir -p $DISK
+trap 'rm -rf "$WORK" $DISK' EXIT
+common="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --steps 10 --lr 1e-2 --chunk 24 --logits-chunk 20
+    --save-every 2 --keep-checkpoints 9 --seed 7"
+disk="--weights disk --optimizer disk --inputs disk --keep attention --keep-on disk --disk $DISK"
+host='--weights host --optimizer host --inputs host --inputs-every 2'
+same_run() { # folder: its last checkpoint holds the bits of a run that had everything on the device
+    cmp -s "$WORK/straight/checkpoint-00000010/model.bin" "$1/checkpoint-00000010/model.bin" &&
+        cmp -s "$WORK/straight/checkpoint-00000010/optimizer.bin" "$1/checkpoint-00000010/optimizer.bin"
+}
+nothing_stays() { [ -z "$(ls -A $DISK)" ]; }
+begin() { "$TRAIN" train $common "$@" >"$WORK/out" 2>"$WORK/err" & process=$!; }
+reaches() { # folder, step: waits for its checkpoint, or for the end of the run
+    while kill -0 $process 2>/dev/null && ! [ -e "$1/checkpoint-$(printf %08d "$2")" ]; do sleep 0.01; done
+}
+succeeds train $common --inputs device --weights device --optimizer device --out "$WORK/straight"
+
+# ---- two runs in one folder, which goes away -------------------------------------------------------------------------------------
+begin $disk --out "$WORK/first"
+"$TRAIN" train $common $disk --out "$WORK/second" >/dev/null 2>&1 &
+second=$!
+reaches "$WORK/first" 2
+check 'files have no names' nothing_stays
+mv $DISK $DISK-gone
+check 'a run whose folder goes away ends well' wait $process
+check 'the other one, too' wait $second
+mv $DISK-gone $DISK
+check 'in the same bits' same_run "$WORK/first"
+check 'both of them' same_run "$WORK/second"
+
+# ---- killed at moments, and resumed with other places ------------------------------------------------------------------------------
+kills=0
+for step in 2 4 6 8; do
+    [ $((step % 4)) = 0 ] && places=$host || places=$disk
+    begin $places --out "$WORK/killed" $([ $step = 2 ] || echo --resume)
+    reaches "$WORK/killed" $step
+    sleep 0.0$((step % 3 * 3))
+    kill -9 $process 2>/dev/null && kills=$((kills + 1))
+    wait $process 2>/dev/null || [ $? = 137 ] || fail "a resumed run ended with an error: $(tail -n 1 "$WORK/err")"
+    check "nothing stays of a run that was killed behind step $step" nothing_stays
+done
+check 'it was killed' [ $kills -gt 0 ]
+
+# ---- a disk that is full, or none: one line before the first step, and the last checkpoint goes on -----------------------------------
+checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # not those that were being written
+left=$(checkpoints)
+for folder in "$WORK/none:is not a folder" "Makefile:is not a folder" "/proc:disk space, 0 B of it are allowed|cannot be used"; do
+    refuses 1 "${folder#*:}" train $common --out "$WORK/killed" --resume --optimizer disk --disk "${folder%%:*}"
+done
+refuses 1 'in disk space, 100.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk --disk-limit 100KiB
+limited=$( (
+    ulimit -f 128 # of 512 bytes; no file of a refused run is as long
+    failed=0
+    refuses 1 'in disk space, 64.00 KiB of it are allowed' train $common --out "$WORK/killed" --resume $disk
+    echo "$failed"
+) )
+check "a limit on the size of files: $limited" [ "$limited" = 0 ]
+check 'no half step' [ "$(checkpoints)" = "$left" ]
+succeeds train $common --out "$WORK/killed" --resume $disk --inputs-every 2
+check 'the run goes on to the same bits' same_run "$WORK/killed"
+check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
+check 'nothing stays' nothing_stays
+finish
