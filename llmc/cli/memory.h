@@ -46,9 +46,9 @@ static Batch batch_shape(SequenceBound bound) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
-// What the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention may go to
-// host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has memory of
-// its own.
+// What the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention may go
+// to host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has memory
+// of its own.
 static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -316,7 +316,13 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
             die("weights and a key/value cache of %zu tokens need %s, %s is %s; shorten the prompt or --max-new-tokens",
                 run->settings.cache_tokens, needed, whose, most);
         if (!longest) die_no_length(run, B, limit, whose);
-        die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit", needed, whose, most, longest);
+        Options more;
+        Batch shape = batch_shape(regular_bound(B, run->options->seq_len));
+        const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // else host memory was not asked for
+        const size_t gib = hosted ? 0 : way_limit(run, &shape, limit, PLACE_HOST, &more);
+        if (gib) snprintf(text, sizeof(text), ", and this one with --host-limit %zuGiB", gib);
+        die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit%s", needed, whose, most, longest,
+            gib ? text : "");
     }
     if (longest) snprintf(length, sizeof(length), "--seq-len %zu would fit", longest);
     for (int place = PLACE_HOST; place < PLACES; place++) {

@@ -69,8 +69,8 @@ SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")
 CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "
-       "attention output and log-sum-exp, so that backward does not run attention forward again; auto: if that is faster "
-       "and fits")
+       "attention output and log-sum-exp, so that backward does not run attention forward again; auto: if that is "
+       "faster and fits")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where --keep saves them; auto: on the device if they fit there, else in host memory")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
@@ -122,9 +122,9 @@ REAL(timeout, "timeout", "600", 1, 1e6, ON(TRAIN) | ON(BP) | ON(EVAL), "SECONDS"
        "end the job when a rank has given no sign for so long while another waits for it; a rank gives none while it "
        "waits for a file or a reward command")
 SIZE(ranks, "ranks", "1", 1, 1048576, ON(PLAN), "P", "processes of the run that is planned")
-TEXT(machine, "machine", "h100", ON(PLAN) | ON(BP), "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
+TEXT(machine, "machine", "h100", PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]",
      "plan: the time of a step on such nodes, estimated, whose cards are those of --memory-limit, with so much host "
-     "memory and disk; bp: MFU, and --profile against its rates")
+     "memory and disk; train, bp: its rates decide what lies where; bp: MFU, and --profile against them")
 
 SECTION("Objective")
 CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, LOSSES,

@@ -244,7 +244,8 @@ static void report_places(FILE *out, const Run *run) {
             fprintf(out, ", --inputs-every %zu", max_size(next->settings.inputs_every, 1));
         if (next->settings.keep != taken->settings.keep)
             fprintf(out, ", --keep %s", next->settings.keep ? "attention" : "none");
-        if (next->settings.ring != taken->settings.ring) fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
+        if (next->settings.ring != taken->settings.ring)
+            fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
     }
     fputc('\n', out);
 }

@@ -3,15 +3,17 @@ The planner's choices: where layer inputs, weights, gradients, optimizer state a
 inputs are kept, whether attention's outputs are, and whether ranks gather keys and values or pass them around; taken so
 that a step is as fast as what fits allows.
 
-    Search         what is named, what is open, and the limits of a rank's device, host memory and disk
-    Choice            one for all that is open: its settings, its bytes in each place, its estimated seconds
-    search_choices    the choices that fit, fastest first
-    search_longest the longest sequence that some choice fits
+    Search          what is named, what is open, and the limits of a rank's device, host memory and disk
+    Choice          one for all that is open: its settings, its bytes in each place, its estimated seconds
+    search_choices  the choices that fit, fastest first
+    choices_thin    of these, each that takes less of some place than all faster ones
+    search_longest  the longest sequence that some choice fits
 
-A choice is a number: its digits are the choices, so that all ranks mean the same by it. Each is walked dry (plan.h), which
-takes some microseconds and gives its bytes and its transfers; the work of a pass is walked once for all choices that share
-it (estimate.h). Ways with keys and values gathered come first: those of the ring are looked at where the others leave
-the device waiting for transfers, or do not fit. Likewise sparser inputs, which cost another forward pass.
+A choice is a number whose digits are the places and the rest, so that all ranks mean the same by it. Each is walked dry
+(plan.h), which takes some microseconds and gives its bytes and its transfers; the work of a pass is walked once for all
+choices that share it (estimate.h). Keys and values are gathered first: the ring is looked at where that leaves the
+device waiting for transfers, or does not fit. Sparser inputs are left out where forward again alone takes longer than
+the best choice before.
 
 Rates come from the machine's row and never from a clock: the same limits give the same choice, and what changes the
 last bits (the ring) follows from tables and limits alone.
@@ -51,7 +53,7 @@ static double plan_pressure(const Plan *plan, const Limits *limits) {
     return places_pressure(bytes, limits);
 }
 
-// ---- the longest sequence of a choice ---------------------------------------------------------------------------------
+// ---- the longest sequence of a choice ------------------------------------------------------------------------------
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 
@@ -88,7 +90,7 @@ static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, 
     return low > least ? low : 0;
 }
 
-// ---- choices ----------------------------------------------------------------------------------------------------------
+// ---- choices -------------------------------------------------------------------------------------------------------
 typedef struct {
     RunSettings open;        // what is named; place[] is AUTO where it is open
     unsigned places[PLACED]; // of what is AUTO: bit p, if it may be in place p
@@ -172,8 +174,8 @@ static double restoring(const RunSettings *s, const PassWork *work) {
     return work->forward * (L - ceil(L / every)) / L;
 }
 
-// The choices that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: the number of the choice
-// that comes nearest to fitting
+// The choices that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: the number of that
+// which comes nearest to fitting
 static size_t search_choices(const Search *c, const Batch *shape, Choice **choices, size_t *least) {
     const Moved still = {PHASE_FORWARD, {{0}}};
     size_t count = 0;

@@ -119,6 +119,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
     report_attention_json(&json, run);
+    report_places_json(&json, run);
     options_json(&json, "options", run->options);
     runlog_record_end(log, &json);
 }
