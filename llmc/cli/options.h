@@ -321,10 +321,14 @@ static void options_check(const Options *o) {
     const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const unsigned kind = OF(o->objective);
+    const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
+                        o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK;
     const struct {
         int refused;
         const char *message;
     } rules[] = {
+        {on_disk && !o->disk && verb != VERB_PLAN, "a place is disk: give --disk with a folder on it"},
+        {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
          "no model: give --model PATH or --init NAME"},

@@ -86,9 +86,6 @@ static void settings_note(const Options *o, World world) {
              world.zero);
 }
 
-static const char *const placed_options[PLACED] = {"inputs",    "weights", "gradients",
-                                                   "optimizer", "keep-on", "reference-on"};
-
 // What is named of all that the planner may choose (memory.h); the rest stays open.
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
@@ -113,10 +110,6 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
     settings_name_places(&settings, o);
-    for (int kind = 0; kind < PLACED && !o->disk && o->verb != VERB_PLAN; kind++)
-        if (settings.place[kind] == PLACE_DISK)
-            die_usage("--%s disk needs --disk DIR, a folder on it", placed_options[kind]);
-    if (o->disk_limit && !o->disk && o->verb != VERB_PLAN) die_usage("--disk-limit needs --disk DIR, a folder on it");
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);

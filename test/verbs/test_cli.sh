@@ -167,8 +167,8 @@ refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
     bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --memory-limit $((whole - 1))
-refuses 2 '--weights disk needs --disk DIR' bp --init $TINY --weights disk
-refuses 2 '--disk-limit needs --disk DIR' bp --init $TINY --disk-limit 1GiB
+refuses 2 'a place is disk: give --disk' bp --init $TINY --weights disk
+refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
 refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
 says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limit [0-9]*GiB *gives --seq-len [0-9]'
 # A length that is said to fit leaves room for what the host holds: here it is most of all, and on the CPU of one memory.
