@@ -219,7 +219,7 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
         s.memory.sent.hops[kind] *= (double)(micro_batches - 1);
     }
     plan_walk(&s, settings, batch, 1);
-    if (settings->optimizer) plan_update(&s, &state);
+    if (settings->optimizer) weights_updated(&s.memory);
     run_end(&s);
     return s.memory.sent;
 }

@@ -42,9 +42,10 @@ typedef struct {
     char *slots; // on the device, of UPDATE_SLOTS slices; NULL: it lies there
 } UpdateMemory;
 
-// Elements [first, first + count) of the table
+// Elements [first, first + count) of the table; of a plan, of so many layers
 typedef struct {
     size_t first, count, slot;
+    double repeat;
 } UpdateSlice;
 
 typedef struct Update {
@@ -88,16 +89,20 @@ static void update_transfer(Update *u, UpdateSlice s, int in) {
         if (!t->slots || !(in ? t->loaded : t->stored)) continue;
         void *device = update_at(u, (UpdateTensor)i, s, s.first), *home = update_home(u, t, s.first);
         u->ticket[s.slot][t->place][in] =
-            in ? place_load(r->ops, &r->moved, t->place, device, home, s.count * t->size, 1)
-               : place_store(r->ops, &r->moved, t->place, home, device, s.count * t->size, 1);
+            in ? place_load(r->ops, &r->moved, t->place, device, home, s.count * t->size, s.repeat)
+               : place_store(r->ops, &r->moved, t->place, home, device, s.count * t->size, s.repeat);
     }
     r->moved.phase = phase;
 }
 
-// Asks for the next slice, into the slot of the one that was stored longest ago.
+// Asks for the next slice, into the slot of the one that was stored longest ago. In a plan the first layer stands for
+// all.
 static void update_ask(Update *u) {
+    const size_t layers = u->r->model->config.num_hidden_layers, first = 2; // Slabs.next of the first layer
+    if (u->r->plan && u->walk.next == first && !u->walk.left) u->walk.next += layers - 1;
     u->next.slot = (u->next.slot + 1) % UPDATE_SLOTS;
     u->next.count = slabs_next(&u->walk) ? u->walk.count : 0, u->next.first = u->walk.first;
+    u->next.repeat = u->r->plan && u->walk.next == first ? (double)layers : 1;
     if (!u->next.count) return;
     update_await(u, u->next.slot, 0);
     update_transfer(u, u->next, 1);
