@@ -150,6 +150,8 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
         if (run_take(run, &search, shape, (size_t)told[0]) && !last) {
             run->choices = min_size(count - i, 2);
             for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
+            if (run->settings.optimizer && !run->settings.defers)
+                run->deferred = choice_deferred(&search, shape, &choices[i]);
         } else if (told[1] == 0) {
             continue;
         }

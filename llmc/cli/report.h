@@ -247,6 +247,8 @@ static void report_places(FILE *out, const Run *run) {
         if (next->settings.ring != taken->settings.ring)
             fprintf(out, ", --kv %s", next->settings.ring ? "ring" : "gather");
     }
+    if (run->deferred > 0 && run->deferred < 0.995 * taken->seconds)
+        fprintf(out, "; --update forward, %.2f %% faster", 100 * (1 - run->deferred / taken->seconds));
     fputc('\n', out);
 }
 

@@ -232,6 +232,17 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
+// Seconds of a choice's step if the optimizer's step went on beside the next forward pass (--update forward); INFINITY
+// where that does not fit.
+static double choice_deferred(const Search *c, const Batch *shape, const Choice *choice) {
+    RunSettings later = choice->settings;
+    later.defers = 1;
+    const Plan plan = plan_make(&later, shape);
+    if (plan_pressure(&plan, &c->limits) > 1) return INFINITY;
+    const PassWork work = pass_work(c->machine, &later, shape);
+    return step_seconds(c->machine, &later, &work, &plan.moved, c->sequences);
+}
+
 // The longest documents, B to a sequence, that some choice fits.
 static size_t search_longest(const Search *c, size_t B) {
     size_t longest = 0;

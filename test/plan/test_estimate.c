@@ -537,6 +537,8 @@ TEST(figures_of_places) {
         if (chosen.seconds > (1 + figures[i].slower) * chosen.on_device)
             test_fail("slower by more than %g", figures[i].slower);
         if (seconds > 1) test_fail("chosen in %g s", seconds);
+        if (figures[i].micro_batches > 1 && !(choice_deferred(&search, &c.batch, &chosen) < 0.99 * chosen.seconds))
+            test_fail("an update beside the next forward pass is not faster");
         lora_free(&lora);
     }
 }
