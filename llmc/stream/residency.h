@@ -282,7 +282,9 @@ static void group_updated(Residency *r, const Model *table, char *weights, size_
     const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
     const Place place = r->place[PLACED_WEIGHTS];
     const Range own = own_range(r, table, group);
+    const Phase phase = r->moved.phase;
     char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
+    r->moved.phase = PHASE_UPDATE;
     if (is_elsewhere(r, PLACED_WEIGHTS)) {
         here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
         r->ops->await_transfer(place_load(r->ops, &r->moved, place, at(here, own.begin, size),
@@ -291,6 +293,7 @@ static void group_updated(Residency *r, const Model *table, char *weights, size_
     r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
     if (is_elsewhere(r, PLACED_WEIGHTS))
         r->ops->await_transfer(place_store(r->ops, &r->moved, place, there, here, count * size, 1));
+    r->moved.phase = phase;
     arena_pop(r->arena, mark);
 }
 
@@ -303,7 +306,6 @@ static void weights_updated(Residency *r) {
     const Model *table = trained_table(r);
     const size_t L = table->config.num_hidden_layers;
     if (!weights_gather(r)) return;
-    r->moved.phase = PHASE_UPDATE;
     for (size_t i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
         if (group_elements(table, group)) group_updated(r, table, trained_weights(r), group);
