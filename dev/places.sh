@@ -22,12 +22,9 @@ with open(sys.argv[2], "wb") as file:  # a shard as llm.c has it
     file.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
     file.write(struct.pack("<%dH" % n, *[random.randrange(4096) for i in range(n)]))
 END
-options() {
-    case $1 in
-    device) echo "$ON_DEVICE" ;;
-    host) echo "$ON_DEVICE --inputs host --optimizer host" ;;
-    disk) echo "$ON_DEVICE --inputs disk --optimizer disk --disk $work" ;;
-    esac
+options() { # place of inputs and optimizer
+    echo "--inputs $1 --inputs-every 1 --weights device --gradients device --optimizer $1"
+    [ "$1" != disk ] || echo "--disk $work"
 }
 of() { json_number "$1" <"$work/$2.$3"; }
 round=1
@@ -54,4 +51,4 @@ for place in device host disk; do
                 place, ratio, plan / 2 ^ 20, host / 2 ^ 20, beside / 2 ^ 20, 0.02 * all / 2 ^ 20 + 48, disk / 1e9
         }'
 done
-"$TRAIN" doctor --disk "$work" --quiet 2>/dev/null | grep -E '(^| )disk '
+"$TRAIN" doctor --disk "$work" 2>/dev/null | sed -n "s/^[a-z]* *disk  */the disk: /p"
