@@ -90,6 +90,7 @@ TEST(transfers_to_disk_when_awaited) {
 
 // What reads too early, or changes a source too early, is seen: nothing happens before it is awaited.
 TEST(transfers_are_late) {
+    if (!strcmp(ops_device->name, "cuda")) test_skip("a GPU begins at once");
     setenv("STREAMBP_TRANSFERS", "late", 1);
     for (int disk = 0; disk < 2; disk++) {
         enum { BYTES = 10000 };
