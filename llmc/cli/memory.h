@@ -143,18 +143,15 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     size_t count = search_choices(&search, shape, &choices, &least);
     count = choices_thin(choices, count);
     for (size_t i = 0;; i++) {
-        const int last = i >= count;
-        double told[2] = {(double)(last ? least : choices[i].number), (double)last};
+        double told[2] = {(double)(i < count ? choices[i].number : least), i < count ? 0.0 : 1.0}; // main rank
         if (!is_main_rank()) told[0] = told[1] = 0;
         dist_sum(RANKS_ALL, told, 2);
-        if (run_take(run, &search, shape, (size_t)told[0]) && !last) {
-            run->choices = min_size(count - i, 2);
-            for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
-            if (run->settings.optimizer && !run->settings.defers)
-                run->deferred = choice_deferred(&search, shape, &choices[i]);
-        } else if (told[1] == 0) {
-            continue;
-        }
+        const int fits = run_take(run, &search, shape, (size_t)told[0]);
+        if (!fits && told[1] == 0) continue;
+        run->choices = fits && i < count ? min_size(count - i, 2) : 0; // to be told by the main rank
+        for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
+        if (run->choices && run->settings.optimizer && !run->settings.defers)
+            run->deferred = choice_deferred(&search, shape, &choices[i]);
         break;
     }
     free(choices);

@@ -123,14 +123,14 @@ check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WOR
 # A rank does what the plan says; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
-    '2 --zero 3 --sp 2 --objective dpo --lora-rank 3'; do
+    '2 --zero 3 --sp 2 --objective dpo --lora-rank 3' '2 --zero 3 --sp 2 --memory-limit 470KiB --host-limit 1MiB'; do
     set -- $world
     count=$1
     shift
     ranks_succeed $count bp --init $TINY --seq-len 64 --batch 4 --json --threads 1 "$@"
-    planned=$(json plan_bytes) flops=$(json flops) traffic=$(sent)
+    planned="$(json plan_bytes) $(json host_bytes)" flops=$(json flops) traffic=$(sent)
     succeeds plan --for bp --ranks $count --init $TINY --seq-len 64 --batch 4 --json --threads 1 "$@"
-    check "the plan of $world" [ "$(json total_bytes)" = "$planned" ]
+    check "the plan of $world" [ "$(json total_bytes) $(json host_bytes)" = "$planned" ]
     check "and its FLOPs" close "$(json flops)" "$flops" 1e-9
     check "and what is sent" [ "$(sent)" = "$traffic" ]
 done
