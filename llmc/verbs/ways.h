@@ -184,8 +184,11 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
     fprintf(out, "  %-9s %-7s %-9s %-9s %-6s %6.1f %6.1f %6.1f %*.*f %8.0f %3.0f %% %10zu\n", inputs,
             place_names[s->place[PLACED_WEIGHTS]], place_names[s->place[PLACED_GRADIENTS]], optimizer,
             s->keep ? place_names[s->place[PLACED_KEPT]] : "-", in_gib(row->bytes[PLACE_DEVICE]),
-            in_gib(row->bytes[PLACE_HOST]), in_gib(row->bytes[PLACE_DISK]), 8, e->seconds < 100 ? 2 : 0, e->seconds,
-            e->tokens_per_second, 100 * e->mfu, row->longest);
+            in_gib(row->bytes[PLACE_HOST]), in_gib(row->bytes[PLACE_DISK]), 8,
+            e->seconds < 1     ? 4
+            : e->seconds < 100 ? 2
+                               : 0,
+            e->seconds, e->tokens_per_second, 100 * e->mfu, row->longest);
 }
 
 static void ways_print(FILE *out, const TrainingWays *ways, const Machine *m) {
