@@ -66,8 +66,6 @@ here looks inside one. The includes are the map: one block per room, and a room 
 // ---- one step -------------------------------------------------------------------------------------------------------
 static StepReport train_step(Trainer *t, size_t step) {
     const Options *o = t->run.options;
-    const World world = t->run.settings.world;
-    const Model *trained = run_trained(&t->run); // the model, or its adapters
     StreamBP *s = &t->run.streambp;
     const double begin = seconds_now(), waited = t->train_batches.waited;
     const Traffic sent = s->memory.sent;
@@ -98,8 +96,7 @@ static StepReport train_step(Trainer *t, size_t step) {
         trainer_check_weights(t, step - 1);
         die("step %zu: the loss is %f, but all weights are finite; %s", step, report.loss, last_good(t));
     }
-    report.grad_norm =
-        gradient_norm(trained, world, ops_device, s->memory.gradients, t->run.settings.gradient_type, &bad);
+    report.grad_norm = gradient_norm(&s->memory, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
 
     // 4. AdamW on the clipped gradient. In a step without any reward there is none, and the weights stay.

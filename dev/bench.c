@@ -61,8 +61,7 @@ static double pass_seconds(BenchPass *pass, int64_t step) {
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
     forward_backward(&pass->stream, &pass->batch, batch_count(&pass->batch).tokens, 1, NULL);
     if (pass->settings.optimizer) {
-        gradient_norm(&pass->model, world_alone(), ops_device, pass->stream.memory.gradients,
-                      pass->settings.gradient_type, &bad);
+        gradient_norm(&pass->stream.memory, &bad);
         optimizer_step(&pass->stream.memory, &pass->state, &adamw);
     }
     return seconds_now() - begin;

@@ -73,9 +73,8 @@ static Search run_search(const Run *run, size_t limit) {
         c.limits.bytes[PLACE_DISK] = min_size(c.limits.bytes[PLACE_DISK], ops_device->disk_available(o->disk));
     if (!plans) c.limits.host = ops_device->host_available;
     for (int kind = 0; kind < PLACED; kind++)
-        if (kind != PLACED_GRADIENTS) // not yet
-            c.places[kind] = 1u << PLACE_DEVICE | (unsigned)(host || kind == PLACED_KEPT) << PLACE_HOST |
-                             (unsigned)disk << PLACE_DISK;
+        c.places[kind] =
+            1u << PLACE_DEVICE | (unsigned)(host || kind == PLACED_KEPT) << PLACE_HOST | (unsigned)disk << PLACE_DISK;
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
     c.keep = o->keep == KEEP_AUTO && o->method != METHOD_FULL;
     c.every = !o->inputs_every && (host || disk) && is_placed(&c.open, PLACED_INPUTS);

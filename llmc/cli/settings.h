@@ -112,6 +112,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings_name_places(&settings, o);
     settings_note(o, settings.world);
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
+    settings.accumulates = sums;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
     settings.moment_type = o->moments;
     if (trains) settings_add_optimizer(&settings, o);

@@ -17,6 +17,7 @@ typedef struct {
     size_t chunk, logits_chunk; // tokens; 0 means what suits the op set
     int backward;               // gradients are kept
     DType gradient_type;        // of the stored gradients
+    int accumulates;            // a step adds up those of several micro-batches; a plan is of one but the first
     int optimizer;              // moments (and master weights) are kept
     DType moment_type;
     int defers;                           // the optimizer's step waits for the next forward pass
@@ -58,6 +59,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (s->method == METHOD_STREAM) s->memory.visits *= largest->N / world_sp(settings->world) / s->chunk + 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
+    s->memory.accumulates = settings->accumulates, s->memory.first = !settings->accumulates;
     s->memory.lora = settings->lora;
     s->memory.world = settings->world;
     s->ring = settings->ring, s->keep = settings->keep;
@@ -99,6 +101,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->span = (Span *)checked_calloc(2 * max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                      sizeof(Span), "spans");
     if (s->dry) return;
+    if (settings->backward)
+        s->memory.squares = (double *)checked_calloc(trained->parameter_count, sizeof(double), "squares of gradients");
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
     if (objective_is_of_policy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
@@ -117,7 +121,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
 }
 
 static void run_end(StreamBP *s) {
-    free(s->span);
+    free(s->span), free(s->memory.squares);
     free(s->host_sums);
     free(s->host_entropy);
     free(s->host_gathered);

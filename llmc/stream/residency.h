@@ -20,130 +20,7 @@ walk. Two buffers then take turns, so that communication of one layer runs besid
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
 #include "llmc/base/progress.h"
-#include "llmc/ops/arena.h"
-#include "llmc/model/lora.h"
-#include "llmc/ops/ops.h"
-#include "llmc/model/model.h"
-#include "places.h"
-
-// Buffer that a layer's weights come to, from another place or from all ranks, or its gradient is reduced in
-typedef struct {
-    char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
-    Summed *sums;             // [elements of a layer of what is trained]
-    size_t layer;             // the layer, where busy
-    int busy;                 // until the ticket is awaited
-    int64_t ticket;           // of a collective, or of a transfer from another place
-} LayerBuffer;
-
-typedef struct {
-    const Model *model;
-    const Ops *ops;
-    Arena *arena;         // [PLACES]
-    Place place[PLACED];  // where each lies
-    Moved moved;          // between the device and other places so far
-    char *weights;        // of model->dtype: all, or this rank's shards (model.h)
-    const Lora *lora;     // NULL: the model itself is trained
-    char *adapters;       // likewise, of lora->table
-    int without_adapters; // in a pass of the reference: the model before adapters,
-    char *reference;      // or with this in place of what is trained, as that was at the start; NULL: there is none
-    char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
-    DType gradient_type;  // model->dtype, or the type of sums
-    size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
-
-    World world;
-    int last;                           // micro-batch of the step: sums in place are reduced over all ranks in its pass
-    Traffic sent;                       // by this rank so far
-    int plan;                           // a walk visits one layer of each kind (sequence.h)
-    double layers_repeat;               // layers that the one being visited stands for; 1 in a run
-    double chunk_repeat;                // layers times chunks that the chunk being visited stands for; 1 in a run
-    int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
-    size_t every;                       // of so many layers the input of one is kept (inputs.h)
-    LayerBuffer gathered[2];            // for the layer at hand and the next one, by turns
-    size_t at_hand;                     // which of these
-    LayerBuffer summed[2];              // for layers of even and odd index
-    Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
-    int64_t last_ticket;                // of reductions in place; 0: none
-    struct Update *update;              // the optimizer's step, where it waits for this pass (update.h); NULL: none
-    size_t visits;                      // to chunks of layers, of a pass over the largest sequence
-} Residency;
-
-static void *at(void *base, size_t element, size_t size) {
-    return (void *)((uintptr_t)base + element * size); // NOLINT(performance-no-int-to-ptr): in a plan base may be NULL
-}
-
-// The table of what is trained, and its memory
-static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
-static char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
-
-// Elements of the final norm; the head's matrix follows in the sums of its group
-static size_t head_norm_elements(const Model *model) {
-    size_t C = model->config.hidden_size;
-    return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
-}
-
-static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
-
-static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
-
-static int is_elsewhere(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
-
-static Arena *memory_of(const Residency *r, Placed placed) {
-    return &r->arena[is_elsewhere(r, placed) ? r->place[placed] : PLACE_DEVICE];
-}
-
-// The layer that backward visits after `layer`, or from which it restores inputs; before layer 0 no number of a layer
-static size_t layer_before(const Residency *r, size_t layer) {
-    return layer - (layer % r->every ? 1 : r->every);
-}
-
-// ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
-static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {
-    r->sent.bytes[kind] += r->layers_repeat * bytes;
-    r->sent.calls[kind] += r->layers_repeat;
-    r->sent.hops[kind] += r->layers_repeat * hops;
-}
-
-static void count_collective(Residency *r, TrafficKind kind, RankGroup group, size_t count, size_t size) {
-    const double ranks = (double)ranks_in(r->world, group);
-    count_sent(r, kind, (double)count * (double)size * (ranks - 1) / ranks, ranks - 1);
-}
-
-static int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
-    if (ranks_in(r->world, group) == 1) return 0;
-    count_collective(r, kind, group, count, dtype_size(dtype_of_sums(r->model->dtype)));
-    return r->ops->reduce_scatter(group, x, count, unit);
-}
-
-static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
-                            size_t size) {
-    if (ranks_in(r->world, group) == 1) return 0;
-    count_collective(r, kind, group, count, size);
-    return r->ops->all_gather(group, x, count, unit, size);
-}
-
-// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or
-// less.
-static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
-                              double mean) {
-    double bytes = 0;
-    if (ranks_in(r->world, group) == 1) return 0;
-    for (size_t i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
-    count_sent(r, kind, r->plan ? mean : bytes, 1);
-    return r->ops->exchange(group, messages, n);
-}
-
-static int alone(const Residency *r) { return world_ranks(r->world) == 1; }
-static Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
-static Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
-
-// Elements of a group that this rank has of what is sharded so
-static Range sharded_range(const Model *table, Sharding s, size_t group) {
-    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
-}
-
-static Range own_range(const Residency *r, const Model *table, size_t group) {
-    return sharded_range(table, sharding_of(r->world, ZERO_NONE), group);
-}
+#include "residency_state.h"
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
@@ -324,9 +201,12 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
 
 // Before a step's first micro-batch; behind a step of the optimizer that waits for its forward pass
 static void grads_zero(Residency *r) {
+    const Model *table = trained_table(r);
     if (r->update) return;
-    r->ops->zero(r->gradients,
-                 sharding_elements(trained_table(r), gradients_sharding(r)) * dtype_size(r->gradient_type));
+    if (!r->plan) r->first = 1;
+    if (r->squares) memset(r->squares, 0, table->parameter_count * sizeof(double));
+    if (!is_elsewhere(r, PLACED_GRADIENTS))
+        r->ops->zero(r->gradients, sharding_elements(table, gradients_sharding(r)) * dtype_size(r->gradient_type));
 }
 
 static Summed *push_sums(Residency *r, const char *name, size_t count) {
@@ -336,76 +216,164 @@ static Summed *push_sums(Residency *r, const char *name, size_t count) {
     return sums;
 }
 
-// Stage 0: all ranks get the whole gradient of the step.
-static void gather_gradient(Residency *r, size_t group) {
+// ---- the stored gradient of a group ---------------------------------------------------------------------------------
+// All of a group is worked on where sums are in place, and where all ranks get it in the end; else this rank's shard.
+static int group_is_whole(const Residency *r) { return sums_in_place(r) || r->world.zero < ZERO_OPTIMIZER; }
+
+static char *push_stored_gradient(Residency *r, const char *name, size_t group) {
     const Model *table = trained_table(r);
-    const size_t size = dtype_size(r->gradient_type);
-    if (r->last && r->world.zero < ZERO_OPTIMIZER)
-        r->last_ticket =
-            ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, at(r->gradients, group_begin(table, group), size),
-                         group_elements(table, group), SHARD_ALIGNMENT, size);
+    const Sharding s = group_is_whole(r) ? sharding_whole() : own_sharding(r);
+    return (char *)arena_push(r->arena, SHARE_GRADIENTS, name, sharding_room(table, s, group),
+                              dtype_size(r->gradient_type));
 }
 
-// Asks for the reduction of a group's buffer over all ranks ...
+// Asks for it. A step's first micro-batch finds nothing, but the embedding that a tied head has added to.
+static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
+    const Model *table = trained_table(r);
+    const Sharding s = gradients_sharding(r), shards = group_is_whole(r) ? sharding_whole() : own_sharding(r);
+    const Range range = sharded_range(table, shards, group);
+    const size_t size = dtype_size(r->gradient_type);
+    if (g->here && g->group == group) return;
+    g->group = group, g->count = range.count;
+    g->begin = sharding_begin(table, s, group) + (s.ranks > 1 ? 0 : range.begin);
+    void *lies = at(r->gradients, g->begin, size);
+    if (!is_elsewhere(r, PLACED_GRADIENTS)) {
+        g->memory = (char *)lies;
+        return;
+    }
+    r->ops->await_transfer(g->store);
+    g->here = 1, g->load = 0;
+    if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
+        r->ops->zero(g->memory, g->count * size);
+    else
+        g->load = place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], g->memory, lies, g->count * size,
+                             r->layers_repeat);
+}
+
+// Sum of squares of this rank's shard of a parameter's gradient; memory: the stored gradient from its element `begin`
+static double parameter_squares(const Residency *r, const Parameter *p, const char *memory, size_t begin) {
+    const Model *table = trained_table(r);
+    const ParameterShard own = parameter_shard(table, own_sharding(r), p);
+    if (!own.count) return 0;
+    const size_t element = element_offset(table, gradients_sharding(r), p->offset + own.first);
+    return r->ops->sum_of_squares(memory + (element - begin) * dtype_size(r->gradient_type), r->gradient_type,
+                                  own.count);
+}
+
+// It is complete for this micro-batch, once the ticket is awaited.
+static void stored_return(Residency *r, StoredGradient *g, int64_t ticket) {
+    const Model *table = trained_table(r);
+    const size_t size = dtype_size(r->gradient_type);
+    if (!is_elsewhere(r, PLACED_GRADIENTS)) {
+        if (ticket) r->last_ticket = ticket;
+        return;
+    }
+    r->ops->await(ticket);
+    for (size_t i = 0; i < table->parameter_count && r->last && !r->plan; i++)
+        if (group_of(table, table->parameters[i].offset) == g->group)
+            r->squares[i] = parameter_squares(r, &table->parameters[i], g->memory, g->begin);
+    g->store = place_store(r->ops, &r->moved, r->place[PLACED_GRADIENTS], at(r->gradients, g->begin, size), g->memory,
+                           g->count * size, r->layers_repeat);
+    g->here = 0;
+}
+
+// Stage 0: all ranks get the whole gradient of the step. ticket: of the reduction before
+static int64_t gather_gradient(Residency *r, const StoredGradient *g, int64_t ticket) {
+    if (!r->last || r->world.zero >= ZERO_OPTIMIZER || alone(r)) return ticket;
+    return ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, g->memory, g->count, SHARD_ALIGNMENT,
+                        dtype_size(r->gradient_type));
+}
+
+// Asks for the reduction of a group's sums over all ranks. Those in place are reduced at the step's last micro-batch.
 static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
+    if (sums_in_place(r) && !r->last) return 0;
     return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
 }
 
-// ... after which this rank's shard is added to the stored gradient.
-static void add_range(Residency *r, size_t group, Summed *sums) {
-    const Model *table = trained_table(r);
-    const Sharding sharding = gradients_sharding(r);
-    const Range own = own_range(r, table, group);
-    const size_t offset = sharding_begin(table, sharding, group) + (sharding.ranks > 1 ? 0 : own.begin);
+// This rank's shard of sums, which have been reduced, is added to the stored gradient.
+static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
+    const Range own = own_range(r, trained_table(r), g->group);
+    r->ops->await_transfer(g->load);
     if (own.count)
-        r->ops->gradient_add(at(r->gradients, offset, dtype_size(r->gradient_type)), r->gradient_type,
-                             sums_at(sums, own.begin, r), own.count);
-    gather_gradient(r, group);
+        r->ops->gradient_add(at(g->memory, group_is_whole(r) ? own.begin : 0, dtype_size(r->gradient_type)),
+                             r->gradient_type, sums_at(sums, own.begin, r), own.count);
 }
 
-static void finish_layer(Residency *r, LayerBuffer *b) {
-    if (!b->busy) return;
-    b->busy = 0;
-    r->ops->await(b->ticket);
-    add_range(r, b->layer, b->sums);
-}
-
+// ---- sums of a group ------------------------------------------------------------------------------------------------
 typedef struct {
     Summed *layer;       // a layer's dW in the order of its tensors, or with LoRA of its adapters; NULL of the others
     Summed *norm, *head; // of the head: the final norm's (weight, bias), and the matrix
     void *tables;        // of the embedding group: its op adds to them directly,
     DType tables_type;   // in this type
+    StoredGradient stored[2]; // of the head or the embedding, and of the embedding that the head is tied to
 } GroupSums;
 
+static GradientBuffer *gradient_buffer(Residency *r, size_t layer) { return &r->summed[layer % r->buffers]; }
+
 static Summed *layer_sums(Residency *r, size_t layer) {
-    const Model *table = trained_table(r);
-    LayerBuffer *b = &r->summed[alone(r) ? 0 : layer % 2];
-    if (sums_in_place(r)) return sums_at(r->gradients, group_begin(table, layer), r);
-    finish_layer(r, b);
-    r->ops->zero(b->sums, table->layer_elements * dtype_size(dtype_of_sums(table->dtype)));
-    return b->sums;
+    GradientBuffer *b = gradient_buffer(r, layer);
+    if (sums_in_place(r) || alone(r)) stored_ask(r, &b->stored, layer);
+    if (!sums_in_place(r)) {
+        r->ops->zero(b->sums, trained_table(r)->layer_elements * dtype_size(dtype_of_sums(r->model->dtype)));
+        return b->sums;
+    }
+    r->ops->await_transfer(b->stored.load);
+    if (r->accumulates && r->buffers > 1 && layer && !r->plan)
+        stored_ask(r, &gradient_buffer(r, layer - 1)->stored, layer - 1);
+    return (Summed *)(void *)b->stored.memory;
+}
+
+static void finish_layer(Residency *r, GradientBuffer *b) {
+    if (!b->busy) return;
+    b->busy = 0;
+    if (!sums_in_place(r)) {
+        r->ops->await(b->ticket);
+        add_sums(r, &b->stored, b->sums);
+        b->ticket = 0;
+    }
+    stored_return(r, &b->stored, gather_gradient(r, &b->stored, b->ticket));
+}
+
+// The sums of one layer are reduced while the next one is worked on.
+static void release_layer(Residency *r, size_t layer, Summed *sums) {
+    const int at_once = alone(r) || r->plan || (sums_in_place(r) && !is_elsewhere(r, PLACED_GRADIENTS));
+    GradientBuffer *b = gradient_buffer(r, layer);
+    b->layer = layer, b->busy = 1;
+    b->ticket = reduce_sums(r, layer, sums);
+    stored_ask(r, &b->stored, layer);
+    finish_layer(r, at_once ? b : gradient_buffer(r, layer + 1));
+}
+
+// The stored gradient of the head or the embedding, until the group is released
+static char *table_begin(Residency *r, StoredGradient *g, size_t group) {
+    if (is_elsewhere(r, PLACED_GRADIENTS))
+        g->memory = push_stored_gradient(
+            r, group == GROUP_HEAD ? "the head's gradient" : "the embedding's gradient", group);
+    stored_ask(r, g, group);
+    r->ops->await_transfer(g->load);
+    return g->memory;
 }
 
 static void head_sums(Residency *r, GroupSums *sums) {
-    const Model *model = r->model;
-    const size_t norm = head_norm_elements(model);
-    if (sums_in_place(r)) {
-        sums->norm = sums_at(r->gradients, group_begin(model, GROUP_HEAD), r);
-        sums->head = sums_at(r->gradients, model_head_offset(model), r);
-    } else if (r->embedding_sums) {
-        sums->norm = push_sums(r, "sums of the final norm's gradient", norm);
+    const size_t norm = head_norm_elements(r->model), matrix = model_head_elements(r->model);
+    const int tied = head_is_tied(r->model);
+    if (sums_in_place(r))
+        sums->norm = (Summed *)(void *)table_begin(r, &sums->stored[0], GROUP_HEAD);
+    else
+        sums->norm = push_sums(r, "sums of the head's gradient", norm + (r->embedding_sums ? 0 : matrix));
+    if (r->embedding_sums)
         sums->head = r->embedding_sums;
-    } else {
-        sums->norm = push_sums(r, "sums of the head's gradient", norm + model_head_elements(model));
+    else if (tied && sums_in_place(r))
+        sums->head = (Summed *)(void *)table_begin(r, &sums->stored[1], GROUP_EMBEDDING);
+    else
         sums->head = sums_at(sums->norm, norm, r);
-    }
 }
 
 static void embedding_sums(Residency *r, GroupSums *sums) {
     const int stored = alone(r) || sums_in_place(r);
     sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
     if (stored)
-        sums->tables = r->gradients;
+        sums->tables = table_begin(r, &sums->stored[0], GROUP_EMBEDDING);
     else if (r->embedding_sums)
         sums->tables = r->embedding_sums;
     else
@@ -413,7 +381,7 @@ static void embedding_sums(Residency *r, GroupSums *sums) {
 }
 
 static GroupSums grads_acquire(Residency *r, size_t group) {
-    GroupSums sums = {NULL, NULL, NULL, NULL, DTYPE_FP32};
+    GroupSums sums = {0};
     r->sums_mark = arena_mark(r->arena);
     if (is_layer(group))
         sums.layer = layer_sums(r, group);
@@ -424,37 +392,31 @@ static GroupSums grads_acquire(Residency *r, size_t group) {
     return sums;
 }
 
-// A process alone adds its sums to the stored gradient.
-static void add_sums(Residency *r, size_t group, GroupSums sums) {
-    const Model *table = trained_table(r);
-    const size_t size = dtype_size(r->gradient_type), begin = group_begin(table, group);
-    if (is_layer(group)) {
-        r->ops->gradient_add(at(r->gradients, begin, size), r->gradient_type, sums.layer, table->layer_elements);
-    } else if (group == GROUP_HEAD) {
-        r->ops->gradient_add(at(r->gradients, begin, size), r->gradient_type, sums.norm, head_norm_elements(table));
-        r->ops->gradient_add(at(r->gradients, model_head_offset(table), size), r->gradient_type, sums.head,
-                             model_head_elements(table));
+static void release_table(Residency *r, size_t group, GroupSums *sums) {
+    const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums;
+    Summed *all = head ? sums->norm : (Summed *)sums->tables;
+    StoredGradient *g = sums->stored;
+    int64_t ticket = reduce_sums(r, group, all);
+    if (!sums_in_place(r) && (head || !alone(r))) {
+        r->ops->await(ticket), ticket = 0;
+        table_begin(r, &g[0], group);
+        add_sums(r, &g[0], all);
+        if (tied) {
+            table_begin(r, &g[1], GROUP_EMBEDDING);
+            r->ops->gradient_add(g[1].memory, r->gradient_type, sums->head, model_head_elements(r->model));
+        }
     }
+    stored_return(r, &g[0], gather_gradient(r, &g[0], ticket));
+    if (tied) stored_return(r, &g[1], 0);
+    r->head_is_stored = tied;
+    for (size_t i = 0; i < 2; i++) r->ops->await_transfer(g[i].store);
 }
 
 static void grads_release(Residency *r, size_t group, GroupSums sums) {
-    if (r->lora && !is_layer(group)) return;
-    if (alone(r)) {
-        if (!sums_in_place(r)) add_sums(r, group, sums);
-    } else if (sums_in_place(r)) { // awaited at the end of the pass
-        Summed *own = sums_at(r->gradients, group_begin(trained_table(r), group), r);
-        if (r->last) r->last_ticket = reduce_sums(r, group, own);
-        gather_gradient(r, group);
-    } else if (is_layer(group)) {
-        LayerBuffer *b = &r->summed[group % 2];
-        b->layer = group, b->busy = 1;
-        b->ticket = reduce_sums(r, group, b->sums);
-        if (r->plan) finish_layer(r, b); // counted for all the layers it stands for
-    } else {
-        Summed *all = group == GROUP_HEAD ? sums.norm : (Summed *)sums.tables;
-        r->ops->await(reduce_sums(r, group, all));
-        add_range(r, group, all);
-    }
+    if (is_layer(group))
+        release_layer(r, group, sums.layer);
+    else if (!r->lora)
+        release_table(r, group, &sums);
     arena_pop(r->arena, r->sums_mark);
 }
 
@@ -471,6 +433,7 @@ static void grads_begin(Residency *r, int last) {
 
 static void grads_end(Residency *r) {
     if (r->last_ticket) r->ops->await(r->last_ticket);
+    r->first = 0;
 }
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
@@ -485,24 +448,40 @@ static void push_layer(Residency *r, LayerBuffer *b, int first) {
                                r->lora->table.layer_elements, size);
 }
 
-// step 1: first to last; -1: last to first, with gradients. Pushes buffers for one layer, or for two by turns.
+// Buffers of gradients: sums of the layer before are on their way over the ranks, a stored gradient is on its way back,
+// and where sums are in place and other micro-batches have left theirs, one comes already.
+static void push_gradients(Residency *r) {
+    const size_t L = r->model->config.num_hidden_layers;
+    const int in_place = sums_in_place(r), elsewhere = is_elsewhere(r, PLACED_GRADIENTS), ranks = !alone(r);
+    const size_t wanted = in_place ? 2 + (size_t)ranks + (size_t)(r->accumulates != 0) : 2;
+    r->buffers = elsewhere || (ranks && !in_place) ? min_size(wanted, L) : 1;
+    memset(r->summed, 0, sizeof(r->summed));
+    for (size_t i = 0; i < r->buffers; i++) {
+        GradientBuffer *b = &r->summed[i];
+        b->sums = r->summed[0].sums;
+        if (!in_place && (i == 0 || ranks))
+            b->sums = (Summed *)arena_push(
+                r->arena, SHARE_GRADIENTS, i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
+                trained_table(r)->layer_elements, dtype_size(dtype_of_sums(r->model->dtype)));
+        if (elsewhere)
+            b->stored.memory = push_stored_gradient(
+                r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
+    }
+}
+
+// step 1: first to last; -1: last to first, with gradients. Pushes buffers for one layer, or for several by turns.
 static void layers_begin(Residency *r, int step) {
-    const size_t size = dtype_size(dtype_of_sums(r->model->dtype));
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
     r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
     for (size_t i = 0; i < two && weights_come(r); i++) push_layer(r, &r->gathered[i], i == 0);
-    for (size_t i = 0; i < (alone(r) ? 1 : two) && step < 0 && !sums_in_place(r); i++) {
-        r->summed[i].busy = 0;
-        r->summed[i].sums = (Summed *)arena_push(
-            r->arena, SHARE_GRADIENTS, i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
-            trained_table(r)->layer_elements, size);
-    }
+    if (step < 0) push_gradients(r);
 }
 
 static void layers_end(Residency *r) {
-    for (size_t i = 0; i < 2 && r->step < 0; i++) finish_layer(r, &r->summed[i]);
     r->layers_repeat = 1;
+    for (size_t i = 0; i < r->buffers && r->step < 0; i++) finish_layer(r, &r->summed[i]);
+    for (size_t i = 0; i < r->buffers && r->step < 0; i++) r->ops->await_transfer(r->summed[i].stored.store);
     arena_pop(r->arena, r->layers_mark);
 }
 

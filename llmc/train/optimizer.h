@@ -11,25 +11,21 @@ The norm of the whole gradient, clipping, and the learning rate of each step. Ad
 // L2 norm, summed in double in the order of the table and then of the ranks, each over its shard at every ZeRO stage.
 // *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares overflow a double),
 // or NULL: the same on all ranks.
-static double gradient_norm(const Model *model, World world, const Ops *ops, const void *gradients, DType type,
-                            const Parameter **bad) {
-    const size_t ranks = world_ranks(world);
-    size_t first_bad = model->parameter_count, whose;
+static double gradient_norm(const Residency *r, const Parameter **bad) {
+    const Model *table = trained_table(r);
+    const size_t ranks = world_ranks(r->world);
+    size_t first_bad = table->parameter_count, whose;
     double sum = 0;
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        const ParameterShard own = parameter_shard(model, sharding_of(world, ZERO_NONE), p);
-        double squares = 0;
-        if (own.count) {
-            size_t offset = element_offset(model, sharding_of(world, ZERO_GRADIENTS), p->offset + own.first);
-            squares = ops->sum_of_squares((const char *)gradients + offset * dtype_size(type), type, own.count);
-        }
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const double squares = is_elsewhere(r, PLACED_GRADIENTS)
+                                   ? r->squares[i]
+                                   : parameter_squares(r, &table->parameters[i], r->gradients, 0);
         if (!isfinite(squares) && first_bad > i) first_bad = i;
         sum += squares;
     }
     if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
     if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // then it is not finite on any rank
-    *bad = first_bad < model->parameter_count ? &model->parameters[first_bad] : NULL;
+    *bad = first_bad < table->parameter_count ? &table->parameters[first_bad] : NULL;
     return sqrt(sum);
 }
 

@@ -127,8 +127,7 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     sum_over_sequences(world, &result.loss, 1);
     metrics_over_sequences(world, &result.metrics);
     if (!isfinite(result.loss)) die("the loss is %f: NaN or Inf in the forward pass", result.loss);
-    result.grad_norm = gradient_norm(run_trained(run), run->settings.world, ops_device, run->streambp.memory.gradients,
-                                     run->settings.gradient_type, &bad);
+    result.grad_norm = gradient_norm(&run->streambp.memory, &bad);
     if (bad) die("the gradient of %s is not finite", bad->name);
     result.peak_bytes = (size_t)max_over_ranks(world, (double)(ops_device->memory_peak() - run->memory_at_start));
     return result;

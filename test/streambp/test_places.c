@@ -59,7 +59,7 @@ static const struct {
 } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 1, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3, 2};
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
@@ -186,7 +186,7 @@ static RunSettings case_settings(const Case *c, const Levels *levels, int placed
     const size_t *const of = levels->of;
     RunSettings s = tiny_settings(&c->tiny, (Method)of[METHOD], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
-    s.keep = of[KEPT] > 0;
+    s.keep = of[KEPT] > 0, s.accumulates = of[MICRO_BATCHES] > 0;
     s.inputs_every = 1;
     if (!placed) return s;
     s.inputs_every = everies[of[EVERY]], s.defers = (int)of[DEFERS];
@@ -232,7 +232,7 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     for (size_t i = 0; i < TRAINED_STEPS; i++) {
         const Parameter *bad;
         t.loss[i] = case_gradient(r, c);
-        t.norm[i] = gradient_norm(table, settings.world, run_ops, memory->gradients, settings.gradient_type, &bad);
+        t.norm[i] = gradient_norm(memory, &bad);
         step.gradient_scale = gradient_clip(t.norm[i], 0.7), step.step = (int64_t)i + 1;
         if (settings.defers) {
             update_defer(&update, memory, &r->state, &step);

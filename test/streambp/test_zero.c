@@ -49,9 +49,20 @@ static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, siz
     return c;
 }
 
+// Weights and gradients are on the device, in host memory or on a disk, by turns.
 static RunSettings case_settings(const Case *c, size_t stage) {
+    static size_t call;
     RunSettings settings = tiny_settings(&c->tiny, c->tiny.settings.method, 5, 7);
     settings.world = world, settings.world.zero = stage;
+    settings.place[PLACED_WEIGHTS] = (Place)(call % PLACES), settings.place[PLACED_GRADIENTS] = (Place)(call / 2 % PLACES);
+    settings.accumulates = c->batches > world_replicas(world);
+    call++;
+    return settings;
+}
+
+static RunSettings case_settings_alone(const Case *c) {
+    RunSettings settings = tiny_settings(&c->tiny, c->tiny.settings.method, 5, 7);
+    settings.world = world_alone();
     return settings;
 }
 
@@ -67,8 +78,7 @@ static TinyResult step_run(const Case *c, RunSettings settings, double *norm) {
     case_begin(&r, c, settings);
     const double loss = case_gradient(&r, c);
     const TinyResult step = case_result(&r, c, loss);
-    *norm = gradient_norm(tiny_table(&c->tiny), settings.world, ops_device, r.s.memory.gradients,
-                          settings.gradient_type, &bad);
+    *norm = gradient_norm(&r.s.memory, &bad);
     assert_null(bad);
     if (r.arena->peak > r.plan.total_bytes) test_fail("peak %zu, planned %zu", r.arena->peak, r.plan.total_bytes);
     tiny_end(&r);
@@ -88,10 +98,8 @@ static int reduced_alike(const Case *c, size_t stage) {
 // All stages against the process alone, and each against the one before it.
 static void stages_agree(Case *c) {
     const Model *table = tiny_table(&c->tiny);
-    RunSettings settings = case_settings(c, 0);
     double norm[2];
-    settings.world = world_alone();
-    TinyResult alone = step_run(c, settings, &norm[0]), before = {0, NULL, 0};
+    TinyResult alone = step_run(c, case_settings_alone(c), &norm[0]), before = {0, NULL, 0};
     for (size_t stage = 0; stage < STAGES; stage++) {
         case_stage(stage);
         TinyResult step = step_run(c, case_settings(c, stage), &norm[1]);
@@ -156,8 +164,7 @@ static TinyResult train(const Case *c, RunSettings settings, double *norms) {
         const Parameter *bad;
         case_gradient(&r, c);
         if (settings.world.zero == 1) poison_others(table, memory->gradients, settings.gradient_type);
-        norms[step.step - 1] =
-            gradient_norm(table, settings.world, ops_device, memory->gradients, settings.gradient_type, &bad);
+        norms[step.step - 1] = gradient_norm(memory, &bad);
         step.gradient_scale = gradient_clip(norms[step.step - 1], 0.7);
         if (settings.defers)
             update_defer(&update, memory, &r.state, &step);
@@ -196,10 +203,8 @@ TEST(steps_of_adamw) {
         c.tiny.settings.master = bf16 && small;
         c.tiny.settings.moment_type = small ? DTYPE_BF16 : dtype_of_sums(ops_device->stored);
         const double allowed = bf16 ? 0.2 : small ? 0.05 : ops_device->stored == DTYPE_FP64 ? 1e-11 : 1e-4;
-        RunSettings settings = case_settings(&c, 0);
         double norms[2][MOST_STEPS];
-        settings.world = world_alone();
-        TinyResult alone = train(&c, settings, norms[0]), before = {0, NULL, 0};
+        TinyResult alone = train(&c, case_settings_alone(&c), norms[0]), before = {0, NULL, 0};
         for (size_t stage = 0; stage < STAGES; stage++) {
             RunSettings placed = case_settings(&c, stage);
             placed.place[PLACED_OPTIMIZER] = (Place)((stage + m) % PLACES);
@@ -332,7 +337,7 @@ TEST(passes_without_gradients) {
         RunSettings settings = case_settings(&c, 3);
         settings.world.sp = 1;
         double *found = passes(&c, settings);
-        settings.world = world_alone();
+        settings = case_settings_alone(&c);
         const size_t bytes = 2 * (c.batch[0].N + c.tiny.model.config.vocab_size) * sizeof(double);
         assert_memory_equal(found, passes(&c, settings), bytes);
         case_free(&c);
@@ -365,7 +370,8 @@ TEST(bad_gradients_are_named) {
     const Model *model = &c.tiny.model;
     const double nan = NAN;
     for (size_t stage = 0; stage < STAGES; stage++) {
-        const RunSettings settings = case_settings(&c, stage);
+        RunSettings settings = case_settings(&c, stage);
+        settings.place[PLACED_GRADIENTS] = PLACE_DEVICE; // elsewhere its norm is known before
         const Parameter *last = &model->parameters[model->parameter_count - 1],
                         *bad; // the last rank's, or a part of it
         TinyRun r;
@@ -380,7 +386,7 @@ TEST(bad_gradients_are_named) {
             device_write(ops_device, at(r.s.memory.gradients, place, dtype_size(settings.gradient_type)),
                          settings.gradient_type, &nan, 1);
         }
-        gradient_norm(model, settings.world, ops_device, r.s.memory.gradients, settings.gradient_type, &bad);
+        gradient_norm(&r.s.memory, &bad);
         if (!bad || bad < last - 1) test_fail("the bad gradient is %s", bad ? bad->name : "none");
         tiny_end(&r);
     }

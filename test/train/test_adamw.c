@@ -147,7 +147,8 @@ TEST(norm) {
         const double *gradients = normal_values(n, 0.1, 2.0);
         device_fill(b.ops, b.gradients, type, gradients, n);
         for (size_t i = 0; i < n; i++) sum += round_to(type, gradients[i]) * round_to(type, gradients[i]);
-        const double found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, type, &bad);
+        const Residency r = bench_residency(&b);
+        const double found = gradient_norm(&r, &bad);
         assert_null(bad);
         if (!(fabs(found - sqrt(sum)) <= 1e-12 * sqrt(sum))) test_fail("norm %.17g, expected %.17g", found, sqrt(sum));
         bench_close(&b);
@@ -172,7 +173,8 @@ TEST(bad_gradient_is_named) {
             const size_t at = p->offset + (i % 3 == 1 ? 0 : parameter_elements(p) - 1);
             for (size_t second = 0; second < 2; second++) {
                 gradient_write(&b, second ? n - 1 : at, wrong[i % 3]);
-                double found = gradient_norm(&b.model, world_alone(), b.ops, b.gradients, b.gradient_type, &bad);
+                const Residency r = bench_residency(&b);
+                double found = gradient_norm(&r, &bad);
                 if (bad != p) test_fail("%s named, %s is not finite", bad ? bad->name : "nothing", p->name);
                 if (isfinite(found)) test_fail("the norm is %g", found);
             }

@@ -1,0 +1,157 @@
+/*
+Residency: what weights and gradients of a run are, and where. The mechanism of residency.h, which is what others call:
+the buffers that something elsewhere comes to; which elements this rank has; collectives, counted.
+*/
+#ifndef LLMC_RESIDENCY_STATE_H
+#define LLMC_RESIDENCY_STATE_H
+#include "llmc/ops/arena.h"
+#include "llmc/model/lora.h"
+#include "llmc/ops/ops.h"
+#include "llmc/model/model.h"
+#include "places.h"
+
+// Buffer that a layer's weights come to, from another place or from all ranks
+typedef struct {
+    char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
+    size_t layer;             // the layer, where busy
+    int busy;                 // until the ticket is awaited
+    int64_t ticket;           // of a collective, or of a transfer from another place
+} LayerBuffer;
+
+// Elements [begin, begin + count) of the stored gradient, on the device: there where they lie, or a buffer they come to
+typedef struct {
+    char *memory;
+    size_t group, begin, count;
+    int here;            // in a buffer: asked for, and not returned yet
+    int64_t load, store; // its last transfers
+} StoredGradient;
+
+// Buffers of a layer's gradient
+typedef struct {
+    Summed *sums;          // [elements of a layer of what is trained], where they are not in place
+    StoredGradient stored; // what they are added to
+    size_t layer;          // the layer, where busy
+    int busy;              // until the ticket of its reduction is awaited
+    int64_t ticket;
+} GradientBuffer;
+
+enum { GRADIENT_BUFFERS = 4 };
+
+typedef struct {
+    const Model *model;
+    const Ops *ops;
+    Arena *arena;         // [PLACES]
+    Place place[PLACED];  // where each lies
+    Moved moved;          // between the device and other places so far
+    char *weights;        // of model->dtype: all, or this rank's shards (model.h)
+    const Lora *lora;     // NULL: the model itself is trained
+    char *adapters;       // likewise, of lora->table
+    int without_adapters; // in a pass of the reference: the model before adapters,
+    char *reference;      // or with this in place of what is trained, as that was at the start; NULL: there is none
+    char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
+    DType gradient_type;  // model->dtype, or the type of sums
+    int accumulates;      // gradients of several micro-batches of a step are added up
+    double *squares;      // [parameters] of gradients elsewhere, summed over this rank's shard before they are stored
+    size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
+
+    World world;
+    int first;                          // micro-batch of the step: nothing is stored yet where gradients are elsewhere
+    int last;                           // sums in place are reduced over all ranks in its pass
+    Traffic sent;                       // by this rank so far
+    int plan;                           // a walk visits one layer of each kind (sequence.h)
+    double layers_repeat;               // layers that the one being visited stands for; 1 in a run
+    double chunk_repeat;                // layers times chunks that the chunk being visited stands for; 1 in a run
+    int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
+    size_t every;                       // of so many layers the input of one is kept (inputs.h)
+    LayerBuffer gathered[2];            // for the layer at hand and the next one, by turns
+    size_t at_hand;                     // which of these
+    GradientBuffer summed[GRADIENT_BUFFERS]; // layer l is in the one of index l % buffers
+    size_t buffers;
+    int head_is_stored;                 // in this pass a tied head has added to the stored gradient of the embedding
+    Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
+    int64_t last_ticket;                // of reductions in place; 0: none
+    struct Update *update;              // the optimizer's step, where it waits for this pass (update.h); NULL: none
+    size_t visits;                      // to chunks of layers, of a pass over the largest sequence
+} Residency;
+
+static void *at(void *base, size_t element, size_t size) {
+    return (void *)((uintptr_t)base + element * size); // NOLINT(performance-no-int-to-ptr): in a plan base may be NULL
+}
+
+// The table of what is trained, and its memory
+static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
+static char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
+
+// Elements of the final norm; the head's matrix follows in the sums of its group
+static size_t head_norm_elements(const Model *model) {
+    size_t C = model->config.hidden_size;
+    return model->model_offset[FINAL_NORM_BIAS] == ABSENT ? C : 2 * C;
+}
+
+static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD] == ABSENT; }
+
+static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
+
+static int is_elsewhere(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
+
+static Arena *memory_of(const Residency *r, Placed placed) {
+    return &r->arena[is_elsewhere(r, placed) ? r->place[placed] : PLACE_DEVICE];
+}
+
+// The layer that backward visits after `layer`, or from which it restores inputs; before layer 0 no number of a layer
+static size_t layer_before(const Residency *r, size_t layer) {
+    return layer - (layer % r->every ? 1 : r->every);
+}
+
+// ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
+static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {
+    r->sent.bytes[kind] += r->layers_repeat * bytes;
+    r->sent.calls[kind] += r->layers_repeat;
+    r->sent.hops[kind] += r->layers_repeat * hops;
+}
+
+static void count_collective(Residency *r, TrafficKind kind, RankGroup group, size_t count, size_t size) {
+    const double ranks = (double)ranks_in(r->world, group);
+    count_sent(r, kind, (double)count * (double)size * (ranks - 1) / ranks, ranks - 1);
+}
+
+static int64_t ranks_sum(Residency *r, TrafficKind kind, RankGroup group, Summed *x, size_t count, size_t unit) {
+    if (ranks_in(r->world, group) == 1) return 0;
+    count_collective(r, kind, group, count, dtype_size(dtype_of_sums(r->model->dtype)));
+    return r->ops->reduce_scatter(group, x, count, unit);
+}
+
+static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, void *x, size_t count, size_t unit,
+                            size_t size) {
+    if (ranks_in(r->world, group) == 1) return 0;
+    count_collective(r, kind, group, count, size);
+    return r->ops->all_gather(group, x, count, unit, size);
+}
+
+// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or
+// less.
+static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
+                              double mean) {
+    double bytes = 0;
+    if (ranks_in(r->world, group) == 1) return 0;
+    for (size_t i = 0; i < n; i++) bytes += (double)messages[i].out_bytes;
+    count_sent(r, kind, r->plan ? mean : bytes, 1);
+    return r->ops->exchange(group, messages, n);
+}
+
+static int alone(const Residency *r) { return world_ranks(r->world) == 1; }
+static Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
+static Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
+
+// Elements of a group that this rank has of what is sharded so
+static Range sharded_range(const Model *table, Sharding s, size_t group) {
+    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
+}
+
+static Sharding own_sharding(const Residency *r) { return sharding_of(r->world, ZERO_NONE); }
+
+static Range own_range(const Residency *r, const Model *table, size_t group) {
+    return sharded_range(table, own_sharding(r), group);
+}
+
+#endif
