@@ -51,8 +51,8 @@ make_group() {
 limited() {
     bytes=$1
     shift
-    if systemctl is-system-running --wait >/dev/null 2>&1; then
-        user=$([ "$(id -u)" = 0 ] || echo --user)
+    user=$([ "$(id -u)" = 0 ] || echo --user)
+    if timeout 10 systemd-run $user --scope --quiet true >/dev/null 2>&1; then
         systemd-run $user --scope --quiet -p MemoryMax="$bytes" -p MemorySwapMax=0 \
             sh -c '"$@"; status=$?; cat /sys/fs/cgroup$(sed -n "s/^0:://p" /proc/self/cgroup)/memory.peak >'"$work/peak"' 2>/dev/null; exit $status' - "$@"
         return

@@ -66,4 +66,14 @@ succeeds train $common --out "$WORK/killed" --resume $disk --inputs-every 2
 check 'the run goes on to the same bits' same_run "$WORK/killed"
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
 check 'nothing stays' nothing_stays
+
+# ---- a model whose state is twice the memory that it is allowed ----------------------------------------------------------------------
+TRAIN=$TRAIN_PLAIN TOKENS=32 MODEL=$(echo $TINY | sed 's/=32/=256/; s/=48/=704/; s/layers=2/layers=24/; s/heads=4/heads=8/') \
+    scripts/low_memory.sh $DISK 1 >"$WORK/out" 2>"$WORK/err"
+case $? in
+0) says out '^placed .*optimizer 1[0-9][0-9].* MiB' '^same  .*model.bin [0-9]*, optimizer.bin [0-9]' ;;
+2) skip 'a limit of memory' 'no control group with one can be made here' ;;
+*) fail "low_memory.sh: $(tail -n 1 "$WORK/err") $(tail -n 3 "$WORK/out")" ;;
+esac
+check 'it leaves nothing' nothing_stays
 finish
