@@ -42,21 +42,26 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, LayerTen
     return sum;
 }
 
-// One rank's share of a batch: tokens, and query-key pairs of all layers together.
+// One rank's share of a batch: tokens, and query-key pairs of all layers together, of those that restore inputs too.
 typedef struct {
-    double tokens, pairs;
+    double tokens, pairs, pairs_again;
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    const double L = (double)config->num_hidden_layers, windows = (double)layers_with_window(config);
-    PassSize size = {0, 0};
+    const size_t L = config->num_hidden_layers, windows = layers_with_window(config);
+    size_t again[2] = {0, 0}; // layers that restore inputs (inputs.h): without a window, with one
+    PassSize size = {0, 0, 0};
+    for (size_t l = 0; l + 1 < L; l++)
+        again[layer_window(config, l) > 0] += (l + 1) % max_size(settings->inputs_every, 1) > 0;
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
         size.tokens += (double)own.count;
-        size.pairs += (L - windows) * range_pairs(batch, own, 0);
-        if (windows > 0) size.pairs += windows * range_pairs(batch, own, window_of_model(config));
+        const double all = range_pairs(batch, own, 0);
+        const double near = windows ? range_pairs(batch, own, window_of_model(config)) : 0;
+        size.pairs += (double)(L - windows) * all + (double)windows * near;
+        size.pairs_again += (double)again[0] * all + (double)again[1] * near;
     }
     return size;
 }
@@ -91,7 +96,8 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         const size_t every = max_size(settings->inputs_every, 1);
         const double again = L - (double)((d.L + every - 1) / every); // layers that restore inputs
         layers += again * all.forward;
-        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * attention * again / L;
+        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE)
+            flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += (lora ? head : 2 * head);
     if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE) layers += head;

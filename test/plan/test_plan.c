@@ -294,7 +294,7 @@ TEST(formula_counts_what_the_walk_counts) {
             RunSettings settings = pass_settings(&model, i % 3, chunks[i / 9 % 3], 1);
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.keep = i / 3 % 3 > 0, settings.place[PLACED_KEPT] = i / 3 % 3 == 2 ? PLACE_HOST : PLACE_DEVICE;
-            settings.inputs_every = 1 + i % 5 % 3, settings.lora = i / 108 % 2 ? &lora : NULL;
+            settings.inputs_every = i % 3 == METHOD_FULL ? 1 : 1 + i % 4, settings.lora = i / 108 % 2 ? &lora : NULL;
             settings.objective.kind = kinds[i % 7 % 3],
             settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
