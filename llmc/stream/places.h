@@ -34,4 +34,7 @@ static int64_t place_load(const Ops *ops, Moved *m, Place place, void *device, c
     return bytes ? ops->load(device, from, bytes) : 0;
 }
 
+// The one of two tickets of a kind, in the order of asking, that is awaited for both
+static int64_t last_ticket(int64_t first, int64_t second) { return second ? second : first; }
+
 #endif

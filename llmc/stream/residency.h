@@ -88,7 +88,8 @@ static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     if (b->busy) layer_await(r, b);
     b->layer = layer, b->busy = 1;
     b->ticket = group_ask(r, r->model, r->weights, layer, b->weights);
-    if (has_adapters(r)) b->ticket = group_ask(r, &r->lora->table, r->adapters, layer, b->adapters);
+    if (has_adapters(r))
+        b->ticket = last_ticket(b->ticket, group_ask(r, &r->lora->table, r->adapters, layer, b->adapters));
     return b;
 }
 
@@ -113,7 +114,7 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
     if (tied) {
         w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the embedding", group_elements(model, GROUP_EMBEDDING),
                                       size);
-        ticket = group_ask(r, model, r->weights, GROUP_EMBEDDING, w.matrix);
+        ticket = last_ticket(ticket, group_ask(r, model, r->weights, GROUP_EMBEDDING, w.matrix));
     } else if (group == GROUP_HEAD) {
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
     }

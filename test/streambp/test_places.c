@@ -327,6 +327,25 @@ TEST(every_product_of_places) {
     }
 }
 
+// A layer's adapters are so few that only the first rank has some; the others wait for the layer's weights all the same.
+TEST(adapters_of_one_rank) {
+    Levels levels = {{0}};
+    levels.of[MODEL] = 3, levels.of[ADAPTERS] = 1, levels.of[STAGE] = ZERO_WEIGHTS;
+    for (int place = PLACE_HOST; place < PLACES && world.ranks > 1; place++) {
+        levels.of[WEIGHTS] = (size_t)place;
+        Case c = case_make(&levels);
+        Lora *lora = &c.tiny.lora;
+        lora_free(lora), free(c.tiny.adapters);
+        lora->rank = 1, lora->modules = lora_modules(c.tiny.model.config.family, "k_proj", "test", EXIT_USAGE);
+        lora_build(lora, &c.tiny.model);
+        c.tiny.adapters = tiny_weights(&lora->table, 19);
+        const Trained expected = train(&c, case_settings(&c, &levels, 0));
+        expect_learned(&expected);
+        expect_same(&c, &levels, &expected);
+        case_free(&c);
+    }
+}
+
 // ---- waits that are left out ----------------------------------------------------------------------------------------
 // Waits of one kind that follow each other without an op between are one.
 static struct {
