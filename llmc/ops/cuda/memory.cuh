@@ -184,10 +184,9 @@ static void *cuda_host_allocate(size_t bytes) {
         if (memory->pinned == at && host_pin(base + at, piece, &error)) memory->pinned += piece;
     }
     if (memory->pinned < bytes)
-        note(
-            "%s of %s of host memory could not be pinned (%s): copies of it do not run beside kernels, a step may take "
-            "1.5 times as long; --host-limit lowers what is asked for",
-            human_bytes((double)(bytes - memory->pinned)), human_bytes((double)bytes), cudaGetErrorString(error));
+        note("%s of %s of host memory could not be pinned (%s): its copies do not run beside kernels, a step may take "
+             "1.5 times as long; --host-limit asks for less",
+             human_bytes((double)(bytes - memory->pinned)), human_bytes((double)bytes), cudaGetErrorString(error));
     else if (seconds_now() - begin > 5)
         note("%s of host memory pinned in %.0f s", human_bytes((double)bytes), seconds_now() - begin);
     return base;
