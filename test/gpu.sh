@@ -59,8 +59,10 @@ record_begin() {
 record_key() { printf '    {"program": "%s", "precision": "%s",\n' "$name" "$precision"; }
 record_row() { # of the row that was told
     calls=$(sed -n 's/^ *cuDNN took \([0-9]*\) calls forward, \([0-9]*\) backward.*/\1 \2/p' "$log.log" | tail -n 1)
-    printf '%s "passed": %s, "failed": %s, "skipped": %s%s}\n' "$(record_key)" "$row_passed" "$row_failed" "$row_skipped" \
-        "${calls:+, \"cudnn_calls\": $((${calls% *} + ${calls#* }))}" >>"$run/programs"
+    links=$(sed -n 's/^[a-zA-Z]* *host memory link *\([0-9.]*\) GB\/s to it, \([0-9.]*\) from it.*/, "to_host_gb_per_s": \1, "from_host_gb_per_s": \2/p
+        s/^[a-zA-Z]* *disk *\([0-9.]*\) GB\/s written, \([0-9.]*\) read.*/, "disk_written_gb_per_s": \1, "disk_read_gb_per_s": \2/p' "$log.log" | tr -d '\n')
+    printf '%s "passed": %s, "failed": %s, "skipped": %s%s%s}\n' "$(record_key)" "$row_passed" "$row_failed" "$row_skipped" \
+        "${calls:+, \"cudnn_calls\": $((${calls% *} + ${calls#* }))}" "$links" >>"$run/programs"
     record_write
 }
 record_write() {

@@ -1,5 +1,6 @@
 #!/bin/sh
-# On a GPU: a forward and backward pass as long as cuDNN likes them, once more without it.
+# On a GPU: a forward and backward pass as long as cuDNN likes them, with tensors in other places, and once more without cuDNN;
+# the rates of the links to these places.
 . test/cli.sh
 set -- --init llama,hidden_size=512,intermediate_size=1408,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,vocab_size=4096 \
     --seq-len 8192 --chunk 1024 --json
@@ -11,6 +12,13 @@ export STREAMBP_RED_ZONES
 succeeds bp "$@"
 check 'nothing is written behind a region, and the loss is the same' [ "$(json loss)" = "$loss" ]
 unset STREAMBP_RED_ZONES
+for places in '--inputs host --weights host --keep attention --keep-on host' \
+    '--inputs disk --weights disk --disk build'; do
+    succeeds bp "$@" $places
+    check "the same loss and norm with $places" [ "$(json loss) $(json grad_norm)" = "$loss $norm" ]
+done
+succeeds doctor --disk build
+grep -E '^[a-zA-Z]+ +(host memory link|disk) ' "$WORK/out"
 STREAMBP_CUDNN=0
 export STREAMBP_CUDNN
 succeeds bp "$@"
