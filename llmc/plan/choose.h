@@ -168,24 +168,18 @@ static int choice_compare(const void *left, const void *right) {
     return a->number < b->number ? -1 : a->number > b->number;
 }
 
-// The work of forward again through layers whose inputs are not kept (inputs.h)
-static double restoring(const RunSettings *s, const PassWork *work) {
-    const double L = (double)s->model->config.num_hidden_layers, every = (double)max_size(s->inputs_every, 1);
-    return work->forward * (L - ceil(L / every)) / L;
-}
-
 // The choices that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: the number of that
 // which comes nearest to fitting
 static size_t search_choices(const Search *c, const Batch *shape, Choice **choices, size_t *least) {
     const Moved still = {PHASE_FORWARD, {{0}}};
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork base, work; // of choices whose inputs are all kept, and of a group's
+    PassWork base, works[2]; // of choices whose inputs are all kept, and of a group's: attention kept there, elsewhere
     int worked = 0;
     *choices = (Choice *)checked_calloc(CHOICES, sizeof(Choice), "choices of a plan");
     *least = search_first(c);
     for (size_t group = 0; group < CHOICES / PLACEMENTS; group++) { // of one K, keep and ring
-        int fitting = 0;
+        int fitting[2] = {0, 0};
         if (group % EVERY == 0) worked = 0;
         if (best <= 1.001 * best_on_device && group / EVERY / 2) break; // a ring is not needed
         for (size_t number = group * PLACEMENTS; number < (group + 1) * PLACEMENTS; number++) {
@@ -202,14 +196,13 @@ static size_t search_choices(const Search *c, const Batch *shape, Choice **choic
                 memset(&base, 0, sizeof(base)); // without tokens there is only generation
                 if (shape->N) base = pass_work(c->machine, &all, shape);
             }
-            if (!fitting++) {
-                work = base, work.backward += restoring(&s, &base);
-                if (shape->N && s.inputs_every > 1) pass_traffic(&work, &s, shape);
-            }
+            const int again = s.inputs_every > 1 && s.keep && s.place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
+            PassWork *work = &works[again];
+            if (!fitting[again]++) *work = s.inputs_every > 1 && shape->N ? pass_work(c->machine, &s, shape) : base;
             Choice choice = choice_of(&s, number, &plan);
-            choice.seconds = step_seconds(c->machine, &s, &work, &choice.moved, c->sequences);
+            choice.seconds = step_seconds(c->machine, &s, work, &choice.moved, c->sequences);
             choice.on_device = step_seconds(c->machine, &s, &base, &still, c->sequences);
-            if (step_seconds(c->machine, &s, &work, &still, c->sequences) > best) break; // and so are all of the group
+            if (step_seconds(c->machine, &s, work, &still, c->sequences) > best) continue; // and will not be chosen
             if (choice.seconds < best) best = choice.seconds, best_on_device = choice.on_device;
             (*choices)[count++] = choice;
         }

@@ -88,17 +88,13 @@ typedef struct {
     Traffic last, other;      // of the step's last sequence, and of each before it
 } PassWork;
 
-static void pass_traffic(PassWork *work, const RunSettings *settings, const Batch *part) {
-    work->last = plan_traffic(settings, part, 1);
-    work->other = traffic_less(plan_traffic(settings, part, 2), work->last);
-}
-
 // In chunks of a GPU build where none are asked for. part: the shape of a rank's part of a micro-batch
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings; // which of its products wait for their operands
     OpCounts update = {0};
     PassWork work;
-    pass_traffic(&work, settings, part);
+    work.last = plan_traffic(settings, part, 1);
+    work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
     if (!here.chunk) here.chunk = CUDA_CHUNK;
     if (!here.logits_chunk) here.logits_chunk = CUDA_LOGITS_CHUNK;
     here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
