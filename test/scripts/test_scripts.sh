@@ -1,6 +1,7 @@
 #!/bin/sh
 # scripts/paper_max_length.sh: every row of the paper's Table 3 is there and reached, and one that is not would be said.
 # scripts/plan_scale.sh: every number of GPUs is there, the paper's numbers are the paper's, and what was measured is said.
+# scripts/plan_lengths.py: its table is in README, and every length in it is reached.
 # ./train plan --machine: each way to train is a plan, and its command line replays.
 # scripts/recipes/: each fits into the card that it names.
 # scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
@@ -164,6 +165,7 @@ for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
 print(replayed, "ways,", len(presets), "presets")
 END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
+check "every length of one card's table is reached, and is that of README" sh -c 'scripts/plan_lengths.py --check && grep -q "^All are reached" scripts/README.md'
 for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do
     refuses 2 '^train: --machine: .* give a100, ' plan --machine $bad
 done
