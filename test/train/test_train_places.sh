@@ -8,8 +8,8 @@ mkdir -p $DISK
 trap 'rm -rf "$WORK" $DISK' EXIT
 common="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --steps 10 --lr 1e-2 --chunk 24 --logits-chunk 20
     --save-every 2 --keep-checkpoints 9 --seed 7"
-disk="--weights disk --optimizer disk --inputs disk --keep attention --keep-on disk --disk $DISK"
-host='--weights host --optimizer host --inputs host --inputs-every 2'
+disk="--weights disk --gradients disk --optimizer disk --inputs disk --keep attention --keep-on disk --disk $DISK"
+host='--weights host --gradients host --optimizer host --inputs host --inputs-every 2'
 same_run() { # folder: its last checkpoint holds the bits of a run that had everything on the device
     cmp -s "$WORK/straight/checkpoint-00000010/model.bin" "$1/checkpoint-00000010/model.bin" &&
         cmp -s "$WORK/straight/checkpoint-00000010/optimizer.bin" "$1/checkpoint-00000010/optimizer.bin"
