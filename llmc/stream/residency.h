@@ -156,20 +156,19 @@ static void weights_release(Residency *r, size_t group) {
 }
 
 // All-gather of a group of which every rank has stepped its shard, there where it lies
-static void group_updated(Residency *r, const Model *table, char *weights, size_t group) {
+static void group_updated(Residency *r, const Model *table, Place place, char *weights, size_t group) {
     const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
-    const Place place = r->place[PLACED_WEIGHTS];
     const Range own = own_range(r, table, group);
     const Phase phase = r->moved.phase;
     char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
     r->moved.phase = PHASE_UPDATE;
-    if (is_elsewhere(r, PLACED_WEIGHTS)) {
+    if (place > PLACE_DEVICE) {
         here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
         r->ops->await_transfer(place_load(r->ops, &r->moved, place, at(here, own.begin, size),
                                           at(there, own.begin, size), own.count * size, 1));
     }
     r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
-    if (is_elsewhere(r, PLACED_WEIGHTS))
+    if (place > PLACE_DEVICE)
         r->ops->await_transfer(place_store(r->ops, &r->moved, place, there, here, count * size, 1));
     r->moved.phase = phase;
     arena_pop(r->arena, mark);
@@ -186,7 +185,8 @@ static void weights_updated(Residency *r) {
     if (!weights_gather(r)) return;
     for (size_t i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
-        if (group_elements(table, group)) group_updated(r, table, trained_weights(r), group);
+        if (group_elements(table, group))
+            group_updated(r, table, r->place[PLACED_WEIGHTS], trained_weights(r), group);
     }
 }
 

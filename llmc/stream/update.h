@@ -229,12 +229,13 @@ static void update_poke(Residency *r) {
 static void update_group(Residency *r, size_t group) {
     const Model *table = trained_table(r);
     Update *u = r->update;
+    const UpdateMemory *weights = u ? &u->tensor[UPDATE_WEIGHTS] : NULL; // not the reference's, in a pass of that
     for (; u && u->groups < group_count(table); u->groups++) {
         const size_t next = group_at(table, u->groups), begin = group_begin(table, next);
         if (begin > group_begin(table, group)) return;
         update_until(u, begin + group_elements(table, next));
         if (weights_gather(r) && group_elements(table, next))
-            group_updated(r, table, u->tensor[UPDATE_WEIGHTS].memory, next);
+            group_updated(r, table, weights->place, weights->memory, next);
     }
     r->update = NULL;
     if (u) grads_zero(r);
