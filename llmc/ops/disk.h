@@ -305,13 +305,13 @@ static void disk_folder_require(const char *folder) {
     }
 }
 
-// Bytes that this rank may take there; ends the program where the folder is none for files.
-static size_t disk_bytes_available(const char *folder) {
+// Bytes that each of so many ranks may take there; ends the program where the folder is none for files.
+static size_t disk_bytes_left(const char *folder, size_t ranks) {
     struct statvfs system;
     struct rlimit limit;
     disk_folder_require(folder);
     if (statvfs(folder, &system)) die("--disk %s: cannot be examined: %s", folder, strerror(errno));
-    const size_t left = (size_t)system.f_bavail * (size_t)system.f_frsize / dist_local_ranks();
+    const size_t left = (size_t)system.f_bavail * (size_t)system.f_frsize / ranks;
     const int limited = !getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY;
     return limited ? min_size(left, (size_t)limit.rlim_cur) : left;
 }
@@ -329,7 +329,7 @@ static int disk_open(const char *folder) {
 
 static void *disk_file_allocate(const char *folder, size_t bytes) {
     size_t i = 0;
-    const size_t left = disk_bytes_available(folder);
+    const size_t left = disk_bytes_left(folder, 1); // other ranks may have taken theirs
     while (i < DISK_FILES && disk.file[i].base) i++;
     if (i == DISK_FILES) die("more than %d files on disk; please report it", DISK_FILES);
     DiskFile *file = &disk.file[i];

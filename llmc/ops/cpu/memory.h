@@ -138,7 +138,7 @@ static size_t cpu_host_available(size_t planned) {
 
 static void *cpu_disk_allocate(const char *folder, size_t bytes) { return disk_file_allocate(folder, bytes); }
 static void cpu_disk_release(void *memory, size_t bytes) { (void)bytes, disk_file_release(memory); }
-static size_t cpu_disk_available(const char *folder) { return disk_bytes_available(folder); }
+static size_t cpu_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
 static void cpu_copy_in(void *place, const void *host, size_t bytes) {
     watch_at_work();

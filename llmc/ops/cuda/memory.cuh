@@ -238,6 +238,7 @@ static int64_t host_transfer(int kind, void *to, const void *from, const void *h
     for (size_t at = 0, part; at < bytes; at += part) {
         const size_t offset = (size_t)((const char *)host + at - memory->base);
         part = min_size(bytes - at, PINNED_PIECE - offset % PINNED_PIECE);
+        if (before_waiting && offset + part > memory->pinned) before_waiting(false); // pageable: the host waits
         CUDA_CHECK(cudaMemcpyAsync((char *)to + at, (const char *)from + at, part,
                                    kind == STORE_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, t->stream),
                    "copying between device and host");
@@ -272,7 +273,7 @@ static void *cuda_disk_allocate(const char *folder, size_t bytes) {
     return disk_file_allocate(folder, bytes);
 }
 static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
-static size_t cuda_disk_available(const char *folder) { return disk_bytes_available(folder); }
+static size_t cuda_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
 // ---- for disk.h: a thread has one of two streams -------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
