@@ -59,7 +59,7 @@ generation.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/stream/attention_memory.h" // where a layer's keys and values lie; --keep attention
+#include "llmc/stream/attention_memory.h" // where layer inputs, keys and values lie; --keep attention
 #include "llmc/stream/modules.h"          // linear layers, norms, rotary embedding, the MLP's activation
 #include "llmc/stream/residency.h"        // where weights and gradients are
 #include "llmc/stream/sequence.h"         // the sequence on the device; chunks and layers: what loops visit
@@ -471,12 +471,6 @@ static void head_logprobs(StreamBP *s, GroupWeights w) {
     for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, logits_chunk_at(s, i), w, NULL);
 }
 
-static void head_forward_only(StreamBP *s) {
-    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
-    head_logprobs(s, w);
-    weights_release(&s->memory, GROUP_HEAD);
-}
-
 static void head_forward_backward(StreamBP *s) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums dw = grads_acquire(&s->memory, GROUP_HEAD);
@@ -507,18 +501,6 @@ static void layers_forward(StreamBP *s) {
     arena_pop(s->arena, mark);
 }
 
-// x_l, which backward needs: on its way, or not kept. Then forward goes again through the layers from the last one
-// whose input was kept to l, once for all of these.
-static void restore_input(StreamBP *s, size_t l) {
-    const Range missing = restore_begin(s, l);
-    for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
-        GroupWeights w = weights_acquire(&s->memory, i);
-        s->order->layer_forward(s, i, w);
-        weights_release(&s->memory, i);
-    }
-    restore_end(s);
-}
-
 static void layers_backward(StreamBP *s) {
     const size_t mark = arena_mark(s->arena);
     push_key_value_gradients(s);
@@ -527,7 +509,7 @@ static void layers_backward(StreamBP *s) {
     inputs_begin(s);
     for (size_t i = layer_count(s); i-- > 0;) {
         size_t l = layer_at(s, i);
-        restore_input(s, l);
+        restore_input(s, l); // x_l, where --inputs-every has not kept it
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_acquire(&s->memory, l);
         s->order->layer_backward(s, l, w, dw);
@@ -588,7 +570,9 @@ static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int refe
     embedding_forward(s);
     layers_forward(s);
     arena_pop(s->arena, kv_mark);
-    head_forward_only(s);
+    const GroupWeights head = weights_acquire(&s->memory, GROUP_HEAD);
+    head_logprobs(s, head);
+    weights_release(&s->memory, GROUP_HEAD);
     sequence_end(s);
     if (reference) reference_swap(&s->memory);
     arena_pop(s->arena, mark);

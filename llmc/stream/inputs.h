@@ -121,14 +121,14 @@ static void inputs_begin(StreamBP *s) {
         s->inputs.ticket[0] = input_transfer(s, (L - 1) / s->memory.every * s->memory.every, chunk_at(s, i), 1, 1);
 }
 
-// Before backward visits layer l: waits for x_l. Returns the layers that forward goes through again because x_l was
-// not kept; in a plan one, for all of its kind.
-static Range restore_begin(StreamBP *s, size_t l) {
+// Before backward visits layer l: x_l, on its way or not kept. Then forward goes again through the layers from the last
+// one whose input was kept to l, once for all of these; in a plan through l, for all of its kind.
+static void restore_input(StreamBP *s, size_t l) {
     const Config *config = &s->model->config;
     const size_t every = s->memory.every;
+    const double repeat = s->memory.layers_repeat;
     Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
     inputs_await(s);
-    s->inputs.repeat = s->memory.layers_repeat;
     if (s->dry) {
         size_t layers = 0; // of l's kind
         for (size_t i = 0; i < config->num_hidden_layers; i++)
@@ -137,13 +137,14 @@ static Range restore_begin(StreamBP *s, size_t l) {
         s->memory.layers_repeat = (double)layers;
     }
     if (missing.count) s->pass = PASS_RESTORE, s->memory.step = 1;
-    return missing;
-}
-
-static void restore_end(StreamBP *s) {
+    for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
+        GroupWeights w = weights_acquire(&s->memory, i);
+        s->order->layer_forward(s, i, w);
+        weights_release(&s->memory, i);
+    }
     inputs_await(s);
     s->pass = PASS_BACKWARD, s->memory.step = -1;
-    s->memory.layers_repeat = s->inputs.repeat;
+    s->memory.layers_repeat = repeat;
 }
 
 // Backward is done with x_l[c]: the input that is needed next takes its rows.

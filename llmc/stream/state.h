@@ -60,7 +60,6 @@ typedef struct {
     Stored *x;     // [rows,C] x_L, then dx; what layers overwrite in place where inputs are not kept on the device
     Stored *layer; // [rows,C] backward, kept elsewhere: x_l of the layer at hand
     size_t begin;  // first row in them: 0, but generation stores one chunk at a time
-    double repeat; // Residency.layers_repeat of backward while inputs are restored
     int64_t ticket[INPUT_TICKETS]; // forward: of stores of x, by chunk; backward: [0] of the loads of `layer`
 } Inputs;
 

@@ -120,18 +120,24 @@ static double run_state_peak(const char *checkpoint) {
     return peak;
 }
 
-// Attention's settings, as trainer_settings writes them: the workspace that a run began with.
-#define ATTENTION_SETTING "attention"
-#define WORKSPACE_SETTING "workspace="
-static size_t run_state_workspace(const char *checkpoint) {
+// A setting as trainer_settings wrote it; empty: there is none.
+static void run_state_setting(const char *checkpoint, const char *name, char *text, size_t size) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
     cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
-    const char *said = cJSON_GetStringValue(json_get(json_get(root, "settings"), ATTENTION_SETTING));
-    const char *found = said ? strstr(said, WORKSPACE_SETTING) : NULL;
-    const size_t bytes = found ? strtoull(found + strlen(WORKSPACE_SETTING), NULL, 10) : 0;
+    const char *said = cJSON_GetStringValue(json_get(json_get(root, "settings"), name));
+    snprintf(text, size, "%s", said ? said : "");
     cJSON_Delete(root);
-    return bytes;
+}
+
+// Attention's workspace that a run began with
+#define ATTENTION_SETTING "attention"
+#define WORKSPACE_SETTING "workspace="
+static size_t run_state_workspace(const char *checkpoint) {
+    char text[128];
+    run_state_setting(checkpoint, ATTENTION_SETTING, text, sizeof(text));
+    const char *found = strstr(text, WORKSPACE_SETTING);
+    return found ? strtoull(found + strlen(WORKSPACE_SETTING), NULL, 10) : 0;
 }
 
 // ---- comparing ------------------------------------------------------------------------------------------------------

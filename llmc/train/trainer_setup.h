@@ -233,6 +233,9 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
     add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
+    if (!layers_with_window(&t->run.model.config)) return; // else --keep changes no bit
+    add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none");
+    t->settings[t->state.setting_count - 1].absent = "none";
 }
 
 // ---- weights and optimizer ------------------------------------------------------------------------------------------
@@ -276,6 +279,19 @@ static void trainer_load(Trainer *t, const char *last) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
+// The planner's choices that results depend on, as the run of this checkpoint began with them
+static void trainer_keep_choices(Trainer *t, const char *last) {
+    Options *o = &t->options;
+    char shared[64], keep[64];
+    t->run.has_begun = 1, t->run.workspace = run_state_workspace(last);
+    run_state_setting(last, "--sp", shared, sizeof(shared));
+    run_state_setting(last, "--keep", keep, sizeof(keep));
+    if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
+        o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
+    if (o->keep == KEEP_AUTO && layers_with_window(&t->run.model.config))
+        o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
+}
+
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
@@ -290,8 +306,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
         o->given[option_find("lr")] = 1; // is echoed
     }
     run_open(&t->run, o, o->model ? NULL : model);
-    t->run.has_begun = *last != 0;
-    if (*last) t->run.workspace = run_state_workspace(last);
+    if (*last) trainer_keep_choices(t, last);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t);
     const char *source = !isnan(given->lr)            ? ""
