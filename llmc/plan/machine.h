@@ -106,96 +106,39 @@ typedef struct {
 // Memory that CUDA reports: the least that PyTorch's "total capacity of" has for such a card in public reports of 2023
 // to 2026; the driver keeps the rest, and ECC a sixteenth where it takes memory.
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
-#define REST          0.85, 0.8, 2e-6, 5e-6, 1.5e-6, 5e9, 6e9
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
         (own)*0.58
 #define RATES_H100     RATES(989e12, 680e12, 671e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 671 / 989, 125e12)
+#define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
 #define RATES_OF(p, s) RATES(p, (p) * (s), (p) * (s), 0.4 * (p)) // a card whose products reach a share of its peak
-#define MACHINE_NAMES  "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
+#define CARD(name, gpu, device, card, host, measured, board, gpus, rates, memory, within, between, link)               \
+    {                                                                                                                  \
+        name, gpu, device, card, host, measured, board,                                                                \
+            {gpus, rates, memory, within, between, link, 0.85, 0.8, 2e-6, 5e-6, 1.5e-6, 5e9, 6e9}, 0, 0                \
+    }
+#define MACHINE_NAMES "a100|h100|h200|a100-40|b200|l40s|rtx5090|rtx4090|rtx4080|rtx3060"
 
 typedef enum { MACHINE_A100, MACHINE_H100, MACHINE_H200, MACHINES = 10 } MachineName; // of MACHINE_NAMES
 
 static const Machine machines[MACHINES] = {
-    {"a100",
-     "A100 SXM 80 GB",
-     "A100-SXM4-80GB",
-     79.1,
-     1800,
-     0,
-     0,
-     {8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9, REST},
-     0,
-     0},
-    {"h100", "H100 SXM", "H100 80GB", 79.1, 1800, 0, 0, {8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9, REST}, 0, 0},
-    {"h200", "H200 SXM", "H200", 139.8, 1800, 1, 0, {8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9, REST}, 0, 0},
-    {"a100-40",
-     "A100 SXM 40 GB",
-     "A100-SXM4-40GB",
-     39.4,
-     900,
-     0,
-     0,
-     {8, RATES_A100, 1.555e12, 300e9, 25e9, 32e9, REST},
-     0,
-     0},
-    {"b200",
-     "B200",
-     "B200",
-     178.3,
-     1800,
-     0,
-     0,
-     {8, RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12), 8e12, 900e9, 50e9, 64e9, REST},
-     0,
-     0},
-    {"l40s", "L40S", "L40S", 44.4, 900, 0, 1, {8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9, REST}, 0, 0},
-    {"rtx5090",
-     "RTX 5090",
-     "RTX 5090",
-     31.3,
-     116,
-     0,
-     1,
-     {4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9, 64e9, REST},
-     0,
-     0},
-    {"rtx4090",
-     "RTX 4090",
-     "RTX 4090",
-     23.5,
-     116,
-     0,
-     1,
-     {4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9, 32e9, REST},
-     0,
-     0},
-    {"rtx4080",
-     "RTX 4080",
-     "RTX 4080",
-     15.4,
-     56,
-     0,
-     1,
-     {4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9, 32e9, REST},
-     0,
-     0},
-    {"rtx3060",
-     "RTX 3060",
-     "RTX 3060",
-     11.5,
-     56,
-     0,
-     1,
-     {4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9, REST},
-     0,
-     0},
+    CARD("a100", "A100 SXM 80 GB", "A100-SXM4-80GB", 79.1, 1800, 0, 0, 8, RATES_A100, 2.0e12, 300e9, 25e9, 32e9),
+    CARD("h100", "H100 SXM", "H100 80GB", 79.1, 1800, 0, 0, 8, RATES_H100, 3.35e12, 450e9, 50e9, 64e9),
+    CARD("h200", "H200 SXM", "H200", 139.8, 1800, 1, 0, 8, RATES_H100, 4.8e12, 450e9, 50e9, 64e9),
+    CARD("a100-40", "A100 SXM 40 GB", "A100-SXM4-40GB", 39.4, 900, 0, 0, 8, RATES_A100, 1.555e12, 300e9, 25e9, 32e9),
+    CARD("b200", "B200", "B200", 178.3, 1800, 0, 0, 8, RATES_B200, 8e12, 900e9, 50e9, 64e9),
+    CARD("l40s", "L40S", "L40S", 44.4, 900, 0, 1, 8, RATES_OF(362e12, 0.52), 864e9, 16e9, 25e9, 32e9),
+    CARD("rtx5090", "RTX 5090", "RTX 5090", 31.3, 116, 0, 1, 4, RATES_OF(209.5e12, 0.73), 1.792e12, 32e9, 12.5e9, 64e9),
+    CARD("rtx4090", "RTX 4090", "RTX 4090", 23.5, 116, 0, 1, 4, RATES_OF(165.2e12, 0.79), 1.008e12, 16e9, 12.5e9, 32e9),
+    CARD("rtx4080", "RTX 4080", "RTX 4080", 15.4, 56, 0, 1, 4, RATES_OF(97.5e12, 0.79), 716.8e9, 16e9, 12.5e9, 32e9),
+    CARD("rtx3060", "RTX 3060", "RTX 3060", 11.5, 56, 0, 1, 4, RATES_OF(25.5e12, 0.79), 360e9, 16e9, 12.5e9, 32e9),
 };
-#undef REST
+#undef CARD
 #undef RATES
 #undef RATES_H100
 #undef RATES_A100
+#undef RATES_B200
 #undef RATES_OF
 
 // Bytes that its card leaves to a plan.
