@@ -85,7 +85,7 @@ static int slabs_next_unit(Slabs *s) {
     if (s->next == (s->unit == SLABS_OF_GROUPS ? group_count(table) : table->parameter_count)) return 0;
     if (s->unit == SLABS_OF_GROUPS) {
         const size_t group = group_at(table, s->next);
-        const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s->parts.ranks, s->parts.rank);
+        const Range own = sharded_range(table, s->parts, group);
         s->first = group_begin(table, group) + own.begin, s->left = own.count;
     } else {
         const Parameter *p = &table->parameters[s->next];

@@ -234,6 +234,11 @@ static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     return layers + group * sharding_room(table, s, 0);
 }
 
+// Elements of a group in this rank's part
+static Range sharded_range(const Model *table, Sharding s, size_t group) {
+    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
+}
+
 // Elements [first, first + count) of a parameter, at element `offset` of the memory.
 typedef struct {
     size_t first, count, offset;
@@ -241,7 +246,7 @@ typedef struct {
 
 static ParameterShard parameter_shard(const Model *table, Sharding s, const Parameter *p) {
     const size_t group = group_of(table, p->offset), begin = group_begin(table, group);
-    const Range own = shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
+    const Range own = sharded_range(table, s, group);
     const size_t own_begin = begin + own.begin, own_end = own_begin + own.count;
     const size_t from = max_size(own_begin, p->offset), to = min_size(own_end, p->offset + parameter_elements(p));
     ParameterShard shard = {0, 0, 0};
@@ -253,9 +258,8 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
 
 // Offset in such memory of an element of the table, which must be in this rank's shard.
 static size_t element_offset(const Model *table, Sharding s, size_t element) {
-    const size_t group = group_of(table, element), count = group_elements(table, group);
-    const Range own = shard_range(count, SHARD_ALIGNMENT, s.ranks, s.rank);
-    return sharding_begin(table, s, group) + element - group_begin(table, group) - own.begin;
+    const size_t group = group_of(table, element), begin = group_begin(table, group);
+    return sharding_begin(table, s, group) + element - begin - sharded_range(table, s, group).begin;
 }
 
 #endif

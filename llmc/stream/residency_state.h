@@ -143,11 +143,6 @@ static int alone(const Residency *r) { return world_ranks(r->world) == 1; }
 static Sharding weights_sharding(const Residency *r) { return sharding_of(r->world, ZERO_WEIGHTS); }
 static Sharding gradients_sharding(const Residency *r) { return sharding_of(r->world, ZERO_GRADIENTS); }
 
-// Elements of a group that this rank has of what is sharded so
-static Range sharded_range(const Model *table, Sharding s, size_t group) {
-    return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
-}
-
 static Sharding own_sharding(const Residency *r) { return sharding_of(r->world, ZERO_NONE); }
 
 static Range own_range(const Residency *r, const Model *table, size_t group) {

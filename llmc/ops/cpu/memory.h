@@ -131,10 +131,6 @@ static void *cpu_host_allocate(size_t bytes) {
     return NULL;
 }
 static void cpu_host_release(void *memory, size_t bytes) { cpu_release(memory, bytes); }
-static size_t cpu_host_available(size_t planned) {
-    const size_t available = host_memory_available();
-    return available > planned ? available - planned : available ? 1 : 0;
-}
 
 static void *cpu_disk_allocate(const char *folder, size_t bytes) { return disk_file_allocate(folder, bytes); }
 static void cpu_disk_release(void *memory, size_t bytes) { (void)bytes, disk_file_release(memory); }

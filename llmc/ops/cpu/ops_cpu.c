@@ -42,6 +42,10 @@ static size_t cpu_memory_available(void) {
             human_bytes((double)left), human_bytes((double)beside));
     return left == SIZE_MAX ? available : min_size(available ? available : left, left - beside);
 }
+static size_t cpu_host_available(size_t planned) {
+    const size_t available = cpu_memory_available();
+    return available > planned ? available - planned : available ? 1 : 0;
+}
 static const char *cpu_memory_name(void) {
     return address_space_left() < SIZE_MAX ? "the memory that ulimit -v or -d leaves" : "the memory available";
 }
