@@ -72,9 +72,9 @@ CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "non
        "attention output and log-sum-exp, so that backward does not run attention forward again; auto: if that is "
        "faster and fits")
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
-       "where --keep saves them; auto: on the device if they fit there, else in host memory")
+       "where --keep saves them; auto, of this and the next options: as fast as what fits allows")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
-       "where layer inputs are from forward to backward; auto, of this and the next three: as fast as what fits allows")
+       "where layer inputs are from forward to backward")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "keep the input of one layer of K, and compute those between again in backward; auto: 1 where that fits")
 CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
@@ -105,7 +105,7 @@ BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",
       "needs more is refused before it starts")
 BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES, "BYTES",
       "limit of host memory for what is placed there, of all ranks of a machine together")
-BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES", "and of space in --disk")
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES, "BYTES", "limit of space in --disk, likewise")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_BP, ON(PLAN), "train|bp",
        "plan a training run, or a pass without an optimizer update, which needs far less")
 
