@@ -47,6 +47,15 @@ for step in 2 4 6 8; do
 done
 check 'it was killed' [ $kills -gt 0 ]
 
+# ---- what the planner chooses and results depend on stays as the run began -----------------------------------------------------------
+windows=$(echo $TINY | sed 's/llama/gemma3/'),head_dim=8,sliding_window=9,layer_types=sf
+for keep in none auto; do # auto alone would keep them
+    succeeds train --init $windows --data $SHARD --seq-len 50 --chunk 7 --lr 1e-3 --keep $keep --out "$WORK/windows" --save-every 1 \
+        $([ $keep = none ] && echo --steps 1 || echo --steps 2 --resume)
+done
+check 'attention is not kept' [ -e "$WORK/windows/checkpoint-00000002/state.json" ]
+check 'as it was not' [ -z "$(grep -- '"--keep": "attention"' "$WORK/windows/checkpoint-00000002/state.json")" ]
+
 # ---- a disk that is full, or none: one line before the first step, and the last checkpoint goes on -----------------------------------
 checkpoints() { ls "$WORK/killed" | grep -x 'checkpoint-[0-9]*'; } # not those that were being written
 left=$(checkpoints)
