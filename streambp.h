@@ -138,8 +138,8 @@ static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mar
 
 // ---- attention, forward (section 3.2.2) ----------------------------------------------------------------------
 static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    norm_forward(s, a->norm1, layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT),
-                 weight_of(s, w, NORM1_BIAS), NULL, c.n);
+    norm_forward(s, a->norm1, layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT), weight_of(s, w, NORM1_BIAS),
+                 NULL, c.n);
 }
 
 static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -229,8 +229,8 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 // dx of y -> dx of x_l
 static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                            Stored *dx) {
-    norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1,
-                  layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
+    norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1, layer_input(s, l, c.row),
+                  weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
 }
 
 // dnorm1 += the part that comes through keys and values; = where none came through the queries yet

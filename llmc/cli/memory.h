@@ -46,9 +46,9 @@ static Batch batch_shape(SequenceBound bound) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
-// What the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention may go
-// to host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has memory
-// of its own.
+// Choices that the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention
+// may go to host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has
+// memory of its own.
 static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -189,7 +189,7 @@ static void report_regions(FILE *out, const Arena *plan) {
 static const char *const placed_words[PLACED] = {"inputs",    "weights",        "gradients",
                                                  "optimizer", "kept attention", "reference"};
 
-// What a plan has in a place, in words
+// The plan's tensors in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
     static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS,
                                          SHARE_OPTIMIZER,    SHARE_KEPT,    SHARE_WEIGHTS};

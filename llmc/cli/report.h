@@ -218,7 +218,7 @@ static void report_rates(const Run *run, const PassRates *r) {
 }
 
 // ---- places --------------------------------------------------------------------------------------------------------
-// What lies elsewhere than on the device, why, and what the next best choice would cost.
+// Places other than the device, why they were chosen, and the cost of the next best choice.
 static void report_places(FILE *out, const Run *run) {
     char text[160];
     const char *glue = "placed  ";

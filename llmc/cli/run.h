@@ -38,9 +38,9 @@ typedef struct {
     size_t workspace;      // AttentionChoice.workspace that it began with
     size_t available;      // bytes that the plan is held against; 0: not known
     Plan plan;
-    Choice choice[2]; // what was chosen, and the next best
-    double deferred;  // estimated seconds of a step with --update forward; 0: not asked
-    size_t choices;   // of these, that are known; 0: all is on the device as far as it is open, or nothing fits
+    Choice choice[2];  // what was chosen, and the next best
+    double deferred;   // estimated seconds of a step with --update forward; 0: not asked
+    size_t choices;    // of these, that are known; 0: all is on the device as far as it is open, or nothing fits
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.host_bytes
     void *disk_memory; // plan.disk_bytes

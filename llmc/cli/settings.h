@@ -86,7 +86,7 @@ static void settings_note(const Options *o, World world) {
              world.zero);
 }
 
-// What is named of all that the planner may choose (memory.h); the rest stays open.
+// Choices that options name; the rest stays open for the planner (memory.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
     memcpy(settings->place, named, sizeof(named));

@@ -19,7 +19,15 @@ typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } P
 static const char *const place_names[PLACES] = {"device", "host", "disk"};
 
 // Whose place can be chosen
-typedef enum { PLACED_INPUTS, PLACED_WEIGHTS, PLACED_GRADIENTS, PLACED_OPTIMIZER, PLACED_KEPT, PLACED_REFERENCE, PLACED } Placed;
+typedef enum {
+    PLACED_INPUTS,
+    PLACED_WEIGHTS,
+    PLACED_GRADIENTS,
+    PLACED_OPTIMIZER,
+    PLACED_KEPT,
+    PLACED_REFERENCE,
+    PLACED
+} Placed;
 
 static const char *const placed_names[PLACED] = {"inputs", "weights", "gradients", "optimizer", "keep_on", "reference"};
 

@@ -60,8 +60,8 @@ OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated once the device has `planned`; 0: not known
 OP_HOST(size_t, host_available, (size_t planned), (planned))
 // Addresses for the bytes of a file without a name in `folder`, whose space is reserved. Transfers and copies take
-// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line where that
-// cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
+// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line where
+// that cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
 OP_HOST(void *, disk_allocate, (const char *folder, size_t bytes), (folder, bytes))
 OP_HOST(void, disk_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated there by this rank; ends the program as disk_allocate does

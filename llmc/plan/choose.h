@@ -26,7 +26,7 @@ last bits (the ring) follows from tables and limits alone.
 // Ops.host_available, or NULL: all host memory that a plan wants
 typedef size_t (*HostAvailable)(size_t planned);
 
-// Of a rank; SIZE_MAX: none
+// Limits of a rank; SIZE_MAX: none
 typedef struct {
     size_t bytes[PLACES];
     HostAvailable host;

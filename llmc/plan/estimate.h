@@ -73,7 +73,7 @@ static double moved_seconds(const Machine *m, World w, const double bytes[WAYS])
                 sharing * (bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ]));
 }
 
-// And that a rank's device memory is busy with it.
+// Seconds that a rank's device memory is busy with it.
 static double moved_work(const Machine *m, const double bytes[WAYS]) {
     double sum = 0;
     for (int way = 0; way < WAYS; way++) sum += bytes[way];
@@ -125,7 +125,7 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
 }
 
-// Of a step of so many sequences.
+// Seconds of a step of so many sequences.
 static double step_seconds(const Machine *m, const RunSettings *settings, const PassWork *work, const Moved *moved,
                            size_t sequences) {
     const World w = settings->world;

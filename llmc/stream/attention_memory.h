@@ -199,9 +199,7 @@ and come back one chunk before they are needed, through two chunks' worth of dev
 ring (llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
 */
 static int saves_attention(const StreamBP *s) { return s->saved.attention_out != NULL; }
-static int saves_elsewhere(const StreamBP *s) {
-    return saves_attention(s) && is_elsewhere(&s->memory, PLACED_KEPT);
-}
+static int saves_elsewhere(const StreamBP *s) { return saves_attention(s) && is_elsewhere(&s->memory, PLACED_KEPT); }
 
 // Attention output was saved: skip recomputation.
 static int attention_saved(const StreamBP *s) {
@@ -238,8 +236,7 @@ static void saved_attention_begin(StreamBP *s) {
     const size_t chunk = layer_chunk(s), slots = s->rows > chunk ? 2 : 1;
     SavedAttention *saved = &s->saved;
     for (size_t i = 0; i < slots && saves_elsewhere(s); i++) {
-        saved->chunk_attention_out[i] =
-            push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * d.Q);
+        saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * d.Q);
         saved->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp on its way", chunk * d.NH);
         saved->ticket[i] = 0;
     }

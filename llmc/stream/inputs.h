@@ -55,8 +55,8 @@ static void push_inputs(StreamBP *s) {
     if (!layers || inputs_elsewhere(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
     if (!layers) return;
     Arena *memory = memory_of(&s->memory, PLACED_INPUTS);
-    s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
-                                          (layers + !inputs_elsewhere(s)) * count, size);
+    s->inputs.kept =
+        (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs", (layers + !inputs_elsewhere(s)) * count, size);
     if (!inputs_elsewhere(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->rows, C);
 }
 
@@ -115,8 +115,7 @@ static void inputs_await(StreamBP *s) {
 static void inputs_begin(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     if (!inputs_elsewhere(s)) return;
-    s->inputs.layer =
-        push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->rows * s->model->config.hidden_size);
+    s->inputs.layer = push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->rows * s->model->config.hidden_size);
     for (size_t i = 0; i < chunk_count(s); i++)
         s->inputs.ticket[0] = input_transfer(s, (L - 1) / s->memory.every * s->memory.every, chunk_at(s, i), 1, 1);
 }

@@ -42,9 +42,7 @@ static void reference_swap(Residency *r) {
 }
 
 // A group's weights come to buffers before they are used.
-static int weights_come(const Residency *r) {
-    return weights_sharding(r).ranks > 1 || is_elsewhere(r, PLACED_WEIGHTS);
-}
+static int weights_come(const Residency *r) { return weights_sharding(r).ranks > 1 || is_elsewhere(r, PLACED_WEIGHTS); }
 
 static int has_adapters(const Residency *r) { return r->lora && !r->without_adapters; }
 
@@ -112,8 +110,8 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
                                    group == GROUP_HEAD ? "the head's weights" : "the embedding", elements, size);
     int64_t ticket = group_ask(r, model, r->weights, group, w.weights);
     if (tied) {
-        w.matrix = (char *)arena_push(r->arena, SHARE_WEIGHTS, "the embedding", group_elements(model, GROUP_EMBEDDING),
-                                      size);
+        w.matrix =
+            (char *)arena_push(r->arena, SHARE_WEIGHTS, "the embedding", group_elements(model, GROUP_EMBEDDING), size);
         ticket = last_ticket(ticket, group_ask(r, model, r->weights, GROUP_EMBEDDING, w.matrix));
     } else if (group == GROUP_HEAD) {
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
@@ -348,8 +346,8 @@ static void release_layer(Residency *r, size_t layer, Summed *sums) {
 // The stored gradient of the head or the embedding, until the group is released
 static char *table_begin(Residency *r, StoredGradient *g, size_t group) {
     if (is_elsewhere(r, PLACED_GRADIENTS))
-        g->memory = push_stored_gradient(
-            r, group == GROUP_HEAD ? "the head's gradient" : "the embedding's gradient", group);
+        g->memory =
+            push_stored_gradient(r, group == GROUP_HEAD ? "the head's gradient" : "the embedding's gradient", group);
     stored_ask(r, g, group);
     r->ops->await_transfer(g->load);
     return g->memory;
@@ -461,12 +459,13 @@ static void push_gradients(Residency *r) {
         GradientBuffer *b = &r->summed[i];
         b->sums = r->summed[0].sums;
         if (!in_place && (i == 0 || ranks))
-            b->sums = (Summed *)arena_push(
-                r->arena, SHARE_GRADIENTS, i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
-                trained_table(r)->layer_elements, dtype_size(dtype_of_sums(r->model->dtype)));
+            b->sums =
+                (Summed *)arena_push(r->arena, SHARE_GRADIENTS,
+                                     i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
+                                     trained_table(r)->layer_elements, dtype_size(dtype_of_sums(r->model->dtype)));
         if (elsewhere)
-            b->stored.memory = push_stored_gradient(
-                r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
+            b->stored.memory =
+                push_stored_gradient(r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
     }
 }
 

@@ -55,23 +55,23 @@ typedef struct {
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
     World world;
-    int first;                          // micro-batch of the step: nothing is stored yet where gradients are elsewhere
-    int last;                           // sums in place are reduced over all ranks in its pass
-    Traffic sent;                       // by this rank so far
-    int plan;                           // a walk visits one layer of each kind (sequence.h)
-    double layers_repeat;               // layers that the one being visited stands for; 1 in a run
-    double chunk_repeat;                // layers times chunks that the chunk being visited stands for; 1 in a run
-    int step;                           // direction of the walk over layers: 1 first to last, -1 last to first
-    size_t every;                       // of so many layers the input of one is kept (inputs.h)
-    LayerBuffer gathered[2];            // for the layer at hand and the next one, by turns
-    size_t at_hand;                     // which of these
+    int first;               // micro-batch of the step: nothing is stored yet where gradients are elsewhere
+    int last;                // sums in place are reduced over all ranks in its pass
+    Traffic sent;            // by this rank so far
+    int plan;                // a walk visits one layer of each kind (sequence.h)
+    double layers_repeat;    // layers that the one being visited stands for; 1 in a run
+    double chunk_repeat;     // layers times chunks that the chunk being visited stands for; 1 in a run
+    int step;                // direction of the walk over layers: 1 first to last, -1 last to first
+    size_t every;            // of so many layers the input of one is kept (inputs.h)
+    LayerBuffer gathered[2]; // for the layer at hand and the next one, by turns
+    size_t at_hand;          // which of these
     GradientBuffer summed[GRADIENT_BUFFERS]; // layer l is in the one of index l % buffers
     size_t buffers;
-    int head_is_stored;                 // in this pass a tied head has added to the stored gradient of the embedding
-    Summed *embedding_sums;             // [elements of the group] of a tied matrix, from the head to the embedding
-    int64_t last_ticket;                // of reductions in place; 0: none
-    struct Update *update;              // the optimizer's step, where it waits for this pass (update.h); NULL: none
-    size_t visits;                      // to chunks of layers, of a pass over the largest sequence
+    int head_is_stored;     // in this pass a tied head has added to the stored gradient of the embedding
+    Summed *embedding_sums; // [elements of the group] of a tied matrix, from the head to the embedding
+    int64_t last_ticket;    // of reductions in place; 0: none
+    struct Update *update;  // the optimizer's step, where it waits for this pass (update.h); NULL: none
+    size_t visits;          // to chunks of layers, of a pass over the largest sequence
 } Residency;
 
 static void *at(void *base, size_t element, size_t size) {
@@ -99,9 +99,7 @@ static Arena *memory_of(const Residency *r, Placed placed) {
 }
 
 // The layer that backward visits after `layer`, or from which it restores inputs; before layer 0 no number of a layer
-static size_t layer_before(const Residency *r, size_t layer) {
-    return layer - (layer % r->every ? 1 : r->every);
-}
+static size_t layer_before(const Residency *r, size_t layer) { return layer - (layer % r->every ? 1 : r->every); }
 
 // ---- collectives, counted: a rank sends n (P - 1) / P of n bytes (world.h). A group of one has nothing to send ------
 static void count_sent(Residency *r, TrafficKind kind, double bytes, double hops) {

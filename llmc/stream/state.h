@@ -70,7 +70,7 @@ struct StreamBP {
     Arena *arena;
     Residency memory;
     Method method;
-    int keep; // attention's outputs are saved
+    int keep;                   // attention's outputs are saved
     size_t chunk, logits_chunk; // tokens, as asked for; the sequence's length caps them
     int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
     int dry;                    // a plan: loops visit each distinct shape once

@@ -34,7 +34,7 @@ typedef struct {
     Prompt rollout_text;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
-    Update update; // --update forward: the step that waits for the next pass
+    Update update;            // --update forward: the step that waits for the next pass
     RunLog log;
     int memory_told;
     Sampler sampler; // with --sample-every

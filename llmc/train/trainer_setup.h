@@ -288,8 +288,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     run_state_setting(last, "--keep", keep, sizeof(keep));
     if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
-    if (o->keep == KEEP_AUTO && layers_with_window(&t->run.model.config))
-        o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
+    if (o->keep == KEEP_AUTO && layers_with_window(&t->run.model.config)) o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
 }
 
 // Everything before the first step.

@@ -247,7 +247,7 @@ static void ways_json(JsonOut *json, const TrainingWays *ways) {
     json_array_end(json);
 }
 
-// ---- without a model -------------------------------------------------------------------------------------------------
+// ---- without a model -----------------------------------------------------------------------------------------------
 // The longest sequence of each preset on a machine, all weights and adapters
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
     JsonOut json = json_open(stdout);

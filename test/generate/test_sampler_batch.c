@@ -181,7 +181,8 @@ TEST(plan_and_training) {
             }
             if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);
             assert_memory_equal(gradient[0], gradient[1], elements * sizeof(double));
-            if (run->arena->peak > run->plan.total_bytes || (slots[k] == 7 && run->arena->peak != run->plan.total_bytes))
+            if (run->arena->peak > run->plan.total_bytes ||
+                (slots[k] == 7 && run->arena->peak != run->plan.total_bytes))
                 test_fail("used %zu bytes at most, planned %zu", run->arena->peak, run->plan.total_bytes);
             free(gradient[0]), free(gradient[1]);
             run_close(run);

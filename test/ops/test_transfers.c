@@ -88,7 +88,7 @@ TEST(transfers_to_disk_when_awaited) {
     if (strcmp(ops_device->name, "nccl")) unsetenv("STREAMBP_TRANSFERS");
 }
 
-// What reads too early, or changes a source too early, is seen: nothing happens before it is awaited.
+// An op that reads too early, or changes a source too early, is seen: nothing happens before it is awaited.
 TEST(transfers_are_late) {
     if (!strcmp(ops_device->name, "cuda")) test_skip("a GPU begins at once");
     setenv("STREAMBP_TRANSFERS", "late", 1);

@@ -270,12 +270,12 @@ TEST(weights_and_gradients_elsewhere) {
         settings.place[PLACED_INPUTS] = (Place)test_random_below(PLACES);
         settings.place[PLACED_WEIGHTS] = (Place)((places + 1) / 3);
         settings.place[PLACED_GRADIENTS] = (Place)((places + 1) % 3);
-        test_case("%.6s, %zu layers, adapters of rank %zu, input of every %zu on %s, weights on %s, gradients %s on %s, "
-                  "%zu micro-batches%s, chunk %zu",
-                  text, layers, c.lora.rank, settings.inputs_every, place_names[settings.place[PLACED_INPUTS]],
-                  place_names[settings.place[PLACED_WEIGHTS]], dtype_name(settings.gradient_type),
-                  place_names[settings.place[PLACED_GRADIENTS]], count, settings.accumulates ? " accumulated" : "",
-                  chunk);
+        test_case(
+            "%.6s, %zu layers, adapters of rank %zu, input of every %zu on %s, weights on %s, gradients %s on %s, "
+            "%zu micro-batches%s, chunk %zu",
+            text, layers, c.lora.rank, settings.inputs_every, place_names[settings.place[PLACED_INPUTS]],
+            place_names[settings.place[PLACED_WEIGHTS]], dtype_name(settings.gradient_type),
+            place_names[settings.place[PLACED_GRADIENTS]], count, settings.accumulates ? " accumulated" : "", chunk);
         TinyResult found = placed_run(ops_fenced(), &c, settings, batches, count, &norm[1]);
         tiny_expect_bits(found, expected, "weights or gradients elsewhere");
         if (norm[0] != norm[1] || !(norm[0] > 0)) test_fail("norm %.17g, on the device %.17g", norm[1], norm[0]);

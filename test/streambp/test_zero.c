@@ -54,7 +54,8 @@ static RunSettings case_settings(const Case *c, size_t stage) {
     static size_t call;
     RunSettings settings = tiny_settings(&c->tiny, c->tiny.settings.method, 5, 7);
     settings.world = world, settings.world.zero = stage;
-    settings.place[PLACED_WEIGHTS] = (Place)(call % PLACES), settings.place[PLACED_GRADIENTS] = (Place)(call / 2 % PLACES);
+    settings.place[PLACED_WEIGHTS] = (Place)(call % PLACES),
+    settings.place[PLACED_GRADIENTS] = (Place)(call / 2 % PLACES);
     settings.accumulates = c->batches > world_replicas(world);
     call++;
     return settings;
