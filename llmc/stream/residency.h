@@ -13,9 +13,9 @@ type and is not sharded; else one group-sized buffer is, and grads_release adds 
 
 Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number
 of chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its
-shard to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, and stages 1 and 2 differ in what is
-stored only: all stages give the same bits. In stage 3 a layer's weights are gathered before they are used, once per
-walk. Two buffers then take turns, so that communication of one layer runs beside the computation of another.
+shard to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, stage 3 stage 2 whose weights are
+gathered before they are used: they give the same bits, and all do where each reduces from buffers, or a step has one
+micro-batch. Two buffers take turns, so that communication of one layer runs beside the computation of another.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H

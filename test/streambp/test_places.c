@@ -327,7 +327,7 @@ TEST(every_product_of_places) {
     }
 }
 
-// A layer's adapters are so few that only the first rank has some; the others wait for the layer's weights all the same.
+// Only the first rank has some of a layer's few adapters; others wait for the layer's weights all the same.
 TEST(adapters_of_one_rank) {
     Levels levels = {{0}};
     levels.of[MODEL] = 3, levels.of[ADAPTERS] = 1, levels.of[STAGE] = ZERO_WEIGHTS;

@@ -258,7 +258,7 @@ ranks_succeed 4 train $common "$@" --out "$WORK/rollout-4" --zero 2
 check "rewards do not depend on the number of ranks" [ "$(rewards "$WORK/rollout-4")" = "$(rewards "$WORK/rollout")" ]
 check "6 rewards" [ "$(rewards "$WORK/rollout-4" | wc -l)" = 6 ]
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 --beta 0.1 --weights host --update forward \
-    --reference-on device # streams that are empty, used twice; the reference is elsewhere than the weights that are stepped in its pass
+    --reference-on device # streams that are empty, used twice; weights are stepped in a pass of the reference
 unset STREAMBP_ALLOCATION_GUARD
 # The command of rank 1 has 12 lines to answer, that of rank 0 has 8.
 ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
