@@ -56,7 +56,7 @@ typedef struct {
 
 // ---- what choices are stored as, in the order of their words; others are declared where they belong ----------------
 #define PLACE_WORDS "auto|device|host|disk"
-#define DTYPE_AUTO (-1) // the build's dtype, or the one that the run's other settings ask for
+#define DTYPE_AUTO  (-1) // the build's dtype, or the one that the run's other settings ask for
 
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;

@@ -96,8 +96,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         const size_t every = max_size(settings->inputs_every, 1);
         const double again = L - (double)((d.L + every - 1) / every); // layers that restore inputs
         layers += again * all.forward;
-        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE)
-            flops += 4 * (double)d.Q * size.pairs_again;
+        if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += (lora ? head : 2 * head);
     if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE) layers += head;

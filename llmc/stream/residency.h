@@ -183,8 +183,7 @@ static void weights_updated(Residency *r) {
     if (!weights_gather(r)) return;
     for (size_t i = 0; i < L + 2; i++) {
         const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
-        if (group_elements(table, group))
-            group_updated(r, table, r->place[PLACED_WEIGHTS], trained_weights(r), group);
+        if (group_elements(table, group)) group_updated(r, table, r->place[PLACED_WEIGHTS], trained_weights(r), group);
     }
 }
 

@@ -147,8 +147,8 @@ static void fence_host(const char *op, const char *name, const void *memory) {
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 #define WRITTEN(tensor)                                                                                                \
-    _Generic(tensor, const void *: 0, const Stored *: 0, const Summed *: 0, const int32_t *: 0, const float *: 0,     \
-             const double *: 0, default: 1)
+    _Generic(tensor, const void * : 0, const Stored * : 0, const Summed * : 0, const int32_t * : 0, const float * : 0, \
+             const double * : 0, default : 1)
 #define STORED                         dtype_size(ops_device->stored)
 #define SUMMED                         dtype_size(ops_device->summed)
 #define TENSOR(tensor, elements, size) fence_tensor(#tensor, tensor, (elements) * (size), WRITTEN(tensor));

@@ -115,7 +115,7 @@ enum { EARLY = FLOATS / 2 * sizeof(float) };
 typedef struct {
     const char *what, *words; // words NULL: nothing is wrong
     int load, awaited;
-    size_t from;  // the first byte that the op touches, of a tensor of which the first half is in transfer
+    size_t from; // the first byte that the op touches, of a tensor of which the first half is in transfer
     int writes;
 } Early;
 

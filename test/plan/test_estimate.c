@@ -500,7 +500,7 @@ TEST(figures_of_places) {
                    {"qwen3-8b", 16, 1, 250000, 1, {24, 96, 0}, 0.03},
                    {"qwen3-8b", 16, 1, 131072, 1, {12, 64, 0}, INFINITY},
                    {"qwen3-32b", 16, 1, 500000, 1, {80, 320, 0}, INFINITY},
-                              {"llama3.1-8b", 0, 8, 5000001, 1, {78, 1843, 0}, 0.03},
+                   {"llama3.1-8b", 0, 8, 5000001, 1, {78, 1843, 0}, 0.03},
                    {"llama3.1-8b", 0, 32, 15500001, 1, {78, 1843, 0}, 0.03}};
     for (size_t i = 0; i < COUNT_OF(figures); i++) {
         const Machine *m = &machines[MACHINE_H100];

@@ -212,9 +212,9 @@ static void too_far(const void *context) {
 // for do not.
 TEST(chunks_are_even) {
     // tokens, chunks of the CPU's 1024, tokens of the last two of them
-    static const size_t cases[][4] = {{1025, 2, 640, 385},    {1100, 2, 640, 460},    {1151, 2, 640, 511},
-                                      {1152, 2, 1024, 128},   {2048, 2, 1024, 1024},  {2049, 3, 640, 385},
-                                      {131100, 129, 640, 412}, {5121, 6, 640, 385}, {2176, 3, 1024, 128}};
+    static const size_t cases[][4] = {{1025, 2, 640, 385},     {1100, 2, 640, 460},   {1151, 2, 640, 511},
+                                      {1152, 2, 1024, 128},    {2048, 2, 1024, 1024}, {2049, 3, 640, 385},
+                                      {131100, 129, 640, 412}, {5121, 6, 640, 385},   {2176, 3, 1024, 128}};
     StreamBP s = {0};
     s.method = METHOD_STREAM, s.chunk = ops_device->chunk, s.even_chunks = 1;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

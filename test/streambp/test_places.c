@@ -40,9 +40,9 @@ typedef struct {
     size_t of[FACTORS];
 } Levels;
 
-static const char *const factor_names[FACTORS] = {"inputs", "weights",   "gradients", "optimizer", "kept",  "every",
-                                                  "method", "chunk",     "model",     "objective", "LoRA",  "batches",
-                                                  "type",   "state",     "stage",     "shared",    "defers"};
+static const char *const factor_names[FACTORS] = {"inputs", "weights", "gradients", "optimizer", "kept",  "every",
+                                                  "method", "chunk",   "model",     "objective", "LoRA",  "batches",
+                                                  "type",   "state",   "stage",     "shared",    "defers"};
 static const char *const models[] = {
     "qwen3,hidden_size=16,intermediate_size=20,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"
     "head_dim=6,vocab_size=23,tie_word_embeddings=true",
@@ -54,9 +54,7 @@ static const char *const models[] = {
 };
 static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
 static const size_t everies[] = {1, 2, 3, 9};
-static const struct {
-    size_t chunk, logits_chunk;
-} chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
+static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
     static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3, 2};
@@ -72,9 +70,7 @@ static int possible(int a, size_t x, int b, size_t y) {
 }
 
 // ---- cases in which all pairs meet ----------------------------------------------------------------------------------
-static struct {
-    char met[FACTORS][MOST_LEVELS][FACTORS][MOST_LEVELS];
-} pairs;
+static struct { char met[FACTORS][MOST_LEVELS][FACTORS][MOST_LEVELS]; } pairs;
 
 static size_t pairs_new(const Levels *levels, int factor, int known) {
     size_t found = 0;
@@ -184,7 +180,8 @@ static Case case_make(const Levels *levels) {
 // Where nothing else is said, all is on the device, and inputs of all layers are kept.
 static RunSettings case_settings(const Case *c, const Levels *levels, int placed) {
     const size_t *const of = levels->of;
-    RunSettings s = tiny_settings(&c->tiny, (Method)of[METHOD], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
+    RunSettings s =
+        tiny_settings(&c->tiny, (Method)of[METHOD], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
     s.keep = of[KEPT] > 0, s.accumulates = of[MICRO_BATCHES] > 0;
     s.inputs_every = 1;
@@ -275,7 +272,8 @@ static const char *difference(const Trained *found, const Trained *expected) {
 static void expect_planned(const Levels *levels, const Trained *t) {
     const double passes = (levels->of[MICRO_BATCHES] ? 3 : 1) * TRAINED_STEPS;
     for (int place = 0; place < PLACES; place++)
-        if (world.ranks > 1 || levels->of[DEFERS] ? t->peak[place] > t->planned[place] : t->peak[place] != t->planned[place])
+        if (world.ranks > 1 || levels->of[DEFERS] ? t->peak[place] > t->planned[place]
+                                                  : t->peak[place] != t->planned[place])
             test_fail("%s: peak %zu, planned %zu", place_names[place], t->peak[place], t->planned[place]);
     for (int phase = 0; phase < PHASES; phase++)
         for (int way = 0; way < WAYS && world.ranks == 1 && passes == TRAINED_STEPS; way++) {
