@@ -413,8 +413,7 @@ TEST(workspaces) {
 static Search open_search(const Planned *c, const Machine *m) {
     Search search = {0};
     search.open = c->settings, search.machine = m, search.sequences = 1;
-    for (int kind = 0; kind < PLACED; kind++)
-        search.open.place[kind] = PLACE_AUTO, search.places[kind] = kind == PLACED_GRADIENTS ? 1 : 7; // these not yet
+    for (int kind = 0; kind < PLACED; kind++) search.open.place[kind] = PLACE_AUTO, search.places[kind] = 7;
     return search;
 }
 
@@ -500,6 +499,8 @@ TEST(figures_of_places) {
                    {"qwen3-8b", 16, 1, 250000, 1, {24, 96, 0}, 0.03},
                    {"qwen3-8b", 16, 1, 131072, 1, {12, 64, 0}, INFINITY},
                    {"qwen3-32b", 16, 1, 500000, 1, {80, 320, 0}, INFINITY},
+                   {"qwen3-8b", 0, 1, 32768, 2, {24, 116, 1000}, INFINITY},
+                   {"qwen3-32b", 0, 1, 1000000, 1, {80, 1200, 4000}, INFINITY},
                    {"llama3.1-8b", 0, 8, 5000001, 1, {78, 1843, 0}, 0.03},
                    {"llama3.1-8b", 0, 32, 15500001, 1, {78, 1843, 0}, 0.03}};
     for (size_t i = 0; i < COUNT_OF(figures); i++) {
