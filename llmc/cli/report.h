@@ -218,6 +218,12 @@ static void report_rates(const Run *run, const PassRates *r) {
 }
 
 // ---- places --------------------------------------------------------------------------------------------------------
+static const char *slower(double ratio, char text[160]) {
+    const int often = ratio >= 2;
+    snprintf(text, 160, often ? "%.3g times slower" : "%.2f %% slower", often ? ratio : 100 * (ratio - 1));
+    return text;
+}
+
 // Places other than the device, why they were chosen, and the cost of the next best choice.
 static void report_places(FILE *out, const Run *run) {
     char text[160];
@@ -233,10 +239,10 @@ static void report_places(FILE *out, const Run *run) {
     fputc('\n', out);
     if (!run->choices) return;
     const Choice *taken = &run->choice[0], *next = &run->choice[1];
-    fprintf(out, "         the fastest that fits, estimated %.2f %% slower than all on the device",
-            100 * (taken->seconds / taken->on_device - 1));
+    fprintf(out, "         the fastest that fits, estimated %s than all on the device",
+            slower(taken->seconds / taken->on_device, text));
     if (run->choices > 1) {
-        fprintf(out, "; next, %.2f %% slower than this", 100 * (next->seconds / taken->seconds - 1));
+        fprintf(out, "; next, %s than this", slower(next->seconds / taken->seconds, text));
         for (int kind = 0; kind < PLACED; kind++)
             if (next->settings.place[kind] != taken->settings.place[kind])
                 fprintf(out, ", %s on %s", placed_words[kind], place_names[next->settings.place[kind]]);
