@@ -38,7 +38,8 @@ FF elements (Q more with QK-norm) and NH sums; the sums are left out here.
     stream      N (L+1) C s  +  max(n A s + 2 N KV (s + 4), m (V + C) s)
 
 and 20 N of the batch (token, target, position, weight, log-probability), and workspace of one chunk. dx lives where x_L
-was: no second tensor of N x C exists. K, V, dK, dV are one layer's.
+was: no second tensor of N x C exists. K, V, dK, dV are one layer's. Where layer inputs lie in host memory or on
+a disk, 2 N C s of them are on the device; where that of one layer in K is kept, N (L/K + K) C s (stream/inputs.h).
 
 FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's
 products, `pairs` query-key pairs of a layer:
