@@ -62,7 +62,7 @@ rm -f "$WORK/model/README.md" "$WORK/model/tokenizer.tok"
 # ---- README's commands ----------------------------------------------------------------------------------------------------------------
 place here Qwen3-0.6B
 commands README.md '### Fine-tune' >"$WORK/section"
-run_commands README.md '' 6
+run_commands README.md '' 8
 echo "validation loss: $(loss_of 1) before, $(loss_of '$') after $(grep -c '"loss"' "$HERE/run/log.jsonl") steps"
 check 'the validation loss falls by a fifth' awk -v a="$(loss_of 1)" -v b="$(loss_of '$')" 'BEGIN { exit !(b != "" && b < 0.8 * a) }'
 check 'the tokenizer file comes from the shards' cmp -s "$HERE/shards/tokenizer.tok" "$HERE/run/tokenizer.tok"

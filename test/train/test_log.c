@@ -198,6 +198,7 @@ TEST(options_are_in_the_log) {
     char *argv[] = {(char *)"train", (char *)"--init=gpt2", (char *)"--data=d.bin"};
     const Options options = options_parse(3, argv);
     Run run = {0};
+    run.assignment = assign_step(world_alone(), 1);
     const char *text = NULL;
     RunLog none = runlog_open(NULL, NULL, 0, 0, 9);
     run.options = &options;

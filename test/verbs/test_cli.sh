@@ -161,8 +161,8 @@ placed '"inputs": "host", "weights": "device".*"inputs_every": 2, "host_bytes": 
 whole=$(succeeds plan --for bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --json && json total_bytes)
 placed '"inputs": "device", .*"host_bytes": 0, ' --memory-limit "$whole" --host-limit 3MiB
 placed '"inputs": "disk", .*"host_bytes": 0, "disk_bytes": [1-9][0-9]*, .*"disk_written_bytes": [1-9]' --inputs disk --disk build
-placed '"weights": "host", .*"host_bytes": [1-9]' --memory-limit $((whole - 1)) --host-limit 3MiB --verbose
-says err '^placed   in host memory: weights ' '^  *the fastest that fits, estimated [0-9.]* % slower than all on the device; next, '
+placed '"gradients": "host", .*"host_bytes": [1-9]' --memory-limit $((whole - 1)) --host-limit 3MiB --verbose
+says err '^placed   in host memory: gradients ' '^  *the fastest that fits, estimated [0-9.]* % slower than all on the device; next, '
 refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --seq-len [0-9]* would fit' \
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
@@ -208,7 +208,7 @@ succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --ranks 16 --sp 16
 says out '^ranks    16 = 1 replicas x sp 16' '^sent .* keys_values [1-9]' "^machine  NVIDIA's data sheets" \
     '^ .* link between nodes' '^ *assumed:' '^ *GPUs of a node 8, products 680 .*attention forward' '^step     estimated on 16 H100 '
 check 'first of all, what estimates are' sh -c "head -n 1 '$WORK/out' | grep -q '^status   the GPU build has not run on hardware'"
-succeeds plan --init qwen3-0.6b --dtype bf16 --machine h200
+succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --machine h200
 says out '^machine  measured by NVIDIA (.*H200, cuDNN 9.19.1' '^ *attention forward 671 .* in any order 560 ' \
     '^ *GPUs of a node 8, products 680 .*attention backward 440 .* gap between kernels 1.5 us' '^attention  cuDNN, deterministic, ' \
     '^step .*TFLOP/s executed by each, .*counting T^2 pairs' '^cuda     is not in this plan of a CPU build'
@@ -241,7 +241,7 @@ check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/e
 check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 5 ]
 sed -n 's/^  \(--.*\) gives --seq-len \([0-9]*\).*/\2 \1/p' "$WORK/ways" >"$WORK/each"
 while read -r length options; do
-    succeeds plan --init qwen3-8b --machine h100,host=0 --json $options
+    succeeds plan --init qwen3-8b --seq-len 4096 --machine h100,host=0 --json $options
     check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]
 done <"$WORK/each"
 succeeds plan --init qwen3-0.6b --zero 3
