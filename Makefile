@@ -268,7 +268,13 @@ else
 $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cpu.o
+# Op set "cpu" is part of their source.
+$(BUILD)/product_rate.o $(BUILD)/bench_ops.o: $(BUILD)/%.o: dev/%.c $(BUILD)/flags
+	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/product_rate.o
+$(BUILD)/bench_ops: $(BUILD)/bench_ops.o
+$(BUILD)/bench $(BUILD)/bench_ops:
 	$(CC) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
 dev-cuda dev-cudnn-plans:

@@ -1,9 +1,9 @@
 /*
-Ratios of speed, within one process: each repeat times oneDNN's own matrix product and every variant of a pass in turn,
+Ratios of speed, within one process: each repeat times one large matrix product and every variant of a pass in turn,
 so that what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by
 dev/bench.sh.
 
-    bench layers    [REPEATS]   decoder layers of Qwen3-0.6B's widths, T = 2048: share of the product's rate
+    bench layers    [REPEATS]   decoder layers of Qwen3-0.6B's widths, T = 2048 and 16384: share of the product's rate
     bench methods   [REPEATS]   the same at T = 4096 and 8192: time of stream over time of checkpoint
     bench chunks    [REPEATS]   stream at several chunk sizes over checkpoint, T = 8192
     bench seconds   [REPEATS]   median seconds of a `layers` pass, for comparing builds
@@ -12,9 +12,8 @@ dev/bench.sh.
 #include "llmc/plan/plan.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
-#ifdef HAVE_ONEDNN
-#include <dnnl.h>
-#endif
+
+double product_rate(void); // dev/product_rate.c
 
 #define MOST 64
 
@@ -67,30 +66,13 @@ static double pass_seconds(BenchPass *pass, int64_t step) {
     return seconds_now() - begin;
 }
 
-// FLOP/s of oneDNN's own 2048 x 2048 x 2048 fp32 product; of our own product where there is no oneDNN.
-static double product_rate(void) {
-    static float *x[3];
-    const size_t n = 2048;
-    for (size_t i = 0; i < 3 && !x[2]; i++) {
-        x[i] = (float *)ops_device->allocate(n * n * sizeof(float));
-        for (size_t j = 0; j < n * n; j++) x[i][j] = (float)(j % 1000) * 1e-3f - 0.5f;
-    }
-    double begin = seconds_now();
-#ifdef HAVE_ONEDNN
-    if (dnnl_sgemm('N', 'N', (dnnl_dim_t)n, (dnnl_dim_t)n, (dnnl_dim_t)n, 1, x[0], (dnnl_dim_t)n, x[1], (dnnl_dim_t)n,
-                   0, x[2], (dnnl_dim_t)n) != dnnl_success)
-        die("oneDNN's product failed");
-#else
-    ops_device->linear_forward((Stored *)x[0], (Stored *)x[1], (Stored *)x[2], NULL, NULL, n, n, n, n);
-#endif
-    return 2.0 * (double)(n * n * n) / (seconds_now() - begin);
-}
-
 #define LAYERS "qwen3-0.6b,num_hidden_layers=2,vocab_size=256"
 
-static void bench_layers(size_t repeats, int seconds_only) {
-    BenchPass pass = pass_open(LAYERS, METHOD_STREAM, 1, 2048, 0, 0);
+// Shares of the product's rate, of a pass over T tokens.
+static void bench_length(size_t T, size_t repeats, int seconds_only) {
+    static BenchPass pass;
     double executed[MOST], model[MOST], seconds[MOST];
+    pass = pass_open(LAYERS, METHOD_STREAM, 1, T, 0, 0);
     pass_begin(&pass);
     pass_seconds(&pass, 1), product_rate();
     for (size_t i = 0; i < repeats; i++) {
@@ -102,9 +84,18 @@ static void bench_layers(size_t repeats, int seconds_only) {
     if (seconds_only)
         printf("%.6f\n", median(seconds, repeats));
     else
-        printf("layers: %.3f of the product's rate, recomputation counted; %.3f not counted (chunk %zu, %zu repeats)\n",
-               median(executed, repeats), median(model, repeats), pass.plan.chunk, repeats);
+        printf("layers: T = %zu: %.3f of the product's rate, recomputation counted; %.3f not counted (chunk %zu, %zu "
+               "repeats)\n",
+               T, median(executed, repeats), median(model, repeats), pass.plan.chunk, repeats);
+    fflush(stdout);
+    ops_device->release(pass.memory, pass.plan.total_bytes);
 }
+
+static void bench_layers(size_t repeats) {
+    bench_length(2048, repeats, 0);
+    bench_length(16384, repeats < 3 ? repeats : 3, 0);
+}
+static void bench_seconds(size_t repeats) { bench_length(2048, repeats, 1); }
 
 static void bench_methods(size_t repeats) {
     static const size_t lengths[] = {4096, 8192};
@@ -165,9 +156,9 @@ int main(int argc, char **argv) {
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
     if (!strcmp(what, "layers"))
-        bench_layers(repeats, 0);
+        bench_layers(repeats);
     else if (!strcmp(what, "seconds"))
-        bench_layers(repeats, 1);
+        bench_seconds(repeats);
     else if (!strcmp(what, "methods"))
         bench_methods(repeats);
     else if (!strcmp(what, "chunks"))

@@ -9,13 +9,16 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 export OMP_NUM_THREADS
 
 for precision in fp32 bf16; do
-    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=$precision build/cpu-$precision/bench >/dev/null
+    ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=$precision build/cpu-$precision/bench build/cpu-$precision/bench_ops >/dev/null
 done
 median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
-echo "== decoder layers of Qwen3-0.6B's widths, fp32, $OMP_NUM_THREADS threads, against oneDNN's own 2048^3 product"
+echo "== decoder layers of Qwen3-0.6B's widths, fp32, $OMP_NUM_THREADS threads, against the faster 2048^3 product, oneDNN's or ours"
 build/cpu-fp32/bench layers "$REPEATS"
 build/cpu-fp32/bench methods "$REPEATS"
+
+echo "== attention, fp32, against the same product"
+build/cpu-fp32/bench_ops attention "$REPEATS"
 
 echo "== bf16 build against fp32 build, the same layers, T = 2048"
 i=0

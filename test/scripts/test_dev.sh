@@ -23,6 +23,7 @@ check 'and knows its commit' grep -q "commit $(git describe --always --dirty --a
 $("$WORK/root/usr/bin/streambp" --version)
 END
 builds dev/bench.c make_target bench
+builds dev/bench_ops.c make_target bench_ops
 builds dev/collectives.c make_target collectives
 builds data/pack_bytes.c make_target pack_bytes
 builds dev/make_llmc_files.c $CC -Wall -Wextra -Werror dev/make_llmc_files.c -lm -o "$WORK/program"
