@@ -22,6 +22,7 @@ static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 #endif
 #include "llmc/ops/ops.h"
+#include "attention_amx.h"
 #include "attention_block.h"
 
 // Scratch memory is three query blocks per thread and one per task of a cut document. Blocks are smaller above 16
@@ -46,6 +47,7 @@ typedef struct {
     size_t group;                 // query heads per key/value head
     size_t threads, tokens, rows; // that share the work; of the largest query block
     double scale;
+    int amx; // blocks are those of attention_amx.h
 } Attention;
 
 // Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
@@ -172,64 +174,22 @@ static void pack_keys(floatS *block, const floatX *x, const Attention *a, size_t
     block_pack(block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD, 1);
 }
 
-// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, or NULL.
-static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
+static void forward_keys(floatS *folded, const Attention *a, QueryBlock b, size_t key, size_t keys,
                          const AttentionScratch *s) {
-    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, TILE_ROWS);
-    memset(s->out, 0, all * width * sizeof(floatS));
-    for (size_t r = 0; r < all; r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
-    if (!out.accumulate) return NULL;
-    memset(s->dout, 0, all * width * sizeof(floatS));
-    for (size_t r = 0; r < rows; r++) {
-        const size_t place = row_place(a, b, r);
-        memcpy(s->dout + r * width, out.sums + place * a->HD, a->HD * sizeof(floatS));
-        s->largest[r] = (floatS)(LOG2_E * (double)lse[place]);
-        s->sum[r] = lse[place] == -(floatS)INFINITY ? 0 : 1;
-    }
-    return s->dout;
-}
-
-// Writes out and lse from the folded parts and the rest, or from the rest alone. A row without a key has sum 0.
-static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
-                       const AttentionScratch *s) {
-    const floatS *parts = folded ? folded : s->out;
-    out.accumulate = 0; // what was there is in the rows
-    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
-        const size_t place = row_place(a, b, r);
-        block_unpack(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
-                     s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
-        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
-    }
-}
-
-static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
-    const size_t group = a->group, HD = a->HD, width = packed_width(HD), rows = (b.end - b.begin) * group;
-    const KeyRange range = keys_of(a, b);
-    size_t blocks = 0;
+    const size_t group = a->group, HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
     Sight sight;
-    floatS *folded = open_rows(out, lse, a, b, s);
-    pack_queries(s->q, a->q, a, b, a->scale * LOG2_E);
-    for (size_t key = range.begin, keys; key < range.end; key += keys, blocks++) {
-        keys = block_keys(b, range, key);
-        const size_t last = end_row(a, b, key, keys);
-        if (blocks == FOLD_BLOCKS) {
-            block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), HD, folded != NULL);
-            folded = s->dout, blocks = 0;
-        }
-        pack_keys(s->keys, a->k, a, b.head, key, keys);
-        block_transpose(s->kt, s->keys, keys, HD);
-        pack_keys(s->keys, a->v, a, b.head, key, keys);
-        for (size_t row = first_row(b, key, group); row < last; row += BLOCK_ROWS) {
-            const size_t count = min_size(BLOCK_ROWS, round_up(last - row, TILE_ROWS));
-            see_keys(&sight, a, b, row, count, key, keys);
-            block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
-            block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
-                          s->sum + row, sight.seen, sight.hidden, count, HD);
-            block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
-            block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
-        }
+    pack_keys(s->keys, a->k, a, b.head, key, keys);
+    block_transpose(s->kt, s->keys, keys, HD);
+    pack_keys(s->keys, a->v, a, b.head, key, keys);
+    for (size_t row = first_row(b, key, group); row < last; row += BLOCK_ROWS) {
+        const size_t count = min_size(BLOCK_ROWS, round_up(last - row, TILE_ROWS));
+        see_keys(&sight, a, b, row, count, key, keys);
+        block_scores(s->scores, s->q + row * width, s->kt, sight.seen, count, HD);
+        block_largest(s->scores, s->out + row * width, folded ? folded + row * width : NULL, s->largest + row,
+                      s->sum + row, sight.seen, sight.hidden, count, HD);
+        block_weights(s->scores, s->largest + row, s->sum + row, sight.seen, sight.hidden, count);
+        block_apply(s->out + row * width, s->scores, s->keys, sight.seen, count, HD);
     }
-    close_rows(out, lse, folded, a, b, s);
 }
 
 // dk or dv += scale * a packed block
@@ -281,6 +241,151 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
     add_keys(a->dv, s->dv, a, b.head, key, keys, 1);
 }
 
+// ---- the same by AMX ------------------------------------------------------------------------------------------------
+
+#if defined(ATTENTION_AMX)
+static void pack_queries_amx(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
+    (void)scale; // the scores'
+    amx_pack((floatX *)block, x + row_place(a, b, 0) * a->HD, b.end - b.begin, a->group, a->NH * a->HD, a->HD);
+}
+
+static floatX *pack_keys_amx(floatS *block, const floatX *x, const Attention *a, size_t head, size_t key, size_t keys) {
+    amx_pack((floatX *)block, x + (key * a->NKV + head) * a->HD, keys, 1, a->NKV * a->HD, a->HD);
+    return (floatX *)block;
+}
+
+static void forward_keys_amx(floatS *folded, const Attention *a, QueryBlock b, size_t key, size_t keys,
+                             const AttentionScratch *s) {
+    const size_t group = a->group, HD = a->HD, width = packed_width(HD), padded = round_up(keys, AMX_SIDE);
+    const size_t last = end_row(a, b, key, keys), first = first_row(b, key, group);
+    Sight sight;
+    amx_transpose(s->kt, pack_keys_amx(s->keys, a->k, a, b.head, key, keys), padded, HD);
+    amx_pair_rows(s->vt, pack_keys_amx(s->keys, a->v, a, b.head, key, keys), padded, HD);
+    amx_begin();
+    for (size_t row = first - first % AMX_SIDE; row < last; row += BLOCK_ROWS) {
+        const size_t count = min_size(BLOCK_ROWS, round_up(last - row, AMX_SIDE));
+        floatS *out = s->out + row * width;
+        see_keys(&sight, a, b, row, count, key, keys);
+        amx_scores(s->scores, (floatX *)s->q + row * HD, s->kt, sight.seen, count, HD);
+        amx_weights(s->scores, out, folded ? folded + row * width : NULL, s->largest + row, s->sum + row, sight.seen,
+                    sight.hidden, count, HD, (floatS)(a->scale * LOG2_E));
+        amx_apply(out, s->scores, SCORE_STRIDE * sizeof(floatS), s->vt, sight.seen, count, HD);
+    }
+    amx_end();
+}
+
+// dk or dv += scale * the transpose of a block[HD][BLOCK_KEYS]
+static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, size_t head, size_t key, size_t keys,
+                         double scale) {
+    floatS square[VECTOR_LANES * VECTOR_LANES];
+    for (size_t j = 0; j < keys; j += VECTOR_LANES)
+        for (size_t d = 0; d < a->HD; d += VECTOR_LANES) {
+            vector_transpose(square, VECTOR_LANES, block + d * BLOCK_KEYS + j, BLOCK_KEYS);
+            for (size_t i = 0; i < min_size(VECTOR_LANES, keys - j); i++) {
+                floatS *to = dk + ((key + j + i) * a->NKV + head) * a->HD + d;
+                vector_store(to, vector_load(to) + (floatS)scale * vector_load(square + i * VECTOR_LANES));
+            }
+        }
+}
+
+// The rows of q and dout as they are and, behind them, transposed; lse (to base 2) and delta
+static void open_queries_amx(const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t HD = a->HD, rows = (b.end - b.begin) * a->group, all = round_up(rows, AMX_SIDE);
+    floatX *q = (floatX *)s->q, *dout = (floatX *)s->dout;
+    pack_queries_amx(s->q, a->q, a, b, 1);
+    pack_queries_amx(s->dout, a->dout, a, b, 1);
+    amx_transpose_rows(q + all * HD, q, all, HD);
+    amx_transpose_rows(dout + all * HD, dout, all, HD);
+    for (size_t r = 0; r < rows; r++) {
+        s->lse[r] = (floatS)(LOG2_E * (double)a->lse[row_place(a, b, r)]);
+        s->delta[r] = amx_row_dot(dout + r * HD, a->out + row_place(a, b, r) * HD, HD);
+    }
+    for (size_t r = rows; r < all; r++) s->lse[r] = s->delta[r] = 0;
+}
+
+static void backward_keys_amx(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
+                              const AttentionScratch *s) {
+    const size_t HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
+    const size_t rows = round_up((b.end - b.begin) * a->group, AMX_SIDE), padded = round_up(keys, AMX_SIDE);
+    const size_t first = first_row(b, key, a->group);
+    floatX *packed = (floatX *)s->keys, *q = (floatX *)s->q, *dout = (floatX *)s->dout;
+    floatS *pairs = s->keys + BLOCK_KEYS * width - BLOCK_KEYS / 2 * HD; // k with rows in pairs
+    Sight sight;
+    amx_transpose(s->vt, pack_keys_amx(s->keys, a->v, a, b.head, key, keys), padded, HD);
+    amx_transpose(s->kt, pack_keys_amx(s->keys, a->k, a, b.head, key, keys), padded, HD);
+    amx_pair_rows(pairs, packed, padded, HD);
+    memset(s->dk, 0, BLOCK_KEYS * HD * sizeof(floatS));
+    memset(s->dv, 0, BLOCK_KEYS * HD * sizeof(floatS));
+    amx_begin();
+    for (size_t row = first - first % AMX_SIDE; row < last; row += BLOCK_ROWS) {
+        const size_t count = min_size(BLOCK_ROWS, round_up(last - row, AMX_SIDE));
+        see_keys(&sight, a, b, row, count, key, keys);
+        amx_scores(s->scores, q + row * HD, s->kt, sight.seen, count, HD);
+        amx_scores(s->dscores, dout + row * HD, s->vt, sight.seen, count, HD);
+        amx_softmax_backward(s->scores, s->dscores, packed, s->lse + row, s->delta + row, sight.seen, sight.hidden,
+                             count, (floatS)(a->scale * LOG2_E));
+        amx_apply(dq + row * width, packed, BLOCK_KEYS * sizeof(floatX), pairs, sight.seen, count, HD);
+        amx_apply_transposed(s->dv, s->scores, dout + (rows + row) * HD, sight.seen, count, HD);
+        amx_apply_transposed(s->dk, s->dscores, q + (rows + row) * HD, sight.seen, count, HD);
+    }
+    amx_end();
+    add_keys_amx(a->dk, s->dk, a, b.head, key, keys, a->scale);
+    add_keys_amx(a->dv, s->dv, a, b.head, key, keys, 1);
+}
+#define BLOCKS(a, function) ((a)->amx ? function##_amx : function)
+#else
+#define BLOCKS(a, function) function
+#endif
+
+// ---- a query block and all its keys ---------------------------------------------------------------------------------
+
+// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, or NULL.
+static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
+                         const AttentionScratch *s) {
+    const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, BLOCK_ROWS);
+    memset(s->out, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < all; r++) s->largest[r] = -(floatS)INFINITY, s->sum[r] = 0;
+    if (!out.accumulate) return NULL;
+    memset(s->dout, 0, all * width * sizeof(floatS));
+    for (size_t r = 0; r < rows; r++) {
+        const size_t place = row_place(a, b, r);
+        memcpy(s->dout + r * width, out.sums + place * a->HD, a->HD * sizeof(floatS));
+        s->largest[r] = (floatS)(LOG2_E * (double)lse[place]);
+        s->sum[r] = lse[place] == -(floatS)INFINITY ? 0 : 1;
+    }
+    return s->dout;
+}
+
+// Writes out and lse from the folded parts and the rest, or from the rest alone. A row without a key has sum 0.
+static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
+                       const AttentionScratch *s) {
+    const floatS *parts = folded ? folded : s->out;
+    out.accumulate = 0; // what was there is in the rows
+    for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
+        const size_t place = row_place(a, b, r);
+        block_unpack(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
+                     s->sum[r] == 0 ? 0 : 1 / s->sum[r]);
+        lse[place] = (floatS)(LN_2 * ((double)s->largest[r] + log2(s->sum[r])));
+    }
+}
+
+static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryBlock b, const AttentionScratch *s) {
+    const size_t rows = (b.end - b.begin) * a->group;
+    const KeyRange range = keys_of(a, b);
+    size_t blocks = 0;
+    floatS *folded = open_rows(out, lse, a, b, s);
+    BLOCKS(a, pack_queries)(s->q, a->q, a, b, a->scale * LOG2_E);
+    for (size_t key = range.begin, keys; key < range.end; key += keys, blocks++) {
+        keys = block_keys(b, range, key);
+        if (blocks == FOLD_BLOCKS) {
+            block_fold(s->dout, s->out, round_up(rows, TILE_ROWS), a->HD, folded != NULL);
+            folded = s->dout, blocks = 0;
+        }
+        BLOCKS(a, forward_keys)(folded, a, b, key, keys, s);
+    }
+    close_rows(out, lse, folded, a, b, s);
+}
+
 // Queries [begin, begin + most) of a span, as far as it goes.
 static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
     const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
@@ -292,19 +397,19 @@ static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
 // they cost is small), so `before` may end above `pairs`; what lies there is the last segment's.
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
                            const AttentionScratch *s) {
-    const size_t rows = round_up((b.end - b.begin) * a->group, TILE_ROWS);
+    const size_t rows = round_up((b.end - b.begin) * a->group, BLOCK_ROWS);
     const Span span = {b.document, b.begin, b.end, 0};
     const double pairs = span_pairs(span, a->keys, a->window);
     const KeyRange range = keys_of(a, b);
     double before = 0;
-    open_queries(a, b, s);
+    BLOCKS(a, open_queries)(a, b, s);
     memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
     for (size_t key = range.begin, keys; key < range.end; key += keys) {
         keys = block_keys(b, range, key);
         const size_t last = b.begin + end_row(a, b, key, keys) / a->group;
         const double queries = (double)(last - max_size(key, b.begin)), here = queries * (double)keys;
         const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
-        if (mine == segment) backward_keys(dq, a, b, key, keys, s);
+        if (mine == segment) BLOCKS(a, backward_keys)(dq, a, b, key, keys, s);
         before += here;
     }
 }
@@ -342,6 +447,9 @@ static Attention attention_of(const Stored *q, const Stored *k, const Stored *v,
     a.threads = (size_t)omp_get_max_threads();
     a.tokens = query_block_tokens(spans_rows(shape->spans), a.group, a.HD, a.threads);
     a.rows = query_block_rows(a.tokens, a.group);
+#if defined(ATTENTION_AMX)
+    a.amx = a.HD % AMX_SIDE == 0 && amx_allowed();
+#endif
     return a;
 }
 
