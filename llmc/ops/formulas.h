@@ -11,14 +11,9 @@ Formulas that both op sets compute with, in floatS, which the including file has
 #define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715
 
-// A gate's z and its slope; `gelu` is a constant where these are inlined, silu otherwise.
-DEVICE_TOO static inline floatS gate_z(floatS g, int gelu) {
-    return gelu ? g * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * g * g) : g;
-}
-
-DEVICE_TOO static inline floatS gate_slope(floatS g, int gelu) {
-    return gelu ? (floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * g * g : 1;
-}
+// of a number or a vector
+#define GELU_Z(g)     ((g) * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g)))
+#define GELU_SLOPE(g) ((floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g))
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
 // Over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of -inf

@@ -9,75 +9,67 @@ digits, where 1 + tanh would cancel.
 */
 #ifndef LLMC_CPU_ACTIVATION_H
 #define LLMC_CPU_ACTIVATION_H
+#include "llmc/ops/ops.h"
 #include "elements.h"
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-static inline void gated_forward(Stored *out_, const Stored *gate_up, size_t n, size_t FF, const int gelu) {
-#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
-    for (size_t t = 0; t < n; t++) {
-        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF;
-        floatX *out = (floatX *)out_ + t * FF;
-#pragma omp simd
-        for (size_t i = 0; i < FF; i++) {
-            floatS g = load(gate[i]), one_minus_s, s = sigmoid(gate_z(g, gelu), &one_minus_s);
-            out[i] = store(g * s * load(up[i]));
+// out[FF] = act(gate) * up; up NULL: nothing gates. `gelu` is a constant where these are inlined, silu otherwise.
+VECTOR_INLINE void activate(floatX *out, const floatX *gate, const floatX *up, size_t FF, const int gelu) {
+    for (size_t i = 0; i < FF; i += VECTOR_LANES) {
+        const Vector g = vector_load_first(gate + i, FF - i, 0);
+        Vector one_minus_s, y = g * vector_logistic(gelu ? GELU_Z(g) : g, &one_minus_s);
+        if (up) y *= vector_load_first(up + i, FF - i, 0);
+        vector_store_first(out + i, y, FF - i);
+    }
+}
+
+// dgate may be gate, dup up.
+VECTOR_INLINE void activate_back(floatX *dgate, floatX *dup, const floatX *dout, const floatX *gate, const floatX *up,
+                                 size_t FF, const int gelu) {
+    for (size_t i = 0; i < FF; i += VECTOR_LANES) {
+        const Vector g = vector_load_first(gate + i, FF - i, 0), d = vector_load_first(dout + i, FF - i, 0);
+        Vector one_minus_s, dg = d, s = vector_logistic(gelu ? GELU_Z(g) : g, &one_minus_s),
+                            slope = g * s * one_minus_s;
+        if (gelu) slope *= GELU_SLOPE(g);
+        if (up) {
+            dg *= vector_load_first(up + i, FF - i, 0);
+            vector_store_first(dup + i, d * g * s, FF - i);
         }
+        vector_store_first(dgate + i, dg * (s + slope), FF - i);
     }
 }
 
-static inline void gated_backward(Stored *dgate_up, const Stored *dout_, const Stored *gate_up, size_t n, size_t FF,
-                                  const int gelu) {
-#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
-    for (size_t t = 0; t < n; t++) {
-        const floatX *gate = (const floatX *)gate_up + t * 2 * FF, *up = gate + FF,
-                     *dout = (const floatX *)dout_ + t * FF;
-        floatX *dgate = (floatX *)dgate_up + t * 2 * FF, *dup = dgate + FF;
-#pragma omp simd
-        for (size_t i = 0; i < FF; i++) {
-            floatS g = load(gate[i]), u = load(up[i]), d = load(dout[i]);
-            floatS one_minus_s, s = sigmoid(gate_z(g, gelu), &one_minus_s);
-            dgate[i] = store(d * u * (s + g * s * one_minus_s * gate_slope(g, gelu)));
-            dup[i] = store(d * g * s);
-        }
+static VECTOR_FUNCTION void activation_row(floatX *out, const floatX *in, ActivationKind kind, size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: activate(out, in, in + FF, FF, 0); break;
+    case ACTIVATION_GEGLU: activate(out, in, in + FF, FF, 1); break;
+    case ACTIVATION_GELU: activate(out, in, NULL, FF, 1);
     }
 }
 
-static void gelu_forward(Stored *out_, const Stored *in_, size_t count) {
-    const floatX *in = (const floatX *)in_;
-    floatX *out = (floatX *)out_;
-#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
-    for (size_t i = 0; i < count; i++) {
-        floatS x = load(in[i]), one_minus_s, s = sigmoid(gate_z(x, 1), &one_minus_s);
-        out[i] = store(x * s);
-    }
-}
-
-static void gelu_backward(Stored *dx_, const Stored *dout_, const Stored *in_, size_t count) {
-    const floatX *dout = (const floatX *)dout_, *in = (const floatX *)in_;
-    floatX *dx = (floatX *)dx_;
-#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
-    for (size_t i = 0; i < count; i++) {
-        floatS x = load(in[i]), one_minus_s, s = sigmoid(gate_z(x, 1), &one_minus_s);
-        dx[i] = store(load(dout[i]) * (s + x * s * one_minus_s * gate_slope(x, 1)));
+static VECTOR_FUNCTION void activation_row_back(floatX *din, const floatX *dout, const floatX *in, ActivationKind kind,
+                                                size_t FF) {
+    switch (kind) {
+    case ACTIVATION_SWIGLU: activate_back(din, din + FF, dout, in, in + FF, FF, 0); break;
+    case ACTIVATION_GEGLU: activate_back(din, din + FF, dout, in, in + FF, FF, 1); break;
+    case ACTIVATION_GELU: activate_back(din, NULL, dout, in, NULL, FF, 1);
     }
 }
 
 static void cpu_activation_forward(Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF) {
-    switch (kind) {
-    case ACTIVATION_SWIGLU: gated_forward(out, in, n, FF, 0); break;
-    case ACTIVATION_GEGLU: gated_forward(out, in, n, FF, 1); break;
-    case ACTIVATION_GELU: gelu_forward(out, in, n * FF);
-    }
+    const size_t width = activation_width(kind, FF);
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (size_t t = 0; t < n; t++) activation_row((floatX *)out + t * FF, (const floatX *)in + t * width, kind, FF);
 }
 
 static void cpu_activation_backward(Stored *din, const Stored *dout, const Stored *in, ActivationKind kind, size_t n,
                                     size_t FF) {
-    switch (kind) {
-    case ACTIVATION_SWIGLU: gated_backward(din, dout, in, n, FF, 0); break;
-    case ACTIVATION_GEGLU: gated_backward(din, dout, in, n, FF, 1); break;
-    case ACTIVATION_GELU: gelu_backward(din, dout, in, n * FF);
-    }
+    const size_t width = activation_width(kind, FF);
+#pragma omp parallel for schedule(static) if (n * FF >= PARALLEL_MIN)
+    for (size_t t = 0; t < n; t++)
+        activation_row_back((floatX *)din + t * width, (const floatX *)dout + t * FF, (const floatX *)in + t * width,
+                            kind, FF);
 }
 
 #endif

@@ -8,12 +8,14 @@ on every op set.
 #include "llmc/ops/ops.h"
 #include "llmc/base/random.h"
 #include "elements.h"
+#include "vector.h"
 
 static void cpu_scale(Stored *x_, double factor, size_t count) {
     const floatS by = (floatS)factor;
     floatX *x = (floatX *)x_;
-#pragma omp parallel for simd schedule(static) if (parallel : count >= PARALLEL_MIN)
-    for (size_t i = 0; i < count; i++) x[i] = store(load(x[i]) * by);
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (size_t i = 0; i < count; i += VECTOR_LANES)
+        vector_store_first(x + i, vector_load_first(x + i, count - i, 0) * by, count - i);
 }
 
 static void cpu_dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,

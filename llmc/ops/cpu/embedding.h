@@ -76,13 +76,15 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
+    // The tokens of a row are one run of order[]: the first of them does the work.
 #pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
-    for (size_t r = 0; r < rows; r++) {
+    for (size_t i = 0; i < N; i++) {
         for (size_t b = 0; b < blocks; b++) {
-            size_t first = r ? (size_t)end[r - 1] : 0, tokens = (size_t)end[r] - first, c = b * EMBEDDING_COLUMNS;
-            if (tokens)
-                add_token_rows(dw, dw_type, r * C + c, (const floatX *)dx + c, order + first, tokens,
-                               min_size(EMBEDDING_COLUMNS, C - c), C, (floatS)scale);
+            const int32_t row = index[order[i]];
+            const size_t c = b * EMBEDDING_COLUMNS;
+            if (!i || index[order[i - 1]] != row)
+                add_token_rows(dw, dw_type, (size_t)row * C + c, (const floatX *)dx + c, order + i,
+                               (size_t)end[row] - i, min_size(EMBEDDING_COLUMNS, C - c), C, (floatS)scale);
         }
     }
 }

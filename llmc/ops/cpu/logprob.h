@@ -1,7 +1,9 @@
 /*
-Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice: for its maximum
-and its sum of exponentials together, block by block while the block is in cache (a block that raises the maximum
-rescales the sum), and to be overwritten by its gradient. Exponentials are fp32, their sum is double.
+Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice: block by block
+for a block's maximum and, while it is in the L1 cache, its sum of exponentials (a maximum above those before rescales
+the sum), then to be overwritten by its gradient. In fp32 the exponentials themselves are left where the logits were:
+the second reading only scales them, each block by the distance of its maximum from the row's. bf16 would round them
+once more, so there they are computed again. Exponentials are fp32, their sum over blocks is double.
 
 Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
 S, two terms that are never negative and so do not cancel.
@@ -13,54 +15,81 @@ S, two terms that are never negative and so do not cancel.
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-// The larger of top and the maximum of x[0..count), NaN aside. In lanes, since clang takes no maximum for a reduction.
-static floatS maximum(const floatX *x, size_t count, floatS top) {
-    enum { LANES = 32 };
-    floatS lane[LANES];
-    size_t i;
-    for (size_t j = 0; j < LANES; j++) lane[j] = top;
-    for (i = 0; i + LANES <= count; i += LANES) {
-#pragma omp simd
-        for (size_t j = 0; j < LANES; j++) lane[j] = load(x[i + j]) > lane[j] ? load(x[i + j]) : lane[j];
-    }
-    for (; i < count; i++) top = load(x[i]) > top ? load(x[i]) : top;
-    for (size_t j = 0; j < LANES; j++) top = lane[j] > top ? lane[j] : top;
-    return top;
+// Blocks of a row; of up to 256 k words they have 1024 logits.
+enum { LOGIT_BLOCKS = 256, KEEPS_EXPONENTIALS = sizeof(floatX) == sizeof(floatS) };
+static size_t logit_block(size_t V) {
+    return max_size(round_up((V + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS, VECTOR_LANES), BLOCK_ELEMENTS);
 }
 
-static inline Exponentials sum_of_exponentials(const floatX *x, size_t V, floatS inverse_temperature,
-                                               const int weighted) {
+// The larger of top and the maximum of x[0..count), NaN aside.
+VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
+    Vector most[2] = {vector_of(top), vector_of(top)};
+    size_t i = 0;
+    for (; i + 2 * VECTOR_LANES <= count; i += 2 * VECTOR_LANES)
+        for (size_t v = 0; v < 2; v++) most[v] = vector_max(vector_load_stored(x + i + v * VECTOR_LANES), most[v]);
+    for (; i < count; i += VECTOR_LANES) most[0] = vector_max(vector_load_first(x + i, count - i, top), most[0]);
+    return vector_max_across(vector_max(most[0], most[1]));
+}
+
+// (x - top) / temperature of lanes [0, count); -inf, whose exponential is 0, in others
+VECTOR_INLINE Vector logits_below(const floatX *x, size_t count, floatS top, floatS inverse_temperature) {
+    return (vector_load_first(x, count, -INFINITY) - top) * inverse_temperature;
+}
+
+// The row's exponentials summed; with tops the logits of block b become exp((x - tops[b]) / temperature).
+VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inverse_temperature, const int weighted,
+                                               floatS *tops) {
     Exponentials e = {-FLT_MAX, 0, 0};
-    for (size_t begin = 0; begin < V; begin += BLOCK_ELEMENTS) {
-        size_t count = min_size(BLOCK_ELEMENTS, V - begin);
-        const floatX *block = x + begin;
-        floatS top = maximum(block, count, e.top), block_sum = 0, block_weighted = 0;
+    const size_t block = logit_block(V);
+    for (size_t begin = 0; begin < V; begin += block) {
+        const size_t count = min_size(block, V - begin);
+        const floatS top = maximum(x + begin, count, e.top);
+        Vector sum = {0}, sum_weighted = {0};
         if (top > e.top) raise_top(&e, top, (double)inverse_temperature);
-#pragma omp simd reduction(+ : block_sum, block_weighted)
-        for (size_t i = 0; i < count; i++) {
-            floatS z = (load(block[i]) - top) * inverse_temperature, p = simd_exp(z);
-            block_sum += p;
-            if (weighted) block_weighted += p * (z < LEAST_Z ? LEAST_Z : z);
+        for (size_t i = 0; i < count; i += VECTOR_LANES) {
+            const Vector z = logits_below(x + begin + i, count - i, top, inverse_temperature), p = vector_exp(z);
+            sum += p;
+            if (weighted) sum_weighted += p * vector_max(vector_of(LEAST_Z), z);
+            if (tops) vector_store_first(x + begin + i, p, count - i);
         }
-        e.sum += (double)block_sum;
-        e.weighted += (double)block_weighted;
+        if (tops) tops[begin / block] = top;
+        e.sum += (double)vector_sum_across(sum);
+        e.weighted += (double)vector_sum_across(sum_weighted);
     }
     return e;
+}
+
+// The gradient of all words as if none were the target: scale * exp((x - top) / temperature)
+VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const Exponentials *e, const floatS *tops,
+                                      double inverse_temperature) {
+    const size_t block = logit_block(V);
+    for (size_t begin = 0; begin < V; begin += block) {
+        const size_t count = min_size(block, V - begin);
+        const floatS by =
+            tops ? scale * (floatS)exp(((double)tops[begin / block] - (double)e->top) * inverse_temperature) : scale;
+        for (size_t i = begin; i < begin + count; i += VECTOR_LANES) {
+            const size_t lanes = begin + count - i;
+            const Vector p = tops ? vector_load_first(x + i, lanes, 0)
+                                  : vector_exp(logits_below(x + i, lanes, e->top, (floatS)inverse_temperature));
+            vector_store_first(x + i, by * p, lanes);
+        }
+    }
 }
 
 /*
 One row; weight NULL leaves the logits as they are. The target stands aside (-inf) while the others are summed: 1 - p of
 the target, which is its gradient, is then others / sum, without cancellation where the model is nearly certain.
 */
-static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
-                          double temperature) {
+static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
+                                          double temperature) {
+    floatS of_blocks[LOGIT_BLOCKS], *tops = weight && KEEPS_EXPONENTIALS ? of_blocks : NULL;
     const double inverse = 1 / temperature;
-    const floatS inverse_temperature = (floatS)inverse;
     const floatX logit = x[target];
     double value = (double)load(logit);
     x[target] = store(-INFINITY);
-    Exponentials others =
-        entropy ? sum_of_exponentials(x, V, inverse_temperature, 1) : sum_of_exponentials(x, V, inverse_temperature, 0);
+    Exponentials others = entropy ? sum_of_exponentials(x, V, (floatS)inverse, 1, tops)
+                          : tops  ? sum_of_exponentials(x, V, (floatS)inverse, 0, of_blocks)
+                                  : sum_of_exponentials(x, V, (floatS)inverse, 0, NULL);
     x[target] = logit;
     if (value > (double)others.top) raise_top(&others, load(logit), inverse);
     floatS top = others.top;
@@ -73,9 +102,7 @@ static floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS
     }
     if (!weight) return (floatS)logp;
     double slope = (double)*weight * inverse;
-    floatS scale = (floatS)(-slope / sum);
-#pragma omp simd
-    for (size_t i = 0; i < V; i++) x[i] = store(scale * simd_exp((load(x[i]) - top) * inverse_temperature));
+    scale_exponentials(x, V, (floatS)(-slope / sum), &others, KEEPS_EXPONENTIALS ? of_blocks : NULL, inverse);
     x[target] = store((floatS)(slope * (others.sum / sum)));
     return (floatS)logp;
 }

@@ -20,114 +20,131 @@ typedef struct {
     floatS mean, rstd;
 } RowStatistics;
 
-static RowStatistics row_statistics(const floatX *x, size_t C, double eps, int centred) {
+VECTOR_INLINE RowStatistics row_statistics(const floatX *x, size_t C, double eps, int centred) {
     RowStatistics row = {0, 0};
-    floatS sum = 0, squares = 0;
+    Vector sum = {0}, squares = {0};
     if (centred) {
-#pragma omp simd reduction(+ : sum)
-        for (size_t c = 0; c < C; c++) sum += load(x[c]);
-        row.mean = sum / (floatS)C;
+        for (size_t c = 0; c < C; c += VECTOR_LANES) sum += vector_load_first(x + c, C - c, 0);
+        row.mean = vector_sum_across(sum) / (floatS)C;
     }
-    floatS mean = row.mean;
-#pragma omp simd reduction(+ : squares)
-    for (size_t c = 0; c < C; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
-    row.rstd = (floatS)(1 / sqrt((double)squares / (double)C + eps));
+    for (size_t c = 0; c < C; c += VECTOR_LANES) {
+        const Vector deviation = vector_load_first(x + c, C - c, row.mean) - row.mean;
+        squares += deviation * deviation;
+    }
+    row.rstd = (floatS)(1 / sqrt((double)vector_sum_across(squares) / (double)C + eps));
     return row;
 }
 
-// shift NULL, a constant where this is inlined: none
-static inline __attribute__((always_inline)) void
-norm_row(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C, floatS offset, RowStatistics s) {
-#pragma omp simd
-    for (size_t c = 0; c < C; c++) {
-        const floatS y = (load(x[c]) - s.mean) * s.rstd * (load(w[c]) + offset);
-        out[c] = store(shift ? y + load(shift[c]) : y);
+// shift NULL, centred 0, constants where this is inlined: none
+VECTOR_INLINE void norm_row(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C, double eps,
+                            floatS offset, int centred) {
+    const RowStatistics s = row_statistics(x, C, eps, centred);
+    for (size_t c = 0; c < C; c += VECTOR_LANES) {
+        Vector y =
+            (vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd * (vector_load_first(w + c, C - c, 0) + offset);
+        if (shift) y += vector_load_first(shift + c, C - c, 0);
+        vector_store_first(out + c, y, C - c);
     }
+}
+
+static VECTOR_FUNCTION void norm_row_of(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C,
+                                        Norm norm) {
+    const floatS offset = (floatS)norm.offset;
+    if (norm.kind == NORM_LAYER)
+        norm_row(out, x, w, shift, C, norm.eps, offset, 1);
+    else if (shift)
+        norm_row(out, x, w, shift, C, norm.eps, offset, 0);
+    else
+        norm_row(out, x, w, NULL, C, norm.eps, offset, 0);
 }
 
 static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                              size_t n, size_t C, Norm norm) {
     const floatX *shift = (const floatX *)(b ? b : residual); // row t is shifted by shift + t * stride
     const size_t stride = b ? 0 : C;
-    const floatS offset = (floatS)norm.offset;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
-    for (size_t t = 0; t < n; t++) {
-        const floatX *in = (const floatX *)x + t * C;
-        floatX *row = (floatX *)out + t * C;
-        RowStatistics s = row_statistics(in, C, norm.eps, norm.kind == NORM_LAYER);
-        if (shift)
-            norm_row(row, in, (const floatX *)w, shift + t * stride, C, offset, s);
-        else
-            norm_row(row, in, (const floatX *)w, NULL, C, offset, s);
-    }
+    for (size_t t = 0; t < n; t++)
+        norm_row_of((floatX *)out + t * C, (const floatX *)x + t * C, (const floatX *)w,
+                    shift ? shift + t * stride : NULL, C, norm);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
-// scratch[parts][2][C]: a part's dw, then its db; none of it where dw is NULL
-static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * C; }
+// scratch[parts][2][C, rounded up to whole vectors of any machine]: a part's dw, then its db; none of it where dw is
+// NULL
+static size_t norm_part_row(size_t C) { return round_up(C, 16); }
+static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * norm_part_row(C); }
 
 /*
 One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
 and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: dx alone.
 */
-static inline void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
+VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,
                                      int accumulate) {
-    RowStatistics s = row_statistics(x, C, eps, centred);
-    floatS sum = 0, dot = 0, mean = s.mean, rstd = s.rstd;
-#pragma omp simd reduction(+ : sum, dot)
-    for (size_t c = 0; c < C; c++) {
-        floatS g = load(dout[c]) * (load(w[c]) + offset);
-        sum += g;
-        dot += g * ((load(x[c]) - mean) * rstd);
+    const RowStatistics s = row_statistics(x, C, eps, centred);
+    Vector sum = {0}, dot = {0};
+    for (size_t c = 0; c < C; c += VECTOR_LANES) {
+        const Vector g = vector_load_first(dout + c, C - c, 0) * (vector_load_first(w + c, C - c, 0) + offset);
+        if (centred) sum += g;
+        dot += g * ((vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd);
     }
-    sum = centred ? sum / (floatS)C : 0;
-    dot /= (floatS)C;
-    if (dw && centred) {
-#pragma omp simd
-        for (size_t c = 0; c < C; c++) db[c] += load(dout[c]);
-    }
-#pragma omp simd
-    for (size_t c = 0; c < C; c++) {
-        floatS d = load(dout[c]), xhat = (load(x[c]) - mean) * rstd;
-        floatS gradient = rstd * (d * (load(w[c]) + offset) - sum - xhat * dot);
-        if (dw) dw[c] += d * xhat;
-        dx[c] = store(accumulate ? load(dx[c]) + gradient : gradient);
+    const floatS mean = centred ? vector_sum_across(sum) / (floatS)C : 0, slope = vector_sum_across(dot) / (floatS)C;
+    for (size_t c = 0; c < C; c += VECTOR_LANES) {
+        const Vector d = vector_load_first(dout + c, C - c, 0);
+        const Vector xhat = (vector_load_first(x + c, C - c, 0) - s.mean) * s.rstd;
+        Vector gradient = s.rstd * (d * (vector_load_first(w + c, C - c, 0) + offset) - mean - xhat * slope);
+        if (dw) vector_store(dw + c, vector_load(dw + c) + d * xhat);
+        if (dw && centred) vector_store(db + c, vector_load(db + c) + d);
+        if (accumulate) gradient += vector_load_first(dx + c, C - c, 0);
+        vector_store_first(dx + c, gradient, C - c);
     }
 }
 
-static void add_parts(floatS *dw, const floatS *scratch, size_t parts, size_t stride, size_t C) {
-    for (size_t p = 0; p < parts; p++) {
-#pragma omp simd
-        for (size_t c = 0; c < C; c++) dw[c] += scratch[p * stride + c];
-    }
-}
-
-static void cpu_norm_backward(Stored *dx, Summed *dw, Summed *db, const Stored *dout_, const Stored *x_,
-                              const Stored *w_, size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
-    const floatX *dout = (const floatX *)dout_, *x = (const floatX *)x_, *w = (const floatX *)w_;
-    const int centred = norm.kind == NORM_LAYER;
+static VECTOR_FUNCTION void norm_backward_row_of(floatX *dx, floatS *dw, floatS *db, const floatX *dout,
+                                                 const floatX *x, const floatX *w, size_t C, Norm norm,
+                                                 int accumulate) {
     const floatS offset = (floatS)norm.offset;
-    floatS *sums = (floatS *)scratch;
-    size_t parts = norm_parts(n);
-#pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
-    for (size_t p = 0; p < parts; p++) {
-        floatS *part_dw = dw ? sums + p * 2 * C : NULL, *part_db = dw ? part_dw + C : NULL;
-        if (dw) memset(part_dw, 0, 2 * C * sizeof(*part_dw));
-        for (size_t t = n * p / parts; t < n * (p + 1) / parts; t++) {
-            floatX *row = (floatX *)dx + t * C;
-            if (accumulate)
-                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, norm.eps, offset, centred, 1);
-            else
-                norm_backward_row(row, part_dw, part_db, dout + t * C, x + t * C, w, C, norm.eps, offset, centred, 0);
+    if (norm.kind == NORM_LAYER)
+        norm_backward_row(dx, dw, db, dout, x, w, C, norm.eps, offset, 1, accumulate);
+    else if (accumulate)
+        norm_backward_row(dx, dw, db, dout, x, w, C, norm.eps, offset, 0, 1);
+    else
+        norm_backward_row(dx, dw, db, dout, x, w, C, norm.eps, offset, 0, 0);
+}
+
+enum { NORM_STRIP = 64 }; // columns of dw that a thread sums at a time
+static void add_parts(floatS *dw, const floatS *part, size_t parts, size_t stride, size_t count) {
+    for (; parts-- > 0; part += stride) {
+#pragma omp simd
+        for (size_t c = 0; c < count; c++) dw[c] += part[c];
+    }
+}
+
+static void cpu_norm_backward(Stored *dx_, Summed *dw_, Summed *db_, const Stored *dout, const Stored *x,
+                              const Stored *w, size_t n, size_t C, Norm norm, int accumulate, Summed *scratch) {
+    floatX *dx = (floatX *)dx_;
+    floatS *dw = (floatS *)dw_, *db = norm.kind == NORM_LAYER ? (floatS *)db_ : NULL, *sums = (floatS *)scratch;
+    const size_t parts = norm_parts(n), row = norm_part_row(C);
+#pragma omp parallel if (n * C >= PARALLEL_MIN)
+    {
+#pragma omp for schedule(static)
+        for (size_t p = 0; p < parts; p++) {
+            floatS *part = dw ? sums + p * 2 * row : NULL;
+            if (dw) memset(part, 0, 2 * row * sizeof(*part));
+            for (size_t t = n * p / parts; t < n * (p + 1) / parts; t++)
+                norm_backward_row_of(dx + t * C, part, dw ? part + row : NULL, (const floatX *)dout + t * C,
+                                     (const floatX *)x + t * C, (const floatX *)w, C, norm, accumulate);
+        }
+#pragma omp for schedule(static)
+        for (size_t c = 0; c < (dw ? C : 0); c += NORM_STRIP) {
+            const size_t count = min_size(NORM_STRIP, C - c);
+            add_parts(dw + c, sums + c, parts, 2 * row, count);
+            if (db) add_parts(db + c, sums + row + c, parts, 2 * row, count);
         }
     }
-    if (!dw) return;
-    add_parts((floatS *)dw, sums, parts, 2 * C, C);
-    if (centred) add_parts((floatS *)db, sums + C, parts, 2 * C, C);
 }
 
 #endif

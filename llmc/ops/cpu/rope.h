@@ -24,23 +24,28 @@ static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const fl
     }
 }
 
+// pairs (a[i], b[i]) turned by angles of that cosine and sine, of arrays that are filled up to whole vectors
+static VECTOR_FUNCTION void rope_turn(floatX *a, floatX *b, const floatS *cosine, const floatS *sine, size_t pairs) {
+    for (size_t i = 0; i < pairs; i += VECTOR_LANES) {
+        const Vector xa = vector_load_first(a + i, pairs - i, 0), xb = vector_load_first(b + i, pairs - i, 0);
+        const Vector c = vector_load(cosine + i), s = vector_load(sine + i);
+        vector_store_first(a + i, xa * c - xb * s, pairs - i);
+        vector_store_first(b + i, xb * c + xa * s, pairs - i);
+    }
+}
+
 static void cpu_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                      size_t HD, float factor, int back) {
     size_t half = HD / 2;
 #pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
-        floatS cosine[ROPE_PAIRS], sine[ROPE_PAIRS];
+        floatS cosine[ROPE_PAIRS] = {0}, sine[ROPE_PAIRS] = {0};
         for (size_t first = 0; first < half; first += ROPE_PAIRS) {
             size_t pairs = min_size(ROPE_PAIRS, half - first);
             rope_angles(cosine, sine, position[t], inverse_frequency + first, pairs, factor, back ? -1 : 1);
             for (size_t head = 0; head < heads; head++) {
-                floatX *a = (floatX *)x + (t * heads + head) * HD + first, *b = a + half;
-#pragma omp simd
-                for (size_t i = 0; i < pairs; i++) {
-                    floatS xa = load(a[i]), xb = load(b[i]);
-                    a[i] = store(xa * cosine[i] - xb * sine[i]);
-                    b[i] = store(xb * cosine[i] + xa * sine[i]);
-                }
+                floatX *a = (floatX *)x + (t * heads + head) * HD + first;
+                rope_turn(a, a + half, cosine, sine, pairs);
             }
         }
     }

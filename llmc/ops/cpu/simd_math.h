@@ -1,12 +1,11 @@
 /*
-Elementary functions that compilers can vectorise: straight-line code without calls, tables or branches, for loops under
-`#pragma omp simd`. simd_exp has floatS's precision: relative error below 1.5e-7 in fp32; the double build, which exists
-for tests, calls libm. NaN in gives NaN out.
+Elementary functions: exponential and logistic function of a vector (vector.h), sine and cosine of one number in
+straight-line code that compilers vectorise under `#pragma omp simd`. They have floatS's precision: a relative error
+below 1.5e-7 in fp32; the double build, which exists for tests, calls libm. NaN in gives NaN out.
 */
 #ifndef LLMC_CPU_SIMD_MATH_H
 #define LLMC_CPU_SIMD_MATH_H
-#include <math.h>
-#include "precision.h"
+#include "vector.h"
 
 // a * b + c, in one rounding where the machine has the instruction (fma() is a slow library call where it has not).
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -18,45 +17,42 @@ static inline double fused_double(double a, double b, double c) { return a * b +
 #endif
 
 /*
-exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 q(r) with the minimax polynomial
-q of degree 4 (error 3.1e-9). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. All coefficients are
-doubled and the scale is 2^(n-1): n = 128 is still in range, and n = -126, where the clamp below ends, has the bit
-pattern of zero, so results below 2^-125.5 become exactly 0 without a slow denormal.
+exp(x), x <= 0. exp(x) = 2^n exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. exp(r) is 1 + r + r^2 q(r) with the
+minimax polynomial q of degree 4 (error 3.1e-9). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits;
+126 more, and these are the exponent of 2^(n-1). All coefficients are doubled: n = -126, where the clamp ends, then has
+the bit pattern of zero, so results below 2^-125.5 become exactly 0 without a slow denormal.
 */
-static inline float simd_exp_float(float x) {
-    const float magic = 12582912.0f;
-    float scale;
-    uint32_t bits;
-    x = x < -87.5f ? -87.5f : x;
-    x = x > 89.0f ? 89.0f : x;
-    float shifted = fused_float(x, 1.44269504f, magic);
-    float n = shifted - magic;
-    float r = fused_float(n, -0.693359375f, x); // ln 2 in two parts: the first has so few bits that n times it is exact
-    r = fused_float(n, 2.12194440e-4f, r);
-    float q = fused_float(r, 2 * 0.00138145987f, 2 * 0.00836871688f);
-    q = fused_float(q, r, 2 * 0.0416683880f);
-    q = fused_float(q, r, 2 * 0.166665206f);
-    q = fused_float(q, r, 2 * 0.499999934f);
-    q = fused_float(q * r, r, fused_float(r, 2.0f, 2.0f));
-    memcpy(&bits, &shifted, sizeof(bits));
-    bits = (bits - 0x4b400000u + 126u) << 23; // 0x4b400000 are the bits of magic
-    memcpy(&scale, &bits, sizeof(scale));
-    return q * scale;
+VECTOR_INLINE Vector vector_exp(Vector x) {
+#if defined(PRECISION_DOUBLE)
+    for (int i = 0; i < VECTOR_LANES; i++) x[i] = exp(x[i]);
+    return x;
+#else
+    const float magic = 12582912.0f + 126.0f;
+    const Vector y = vector_max(vector_of(-87.5f), x), shifted = y * 1.44269504f + magic, n = shifted - magic;
+    Vector r = n * -0.693359375f + y; // ln 2 in two parts: the first has so few bits that n times it is exact
+    r = n * 2.12194440e-4f + r;
+    Vector q = r * (2 * 0.00138145987f) + 2 * 0.00836871688f;
+    q = q * r + 2 * 0.0416683880f;
+    q = q * r + 2 * 0.166665206f;
+    q = q * r + 2 * 0.499999934f;
+    q = q * r + 2.0f;
+    q = q * r + 2.0f;
+    return q * (Vector)((VectorBits)shifted << 23);
+#endif
 }
 
 #if defined(PRECISION_DOUBLE)
-static inline floatS simd_exp(floatS x) { return exp(x); }
 static inline floatS square_root(floatS x) { return sqrt(x); }
 #else
-static inline floatS simd_exp(floatS x) { return simd_exp_float(x); }
 static inline floatS square_root(floatS x) { return sqrtf(x); } // one instruction under -fno-math-errno
 #endif
 
 // 1 / (1 + exp(-x)), and one minus it, both without cancellation and without overflow.
-static inline floatS sigmoid(floatS x, floatS *one_minus) {
-    floatS e = simd_exp(x < 0 ? x : -x), larger = 1 / (1 + e), smaller = e * larger;
-    *one_minus = x < 0 ? larger : smaller;
-    return x < 0 ? smaller : larger;
+VECTOR_INLINE Vector vector_logistic(Vector x, Vector *one_minus) {
+    const VectorBits negative = (VectorBits)(x < 0);
+    const Vector e = vector_exp(vector_select(negative, x, -x)), larger = 1 / (1 + e), smaller = e * larger;
+    *one_minus = vector_select(negative, larger, smaller);
+    return vector_select(negative, smaller, larger);
 }
 
 /*

@@ -68,18 +68,33 @@ static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple 
 VECTOR_INLINE Vector vector_load(const floatS *x) { return *(const VectorInMemory *)x; }
 VECTOR_INLINE void vector_store(floatS *x, Vector v) { *(VectorInMemory *)x = v; }
 
-// The same from and to the storage type; rounding as store() does it.
+// The same from and to the storage type; rounding as store() does it (AVX512-BF16 makes 0 of denormals, too). By
+// instruction where gcc takes several for a conversion.
 #if defined(PRECISION_BF16)
 typedef uint16_t VectorHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
 VECTOR_INLINE Vector vector_load_stored(const floatX *x) {
     VectorHalves halves;
     memcpy(&halves, x, sizeof(halves));
+#if defined(__AVX512F__)
+    return (Vector)((VectorBits)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+#elif defined(__AVX2__)
+    return (Vector)((VectorBits)_mm256_cvtepu16_epi32((__m128i)halves) << 16);
+#else
     return (Vector)(__builtin_convertvector(halves, VectorBits) << 16);
+#endif
 }
 VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)v);
+#else
     const VectorBits bits = (VectorBits)v, nan = (VectorBits)(v != v);
     const VectorBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(rounded >> 16));
+#else
     const VectorHalves halves = __builtin_convertvector(rounded >> 16, VectorHalves);
+#endif
+#endif
     memcpy(x, &halves, sizeof(halves));
 }
 #else
@@ -88,6 +103,24 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 #endif
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
+
+// The end of a row: lanes [0, count) alone are read and written, where count is less than a vector has; the others are
+// `rest`.
+VECTOR_INLINE Vector vector_load_first(const floatX *x, size_t count, floatS rest) {
+    if (__builtin_expect(count >= VECTOR_LANES, 1)) return vector_load_stored(x);
+    floatS lane[VECTOR_LANES];
+    for (size_t i = 0; i < VECTOR_LANES; i++) lane[i] = i < count ? load(x[i]) : rest;
+    return vector_load(lane);
+}
+VECTOR_INLINE void vector_store_first(floatX *x, Vector v, size_t count) {
+    if (__builtin_expect(count >= VECTOR_LANES, 1)) {
+        vector_store_stored(x, v);
+        return;
+    }
+    floatX lane[VECTOR_LANES];
+    vector_store_stored(lane, v);
+    for (size_t i = 0; i < count; i++) x[i] = lane[i];
+}
 
 // a where the mask has ones, b elsewhere; comparisons make such masks.
 VECTOR_INLINE Vector vector_select(VectorBits mask, Vector a, Vector b) {

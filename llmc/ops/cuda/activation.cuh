@@ -25,7 +25,7 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
         Pack<floatX, W> up, result;
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
-            float g = load(gate.x[j]), one_minus_s, s = sigmoid(gate_z(g, KIND != ACTIVATION_SWIGLU), &one_minus_s);
+            float g = load(gate.x[j]), one_minus_s, s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
             result.x[j] = store(GATED ? g * s * load(up.x[j]) : g * s);
         }
         pack_write(out + t * FF + c, result);
@@ -42,9 +42,9 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
             float g = load(gate.x[j]), d = load(gradient.x[j]), one_minus_s,
-                  s = sigmoid(gate_z(g, KIND != ACTIVATION_SWIGLU), &one_minus_s);
+                  s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
             dgate.x[j] = store((GATED ? d * load(up.x[j]) : d) *
-                               (s + g * s * one_minus_s * gate_slope(g, KIND != ACTIVATION_SWIGLU)));
+                               (s + g * s * one_minus_s * (KIND == ACTIVATION_SWIGLU ? 1 : GELU_SLOPE(g))));
             if (GATED) dup.x[j] = store(d * g * s);
         }
         pack_write(din + row, dgate);
