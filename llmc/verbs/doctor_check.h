@@ -305,11 +305,11 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 
 // ---- comparison ----------------------------------------------------------------------------------------------------
 // Relative error of arithmetic inside an op. A GPU's matrix instructions truncate sums of bf16 products, at most 2^-24
-// for each eight of them (Fasi et al. 2021), and take attention's weights rounded to bf16.
+// for each eight of them (Fasi et al. 2021); they, and a CPU's, take attention's weights rounded to bf16.
 static double check_arithmetic(int attention) {
-    const int gpu = !strcmp(check.ops->name, "cuda") && check.ops->stored == DTYPE_BF16;
+    const int bf16 = check.ops->stored == DTYPE_BF16, gpu = bf16 && !strcmp(check.ops->name, "cuda");
     return (check.ops->summed == DTYPE_FP64 ? 1e-13 : 2e-6) + (gpu ? (double)check.terms / 8 * 0x1p-24 : 0) +
-           (gpu && attention ? 0x1p-9 : 0);
+           (bf16 && attention ? 0x1p-9 : 0);
 }
 
 // Holds what the op left in t against the reference: each element within one rounding to its type and ten times the
