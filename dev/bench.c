@@ -3,10 +3,10 @@ Ratios of speed, within one process: each repeat times one large matrix product 
 so that what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by
 dev/bench.sh.
 
-    bench layers    [REPEATS]   decoder layers of Qwen3-0.6B's widths, T = 2048 and 16384: share of the product's rate
-    bench methods   [REPEATS]   the same at T = 4096 and 8192: time of stream over time of checkpoint
-    bench chunks    [REPEATS]   stream at several chunk sizes over checkpoint, T = 8192
-    bench seconds   [REPEATS]   median seconds of a `layers` pass, for comparing builds
+    bench layers    [REPEATS]       decoder layers of Qwen3-0.6B's widths, T = 2048, 16384: share of the product's rate
+    bench methods   [REPEATS [T]]   time of stream over time of checkpoint, at T = 4096 and 8192 or at T
+    bench chunks    [REPEATS]       stream at several chunk sizes over checkpoint, T = 8192
+    bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
 */
 #include "llmc/plan/plan.h"
@@ -97,15 +97,15 @@ static void bench_layers(size_t repeats) {
 }
 static void bench_seconds(size_t repeats) { bench_length(2048, repeats, 1); }
 
-static void bench_methods(size_t repeats) {
-    static const size_t lengths[] = {4096, 8192};
-    for (size_t j = 0; j < 2; j++) {
+static void bench_methods(size_t repeats, size_t T) {
+    const size_t lengths[] = {T ? T : 4096, 8192}, count = T ? 1 : 2;
+    for (size_t j = 0; j < count; j++) {
         static BenchPass stream, checkpoint;
         double ratio[MOST];
         stream = pass_open(LAYERS, METHOD_STREAM, 1, lengths[j], 0, 0);
         checkpoint = pass_open(LAYERS, METHOD_CHECKPOINT, 1, lengths[j], 0, 0);
         pass_begin(&stream), pass_begin(&checkpoint);
-        pass_seconds(&stream, 1), pass_seconds(&checkpoint, 1);
+        if (lengths[j] <= 16384) pass_seconds(&stream, 1), pass_seconds(&checkpoint, 1); // of minutes none is lost
         for (size_t i = 0; i < repeats; i++) { // the order alternates
             double a = i % 2 ? 0 : pass_seconds(&stream, 1), b = pass_seconds(&checkpoint, 1);
             if (i % 2) a = pass_seconds(&stream, 1);
@@ -155,17 +155,18 @@ int main(int argc, char **argv) {
     int at = !strcmp(what, "gpt2") ? 5 : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
+    if (!strcmp(what, "methods") && argc > 3 && (!parse_size(argv[3], &T) || !T)) die_usage("T is a number of tokens");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))
         bench_seconds(repeats);
     else if (!strcmp(what, "methods"))
-        bench_methods(repeats);
+        bench_methods(repeats, T);
     else if (!strcmp(what, "chunks"))
         bench_chunks(repeats);
     else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
         bench_gpt2(B, T, argv[4], repeats);
     else
-        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS], bench gpt2 B T METHOD [REPEATS]");
+        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench gpt2 B T METHOD [REPEATS]");
     return 0;
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Ratios of speed, never absolute times: make bench [LLMC=<llm.c checkout>] [REPEATS=7]
-# Each figure is a median over repeats that take turns with the alternative. Close other programs first.
+# Each figure is a median over repeats that take turns with the alternative. Close other programs first. As on a machine with AVX2
+# and no AVX-512: ONEDNN_MAX_CPU_ISA=AVX2 make bench NATIVE=-march=haswell, in a checkout of its own; llm.c is compiled for it, too.
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
@@ -32,7 +33,7 @@ if [ -z "${LLMC:-}" ]; then
     echo "== llm.c: skipped; give LLMC=<checkout> to compare with its CPU trainer"
     exit 0
 fi
-echo "== GPT-2 124M shape, fp32, one training step, against llm.c's train_gpt2.c built with its own flags"
+echo "== GPT-2 124M shape, fp32, one training step, against llm.c's train_gpt2.c built with its own flags, ${NATIVE:--march=native}"
 folder=build/bench-llmc
 mkdir -p $folder/dev/data/tinyshakespeare
 # Random weights and tokens in llm.c's formats: values do not matter for time.
@@ -43,7 +44,7 @@ for shape in "4 64" "1 1024"; do
     # its shape is a constant in main()
     sed "s/int B = 4;/int B = $1;/; s/int T = 64;/int T = $2;/; s/step <= 40/step <= 3/; s/step % 10 == 0/0/; s/step > 0 \&\& step % 20 == 0/0/" \
         "$LLMC/train_gpt2.c" >$folder/train_gpt2_$1_$2.c
-    $CC -Ofast -march=native -fopenmp -DOMP -I"$LLMC" -Wno-unused-result $folder/train_gpt2_$1_$2.c -lm -lgomp -o $folder/train_gpt2_$1_$2
+    $CC -Ofast ${NATIVE:--march=native} -fopenmp -DOMP -I"$LLMC" -Wno-unused-result $folder/train_gpt2_$1_$2.c -lm -lgomp -o $folder/train_gpt2_$1_$2
     i=0
     while [ $i -lt 3 ]; do
         theirs=$(cd $folder && ./train_gpt2_$1_$2 | sed -n 's/^step [1-9].*took \([0-9.]*\) ms.*/\1/p' | median)
