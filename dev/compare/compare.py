@@ -78,7 +78,7 @@ def parse_options():
     parser.add_argument("--dtype", choices=("fp32", "bf16"), help="fp32 on a CPU, bf16 on a GPU")
     parser.add_argument("--rounds", type=int, default=1, help="contenders take turns in each")
     parser.add_argument(
-        "--repeat", type=int, default=3, help="passes of a process; the first warms up and does not count"
+        "--repeat", type=int, default=3, help="passes of a process; the first of several warms up and does not count"
     )
     parser.add_argument(
         "--chunk", type=chunk, help="tokens of a chunk, of those that have chunks: N, or T/N of the length"
@@ -137,12 +137,9 @@ def settle(o):
         text.split("=", 1) if "=" in text else usage(f"--contender: '{text}' is not NAME=COMMAND")
         for text in o.contender
     )
-    for name, least in (("batch", 1), ("rounds", 1), ("repeat", 2)):
-        if getattr(o, name) < least:
-            usage(
-                f"--{name}: {getattr(o, name)} is less than {least}"
-                + (": the first pass does not count" if name == "repeat" else "")
-            )
+    for name in ("batch", "rounds", "repeat"):
+        if getattr(o, name) < 1:
+            usage(f"--{name}: {getattr(o, name)} is less than 1")
     if o.longest and not o.memory_limit:
         usage("--longest is of a --memory-limit: name it, such as h100 or 80GiB")
     if o.longest and any(text.startswith("T/") for text in [o.chunk or "", *o.chunks]):

@@ -11,6 +11,7 @@ import tempfile
 from contenders import HERE, ROOT
 
 GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # that contenders see as their first
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 PEAKS = os.path.join(ROOT, "scripts", "gpu_peaks.txt")
 
 
@@ -30,9 +31,12 @@ def ask_gpu(fields):
 
 
 def cpu_name():
+    """Its name, cores, and the instructions that the environment limits oneDNN's and PyTorch's libraries to."""
     with open("/proc/cpuinfo") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return f"{models[0] if models else 'CPU'}, {len(os.sched_getaffinity(0))} cores"
+    limits = {os.environ[name].upper() for name in LIMITS if os.environ.get(name)}
+    limited = f", libraries limited to {'/'.join(sorted(limits))}" if limits else ""
+    return f"{models[0] if models else 'CPU'}, {len(os.sched_getaffinity(0))} cores{limited}"
 
 
 def commit():

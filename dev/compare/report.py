@@ -58,7 +58,7 @@ def relative(a, b):
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
 def row_of(records, batch):
-    """One contender at one length: medians over all rounds, the first pass of each process left out."""
+    """One contender at one length: medians over all rounds; of several passes of a process the first is left out."""
     first = records[0]
     errors = [r["result"]["error"] for r in records if r["result"].get("error")]
     row = dict.fromkeys(COLUMNS)
@@ -72,7 +72,7 @@ def row_of(records, batch):
     if errors:
         return row, None
     results = [r["result"] for r in records]
-    seconds = [s for result in results for s in result["seconds"][1:]]
+    seconds = [s for result in results for s in result["seconds"][1:] or result["seconds"]]
     row.update(
         chunk=results[0].get("chunk"),
         passes=len(seconds),

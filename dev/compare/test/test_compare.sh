@@ -145,7 +145,7 @@ bad "'0' is not a length" --seq-lens 0
 bad "there is no 'nobody'; there are stream" --contenders nobody
 bad "'T/0' is not a number of tokens" --chunk T/0
 bad "'much' is not an amount of memory" --memory-limit much
-bad '1 is less than 2' --repeat 1
+bad '0 is less than 1' --repeat 0
 bad '--longest is of a --memory-limit' --longest
 bad '--longest wants chunks of so many tokens' --longest --memory-limit 1GiB --chunk T/3
 bad "'fake' is not NAME=COMMAND" --contender fake
