@@ -15,15 +15,10 @@ keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of its weights is d
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-#endif
 #include "llmc/ops/ops.h"
 #include "attention_amx.h"
 #include "attention_block.h"
+#include "elements.h"
 
 // Scratch memory is three query blocks per thread and one per task of a cut document. Blocks are smaller above 16
 // threads, which bounds it. Keys are then packed more often: 2^16 elements cost 1 - 3 % of the time of 2^17, 2^15 cost

@@ -5,6 +5,12 @@ buffer that stays in the first-level cache.
 */
 #ifndef LLMC_CPU_ELEMENTS_H
 #define LLMC_CPU_ELEMENTS_H
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
 #include "llmc/base/utils.h"
 #include "precision.h"
 

@@ -1,18 +1,20 @@
 /*
-The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). It serves the double build, builds
-without oneDNN and processors on which oneDNN's bf16 product is slow; one or a few rows (decoding) always come here, to
-product_streamed.
+The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). product.h says where it serves. A few
+rows (decoding) always come here, to product_streamed.
 
-Blocks of op(a) and op(b) are packed into contiguous floatS panels that a register tile reads in order; packing converts
-bf16 and transposes b. All threads pack together, then share the tiles. Every element of out is one thread's work and
-its terms are added in a fixed order: the result does not depend on the threads.
+Out is cut into items, each one thread's work from beginning to end: threads meet once in a product. For a block of the
+depth an item packs its rows of op(a) into contiguous floatS panels, and then one panel of op(b) after the other, which
+meets all of them in a register tile; packing converts bf16 and transposes. What is needed next is asked for, a line of
+memory with a step of a tile. The terms of every element are added in a fixed order: the result does not depend on the
+threads, nor on how out is cut.
 
 Sizes. With 32 registers a tile is 14 rows x 2 vectors: 28 sums, 2 loaded vectors, a broadcast; 28 multiply-adds for 16
-loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row panels of the block (1 MiB, L2) pass.
+loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row panels of the item (592 KiB, L2) pass.
 */
 #ifndef LLMC_CPU_PRODUCT_PLAIN_H
 #define LLMC_CPU_PRODUCT_PLAIN_H
 #include "llmc/ops/ops.h"
+#include "elements.h"
 #include "memory.h"
 #include "vector.h"
 
@@ -21,17 +23,16 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while all row
 #else
 #define PANEL_ROWS 6
 #endif
-#define PANEL_COLUMNS (2 * VECTOR_LANES)
-#define PANEL_DEPTH   256
-// A packed row of a is an odd number of cache lines long: the rows of a panel spread over all sets of the cache.
-#define PANEL_STRIDE       (PANEL_DEPTH + CACHE_LINE)
-#define BLOCK_COLUMNS      1024                                   // of out, for one pass over the depth
-#define BLOCK_PANELS       ((1024 + PANEL_ROWS - 1) / PANEL_ROWS) // row panels of out, likewise
-#define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES)
-#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_STRIDE) // elements of a packed panel
+#define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows as packed
+#define PANEL_COLUMNS      (2 * VECTOR_LANES)
+#define PANEL_DEPTH        256
+#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // begins in other sets of the cache
 #define PANEL_B_SIZE       (PANEL_COLUMNS * PANEL_DEPTH)
-#define MOST_STREAMED_ROWS 2 // of products that do not pack
-#define GROUP_PANELS       8 // row panels in one thread's piece of work
+#define ITEM_PANELS        ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of one thread's piece of work
+#define ITEM_TILES         (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
+#define PACKING_COST       6.0                                    // of an element, in multiply-adds
+#define PACKED_STEPS       4                                      // rows of transposed a at a time
+#define MOST_STREAMED_ROWS 2                                      // of products that do not pack
 
 // out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
 typedef struct {
@@ -53,52 +54,100 @@ static inline Product product_of(const char *op, size_t m, size_t n, size_t k, c
 }
 
 static inline size_t a_stride(const Product *p) { return p->a_stride ? p->a_stride : p->a_transposed ? p->m : p->k; }
+static inline size_t b_stride(const Product *p) { return p->b_transposed ? p->k : p->n; }
+static inline int out_is_summed(const Product *p) { return p->out_summed || sizeof(floatX) == sizeof(floatS); }
+static inline size_t panels_of(size_t size, size_t panel) { return (size + panel - 1) / panel; }
 static inline size_t out_stride(const Product *p) { return p->out_stride ? p->out_stride : p->n; }
 
-// One block of a product: rows [row, row + rows) x columns [column, column + columns) of out, from a depth on
+// An item of work: rows [row, row + rows) x columns [column, column + columns) of out, over all of the depth, which it
+// walks in blocks [from, from + depth). Its memory is one thread's.
 typedef struct {
     size_t row, rows, column, columns, from, depth;
     int first, last; // of the blocks along the depth
-    floatS *a, *b;   // packed panels
+    floatS *a;       // [row panels][depth][PANEL_HEIGHT] packed
+    floatS *b;       // [depth][PANEL_COLUMNS] packed: one panel, in the L1 cache
     floatS *tiles;   // the sums of rows x columns so far, tile by tile
-} ProductBlock;
+} ProductItem;
 
 // ---- the register tile -------------------------------------------------------------------------------------------
 
-// tile[rows][PANEL_COLUMNS] = (or += with accumulate) sum over i < depth of a[r * a_row + i * a_step] *
-// b[i][PANEL_COLUMNS]. A fresh sum is added to the tile at the end: the rounding error grows with the number of blocks.
-VECTOR_INLINE void panel_product(int rows, floatS *tile, int accumulate, const floatS *a, size_t a_row, size_t a_step,
-                                 const floatS *b, size_t depth) {
-    Vector sum[PANEL_ROWS][2];
-    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (Vector){0};
-    for (size_t i = 0; i < depth; i++, a += a_step, b += PANEL_COLUMNS) {
-        const Vector right0 = vector_load(b), right1 = vector_load(b + VECTOR_LANES);
-        for (int r = 0; r < rows; r++) {
-            const Vector left = vector_of(a[(size_t)r * a_row]);
-            sum[r][0] += left * right0;
-            sum[r][1] += left * right1;
-        }
+// Lines of memory that will be wanted soon. A tile asks for one with each step of its depth: they come meanwhile.
+#define MOST_AHEAD 128
+typedef struct {
+    size_t count;
+    const char *line[MOST_AHEAD];
+} Ahead;
+
+// Rows of a matrix that are asked for bit by bit
+typedef struct {
+    const char *row;
+    size_t stride, bytes, rows, at; // rows that are left; bytes of the first that were asked for
+} AheadRows;
+
+VECTOR_INLINE void look_ahead(Ahead *ahead, AheadRows *rows, size_t lines) {
+    lines = min_size(lines, MOST_AHEAD - ahead->count);
+    while (lines && rows->rows) {
+        const size_t count = min_size(lines, (rows->bytes - rows->at + 63) / 64);
+        const char **line = ahead->line + ahead->count, *at = rows->row + rows->at;
+        for (size_t i = 0; i < count; i++) line[i] = at + i * 64;
+        ahead->count += count, lines -= count, rows->at += count * 64;
+        if (rows->at < rows->bytes) break;
+        rows->at = 0, rows->row += rows->stride, rows->rows--;
     }
+}
+
+VECTOR_INLINE void panel_step(int rows, int vectors, Vector sum[PANEL_ROWS][2], const floatS *a, const floatS *b) {
+    Vector right[2];
+    if (VECTOR_BYTES == 64) __builtin_prefetch(a + 128); // a comes from the L2 cache
+    for (int v = 0; v < vectors; v++) right[v] = vector_load(b + v * VECTOR_LANES);
+    for (int r = 0; r < rows; r++) {
+        const Vector left = vector_of(a[r]);
+        for (int v = 0; v < vectors; v++) sum[r][v] += left * right[v];
+    }
+}
+
+// out[rows][1 or 2 vectors] = (or += with accumulate) sum over i < depth of a[i][PANEL_HEIGHT] * b[i][PANEL_COLUMNS]. A
+// fresh sum is added to out at the end: the rounding error grows with the number of blocks.
+VECTOR_INLINE void panel_product(int rows, int vectors, floatS *out, size_t out_stride, int accumulate, const floatS *a,
+                                 const floatS *b, size_t depth, const Ahead *ahead) {
+    Vector sum[PANEL_ROWS][2];
+    const size_t asked = min_size(ahead->count, depth);
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2; v++) {
-            floatS *out = tile + r * PANEL_COLUMNS + v * VECTOR_LANES;
-            vector_store(out, accumulate ? vector_load(out) + sum[r][v] : sum[r][v]);
+        for (int v = 0; v < vectors; v++) sum[r][v] = (Vector){0};
+    for (size_t i = 0; i < asked; i++, a += PANEL_HEIGHT, b += PANEL_COLUMNS) {
+        __builtin_prefetch(ahead->line[i], 0, 2);
+        panel_step(rows, vectors, sum, a, b);
+    }
+    for (size_t i = asked; i < depth; i++, a += PANEL_HEIGHT, b += PANEL_COLUMNS) panel_step(rows, vectors, sum, a, b);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) {
+            floatS *to = out + (size_t)r * out_stride + v * VECTOR_LANES;
+            vector_store(to, accumulate ? vector_load(to) + sum[r][v] : sum[r][v]);
         }
 }
 
-// The number of rows must be a constant for the sums to live in registers; an odd last panel computes one row too many.
+// The number of rows and vectors must be constants for the sums to live in registers.
 #define PANEL_CASE(rows)                                                                                               \
-    case (rows) / 2: panel_product(rows, tile, accumulate, a, a_row, a_step, b, depth); break;
-VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, int accumulate, const floatS *a, size_t a_row,
-                                    size_t a_step, const floatS *b, size_t depth) {
-    switch ((rows + 1) / 2) {
+    case 2 * rows - 1: panel_product(rows, 1, out, out_stride, accumulate, a, b, depth, ahead); break;                 \
+    case 2 * rows: panel_product(rows, 2, out, out_stride, accumulate, a, b, depth, ahead); break;
+static VECTOR_FUNCTION void panel_product_of(size_t rows, size_t columns, floatS *out, size_t out_stride,
+                                             int accumulate, const floatS *a, const floatS *b, size_t depth,
+                                             const Ahead *ahead) {
+    switch (2 * rows - (columns <= VECTOR_LANES)) {
+        PANEL_CASE(1)
         PANEL_CASE(2)
+        PANEL_CASE(3)
         PANEL_CASE(4)
+        PANEL_CASE(5)
         PANEL_CASE(6)
 #if PANEL_ROWS > 6
+        PANEL_CASE(7)
         PANEL_CASE(8)
+        PANEL_CASE(9)
         PANEL_CASE(10)
+        PANEL_CASE(11)
         PANEL_CASE(12)
+        PANEL_CASE(13)
         PANEL_CASE(14)
 #endif
     }
@@ -106,140 +155,149 @@ VECTOR_INLINE void panel_product_of(size_t rows, floatS *tile, int accumulate, c
 
 // ---- packing -----------------------------------------------------------------------------------------------------
 
-// out[rows][width] = in, with zeros beyond `used` columns.
-VECTOR_INLINE void pack_rows(floatS *out, size_t out_stride, size_t width, const floatX *in, size_t in_stride,
-                             size_t rows, size_t used) {
-    for (size_t r = 0; r < rows; r++, out += out_stride, in += in_stride) {
-        size_t i = 0;
-        for (; i + VECTOR_LANES <= used; i += VECTOR_LANES) vector_store(out + i, vector_load_stored(in + i));
-        for (; i < used; i++) out[i] = load(in[i]);
-        for (; i < width; i++) out[i] = 0;
+// out[depth][width] = in[depth][used], with zeros beyond; width is a multiple of VECTOR_LANES.
+VECTOR_INLINE void pack_straight(floatS *out, size_t width, const floatX *in, size_t in_stride, size_t used,
+                                 size_t depth) {
+    for (size_t i = 0; i < depth; i++, out += width, in += in_stride) {
+        size_t j = 0;
+        for (; j + VECTOR_LANES <= used; j += VECTOR_LANES) vector_store(out + j, vector_load_stored(in + j));
+        for (; j < used; j++) out[j] = load(in[j]);
+        for (; j < width; j++) out[j] = 0;
     }
 }
 
-// out[depth][PANEL_COLUMNS] = the transpose of in[rows][depth], with zeros beyond `rows`. Squares go through registers.
-static VECTOR_FUNCTION void pack_transposed(floatS *out, const floatX *in, size_t in_stride, size_t rows,
-                                            size_t depth) {
-    floatS square[VECTOR_LANES * VECTOR_LANES];
-    for (size_t first = 0; first < PANEL_COLUMNS; first += VECTOR_LANES) {
-        size_t used = first < rows ? min_size(rows - first, VECTOR_LANES) : 0, i = 0;
+// out[depth][width] = the transpose of in[used][depth], with zeros beyond. Squares go through registers.
+VECTOR_INLINE void pack_transposed(floatS *out, size_t width, const floatX *in, size_t in_stride, size_t used,
+                                   size_t depth) {
+    for (size_t first = 0; first < width; first += VECTOR_LANES, in += VECTOR_LANES * in_stride) {
+        const size_t rows = first < used ? min_size(used - first, VECTOR_LANES) : 0;
+        size_t i = 0;
         for (; i + VECTOR_LANES <= depth; i += VECTOR_LANES) {
-            pack_rows(square, VECTOR_LANES, VECTOR_LANES, in + first * in_stride + i, in_stride, used, VECTOR_LANES);
-            for (size_t z = used * VECTOR_LANES; z < VECTOR_LANES * VECTOR_LANES; z++) square[z] = 0;
-            vector_transpose(out + i * PANEL_COLUMNS + first, PANEL_COLUMNS, square, VECTOR_LANES);
+            Vector square[VECTOR_LANES];
+            for (size_t r = 0; r < VECTOR_LANES; r++)
+                square[r] = r < rows ? vector_load_stored(in + r * in_stride + i) : (Vector){0};
+            vector_transpose_square(square);
+            for (size_t r = 0; r < VECTOR_LANES; r++) vector_store(out + (i + r) * width + first, square[r]);
         }
         for (; i < depth; i++)
             for (size_t r = 0; r < VECTOR_LANES; r++)
-                out[i * PANEL_COLUMNS + first + r] = r < used ? load(in[(first + r) * in_stride + i]) : 0;
+                out[i * width + first + r] = r < rows ? load(in[r * in_stride + i]) : 0;
     }
 }
 
-// A panel of transposed a is copied in whole vectors where they do not reach beyond the matrix.
-static VECTOR_FUNCTION void pack_panel_a(const Product *p, const ProductBlock *block, size_t panel) {
-    floatS *out = block->a + panel * PANEL_A_SIZE;
-    size_t row = block->row + panel * PANEL_ROWS;
-    size_t rows = min_size(PANEL_ROWS, block->rows - panel * PANEL_ROWS);
-    if (p->a_transposed) {
-        const floatX *in = p->a + block->from * a_stride(p) + row;
-        if (row + PANEL_HEIGHT <= p->m) rows = PANEL_HEIGHT;
-        pack_rows(out, PANEL_HEIGHT, PANEL_HEIGHT, in, a_stride(p), block->depth, rows);
-    } else {
-        const floatX *in = p->a + row * a_stride(p) + block->from;
-        pack_rows(out, PANEL_STRIDE, block->depth, in, a_stride(p), rows, block->depth);
-        if (rows % 2) memset(out + rows * PANEL_STRIDE, 0, block->depth * sizeof(floatS));
+// All row panels. Rows of transposed a are read as far as they go, each a column of every panel.
+static VECTOR_FUNCTION void pack_a(const Product *p, const ProductItem *item, size_t panels) {
+    const size_t stride = a_stride(p);
+    for (size_t i = 0; i < item->depth && p->a_transposed; i += PACKED_STEPS)
+        for (size_t panel = 0; panel < panels; panel++) {
+            const size_t row = item->row + panel * PANEL_ROWS;
+            pack_straight(item->a + panel * PANEL_A_SIZE + i * PANEL_HEIGHT, PANEL_HEIGHT,
+                          p->a + (item->from + i) * stride + row, stride,
+                          row + PANEL_HEIGHT <= p->m ? PANEL_HEIGHT : min_size(PANEL_ROWS, p->m - row),
+                          min_size(PACKED_STEPS, item->depth - i));
+        }
+    for (size_t panel = 0; panel < panels && !p->a_transposed; panel++) {
+        const size_t row = item->row + panel * PANEL_ROWS;
+        pack_transposed(item->a + panel * PANEL_A_SIZE, PANEL_HEIGHT, p->a + row * stride + item->from, stride,
+                        min_size(PANEL_ROWS, p->m - row), item->depth);
     }
 }
 
-static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductBlock *block, size_t panel) {
-    floatS *out = block->b + panel * PANEL_B_SIZE;
-    size_t column = block->column + panel * PANEL_COLUMNS;
-    size_t columns = min_size(PANEL_COLUMNS, block->columns - panel * PANEL_COLUMNS);
+static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductItem *item, size_t column, size_t columns) {
     if (p->b_transposed)
-        pack_transposed(out, p->b + column * p->k + block->from, p->k, columns, block->depth);
+        pack_transposed(item->b, PANEL_COLUMNS, p->b + column * p->k + item->from, p->k, columns, item->depth);
     else
-        pack_rows(out, PANEL_COLUMNS, PANEL_COLUMNS, p->b + block->from * p->n + column, p->n, block->depth, columns);
+        pack_straight(item->b, PANEL_COLUMNS, p->b + item->from * p->n + column, p->n, columns, item->depth);
 }
 
-// ---- one block ---------------------------------------------------------------------------------------------------
+// ---- one item of work ----------------------------------------------------------------------------------------------
 
 // Bias and residual join the finished sums, which then become, or are added to, a row of out.
-VECTOR_INLINE void finish_row(const Product *p, floatS *sum, size_t at, size_t column, size_t columns) {
-    if (p->bias)
+VECTOR_INLINE void finish_row(const Product *p, int finished, int accumulate, floatS *sum, size_t at, size_t column,
+                              size_t columns) {
+    if (p->bias && finished)
         for (size_t j = 0; j < columns; j++) sum[j] += load(p->bias[column + j]);
-    if (p->residual)
+    if (p->residual && finished)
         for (size_t j = 0; j < columns; j++) sum[j] += load(p->residual[at + j]);
-    if (p->out_summed) {
+    if (out_is_summed(p)) {
         floatS *out = (floatS *)p->out + at;
-        if (p->accumulate)
+        if (accumulate)
             for (size_t j = 0; j < columns; j++) sum[j] += out[j];
         for (size_t j = 0; j < columns; j++) out[j] = sum[j];
     } else {
         floatX *out = (floatX *)p->out + at;
-        if (p->accumulate)
+        if (accumulate)
             for (size_t j = 0; j < columns; j++) sum[j] += load(out[j]);
         for (size_t j = 0; j < columns; j++) out[j] = store(sum[j]);
     }
 }
 
 // `columns` is a constant in the common case, for loops without remainders.
-static VECTOR_FUNCTION void finish_tile(const Product *p, floatS *tile, size_t row, size_t rows, size_t column,
-                                        size_t columns) {
+static VECTOR_FUNCTION void finish_tile(const Product *p, int finished, int accumulate, floatS *tile, size_t row,
+                                        size_t rows, size_t column, size_t columns) {
     for (size_t r = 0; r < rows; r++, tile += PANEL_COLUMNS) {
         const size_t at = (row + r) * out_stride(p) + column;
         if (columns == PANEL_COLUMNS)
-            finish_row(p, tile, at, column, PANEL_COLUMNS);
+            finish_row(p, finished, accumulate, tile, at, column, PANEL_COLUMNS);
         else
-            finish_row(p, tile, at, column, columns);
+            finish_row(p, finished, accumulate, tile, at, column, columns);
     }
 }
 
-// A tile of out is far apart rows: asked for before the last product, it is there after it.
-static void prefetch_tile(const Product *p, size_t row, size_t rows, size_t column, size_t columns) {
-    const size_t element = p->out_summed ? sizeof(floatS) : sizeof(floatX);
-    for (size_t r = 0; r < rows; r++) {
-        const char *out = (const char *)p->out + ((row + r) * out_stride(p) + column) * element;
-        __builtin_prefetch(out, 1);
-        __builtin_prefetch(out + columns * element - 1, 1);
-    }
+// Rows of op(a) or op(b) as they are stored: `count` of its rows or columns from `first` on, `depth` deep
+VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by_row, size_t first, size_t count,
+                                    size_t from, size_t depth) {
+    const AheadRows along = {(const char *)(x + first * stride + from), stride * sizeof(floatX), depth * sizeof(floatX),
+                             count, 0};
+    const AheadRows across = {(const char *)(x + from * stride + first), stride * sizeof(floatX),
+                              count * sizeof(floatX), depth, 0};
+    return depth_by_row ? across : along;
 }
 
-// Row panels [panel, end) against one column panel.
-static VECTOR_FUNCTION void product_tiles(const Product *p, const ProductBlock *block, size_t column_panel,
-                                          size_t panel, size_t end) {
-    size_t column = column_panel * PANEL_COLUMNS, columns = min_size(PANEL_COLUMNS, block->columns - column);
-    const floatS *b = block->b + column_panel * PANEL_B_SIZE;
+static inline size_t lines_of(const AheadRows *rows) { return rows->rows * (rows->bytes / 64 + 1); }
+
+// One block of the depth: a is packed, then each panel of b, which meets all row panels of a. Meanwhile the next panel
+// of b and the next block of a are asked for. Sums of several blocks grow in out where it holds floatS, else in tiles.
+static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *item) {
+    const size_t panels = panels_of(item->rows, PANEL_ROWS), column_panels = panels_of(item->columns, PANEL_COLUMNS);
+    const size_t stride = out_stride(p), next = item->from + item->depth;
+    const int in_out = out_is_summed(p);
+    const size_t element = in_out ? sizeof(floatS) : sizeof(floatX);
     floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // need not wait: stays in the L1 cache
-    for (; panel < end; panel++) {
-        size_t row = panel * PANEL_ROWS, rows = min_size(PANEL_ROWS, block->rows - row);
-        const floatS *a = block->a + panel * PANEL_A_SIZE;
-        floatS *tile = block->first && block->last
-                           ? only
-                           : block->tiles + (column_panel * BLOCK_PANELS + panel) * PANEL_ROWS * PANEL_COLUMNS;
-        if (block->last) prefetch_tile(p, block->row + row, rows, block->column + column, columns);
-        if (p->a_transposed)
-            panel_product_of(rows, tile, !block->first, a, 1, PANEL_HEIGHT, b, block->depth);
-        else
-            panel_product_of(rows, tile, !block->first, a, PANEL_STRIDE, 1, b, block->depth);
-        if (block->last) finish_tile(p, tile, block->row + row, rows, block->column + column, columns);
-    }
-}
-
-// Called by all threads of a parallel region.
-static VECTOR_FUNCTION void product_block(const Product *p, const ProductBlock *block) {
-    size_t row_panels = (block->rows + PANEL_ROWS - 1) / PANEL_ROWS;
-    size_t column_panels = (block->columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
-    size_t groups = (row_panels + GROUP_PANELS - 1) / GROUP_PANELS;
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < row_panels + column_panels; i++) {
-        if (i < row_panels)
-            pack_panel_a(p, block, i);
-        else
-            pack_panel_b(p, block, i - row_panels);
-    }
-#pragma omp for schedule(dynamic)
-    for (size_t i = 0; i < column_panels * groups; i++) {
-        size_t panel = i % groups * GROUP_PANELS;
-        product_tiles(p, block, i / groups, panel, min_size(panel + GROUP_PANELS, row_panels));
+    AheadRows a = stored_rows(p->a, a_stride(p), p->a_transposed, item->row, item->rows, next,
+                              min_size(item->depth, p->k - next));
+    const size_t a_share = lines_of(&a) / (panels * column_panels) + 1;
+    pack_a(p, item, panels);
+    for (size_t j = 0; j < column_panels; j++) {
+        const size_t column = item->column + j * PANEL_COLUMNS, left = item->columns - j * PANEL_COLUMNS;
+        const size_t columns = min_size(PANEL_COLUMNS, left);
+        AheadRows b = stored_rows(p->b, b_stride(p), !p->b_transposed, column + columns,
+                                  min_size(PANEL_COLUMNS, left - columns), item->from, item->depth);
+        const size_t b_share = lines_of(&b) / panels + 1;
+        pack_panel_b(p, item, column, columns);
+        for (size_t i = 0; i < panels; i++) {
+            const size_t row = item->row + i * PANEL_ROWS, rows = min_size(PANEL_ROWS, item->rows - i * PANEL_ROWS);
+            const int accumulate = p->accumulate || (in_out && !item->first);
+            const int alone = in_out || (item->first && item->last);
+            const int direct = in_out && columns % VECTOR_LANES == 0 && !(item->last && (p->bias || p->residual));
+            floatS *tile = alone ? only : item->tiles + (j * panels + i) * PANEL_ROWS * PANEL_COLUMNS;
+            const char *out = (const char *)p->out + (row * stride + column) * element;
+            Ahead ahead;
+            ahead.count = 0;
+            for (size_t r = 0; r < rows && (in_out || item->last); r++, out += stride * element) {
+                ahead.line[ahead.count++] = out;
+                if (VECTOR_BYTES == 64) ahead.line[ahead.count++] = out + columns * element - 1;
+            }
+            look_ahead(&ahead, &b, b_share), look_ahead(&ahead, &a, a_share);
+            if (direct) {
+                panel_product_of(rows, columns, (floatS *)p->out + row * stride + column, stride, accumulate,
+                                 item->a + i * PANEL_A_SIZE, item->b, item->depth, &ahead);
+                continue;
+            }
+            panel_product_of(rows, columns, tile, PANEL_COLUMNS, !alone && !item->first, item->a + i * PANEL_A_SIZE,
+                             item->b, item->depth, &ahead);
+            if (in_out || item->last) finish_tile(p, item->last, accumulate, tile, row, rows, column, columns);
+        }
     }
 }
 
@@ -291,7 +349,7 @@ static VECTOR_FUNCTION void product_streamed(const Product *p) {
                 for (size_t j = 0; j < columns; j++)
                     out[j] = dot_product(p->a + r * a_stride(p), p->b + (column + j) * p->k, p->k);
         }
-        finish_tile(p, tile, 0, p->m, column, columns);
+        finish_tile(p, 1, p->accumulate, tile, 0, p->m, column, columns);
     }
 }
 
@@ -299,42 +357,71 @@ static VECTOR_FUNCTION void product_streamed(const Product *p) {
 
 // The blocks' size when `size` is cut into equal blocks of at most `limit`, in whole panels.
 static size_t block_size(size_t size, size_t limit, size_t panel) {
-    size_t blocks = (size + limit - 1) / limit;
-    return round_up((size + blocks - 1) / blocks, panel);
+    return round_up(panels_of(size, panels_of(size, limit)), panel);
 }
 
-// Packed panels and tiles: 6.4 MiB (twice that in the double build). Made by the first product, kept for all others.
-#define TILES_SIZE (BLOCK_PANELS * PANEL_ROWS * BLOCK_COLUMNS)
-static floatS *product_scratch(void) {
+typedef struct {
+    size_t rows, columns; // of an item
+    size_t row_items, items;
+} ProductGrid;
+
+// Cuts out into items so that the thread with the most work has the least: multiply-adds of whole tiles, and packing a
+// and b for each item.
+static ProductGrid product_grid(const Product *p, size_t threads) {
+    const size_t row_panels = panels_of(p->m, PANEL_ROWS), column_panels = panels_of(p->n, PANEL_COLUMNS);
+    const size_t least = panels_of(row_panels, ITEM_PANELS);
+    ProductGrid best = {0};
+    double least_cost = 0;
+    for (size_t r = least; r < least + threads && r <= row_panels; r++) {
+        const size_t high = panels_of(row_panels, r), row_items = panels_of(row_panels, high);
+        const size_t few = panels_of(column_panels, ITEM_TILES / high), rounds = panels_of(row_items * few, threads);
+        const size_t wide = panels_of(column_panels, max_size(few, rounds * threads / row_items));
+        const size_t items = row_items * panels_of(column_panels, wide);
+        const size_t rows = high * PANEL_ROWS, columns = wide * PANEL_COLUMNS;
+        const double cost =
+            (double)panels_of(items, threads) * ((double)(rows * columns) + PACKING_COST * (double)(rows + columns));
+        if (best.items && cost >= least_cost) continue;
+        least_cost = cost;
+        best.rows = rows, best.columns = columns, best.row_items = row_items, best.items = items;
+    }
+    return best;
+}
+
+// Packed panels and tiles of each thread. Made by the first product, kept for all others.
+#define ITEM_A    (ITEM_PANELS * PANEL_A_SIZE)
+#define ITEM_SIZE (ITEM_A + PANEL_B_SIZE + (sizeof(floatX) < sizeof(floatS)) * ITEM_TILES * PANEL_ROWS * PANEL_COLUMNS)
+static floatS *product_scratch(size_t threads) {
     static floatS *scratch;
-    const size_t count = BLOCK_PANELS * PANEL_A_SIZE + BLOCK_COLUMNS * PANEL_DEPTH + TILES_SIZE;
-    if (!scratch && !(scratch = (floatS *)cpu_allocate(count * sizeof(floatS))))
-        die("out of memory: %zu bytes wanted for packed panels of a matrix product", count * sizeof(floatS));
+    static size_t bytes;
+    if (bytes < threads * ITEM_SIZE * sizeof(floatS)) {
+        memory_unmap(scratch, bytes);
+        bytes = threads * ITEM_SIZE * sizeof(floatS);
+        scratch = (floatS *)cpu_allocate(bytes);
+        if (!scratch) die("out of memory: %zu bytes wanted for packed panels of a matrix product", bytes);
+    }
     return scratch;
 }
 
-static void product_plain(const Product *p) {
-    size_t rows = block_size(p->m, BLOCK_PANELS * PANEL_ROWS, PANEL_ROWS);
-    size_t columns = block_size(p->n, BLOCK_COLUMNS, PANEL_COLUMNS);
-    size_t depth = block_size(p->k, PANEL_DEPTH, VECTOR_LANES);
-    floatS *scratch = product_scratch();
-#pragma omp parallel
-    {
-        ProductBlock block;
-        block.a = scratch;
-        block.b = block.a + BLOCK_PANELS * PANEL_A_SIZE;
-        block.tiles = block.b + BLOCK_COLUMNS * PANEL_DEPTH;
-        for (block.row = 0; block.row < p->m; block.row += rows)
-            for (block.column = 0; block.column < p->n; block.column += columns)
-                for (block.from = 0; block.from < p->k; block.from += depth) {
-                    block.rows = min_size(rows, p->m - block.row);
-                    block.columns = min_size(columns, p->n - block.column);
-                    block.depth = min_size(depth, p->k - block.from);
-                    block.first = block.from == 0;
-                    block.last = block.from + block.depth == p->k;
-                    product_block(p, &block);
-                }
+static VECTOR_FUNCTION void product_item(const Product *p, const ProductGrid *grid, size_t i, floatS *memory) {
+    const size_t depth = block_size(p->k, PANEL_DEPTH, VECTOR_LANES);
+    ProductItem item;
+    item.row = i % grid->row_items * grid->rows, item.rows = min_size(grid->rows, p->m - item.row);
+    item.column = i / grid->row_items * grid->columns, item.columns = min_size(grid->columns, p->n - item.column);
+    item.a = memory, item.b = memory + ITEM_A, item.tiles = item.b + PANEL_B_SIZE;
+    for (item.from = 0; item.from < p->k; item.from += depth) {
+        item.depth = min_size(depth, p->k - item.from);
+        item.first = item.from == 0, item.last = item.from + item.depth == p->k;
+        product_block(p, &item);
     }
+}
+
+static void product_plain(const Product *p) {
+    const size_t threads = (size_t)omp_get_max_threads();
+    const ProductGrid grid = product_grid(p, threads);
+    floatS *scratch = product_scratch(threads);
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < grid.items; i++)
+        product_item(p, &grid, i, scratch + (size_t)omp_get_thread_num() * ITEM_SIZE);
 }
 
 #endif

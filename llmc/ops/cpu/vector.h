@@ -167,13 +167,12 @@ VECTOR_INLINE floatS vector_sum_across(Vector v) {
     return v[0];
 }
 
-// out[j][i] = in[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: it
+// a[j][i] = a[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: it
 // turns an element's address (row bits, then lane bits) left by one bit, until row and lane have changed places.
-VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
+VECTOR_INLINE void vector_transpose_square(Vector *a) {
 #define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)
 #define LANE_INTERLEAVE_HIGH(i) (i / 2 + i % 2 * VECTOR_LANES + VECTOR_LANES / 2)
-    Vector a[VECTOR_LANES], b[VECTOR_LANES];
-    for (int i = 0; i < VECTOR_LANES; i++) a[i] = vector_load(in + (size_t)i * in_stride);
+    Vector b[VECTOR_LANES];
     for (int round = 1; round < VECTOR_LANES; round *= 2) {
         for (int i = 0; i < VECTOR_LANES / 2; i++) {
             b[2 * i] = VECTOR_SHUFFLE(a[i], a[i + VECTOR_LANES / 2], LANE_INTERLEAVE_LOW);
@@ -181,6 +180,13 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
         }
         for (int i = 0; i < VECTOR_LANES; i++) a[i] = b[i];
     }
+}
+
+// out[j][i] = in[i][j] for such a square
+VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
+    Vector a[VECTOR_LANES];
+    for (int i = 0; i < VECTOR_LANES; i++) a[i] = vector_load(in + (size_t)i * in_stride);
+    vector_transpose_square(a);
     for (int i = 0; i < VECTOR_LANES; i++) vector_store(out + (size_t)i * out_stride, a[i]);
 }
 
