@@ -43,6 +43,7 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "llmc/cli/settings.h"
 #include "llmc/cli/run.h"
 #include "llmc/cli/memory.h"
+#include "llmc/cli/threads.h"
 #include "llmc/cli/device.h"
 #include "llmc/cli/report.h"
 // generate: sampler, prompts
@@ -173,6 +174,7 @@ static void join_ranks(const Options *o) {
 int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,  verb_bp,      verb_plan, verb_eval,  verb_logprobs,
                                           verb_sample, verb_convert, verb_info, verb_doctor};
+    threads_wait_briefly(argv); // before anything else: it may begin again
     dist_start();
     signals_prepare();
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting

@@ -10,6 +10,7 @@ dev/bench.sh.
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
 */
 #include "llmc/plan/plan.h"
+#include "llmc/cli/threads.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
@@ -150,6 +151,7 @@ static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
 }
 
 int main(int argc, char **argv) {
+    threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
     size_t repeats = 7, B = 0, T = 0;
     int at = !strcmp(what, "gpt2") ? 5 : 2;

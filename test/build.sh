@@ -36,7 +36,7 @@ nccl_flags() {
 # The GPU's kernels have the same lines in every build: UBSan, which takes minutes, is for bf16 there. Double runs the lines of fp32
 # and bf16, and is not sanitized. AddressSanitizer finds what is used behind a null pointer or an object's end.
 flags_of() { # precision, op set
-    printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I.' "$(define_precision "$1")"
+    printf '%s -Wall -Wextra -Werror -Wno-unused-function -O1 -g1 -march=native -fno-omit-frame-pointer -fopenmp -I. -DPARALLEL_WORK=1' "$(define_precision "$1")"
     case $1-$2 in
     *-cudnn) ;;
     double-*) printf ' -O2' ;;

@@ -1,52 +1,10 @@
 /*
-What this machine gives a run: OpenMP threads, and the peak rate of its matrix product, measured.
+The peak rate of this machine's matrix product, measured.
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
 #include "run.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
-// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
-// (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
-// is promised is from now on what a team has. wanted 0: as many as there are; of several ranks on a host, its share,
-// where mpirun binds each to a core of its own or lets all have all.
-static void use_threads(size_t wanted) {
-    size_t team = 1;
-#ifdef M_ARENA_MAX
-    if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of each thread reserves 64 MiB
-#endif
-#ifdef _OPENMP
-    omp_set_dynamic(0);
-    if (wanted) {
-        omp_set_num_threads((int)wanted);
-    } else if (dist_local_ranks() > 1 && !getenv("OMP_NUM_THREADS")) {
-        const size_t granted = (size_t)omp_get_num_procs();
-        const size_t share = max_size((size_t)sysconf(_SC_NPROCESSORS_ONLN) / dist_local_ranks(), 1);
-        if (granted < share)
-            note("each rank is bound to %zu of this host's processors, its share would be %zu (mpirun --bind-to none)",
-                 granted, share);
-        omp_set_num_threads((int)min_size(granted, share));
-    }
-#pragma omp parallel
-#pragma omp single
-    team = (size_t)omp_get_num_threads();
-    omp_set_num_threads((int)team);
-#endif
-    if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
-}
-
-static int cpu_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
+#include "threads.h"
 
 // count elements uniform in [-1, 1); they repeat after as many that rows of a matrix are shifted against each other.
 static void fill_random(void *device, DType type, size_t count, uint64_t seed) {

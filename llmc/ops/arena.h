@@ -206,40 +206,72 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// Bytes that the limits of this process's control groups (version 2 or 1) leave, with file contents that the kernel can
-// drop; each group lies within those above it. SIZE_MAX without a limit.
+// The control groups of this process, version 2 or 1, each within those above it: visit is called for the folder of each.
 #ifndef CGROUP
 #define CGROUP      "/sys/fs/cgroup"
 #define PROC_CGROUP "/proc/self/cgroup"
 #endif
-static size_t cgroup_left(void) {
-    static const struct {
-        const char *controllers, *folder, *limit, *used, *droppable;
-    } versions[] = {
-        {"", CGROUP, "memory.max", "memory.current", "inactive_file"},
-        {"memory", CGROUP "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}};
-    char line[1024], limit[1280], used[1280], stat[1280];
-    size_t left = SIZE_MAX;
+typedef void (*CgroupVisit)(const char *folder, int version, void *found);
+
+static void cgroups_visit(const char *controller, CgroupVisit visit, void *found) {
+    char line[1024], folder[1280];
     FILE *file = fopen(PROC_CGROUP, "r");
     while (file && fgets(line, sizeof(line), file)) { // number:controllers:path
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!path) continue;
         *path++ = 0, path[strcspn(path, "\n")] = 0;
-        for (int v = 0; v < 2; v++) {
-            if (strcmp(controllers + 1, versions[v].controllers) != 0) continue;
-            for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
-                *end = 0;
-                snprintf(limit, sizeof(limit), "%s%s/%s", versions[v].folder, path, versions[v].limit);
-                snprintf(used, sizeof(used), "%s%s/%s", versions[v].folder, path, versions[v].used);
-                snprintf(stat, sizeof(stat), "%s%s/memory.stat", versions[v].folder, path);
-                const size_t most = system_bytes(limit, ""), now = system_bytes(used, "");
-                const size_t held = now - min_size(now, system_bytes(stat, versions[v].droppable));
-                if (most) left = min_size(left, held < most ? most - held : 1); // 0 would mean that nothing is known
-            }
+        const int version = controllers[1] ? 1 : 2;
+        char *word = version == 1 ? strtok(controllers + 1, ",") : NULL;
+        while (word && strcmp(word, controller) != 0) word = strtok(NULL, ",");
+        if (version == 1 && !word) continue;
+        for (char *end = path + strlen(path); end; end = strrchr(path, '/')) {
+            *end = 0;
+            snprintf(folder, sizeof(folder), CGROUP "%s%s%s", word ? "/" : "", word ? word : "", path);
+            visit(folder, version, found);
         }
     }
     if (file) fclose(file);
+}
+
+static size_t cgroup_bytes(const char *folder, const char *name, const char *key) {
+    char path[1400];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    return system_bytes(path, key);
+}
+
+static void visit_memory(const char *folder, int version, void *found) {
+    size_t *left = (size_t *)found;
+    const size_t most = cgroup_bytes(folder, version == 1 ? "memory.limit_in_bytes" : "memory.max", "");
+    const size_t now = cgroup_bytes(folder, version == 1 ? "memory.usage_in_bytes" : "memory.current", "");
+    const size_t droppable =
+        cgroup_bytes(folder, "memory.stat", version == 1 ? "total_inactive_file" : "inactive_file");
+    const size_t held = now - min_size(now, droppable);
+    if (most) *left = min_size(*left, held < most ? most - held : 1); // 0 would mean that nothing is known
+}
+
+// Bytes that they leave, with file contents that the kernel can drop. SIZE_MAX without a limit.
+static size_t cgroup_left(void) {
+    size_t left = SIZE_MAX;
+    cgroups_visit("memory", visit_memory, &left);
     return left;
+}
+
+static void visit_processors(const char *folder, int version, void *found) {
+    double *processors = (double *)found, quota = 0, period = 0; // microseconds; quota: "max" or -1 without a limit
+    char path[1400];
+    snprintf(path, sizeof(path), "%s/%s", folder, version == 1 ? "cpu.cfs_quota_us" : "cpu.max");
+    FILE *file = fopen(path, "r");
+    if (!file) return;
+    if (fscanf(file, "%lf %lf", &quota, &period) == 1) period = (double)cgroup_bytes(folder, "cpu.cfs_period_us", "");
+    if (quota > 0 && period > 0) *processors = fmin(*processors, quota / period);
+    fclose(file);
+}
+
+// Processors that their quotas of time are worth. INFINITY without a limit.
+static double cgroup_processors(void) {
+    double processors = INFINITY;
+    cgroups_visit("cpu", visit_processors, &processors);
+    return processors;
 }
 
 // Bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.

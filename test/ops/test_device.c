@@ -134,7 +134,7 @@ static void write_text(const char *path, const char *text) {
 
 // Limits of control groups and of those around them, what they use less the contents of files; what a balloon holds.
 TEST(host_memory_that_is_left) {
-    if (system("mkdir -p " CGROUP "/a/b " CGROUP "/memory/c")) test_fail("no folders below " CGROUP);
+    if (system("mkdir -p " CGROUP "/a/b " CGROUP "/memory/c " CGROUP "/cpu/c")) test_fail("no folders below " CGROUP);
     write_text(MEMINFO, "MemTotal: 3000 kB\nMemAvailable:  1000 kB\nBalloon:  500 kB\n");
     write_text(PROC_CGROUP, "1:cpu,memory:/none\n0::/a/b\n");
     assert_int_equal(host_memory_available(), 1500 * 1024 + 1);
@@ -152,6 +152,15 @@ TEST(host_memory_that_is_left) {
     write_text(CGROUP "/memory/c/memory.usage_in_bytes", "30000\n");
     write_text(CGROUP "/memory/c/memory.stat", "inactive_file 1\ntotal_inactive_file 20000\n");
     assert_int_equal(host_memory_available(), 50000 + 1);
+    // Processors: the least that a group or one around it grants
+    assert_true(isinf(cgroup_processors()));
+    write_text(PROC_CGROUP, "3:cpuacct,cpu:/c\n0::/a/b\n");
+    write_text(CGROUP "/a/cpu.max", "350000 100000\n"), write_text(CGROUP "/a/b/cpu.max", "max 100000\n");
+    assert_true(cgroup_processors() == 3.5);
+    write_text(CGROUP "/cpu/c/cpu.cfs_quota_us", "-1\n"), write_text(CGROUP "/cpu/c/cpu.cfs_period_us", "50000\n");
+    assert_true(cgroup_processors() == 3.5);
+    write_text(CGROUP "/cpu/c/cpu.cfs_quota_us", "100000\n");
+    assert_true(cgroup_processors() == 2);
     if (system("rm -rf " CGROUP)) test_fail("cannot remove " CGROUP);
     remove(MEMINFO);
 }

@@ -316,6 +316,31 @@ if [ $TEST_DEVICE = cpu ]; then
         [ $fewer = OMP_DYNAMIC=true ] || check "$fewer: noted" grep -q 'note: --threads 2: .* grants .* 1$' "$WORK/err"
     done
 fi
+# Threads that wait sleep soon, unless the user says how: the program starts itself again, as the same process. Two runs at once, whose
+# threads meet after every token, take no more than ten times as long as one; with OpenMP's own waiting a hundred times.
+if [ $TEST_DEVICE = cpu ] && OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | grep -q GOMP_SPINCOUNT; then
+    spins() { env -u OMP_WAIT_POLICY "$@" OMP_DISPLAY_ENV=verbose "$TRAIN" --version 2>&1 | sed -n "s/.*GOMP_SPINCOUNT = '\(.*\)'/\1/p" | tail -n 1; }
+    check 'threads wait briefly' [ "$(spins) $(spins -i OMP_NUM_THREADS=2)" = '2000 2000' ]
+    check 'threads wait as the user says' [ "$(spins GOMP_SPINCOUNT=77) $(spins OMP_WAIT_POLICY=passive)" = '77 0' ]
+    check 'a thread alone waits for nobody' [ "$(spins OMP_NUM_THREADS=1)" != 2000 ]
+    runs() { # milliseconds of $1 at once
+        before=$(date +%s%N) pids=
+        for run in $(seq "$1"); do
+            env -u OMP_WAIT_POLICY "$TRAIN" bp --init $TINY --seq-len 100 --chunk 1 --threads 2 --quiet >/dev/null &
+            pids="$pids $!"
+        done
+        wait $pids
+        echo $((($(date +%s%N) - before) / 1000000))
+    }
+    one=$(runs 1) two=$(runs 2)
+    check "two runs at once: $two ms, one: $one ms" [ "$two" -lt $((10 * one + 500)) ]
+    env -u OMP_WAIT_POLICY "$TRAIN" bp --init $TINY --seq-len 30000 --chunk 1 --quiet >/dev/null 2>&1 &
+    sleep 0.5
+    name=$(cat /proc/$!/comm)
+    kill -9 $!
+    wait $! 2>/dev/null
+    check "the process keeps its number and its name: $name" [ "$? $name" = "137 $(basename "$TRAIN")" ]
+fi
 # Text in and out: a run's folder gets the tokenizer that lies beside its model, and every way to it gives the same tokens.
 greedy() { # arguments: the same model and length for all
     succeeds sample --max-new-tokens 24 --temperature 0 --json "$@"

@@ -435,6 +435,11 @@ static RowResult result_rows(void *rows, const AttentionShape *shape) {
     return shape->partial ? sums : stored;
 }
 
+// Too little for several threads.
+static int attention_is_small(const AttentionShape *shape, double pairs) {
+    return 2 * pairs * (double)(shape->NH * shape->HD) < (double)PARALLEL_WORK;
+}
+
 static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, const AttentionShape *shape) {
     Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = shape->scale};
     a.window = shape->spans.window, a.keys = shape->keys;
@@ -460,8 +465,10 @@ static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const
         a.tokens, max_size(BLOCK_ROWS / a.group + 1, spans_rows(spans) * NKV / (TASKS_PER_THREAD * a.threads)));
     floatS *memory = cache_line_aligned(scratch);
     size_t blocks = 0;
-    for (size_t i = 0; i < spans.count; i++) blocks += even_blocks(spans.span[i], most);
-#pragma omp parallel num_threads(a.threads)
+    double pairs = 0;
+    for (size_t i = 0; i < spans.count; i++)
+        blocks += even_blocks(spans.span[i], most), pairs += span_pairs(spans.span[i], a.keys, a.window);
+#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape, pairs))
     {
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, HD);
@@ -539,7 +546,7 @@ static void cpu_attention_backward(void *dq, Summed *dk, Summed *dv, const Store
     double pairs = 0;
     if (spans.count == 0) return;
     for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], a.keys, a.window);
-#pragma omp parallel num_threads(a.threads)
+#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape, pairs))
     {
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, a.HD);

@@ -19,6 +19,10 @@ enum {
     PARALLEL_MIN = 1 << 14, // elements below which waking the other threads costs more than they save
 };
 
+#ifndef PARALLEL_WORK                   // tests: 1, for small shapes to go where large ones go
+#define PARALLEL_WORK ((size_t)1 << 17) // multiply-adds of a product or of attention, likewise
+#endif
+
 // Sums over tokens are made in groups: rounding errors grow with their number and the length of one, not the product.
 enum { TOKEN_GROUP = 64 };
 

@@ -46,7 +46,11 @@ static void find_threads(TellFinding tell) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef _OPENMP
     const long threads = omp_get_max_threads();
-    if (threads < online && dist_local_ranks() == 1)
+    const double quota = cgroup_processors();
+    if (quota < (double)online)
+        tell("threads", FINDING_NOTE, "%ld of %ld processors, of whose time the control group grants that of %.4g",
+             threads, online, quota);
+    else if (threads < online && dist_local_ranks() == 1)
         tell("threads", FINDING_NOTE,
              "%ld of %ld processors: unset OMP_NUM_THREADS and OMP_THREAD_LIMIT, or give --threads %ld", threads,
              online, online);

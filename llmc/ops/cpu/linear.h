@@ -33,7 +33,7 @@ static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stor
 // dbias[OC] += column sums of dout[n,OC], a strip of columns per thread
 #define BIAS_STRIP 64
 static void bias_backward(floatS *dbias, const floatX *dout, size_t n, size_t OC, size_t stride) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * OC >= PARALLEL_MIN)
     for (size_t strip = 0; strip < OC; strip += BIAS_STRIP) {
         size_t width = min_size(BIAS_STRIP, OC - strip);
         floatS sum[BIAS_STRIP] = {0};

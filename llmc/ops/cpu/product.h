@@ -29,8 +29,8 @@ static void matrix_product(const Product *p) {
         product_streamed(p);
         return;
     }
-#if defined(PRODUCT_ONEDNN)
-    if (product_onednn(p)) return;
+#if defined(PRODUCT_ONEDNN) // whose call takes longer than a small product
+    if (!product_is_small(p) && product_onednn(p)) return;
 #endif
     product_plain(p);
 }

@@ -53,6 +53,7 @@ static inline Product product_of(const char *op, size_t m, size_t n, size_t k, c
     return p;
 }
 
+static inline int product_is_small(const Product *p) { return p->m * p->n * p->k < PARALLEL_WORK; }
 static inline size_t a_stride(const Product *p) { return p->a_stride ? p->a_stride : p->a_transposed ? p->m : p->k; }
 static inline size_t b_stride(const Product *p) { return p->b_transposed ? p->k : p->n; }
 static inline int out_is_summed(const Product *p) { return p->out_summed || sizeof(floatX) == sizeof(floatS); }
@@ -335,7 +336,7 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
 // With one or two rows (decoding) packing b would cost more than the product: b is streamed from memory once, as it
 // lies. a is not transposed. Sums are in blocks of PANEL_DEPTH, as those of the panels are.
 static VECTOR_FUNCTION void product_streamed(const Product *p) {
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
         floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS] = {0};
         size_t columns = min_size(PANEL_COLUMNS, p->n - column);
@@ -416,10 +417,10 @@ static VECTOR_FUNCTION void product_item(const Product *p, const ProductGrid *gr
 }
 
 static void product_plain(const Product *p) {
-    const size_t threads = (size_t)omp_get_max_threads();
+    const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
     const ProductGrid grid = product_grid(p, threads);
     floatS *scratch = product_scratch(threads);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < grid.items; i++)
         product_item(p, &grid, i, scratch + (size_t)omp_get_thread_num() * ITEM_SIZE);
 }

@@ -1,0 +1,117 @@
+/*
+A run's threads on the host: how many, on which processors, and how they wait for each other.
+*/
+#ifndef LLMC_THREADS_H
+#define LLMC_THREADS_H
+#include "llmc/ops/arena.h"
+#include "llmc/ranks/dist.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#include <sys/auxv.h>
+#endif
+
+// ---- before anything else --------------------------------------------------------------------------------------------
+#if defined(_OPENMP) && defined(__linux__)
+// Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
+// said how to: this takes it back.
+static void threads_unbind(void) {
+    static const char *const said[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy"};
+    cpu_set_t processors;
+    if (!getenv("OMPI_MCA_orte_bound_at_launch") || getenv(said[0]) || getenv(said[1])) return;
+    if (sched_getaffinity(0, sizeof(processors), &processors) || CPU_COUNT(&processors) > 2) return;
+    memset(&processors, 0xff, sizeof(processors));
+    sched_setaffinity(0, sizeof(processors), &processors); // those of the container
+}
+#endif
+
+// Makes threads that wait for others spin for tens of microseconds, then sleep, by starting the program again, once. By
+// default OpenMP's spin for milliseconds: two runs on the same cores then take up to 200 times as long as one, each
+// waiting for a thread that the other one's spinning keeps from a core. Longer spinning gains nothing for a run alone;
+// half of it costs tiny models a tenth. libgomp and libomp read this from the environment before main, and oneDNN's
+// threads are theirs: a pool of our own would not reach them. Nothing has been done yet, and exec keeps the process.
+// Where the user has said how to wait, or the system refuses, the run goes on as it is. AT_BASE is 0 where a loader was
+// started in the program's place.
+static void threads_wait_briefly(char **argv) {
+#if defined(_OPENMP) && defined(__linux__)
+    static const char *const SPINS = "2000", *const MILLISECONDS = "1"; // of libgomp, of libomp
+    if (strcmp(ops_device->name, "cpu") != 0) return;                   // a GPU's host has little to share
+    threads_unbind();
+    if (omp_get_max_threads() == 1 && (getenv("OMP_NUM_THREADS") || omp_get_num_procs() == 1)) return;
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME") || !getauxval(AT_BASE)) return;
+    if (setenv("GOMP_SPINCOUNT", SPINS, 1) || setenv("KMP_BLOCKTIME", MILLISECONDS, 1)) return;
+    execv((const char *)getauxval(AT_EXECFN), argv);
+#else
+    (void)argv;
+#endif
+}
+
+// ---- how many --------------------------------------------------------------------------------------------------------
+// Processors of this rank: of each that it may use, a part, by the number of ranks of this host that may, too; no more
+// than its part of the control group's quota. Hardware threads of one core count one by one. say: where
+// this is less than the host has. Collective.
+static size_t processors_share(int say) {
+    const double quota = cgroup_processors() / (double)dist_local_ranks();
+    double share = 0;
+#ifdef __linux__
+    const size_t ranks = dist_ranks();
+    cpu_set_t mine, *all = (cpu_set_t *)checked_malloc(ranks * sizeof(*all), "the processors of ranks");
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof(mine), &mine); // fails above 1024 processors: none
+    dist_gather(RANKS_ALL, &mine, sizeof(mine), all);
+    for (int p = 0; p < CPU_SETSIZE; p++) {
+        double sharing = 0;
+        if (!CPU_ISSET(p, &mine)) continue;
+        for (size_t r = 0; r < ranks; r++)
+            sharing += CPU_ISSET(p, &all[r]) && !strcmp(dist_host(r), dist_host(dist_rank()));
+        share += 1 / sharing;
+    }
+    free(all);
+#endif
+    const double most = (double)sysconf(_SC_NPROCESSORS_ONLN) / (double)dist_local_ranks();
+    if (share == 0) share = most;
+    if (say && fmin(quota, share) < floor(most))
+        note("CPU threads: %.0f, of %.0f processors for each process of this host; %s",
+             fmax(1, floor(fmin(quota, share))), most,
+             quota < share ? "the control group's quota of time grants no more"
+                           : "it is bound to these (by taskset, the container, or mpirun without --bind-to none)");
+    return max_size((size_t)(fmin(share, quota) + 1e-6), 1);
+}
+
+// oneDNN cuts its work into omp_get_max_threads() pieces. Where the OpenMP runtime then starts fewer threads
+// (OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_MAX_ACTIVE_LEVELS), results are wrong without a word. So, before any plan: what
+// is promised is from now on what a team has. wanted 0: OMP_NUM_THREADS, or this rank's share of the processors.
+static void use_threads(size_t wanted) {
+    const int chosen = wanted || getenv("OMP_NUM_THREADS");
+    const size_t share = processors_share(!chosen);
+    size_t team = 1;
+#ifdef M_ARENA_MAX
+    if (address_space_left() != SIZE_MAX) mallopt(M_ARENA_MAX, 1); // an arena of each thread reserves 64 MiB
+#endif
+#ifdef _OPENMP
+    omp_set_dynamic(0);
+    if (wanted || !chosen) omp_set_num_threads((int)(wanted ? wanted : share));
+#pragma omp parallel
+#pragma omp single
+    team = (size_t)omp_get_num_threads();
+    omp_set_num_threads((int)team);
+#else
+    (void)share;
+#endif
+    if (wanted > team) note("--threads %zu: the OpenMP runtime grants this process %zu", wanted, team);
+}
+
+static int cpu_threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+#endif
