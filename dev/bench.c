@@ -6,10 +6,13 @@ dev/bench.sh.
     bench layers    [REPEATS]       decoder layers of Qwen3-0.6B's widths, T = 2048, 16384: share of the product's rate
     bench methods   [REPEATS [T]]   time of stream over time of checkpoint, at T = 4096 and 8192 or at T
     bench chunks    [REPEATS]       stream at several chunk sizes over checkpoint, T = 8192
+    bench pass T V  [REPEATS]       the first with V words: what each op takes of a pass, its rate over the product's or
+                                    a copy's
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
 */
 #include "llmc/plan/plan.h"
+#include "llmc/plan/profile.h"
 #include "llmc/cli/threads.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
@@ -150,11 +153,48 @@ static void bench_gpt2(size_t B, size_t T, const char *name, size_t repeats) {
     printf("%.6f\n", median(seconds, repeats));
 }
 
+// Bytes/s of a copy as large as a chunk's gate and up, reads and writes counted.
+static double copy_rate(void) {
+    static char *memory;
+    const size_t bytes = (size_t)24 << 20;
+    if (!memory && !(memory = (char *)ops_device->allocate(2 * bytes))) die("no memory for %zu bytes", 2 * bytes);
+    ops_device->copy(memory + bytes, memory, bytes);
+    const double begin = seconds_now();
+    ops_device->copy(memory, memory + bytes, bytes);
+    return 2 * (double)bytes / (seconds_now() - begin);
+}
+
+static void bench_pass(size_t T, size_t V, size_t repeats) {
+    static BenchPass pass;
+    char text[128];
+    double seconds = 0, product = 0, copy = 0;
+    snprintf(text, sizeof(text), "qwen3-0.6b,num_hidden_layers=2,vocab_size=%zu", V);
+    pass = pass_open(text, METHOD_STREAM, 1, T, 0, 0);
+    pass_begin(&pass);
+    pass_seconds(&pass, 1);
+    const Ops timed = ops_timed(ops_device, 0);
+    pass.stream.ops = pass.stream.memory.ops = &timed;
+    for (size_t i = 0; i < repeats; i++) {
+        product = fmax(product, product_rate()), copy = fmax(copy, copy_rate());
+        seconds += pass_seconds(&pass, 1);
+    }
+    timing_sort();
+    printf("pass: T = %zu, V = %zu, %.1f %% outside of ops\n", T, V, 100 * seconds_not_in_ops(seconds) / seconds);
+    for (const TimedRow *row = timing.row; row < timing.row + timing.count; row++) {
+        const double flops = row->counts.flops, rate = (flops > 0 ? flops : row_bytes(row)) / row->seconds;
+        char shape[48] = "";
+        if (!(rate > 0)) continue; // nothing is counted
+        if (row->cols) snprintf(shape, sizeof(shape), "[%zu,%zu]", max_size(row->rows, 1), row->cols);
+        printf("%7.2f %%  %-22s %-14s %6.3f of the %s rate\n", 100 * row->seconds / seconds, row->op, shape,
+               rate / (flops > 0 ? product : copy), flops > 0 ? "product's" : "copy's");
+    }
+}
+
 int main(int argc, char **argv) {
     threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
     size_t repeats = 7, B = 0, T = 0;
-    int at = !strcmp(what, "gpt2") ? 5 : 2;
+    int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
     if (!strcmp(what, "methods") && argc > 3 && (!parse_size(argv[3], &T) || !T)) die_usage("T is a number of tokens");
@@ -168,7 +208,10 @@ int main(int argc, char **argv) {
         bench_chunks(repeats);
     else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
         bench_gpt2(B, T, argv[4], repeats);
+    else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
+        bench_pass(T, B, repeats);
     else
-        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench gpt2 B T METHOD [REPEATS]");
+        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
+                  "METHOD [REPEATS]");
     return 0;
 }

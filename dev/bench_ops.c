@@ -3,6 +3,7 @@ Ratios of speed of op set "cpu", one op at a time, within one process: each repe
 turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
 
     bench_ops attention [REPEATS [HD]]   forward and backward of T tokens in chunks of 1024: share of the product's rate
+    bench_ops head [REPEATS [V]]         the loss of a logits chunk over the head's three products
 */
 #include "product_rate.c"
 
@@ -89,11 +90,46 @@ static void bench_attention(size_t repeats, size_t only) {
     }
 }
 
+// ---- the head and the loss ------------------------------------------------------------------------------------------
+
+static void bench_head(size_t repeats, size_t only) {
+    static const size_t words[] = {32000, 151936, 262144}, C = 1024;
+    enum { CHUNK = 512, FORWARD = 0, LOSS, WEIGHT, INPUT, STEPS };
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        const size_t V = words[i];
+        if (only && V != only) continue;
+        floatX *matrix = bench_tensor(V * C), *x = bench_tensor(CHUNK * C), *logits = bench_tensor(CHUNK * V);
+        floatS *dmatrix = sums(V * C), *logp = sums(CHUNK), *weight = sums(CHUNK);
+        int32_t target[CHUNK];
+        double loss[MOST], share[MOST];
+        for (size_t t = 0; t < CHUNK; t++) target[t] = (int32_t)(t * 7919 % V), weight[t] = (floatS)1e-3;
+        for (size_t r = 0; r <= repeats; r++) { // the first warms up
+            double at[STEPS + 1];
+            at[FORWARD] = seconds_now();
+            cpu_linear_forward((Stored *)logits, (Stored *)x, (Stored *)matrix, NULL, NULL, CHUNK, C, V, V);
+            at[LOSS] = seconds_now();
+            cpu_logprob((Summed *)logp, NULL, (Stored *)logits, target, (Summed *)weight, CHUNK, V, V, 1);
+            at[WEIGHT] = seconds_now();
+            cpu_linear_backward_weight((Summed *)dmatrix, NULL, (Stored *)logits, (Stored *)x, CHUNK, C, V, V);
+            at[INPUT] = seconds_now();
+            cpu_linear_backward_input((Stored *)x, (Stored *)logits, (Stored *)matrix, CHUNK, C, V, V, 0);
+            at[STEPS] = seconds_now();
+            const double all = at[STEPS] - at[FORWARD], of_loss = at[WEIGHT] - at[LOSS];
+            if (r) loss[r - 1] = of_loss / (all - of_loss);
+            if (r) share[r - 1] = 6.0 * (double)(CHUNK * C * V) / all / product_rate();
+        }
+        printf("head: %6zu words: loss %.3f of its products' time, all together %.3f of the product's rate\n", V,
+               median(loss, repeats), median(share, repeats));
+        cpu_release(matrix, V * C * sizeof(floatX)), cpu_release(logits, CHUNK * V * sizeof(floatX));
+        cpu_release(x, CHUNK * C * sizeof(floatX)), cpu_release(dmatrix, V * C * sizeof(floatS));
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
-    } modes[] = {{"attention", bench_attention}};
+    } modes[] = {{"attention", bench_attention}, {"head", bench_head}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -103,5 +139,5 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage("usage: bench_ops attention [REPEATS [HD]]");
+    die_usage("usage: bench_ops attention [REPEATS [HD]], bench_ops head [REPEATS [V]]");
 }
