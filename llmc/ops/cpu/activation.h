@@ -18,7 +18,7 @@ digits, where 1 + tanh would cancel.
 VECTOR_INLINE void activate(floatX *out, const floatX *gate, const floatX *up, size_t FF, const int gelu) {
     for (size_t i = 0; i < FF; i += VECTOR_LANES) {
         const Vector g = vector_load_first(gate + i, FF - i, 0);
-        Vector one_minus_s, y = g * vector_logistic(gelu ? GELU_Z(g) : g, &one_minus_s);
+        Vector slope, y = g * vector_logistic(gelu ? GELU_Z(g) : g, &slope);
         if (up) y *= vector_load_first(up + i, FF - i, 0);
         vector_store_first(out + i, y, FF - i);
     }
@@ -29,14 +29,13 @@ VECTOR_INLINE void activate_back(floatX *dgate, floatX *dup, const floatX *dout,
                                  size_t FF, const int gelu) {
     for (size_t i = 0; i < FF; i += VECTOR_LANES) {
         const Vector g = vector_load_first(gate + i, FF - i, 0), d = vector_load_first(dout + i, FF - i, 0);
-        Vector one_minus_s, dg = d, s = vector_logistic(gelu ? GELU_Z(g) : g, &one_minus_s),
-                            slope = g * s * one_minus_s;
+        Vector slope, dg = d, s = vector_logistic(gelu ? GELU_Z(g) : g, &slope);
         if (gelu) slope *= GELU_SLOPE(g);
         if (up) {
             dg *= vector_load_first(up + i, FF - i, 0);
             vector_store_first(dup + i, d * g * s, FF - i);
         }
-        vector_store_first(dgate + i, dg * (s + slope), FF - i);
+        vector_store_first(dgate + i, dg * (s + g * slope), FF - i);
     }
 }
 

@@ -25,7 +25,7 @@ static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const fl
 }
 
 // pairs (a[i], b[i]) turned by angles of that cosine and sine, of arrays that are filled up to whole vectors
-static VECTOR_FUNCTION void rope_turn(floatX *a, floatX *b, const floatS *cosine, const floatS *sine, size_t pairs) {
+VECTOR_INLINE void rope_turn(floatX *a, floatX *b, const floatS *cosine, const floatS *sine, size_t pairs) {
     for (size_t i = 0; i < pairs; i += VECTOR_LANES) {
         const Vector xa = vector_load_first(a + i, pairs - i, 0), xb = vector_load_first(b + i, pairs - i, 0);
         const Vector c = vector_load(cosine + i), s = vector_load(sine + i);

@@ -47,12 +47,12 @@ static inline floatS square_root(floatS x) { return sqrt(x); }
 static inline floatS square_root(floatS x) { return sqrtf(x); } // one instruction under -fno-math-errno
 #endif
 
-// 1 / (1 + exp(-x)), and one minus it, both without cancellation and without overflow.
-VECTOR_INLINE Vector vector_logistic(Vector x, Vector *one_minus) {
-    const VectorBits negative = (VectorBits)(x < 0);
-    const Vector e = vector_exp(vector_select(negative, x, -x)), larger = 1 / (1 + e), smaller = e * larger;
-    *one_minus = vector_select(negative, larger, smaller);
-    return vector_select(negative, smaller, larger);
+// s(x) = 1 / (1 + exp(-x)) and its slope s (1 - s), both without cancellation and without overflow.
+VECTOR_INLINE Vector vector_logistic(Vector x, Vector *slope) {
+    const VectorWord sign = (VectorWord)1 << (8 * sizeof(VectorWord) - 1);
+    const Vector e = vector_exp((Vector)((VectorBits)x | sign)), larger = 1 / (1 + e), smaller = e * larger;
+    *slope = larger * smaller;
+    return vector_select((VectorBits)(x < 0), smaller, larger);
 }
 
 /*
