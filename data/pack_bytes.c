@@ -146,21 +146,35 @@ static void write_shard(const char *path, const unsigned char *bytes, size_t len
     output_commit(&file);
 }
 
-// -sum p log p of the bytes: the loss, in nats per byte, of the best model that ignores context.
-static double unigram_entropy(const unsigned char *bytes, size_t length) {
+// -sum p log p over the bytes, and over bytes given the one before: the losses, in nats per byte, of the best models
+// that see no context and one byte of it.
+static void entropies(const unsigned char *bytes, size_t length, double *unigram, double *bigram) {
+    static size_t pairs[256][256];
+    double sum[2] = {0, 0}; // n log n of bytes that have a successor, and of pairs
     size_t counts[256] = {0};
-    double entropy = 0;
+    memset(pairs, 0, sizeof(pairs));
+    *unigram = 0;
     for (size_t i = 0; i < length; i++) counts[bytes[i]]++;
-    for (size_t i = 0; i < 256; i++) {
-        double p = (double)counts[i] / (double)length;
-        if (counts[i]) entropy -= p * log(p);
+    for (size_t i = 1; i < length; i++) pairs[bytes[i - 1]][bytes[i]]++;
+    for (size_t a = 0; a < 256; a++) {
+        const double p = (double)counts[a] / (double)length;
+        double followed = 0;
+        for (size_t b = 0; b < 256; b++) {
+            const double n = (double)pairs[a][b];
+            if (n > 0) sum[1] += n * log(n);
+            followed += n;
+        }
+        if (followed > 0) sum[0] += followed * log(followed);
+        if (p > 0) *unigram -= p * log(p);
     }
-    return entropy;
+    *bigram = length > 1 ? (sum[0] - sum[1]) / (double)(length - 1) : 0;
 }
 
 static void write_and_report(const char *path, const unsigned char *bytes, size_t length) {
+    double unigram, bigram;
     write_shard(path, bytes, length);
-    printf("%s: %zu bytes, unigram entropy %.4f nats per byte\n", path, length, unigram_entropy(bytes, length));
+    entropies(bytes, length, &unigram, &bigram);
+    printf("%s: %zu bytes, unigram entropy %.4f nats per byte, bigram %.4f\n", path, length, unigram, bigram);
 }
 
 // Moves the validation stretches out of the text, which closes up; returns their bytes.

@@ -434,7 +434,7 @@ static unsigned char *shard_ids(const char *path, size_t *count) {
 }
 
 TEST(bytes_become_a_shard) {
-    unsigned char every[256];
+    unsigned char every[256], pairs[3000];
     const char *out = scratch_path("bytes.bin"), *a = scratch_path("a.txt"), *b = scratch_path("b.txt");
     const char *copy = scratch_path("copy.txt"), *none = scratch_path("none.txt"), *list = scratch_path("list");
     const char *names = pack_line("%s\n%s", b, none);
@@ -448,6 +448,9 @@ TEST(bytes_become_a_shard) {
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
     assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
+    for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 bytes follow an a: log 2
+    write_file(a, pairs, sizeof(pairs));
+    packed(pack_line("--out %s %s", out, a), "unigram entropy 0.6365 nats per byte, bigram 0.4623");
 }
 
 TEST(validation_is_cut_out_of_the_text) {
