@@ -263,6 +263,15 @@ if [ -n "$python" ]; then
     plot 'dpo' 3 --mean 2 "$WORK/dpo/log.jsonl"
     plot 'grpo, without zeros' 3 "$WORK/grpo/log.jsonl"
     plot 'two rows of all' 1 "$WORK"/[dgs]*/log.jsonl
+    mkdir "$WORK/first" "$WORK/later"
+    for step in 1 2 3; do echo "{\"step\": $step, \"loss\": $step.5, \"tokens\": 8, \"options\": {\"seq_len\": 8}}"; done >"$WORK/first/log.jsonl"
+    for step in 1 2; do echo "{\"step\": $step, \"loss\": $step.5, \"tokens\": 64}"; done >"$WORK/later/log.jsonl"
+    echo '{"step": 2, "val_loss": 0.5}' >>"$WORK/later/log.jsonl"
+    plot 'stages' 1 --stages --mean 16 "$WORK/first/log.jsonl" "$WORK/later/log.jsonl"
+    check 'stages follow each other in tokens' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot_log as p; runs, begins = p.follow([("", *p.read(path)) for path in sys.argv[1:]]); assert begins == [(0, 8), (24, None)] and runs[1][1]["loss"] == ([(88, 1.5), (152, 2.5)], [(152, 0.5)])' "$WORK/first/log.jsonl" "$WORK/later/log.jsonl"
+    printf 'series,begin,end,loss\n256,64,128,1.5\n256,4096,8192,1.25\n' >"$WORK/curve.csv"
+    "$python" scripts/plot_curve.py --in "$WORK/curve.csv" --out "$WORK/curve.png"
+    check 'a picture of a curve' [ "$(head -c 4 "$WORK/curve.png" | tail -c 3)" = PNG ]
     check 'means do not lag' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot_log as p; x = [(i, 3 * i) for i in range(9)]; assert p.means(x, 4) == x'
     check 'a picture of many GPUs' [ "$(head -c 4 "$WORK/scale/scale.png" | tail -c 3)" = PNG ]
     "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
