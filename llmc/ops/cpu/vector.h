@@ -191,26 +191,31 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 }
 
 /*
-2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. fp32: 2^x = 2^n 2^r with n the nearest
-integer. Adding 1.5 * 2^23 rounds to n and leaves it in the low bits, from where it is added to the exponent of 2^r.
-2^r is 1 + r q(r) with the minimax polynomial q; the result is within 1e-7. (That addition can make a number of a NaN;
-0 * x brings the NaN back.) Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far
-from the denormals, which would make products slow.
+2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. 2^x = 2^n 2^r with n the nearest integer.
+Adding 1.5 * 2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits, from where it
+becomes the exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor series.
+Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals, which
+would make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)
-    for (int i = 0; i < VECTOR_LANES; i++) x[i] = exp2(x[i]);
-    return x;
+    static const double q[] = {1.36914888539041281e-12, 2.56784359934882055e-11, 4.44553827187081162e-10,
+                               7.05491162080112336e-09, 1.01780860092396999e-07, 1.32154867901443095e-06,
+                               1.52527338040598411e-05, 1.54035303933816088e-04, 1.33335581464284433e-03,
+                               9.61812910762847688e-03, 5.55041086648215831e-02, 2.40226506959100722e-01,
+                               6.93147180559945286e-01, 1};
+    const double magic = 6755399441055744.0 + 1023;
+    const int mantissa = 52;
 #else
-    const Vector y = vector_max(vector_of(-100.0f), x), shifted = y + 12582912.0f, r = y - (shifted - 12582912.0f);
-    Vector p = r * 1.53533620e-4f + 1.33988739e-3f;
-    p = p * r + 9.61843692e-3f;
-    p = p * r + 5.55033237e-2f;
-    p = p * r + 2.40226477e-1f;
-    p = p * r + 6.93147182e-1f;
-    p = p * r + 1.0f;
-    return y * 0.0f + (Vector)((VectorBits)p + ((VectorBits)shifted << 23));
+    static const float q[] = {1.53533620e-4f, 1.33988739e-3f, 9.61843692e-3f, 5.55033237e-2f,
+                              2.40226477e-1f, 6.93147182e-1f, 1};
+    const float magic = 12582912.0f + 127;
+    const int mantissa = 23;
 #endif
+    const Vector y = vector_max(vector_of(-100), x), shifted = y + magic, r = y - (shifted - magic);
+    Vector p = vector_of(q[0]);
+    for (size_t i = 1; i < sizeof(q) / sizeof(q[0]); i++) p = p * r + q[i];
+    return p * (Vector)((VectorBits)shifted << mantissa);
 }
 
 #endif
