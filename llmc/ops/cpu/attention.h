@@ -2,12 +2,10 @@
 Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in
 op_list.h). Keys are taken in blocks with a running softmax, so nothing of size T x T exists. A key/value head's block
 is packed once for all query heads that read it. The arithmetic is in attention_block.h, for processors with AMX in
-attention_amx.h; this file says which block meets which, on which thread, and in which order sums are made.
+attention_amx.h; this file says which block meets which, and in which order sums are made.
 
-A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
-shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
-threads idle, a query block's keys are cut into segments, and their partial dQ are added in the order of the segments.
-So no result depends on which thread did what; forward not even on the chunk or on the number of threads.
+Threads take the tasks of attention_tasks.h; whatever is a sum of several is made in a fixed order. So no result depends
+on which thread did what; forward not even on the chunk or on the number of threads.
 
 A row's output is a sum over keys, on whose digits backward lives (delta = dout . out is taken from every dout . v). So
 it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
@@ -15,41 +13,16 @@ keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of its weights is d
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
+#include <sched.h>
 #include "llmc/ops/ops.h"
 #include "attention_amx.h"
 #include "attention_block.h"
+#include "attention_tasks.h"
 #include "elements.h"
 
-// Scratch memory is three query blocks per thread and one per task of a cut document. Blocks are smaller above 16
-// threads, which bounds it. Keys are then packed more often: 2^16 elements cost 1 - 3 % of the time of 2^17, 2^15 cost
-// 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
-#define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
-#define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
-#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
-#define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
-#define FOLD_BLOCKS          64
-#define LOG2_E               1.4426950408889634074
-#define LN_2                 0.69314718055994530942
-
-// The arguments of one call, which all its blocks share. Tensors as in ops.h.
-typedef struct {
-    const floatX *q, *k, *v;
-    const floatX *dout, *out; // backward only, as are the next two lines
-    const floatS *lse;
-    floatS *dk, *dv;
-    size_t NH, NKV, HD, window;
-    KeyRange keys;                // that may be read
-    size_t group;                 // query heads per key/value head
-    size_t threads, tokens, rows; // that share the work; of the largest query block
-    double scale;
-    int amx; // blocks are those of attention_amx.h
-} Attention;
-
-// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
-// stands among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
-typedef struct {
-    size_t head, document, begin, end, place;
-} QueryBlock;
+#define FOLD_BLOCKS 64
+#define LOG2_E      1.4426950408889634074
+#define LN_2        0.69314718055994530942
 
 // One thread's packed blocks.
 typedef struct {
@@ -66,14 +39,6 @@ typedef struct {
 } AttentionScratch;
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
-
-// Tokens of a query block, at most, in a chunk of n tokens.
-static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
-    const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
-    return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
-}
-
-static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
 
 // Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
 static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size_t HD) {
@@ -98,19 +63,15 @@ static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size
     return used;
 }
 
-// Segments into which backward cuts the keys of a query block, for a document with `share` of the call's work.
-static size_t key_segments(double share, size_t NKV, size_t threads) {
-    const double tasks = share * (double)(TASKS_PER_THREAD * threads); // that the document should be cut into
-    if (NKV % threads == 0 || tasks <= (double)NKV) return 1;
-    return (size_t)ceil(tasks / (double)NKV);
-}
+// Counters of the tasks of a phase of backward
+static size_t progress_size(size_t tasks) { return round_up((2 * tasks + 2) * sizeof(unsigned), 64) / sizeof(floatS); }
 
 static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     const size_t threads = (size_t)omp_get_max_threads(), segments = key_segments(1, NKV, threads), group = NH / NKV;
     const size_t rows = query_block_rows(query_block_tokens(n, group, HD, threads), group);
     AttentionScratch s;
     return CACHE_LINE + threads * attention_cut(&s, NULL, rows, HD) +
-           (segments > 1 ? segments * NKV * rows * packed_width(HD) : 0);
+           (segments > 1 ? progress_size(segments * NKV) + 2 * segments * NKV * rows * packed_width(HD) : 0);
 }
 
 static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
@@ -130,13 +91,6 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
         sight->hidden[r] = first > key ? min_size(first - key, sight->seen[r]) : 0;
         if (++head == a->group) head = 0, position++;
     }
-}
-
-// The keys that a query block walks: those that one of its queries sees. None where begin >= end.
-static KeyRange keys_of(const Attention *a, QueryBlock b) {
-    const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
-                           min_size(b.end, a->keys.end)};
-    return keys;
 }
 
 // These end at whole numbers of blocks from the document's start: sums hardly depend on where the query block begins.
@@ -381,31 +335,14 @@ static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryB
     close_rows(out, lse, folded, a, b, s);
 }
 
-// Queries [begin, begin + most) of a span, as far as it goes.
-static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
-    const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
-    return b;
-}
-
-// Backward of a query block against segment `segment` of its keys. The boundaries are multiples of BLOCK_KEYS such that
-// every segment has about the same number of query-key pairs. On the diagonal `here` counts pairs that are masked (what
-// they cost is small), so `before` may end above `pairs`; what lies there is the last segment's.
-static void backward_block(floatS *dq, const Attention *a, QueryBlock b, size_t segment, size_t segments,
-                           const AttentionScratch *s) {
+// Backward of a query block against a range of its keys
+static void backward_block(floatS *dq, const Attention *a, QueryBlock b, KeyRange range, const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, BLOCK_ROWS);
-    const Span span = {b.document, b.begin, b.end, 0};
-    const double pairs = span_pairs(span, a->keys, a->window);
-    const KeyRange range = keys_of(a, b);
-    double before = 0;
     BLOCKS(a, open_queries)(a, b, s);
     memset(dq, 0, rows * packed_width(a->HD) * sizeof(floatS));
     for (size_t key = range.begin, keys; key < range.end; key += keys) {
         keys = block_keys(b, range, key);
-        const size_t last = b.begin + end_row(a, b, key, keys) / a->group;
-        const double queries = (double)(last - max_size(key, b.begin)), here = queries * (double)keys;
-        const size_t mine = min_size(segments - 1, (size_t)((before + here / 2) / pairs * (double)segments));
-        if (mine == segment) BLOCKS(a, backward_keys)(dq, a, b, key, keys, s);
-        before += here;
+        BLOCKS(a, backward_keys)(dq, a, b, key, keys, s);
     }
 }
 
@@ -418,35 +355,27 @@ static void close_queries(RowResult dq, const floatS *part, size_t stride, size_
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 
-// Cuts a span into equal blocks of at most `most` tokens; returns their size.
-static size_t even_tokens(Span span, size_t most) {
-    const size_t n = span.end - span.begin, blocks = (n + most - 1) / most;
-    return (n + blocks - 1) / blocks;
-}
-
-// The number of these blocks.
-static size_t even_blocks(Span span, size_t most) {
-    const size_t size = even_tokens(span, most);
-    return (span.end - span.begin + size - 1) / size;
-}
-
 static RowResult result_rows(void *rows, const AttentionShape *shape) {
     const RowResult stored = {(floatX *)rows, NULL, 0}, sums = {NULL, (floatS *)rows, shape->accumulate};
     return shape->partial ? sums : stored;
 }
 
-// Too little for several threads.
-static int attention_is_small(const AttentionShape *shape, double pairs) {
-    return 2 * pairs * (double)(shape->NH * shape->HD) < (double)PARALLEL_WORK;
+// Query-key pairs of all spans.
+static double call_pairs(const AttentionShape *shape) {
+    double pairs = 0;
+    for (size_t i = 0; i < shape->spans.count; i++)
+        pairs += span_pairs(shape->spans.span[i], shape->keys, shape->spans.window);
+    return pairs;
 }
 
-static Attention attention_of(const Stored *q, const Stored *k, const Stored *v, const AttentionShape *shape) {
-    Attention a = {.q = (const floatX *)q, .k = (const floatX *)k, .v = (const floatX *)v, .scale = shape->scale};
-    a.window = shape->spans.window, a.keys = shape->keys;
-    a.NH = shape->NH, a.NKV = shape->NKV, a.HD = shape->HD, a.group = a.NH / a.NKV;
-    a.threads = (size_t)omp_get_max_threads();
-    a.tokens = query_block_tokens(spans_rows(shape->spans), a.group, a.HD, a.threads);
-    a.rows = query_block_rows(a.tokens, a.group);
+// Too little for several threads.
+static int attention_is_small(const AttentionShape *shape) {
+    return 2 * call_pairs(shape) * (double)(shape->NH * shape->HD) < (double)PARALLEL_WORK;
+}
+
+static Attention attention_call(const Stored *q, const Stored *k, const Stored *v, const AttentionShape *shape) {
+    Attention a = attention_of(shape, (size_t)omp_get_max_threads());
+    a.q = (const floatX *)q, a.k = (const floatX *)k, a.v = (const floatX *)v;
 #if defined(ATTENTION_AMX)
     a.amx = a.HD % AMX_SIDE == 0 && amx_allowed();
 #endif
@@ -455,35 +384,22 @@ static Attention attention_of(const Stored *q, const Stored *k, const Stored *v,
 
 static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                   const AttentionShape *shape, Summed *scratch) {
-    const Attention a = attention_of(q, k, v, shape);
+    const Attention a = attention_call(q, k, v, shape);
     const RowResult rows = result_rows(out, shape);
     const Spans spans = shape->spans;
     const size_t NKV = a.NKV, HD = a.HD;
     if (spans.count == 0) return;
-    // Smaller blocks where there would be too few for the threads.
-    const size_t most = min_size(
-        a.tokens, max_size(BLOCK_ROWS / a.group + 1, spans_rows(spans) * NKV / (TASKS_PER_THREAD * a.threads)));
+    const size_t most = forward_tokens(&a, spans), tasks = span_blocks(spans, most) * NKV;
     floatS *memory = cache_line_aligned(scratch);
-    size_t blocks = 0;
-    double pairs = 0;
-    for (size_t i = 0; i < spans.count; i++)
-        blocks += even_blocks(spans.span[i], most), pairs += span_pairs(spans.span[i], a.keys, a.window);
-#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape, pairs))
+#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape))
     {
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, HD);
-        size_t i = spans.count - 1, before = 0; // the span that the last task was of, and the blocks before its own
+        size_t span = spans.count - 1, before = 0;
         attention_cut(&s, memory + (size_t)omp_get_thread_num() * share, a.rows, HD);
-        // From the last block to the first: a document's last queries see the most keys, and long tasks come first.
 #pragma omp for schedule(monotonic : dynamic)
-        for (size_t task = 0; task < blocks * NKV; task++) {
-            const size_t block = task / NKV;
-            for (size_t own; block - before >= (own = even_blocks(spans.span[i], most)); i--) before += own;
-            const Span span = spans.span[i];
-            const size_t size = even_tokens(span, most), later = block - before;
-            const size_t begin = span.begin + (even_blocks(span, most) - 1 - later) * size;
-            forward_block(rows, (floatS *)lse, &a, block_of(span, task % NKV, begin, size), &s);
-        }
+        for (size_t task = 0; task < tasks; task++)
+            forward_block(rows, (floatS *)lse, &a, forward_task(&a, spans, most, task, &span, &before), &s);
     }
 }
 
@@ -492,45 +408,53 @@ static void backward_document(RowResult dq, const Attention *a, Span span, size_
                               const AttentionScratch *s) {
     for (size_t begin = span.begin; begin < span.end; begin += size) {
         const QueryBlock b = block_of(span, head, begin, size);
-        backward_block(s->out, a, b, 0, 1, s);
+        backward_block(s->out, a, b, keys_of(a, b), s);
         close_queries(dq, s->out, 0, 1, a, b);
     }
 }
 
-// Backward of one query block by all threads of the team, the keys cut into segments. parts[segments][NKV][part]
-static void backward_team(RowResult dq, const Attention *a, QueryBlock block, size_t segments, floatS *parts,
-                          size_t part, const AttentionScratch *s) {
-    const size_t NKV = a->NKV, tokens = block.end - block.begin;
-#pragma omp for schedule(dynamic)
-    for (size_t task = 0; task < segments * NKV; task++) {
-        QueryBlock b = block;
-        b.head = task % NKV;
-        backward_block(parts + task * part, a, b, task / NKV, segments, s);
-    }
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < NKV * tokens; i++) {
-        const size_t head = i / tokens, t = i % tokens, begin = block.begin + t;
-        const QueryBlock b = {head, block.document, begin, begin + 1, block.place + t};
-        close_queries(dq, parts + head * part + t * a->group * packed_width(a->HD), NKV * part, segments, a, b);
-    }
+// What is done of the phases, for those who wait: done[parity][tasks] holds the number after that of the last phase
+// with this parity whose task is done, closed[parity] the closing tasks of such phases.
+typedef struct {
+    floatS *parts[2]; // [segments][NKV][part] of partial dQ
+    size_t part;
+    unsigned *done[2], *closed;
+} Progress;
+
+// Others are at work on it: seldom, and not for long.
+static void wait_for(const unsigned *count, size_t least) {
+    for (size_t spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; spins++)
+        if (spins > 1000) sched_yield();
 }
 
-// Backward of a document whose work is worth all threads of the team.
-static void backward_cut_document(RowResult dq, const Attention *a, Span span, size_t cuts, floatS *parts,
-                                  const AttentionScratch *s) {
-    const size_t size = even_tokens(span, a->tokens);
-    for (size_t begin = span.begin; begin < span.end; begin += size) {
-        const QueryBlock block = block_of(span, 0, begin, size);
-        const KeyRange keys = keys_of(a, block);
-        const size_t key_blocks = keys.begin < keys.end ? (keys.end - keys.begin + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
-        backward_team(dq, a, block, min_size(cuts, key_blocks), parts, a->rows * packed_width(a->HD), s);
-    }
+// A task of a segment: see attention_tasks.h for what it waits for.
+static void backward_segment(const Attention *a, const Phases *p, size_t task, const Progress *progress,
+                             const AttentionScratch *s) {
+    const size_t parity = p->number % 2;
+    QueryBlock b = p->now.block;
+    b.head = task % a->NKV;
+    const KeyRange keys = segment_keys(a, b, task / a->NKV, p->now.segments);
+    if (p->number && keys.begin < keys.end)
+        for (size_t i = segment_behind(a, p->last.block, keys.begin, p->last.segments); i < p->last.segments; i++) {
+            if (segment_keys(a, p->last.block, i, p->last.segments).begin >= keys.end) break;
+            wait_for(&progress->done[!parity][i * a->NKV + b.head], p->number);
+        }
+    wait_for(&progress->closed[parity], p->closed[parity]);
+    backward_block(progress->parts[parity] + task * progress->part, a, b, keys, s);
+    __atomic_store_n(&progress->done[parity][task], (unsigned)p->number + 1, __ATOMIC_RELEASE);
 }
 
-// Segments that the keys of a document are cut into in backward.
-static size_t document_segments(const Attention *a, Span span, double all_pairs) {
-    const double pairs = span_pairs(span, a->keys, a->window);
-    return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
+// A task that closes the last phase for some tokens of a head.
+static void backward_close(RowResult dq, const Attention *a, const Phases *p, size_t task, const Progress *progress) {
+    const size_t parity = (p->number - 1) % 2, head = task % a->NKV, slice = task / a->NKV, part = progress->part;
+    const size_t tokens = p->last.block.end - p->last.block.begin;
+    const size_t first = tokens * slice / p->last.slices, end = tokens * (slice + 1) / p->last.slices;
+    const QueryBlock b = {head, p->last.block.document, p->last.block.begin + first, p->last.block.begin + end,
+                          p->last.block.place + first};
+    for (size_t i = 0; i < p->last.segments; i++) wait_for(&progress->done[parity][i * a->NKV + head], p->number);
+    close_queries(dq, progress->parts[parity] + head * part + first * a->group * packed_width(a->HD), a->NKV * part,
+                  p->last.segments, a, b);
+    __atomic_fetch_add(&progress->closed[parity], 1, __ATOMIC_RELEASE);
 }
 
 static void cpu_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,
@@ -539,22 +463,39 @@ static void cpu_attention_backward(void *dq, Summed *dk, Summed *dv, const Store
     const RowResult rows = result_rows(dq, shape);
     const Spans spans = shape->spans;
     const size_t NKV = shape->NKV;
-    Attention a = attention_of(q, k, v, shape);
+    Attention a = attention_call(q, k, v, shape);
     a.dout = (const floatX *)dout, a.out = (const floatX *)out, a.lse = (const floatS *)lse;
     a.dk = (floatS *)dk, a.dv = (floatS *)dv;
     floatS *memory = cache_line_aligned(scratch);
-    double pairs = 0;
+    const double pairs = call_pairs(shape);
     if (spans.count == 0) return;
-    for (size_t i = 0; i < spans.count; i++) pairs += span_pairs(spans.span[i], a.keys, a.window);
-#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape, pairs))
+    AttentionScratch whole;
+    const size_t most = key_segments(1, NKV, a.threads) * NKV, phase_tasks = phases_tasks(&a, spans, pairs);
+    floatS *behind = memory + a.threads * attention_cut(&whole, NULL, a.rows, a.HD);
+    Progress progress = {.part = a.rows * packed_width(a.HD)};
+    if (phase_tasks) {
+        progress.closed = (unsigned *)behind;
+        memset(progress.closed, 0, progress_size(most) * sizeof(floatS));
+        for (size_t i = 0; i < 2; i++) {
+            progress.done[i] = progress.closed + 2 + i * most;
+            progress.parts[i] = behind + progress_size(most) + i * most * progress.part;
+        }
+    }
+#pragma omp parallel num_threads(a.threads) if (!attention_is_small(shape))
     {
         AttentionScratch s;
         const size_t share = attention_cut(&s, NULL, a.rows, a.HD);
-        floatS *parts = memory + a.threads * share;
         attention_cut(&s, memory + (size_t)omp_get_thread_num() * share, a.rows, a.HD);
-        for (size_t i = spans.count; i-- > 0;) {
-            const size_t cuts = document_segments(&a, spans.span[i], pairs);
-            if (cuts > 1) backward_cut_document(rows, &a, spans.span[i], cuts, parts, &s);
+        Phases p = phases_begin(&a, spans, pairs);
+        size_t before = 0;
+#pragma omp for schedule(monotonic : dynamic) nowait
+        for (size_t task = 0; task < phase_tasks; task++) {
+            for (size_t own; task - before >= (own = segment_tasks(&a, &p) + closing_tasks(&a, &p)); before += own)
+                phase_next(&p, &a, spans, pairs);
+            if (task - before < segment_tasks(&a, &p))
+                backward_segment(&a, &p, task - before, &progress, &s);
+            else
+                backward_close(rows, &a, &p, task - before - segment_tasks(&a, &p), &progress);
         }
 #pragma omp for schedule(dynamic)
         for (size_t task = 0; task < spans.count * NKV; task++) {

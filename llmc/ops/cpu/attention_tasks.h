@@ -1,0 +1,257 @@
+/*
+The tasks that a call of attention on op set "cpu" is cut into; threads take them in their order. They depend on shapes
+and on the number of threads alone, so that shares of work can be counted without doing the work (test/ops does).
+
+A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
+shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
+threads idle, a document's query blocks follow each other as phases: the keys of each are cut into segments of about the
+same number of query-key pairs, a task adds to dK and dV of its segment and leaves a partial dQ, and further tasks close
+the block: they add these in the order of the segments. A task of phase p waits for those of phase p - 1 that add to the
+same keys, and for the closing of phase p - 2, whose memory for partial dQ it takes. What a task waits for comes before
+it in the order, so that something always runs; and there is no barrier until the end.
+*/
+#ifndef LLMC_CPU_ATTENTION_TASKS_H
+#define LLMC_CPU_ATTENTION_TASKS_H
+#include "llmc/ops/ops.h"
+#include "attention_block.h"
+
+// Scratch memory is three query blocks per thread and the partial dQ of two phases. Blocks are smaller above 16
+// threads, which bounds it. Keys are then packed more often: 2^16 elements cost 1 - 3 % of the time of 2^17, 2^15 cost
+// 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
+#define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
+#define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
+#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
+#define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
+#define PHASE_TASKS          ((size_t)2)       // for a thread in a phase of backward
+#define WHOLE_TASKS          ((size_t)10)      // for a thread where documents are not cut, or a call has few phases
+#define SEGMENT_KEYS         32                // segments end at multiples of them
+
+// The arguments of one call, which all its blocks share. Tensors as in ops.h.
+typedef struct {
+    const floatX *q, *k, *v;
+    const floatX *dout, *out; // backward only, as are the next two lines
+    const floatS *lse;
+    floatS *dk, *dv;
+    size_t NH, NKV, HD, window;
+    KeyRange keys;                // that may be read
+    size_t group;                 // query heads per key/value head
+    size_t threads, tokens, rows; // that share the work; of the largest query block
+    double scale;
+    int amx; // blocks are those of attention_amx.h
+} Attention;
+
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
+// stands among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
+typedef struct {
+    size_t head, document, begin, end, place;
+} QueryBlock;
+
+// Tokens of a query block, at most, in a chunk of n tokens.
+static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
+    const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
+    return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
+}
+
+static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
+
+// The keys that a query block walks: those that one of its queries sees. None where begin >= end.
+static KeyRange keys_of(const Attention *a, QueryBlock b) {
+    const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
+                           min_size(b.end, a->keys.end)};
+    return keys;
+}
+
+// Queries [begin, begin + most) of a span, as far as it goes.
+static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
+    const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
+    return b;
+}
+
+// Cuts a span into equal blocks of at most `most` tokens; returns their size.
+static size_t even_tokens(Span span, size_t most) {
+    const size_t n = span.end - span.begin, blocks = (n + most - 1) / most;
+    return (n + blocks - 1) / blocks;
+}
+
+// The number of these blocks.
+static size_t even_blocks(Span span, size_t most) {
+    const size_t size = even_tokens(span, most);
+    return (span.end - span.begin + size - 1) / size;
+}
+
+// What of a call's arguments its tasks depend on.
+static Attention attention_of(const AttentionShape *shape, size_t threads) {
+    Attention a = {.NH = shape->NH, .NKV = shape->NKV, .HD = shape->HD, .window = shape->spans.window};
+    a.keys = shape->keys, a.scale = shape->scale, a.group = a.NH / a.NKV, a.threads = threads;
+    a.tokens = query_block_tokens(spans_rows(shape->spans), a.group, a.HD, a.threads);
+    a.rows = query_block_rows(a.tokens, a.group);
+    return a;
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+
+static size_t span_blocks(Spans spans, size_t most) {
+    size_t blocks = 0;
+    for (size_t i = 0; i < spans.count; i++) blocks += even_blocks(spans.span[i], most);
+    return blocks;
+}
+
+// Tokens of a query block, at most: fewer where there would be too few for the threads, or where the last of a few
+// tasks would keep some threads waiting for others.
+static size_t forward_tokens(const Attention *a, Spans spans) {
+    const size_t rows = spans_rows(spans), least = max_size(BLOCK_ROWS / a->group / 2, 1);
+    const size_t most =
+        min_size(a->tokens, max_size(BLOCK_ROWS / a->group + 1, rows * a->NKV / (TASKS_PER_THREAD * a->threads)));
+    const size_t blocks = span_blocks(spans, most);
+    size_t best = most;
+    double lowest = INFINITY;
+    if (a->threads == 1 || blocks * a->NKV > 16 * a->threads) return most;
+    for (size_t tokens = most, last = 0; tokens >= least; tokens--) {
+        const size_t now = span_blocks(spans, tokens), tasks = now * a->NKV;
+        if (now == last) continue;
+        if (now > 2 * blocks) break;
+        const double turns = (double)((tasks + a->threads - 1) / a->threads);
+        // shares of the threads over their mean, and what smaller blocks cost
+        const double cost =
+            turns * (double)a->threads / (double)tasks * (1 + 0.02 * ((double)now / (double)blocks - 1));
+        if (cost < lowest) lowest = cost, best = tokens;
+        last = now;
+    }
+    return best;
+}
+
+// The query block of task `task`, from the last to the first: a document's last queries see the most keys, and long
+// tasks come first. The tasks asked for grow; `span` and `before` are of the last one (at first spans.count - 1, 0).
+static QueryBlock forward_task(const Attention *a, Spans spans, size_t most, size_t task, size_t *span,
+                               size_t *before) {
+    const size_t block = task / a->NKV;
+    for (size_t own; block - *before >= (own = even_blocks(spans.span[*span], most)); --*span) *before += own;
+    const Span s = spans.span[*span];
+    const size_t size = even_tokens(s, most), later = block - *before;
+    return block_of(s, task % a->NKV, s.begin + (even_blocks(s, most) - 1 - later) * size, size);
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+// Segments into which backward cuts the keys of a query block, for a document with `share` of the call's work; 1: not.
+// For a document that is most of the call, as many as let the tasks of a phase fill the threads' turns best.
+static size_t key_segments(double share, size_t NKV, size_t threads) {
+    if (NKV % threads == 0 || share * (double)(WHOLE_TASKS * threads) <= (double)NKV) return 1;
+    if (share > 0.5) share = 1;
+    const size_t least = max_size(2, (size_t)ceil(share * (double)(PHASE_TASKS * threads) / (double)NKV));
+    size_t best = least;
+    for (size_t now = least; share == 1 && now < 2 * least; now++) // turns(now) / now, the time of a phase
+        if ((now * NKV + threads - 1) / threads * best < (best * NKV + threads - 1) / threads * now) best = now;
+    return best;
+}
+
+// Segments that the keys of a document are cut into in backward.
+static size_t document_segments(const Attention *a, Span span, double all_pairs) {
+    const double pairs = span_pairs(span, a->keys, a->window);
+    return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
+}
+
+// Keys of segment `segment` of a query block.
+static KeyRange segment_keys(const Attention *a, QueryBlock b, size_t segment, size_t segments) {
+    const Span span = {b.document, b.begin, b.end, 0};
+    const KeyRange keys = keys_of(a, b);
+    const double pairs = span_pairs(span, keys, a->window);
+    size_t ends[2];
+    for (size_t i = 0; i < 2; i++) {
+        const double before = pairs * (double)(segment + i) / (double)segments;
+        size_t low = keys.begin, high = max_size(keys.end, keys.begin);
+        if (segment + i == 0) high = low;
+        if (segment + i == segments) low = high;
+        while (low < high) { // the first key with as many pairs before it
+            const KeyRange part = {keys.begin, (low + high) / 2};
+            if (span_pairs(span, part, a->window) < before)
+                low = part.end + 1;
+            else
+                high = part.end;
+        }
+        ends[i] = low;
+        if (low > keys.begin && low < keys.end)
+            ends[i] = max_size(keys.begin, min_size(keys.end, b.document + round_up(low - b.document, SEGMENT_KEYS)));
+    }
+    const KeyRange part = {ends[0], ends[1]};
+    return part;
+}
+
+// The first segment of a query block that has keys behind `key`.
+static size_t segment_behind(const Attention *a, QueryBlock b, size_t key, size_t segments) {
+    size_t low = 0, high = segments;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (segment_keys(a, b, middle, segments).end <= key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// One query block of all heads: its segments' tasks [segments][NKV], and the tasks that close it [slices][NKV]
+typedef struct {
+    QueryBlock block;
+    size_t segments, slices;
+} Phase;
+
+// A walk along the phases of a call: tasks of phase `number`, then those that close `last`, the phase before. At the
+// end there is nothing but to close. closed: closing tasks of all phases before `last` with numbers even and odd.
+typedef struct {
+    Phase now, last;
+    size_t number, span, token, closed[2];
+    int ended;
+} Phases;
+
+static size_t segment_tasks(const Attention *a, const Phases *p) { return p->ended ? 0 : p->now.segments * a->NKV; }
+static size_t closing_tasks(const Attention *a, const Phases *p) { return p->number ? p->last.slices * a->NKV : 0; }
+
+// Tokens of a document's query blocks in backward: fewer where few phases would leave some threads without a last task.
+static size_t phase_tokens(const Attention *a, Span span, size_t segments) {
+    const size_t size = even_tokens(span, a->tokens), tasks = even_blocks(span, size) * segments * a->NKV;
+    const size_t turns = (tasks + a->threads - 1) / a->threads;
+    if (10 * turns * a->threads <= 11 * tasks) return size;
+    return even_tokens(span, max_size(1, size * tasks / (WHOLE_TASKS * a->threads)));
+}
+
+// Fills p->now with the query block at token `token` of span p->span - 1 or with the next document's first
+static void phase_find(Phases *p, const Attention *a, Spans spans, double pairs) {
+    for (; p->span > 0; p->span--, p->token = 0) {
+        const Span span = spans.span[p->span - 1];
+        const size_t cuts = document_segments(a, span, pairs);
+        if (cuts == 1 || span.begin + p->token >= span.end) continue;
+        const QueryBlock b = block_of(span, 0, span.begin + p->token, phase_tokens(a, span, cuts));
+        const KeyRange keys = keys_of(a, b);
+        const size_t most = keys.begin < keys.end ? (keys.end - keys.begin + SEGMENT_KEYS - 1) / SEGMENT_KEYS : 1;
+        p->now.block = b, p->now.segments = min_size(cuts, most);
+        p->now.slices = min_size(b.end - b.begin, (a->threads + a->NKV - 1) / a->NKV);
+        p->token += b.end - b.begin;
+        return;
+    }
+    p->ended = 1;
+}
+
+static Phases phases_begin(const Attention *a, Spans spans, double pairs) {
+    Phases p = {0};
+    p.span = spans.count;
+    phase_find(&p, a, spans, pairs);
+    return p;
+}
+
+static void phase_next(Phases *p, const Attention *a, Spans spans, double pairs) {
+    if (p->number) p->closed[(p->number - 1) % 2] += p->last.slices * a->NKV;
+    p->last = p->now, p->number++;
+    phase_find(p, a, spans, pairs);
+}
+
+// Tasks of all phases.
+static size_t phases_tasks(const Attention *a, Spans spans, double pairs) {
+    size_t tasks = 0;
+    for (Phases p = phases_begin(a, spans, pairs);; phase_next(&p, a, spans, pairs)) {
+        tasks += segment_tasks(a, &p) + closing_tasks(a, &p);
+        if (p.ended) return tasks;
+    }
+}
+
+#endif
