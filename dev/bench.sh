@@ -21,6 +21,9 @@ build/cpu-fp32/bench methods "$REPEATS"
 echo "== attention, fp32, against the same product"
 build/cpu-fp32/bench_ops attention "$REPEATS"
 
+echo "== the head and its loss, fp32"
+build/cpu-fp32/bench_ops head "$REPEATS"
+
 echo "== bf16 build against fp32 build, the same layers, T = 2048"
 i=0
 while [ $i -lt 5 ]; do

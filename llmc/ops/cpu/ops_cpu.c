@@ -72,7 +72,7 @@ static const Ops ops_cpu = {
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
-    .logits_chunk = 512,
+    .logits_chunk = 512, // of any vocabulary: larger ones are hardly faster (dev/README.md) and cost memory
     .row_multiple = 1,
 #define OP(type, op, ...) .op = cpu_##op,
 #include "llmc/ops/op_list.h"
