@@ -10,7 +10,8 @@ product of 2048 x 2048 x 2048, for 256 to 1024 rows of widths 256 to 6144:
           backward weight dnnl_sgemm 1.02 - 1.15; matmul primitive 0.46 - 1.1, likewise
           plain C         0.8 - 1.05 in all three
     bf16  matmul primitive 0.57: this core's AVX512-BF16 dot product has half the rate of fp32; plain C, which converts
-          while it packs, 0.85 - 1.0. With AMX, or AVX512-BF16 on other makes of processors, oneDNN serves.
+          while it packs, 0.85 - 1.0. With AMX, or AVX512-BF16 on other makes of processors, oneDNN serves: by AMX
+          forward 5.0 - 5.8 times its fp32 rate, backward input 3.7 - 4.7, backward weight 2.9 - 3.3.
 
 Rejected: inner product primitives (copies as large as the result in bf16), swapped roles (a transposed destination is
 left to reference code), explicit transposition first (no faster than packing).

@@ -18,10 +18,10 @@ below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide prod
 
 typedef struct {
     size_t m, n, k, a_stride, out_stride;
-    int a_transposed, b_transposed, out_summed, accumulate, bias, residual;
+    int a_transposed, b_transposed, out_summed, accumulate, bias;
 } ProductShape;
 
-enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, MATRIX_RESIDUAL, SCRATCHPAD, ARGUMENTS };
+enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, SCRATCHPAD, ARGUMENTS };
 
 typedef struct {
     ProductShape shape;
@@ -93,15 +93,14 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
     return memory;
 }
 
-// Adds to the product: out itself ("sum"), or another matrix of its shape ("binary").
-static dnnl_primitive_attr_t matmul_attributes(const Product *p, const MemoryDescription *out) {
+// Accumulates by adding out itself. A residual is copied there first: faster than oneDNN's "binary" operation.
+static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;
     ONEDNN_CALL(dnnl_primitive_attr_create, (&attributes));
     ONEDNN_CALL(dnnl_primitive_attr_set_scratchpad_mode, (attributes, dnnl_scratchpad_mode_user));
     ONEDNN_CALL(dnnl_post_ops_create, (&added));
     if (p->accumulate) onednn_check(append_sum(added), "dnnl_post_ops_append_sum", p);
-    if (p->residual) ONEDNN_CALL(dnnl_post_ops_append_binary, (added, dnnl_binary_add, DESCRIPTION(*out)));
     ONEDNN_CALL(dnnl_primitive_attr_set_post_ops, (attributes, added));
     ONEDNN_CALL(dnnl_post_ops_destroy, (added));
     return attributes;
@@ -134,7 +133,7 @@ static void make_primitive(KeptPrimitive *kept, const Product *p) {
         describe_matrix(p, 1, p->n, p->n, 0, 0),
     };
     const MemoryDescription *bias = p->bias ? &matrix[MATRIX_BIAS] : NULL, *out = &matrix[MATRIX_OUT];
-    dnnl_primitive_attr_t attributes = matmul_attributes(p, out);
+    dnnl_primitive_attr_t attributes = matmul_attributes(p);
     dnnl_primitive_desc_t matmul;
     const char *implementation;
     if (describe_matmul(&matmul, &matrix[MATRIX_A], &matrix[MATRIX_B], bias, out, attributes) == dnnl_success) {
@@ -144,7 +143,6 @@ static void make_primitive(KeptPrimitive *kept, const Product *p) {
                 dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0));
             ONEDNN_CALL(dnnl_primitive_create, (&kept->primitive, matmul));
             for (size_t i = 0; i <= MATRIX_BIAS; i++) kept->memory[i] = memory_of(p, &matrix[i]);
-            kept->memory[MATRIX_RESIDUAL] = memory_of(p, out);
             ONEDNN_CALL(dnnl_memory_create,
                         (&kept->memory[SCRATCHPAD], dnnl_primitive_desc_query_md(matmul, dnnl_query_scratchpad_md, 0),
                          onednn.engine, DNNL_MEMORY_NONE));
@@ -163,10 +161,9 @@ static void forget_primitive(KeptPrimitive *kept, const Product *p) {
 
 static KeptPrimitive *find_primitive(const Product *p) {
     const size_t stride_a = a_stride(p), stride_out = out_stride(p);
-    const int bias = p->bias != NULL, residual = p->residual != NULL;
     const ProductShape shape = {
-        p->m,          p->n,          p->k, stride_a, stride_out, p->a_transposed, p->b_transposed,
-        p->out_summed, p->accumulate, bias, residual};
+        p->m,          p->n,          p->k,           stride_a, stride_out, p->a_transposed, p->b_transposed,
+        p->out_summed, p->accumulate, p->bias != NULL};
     KeptPrimitive *kept;
     for (size_t i = 0; i < onednn.used; i++)
         if (!memcmp(&onednn.kept[i].shape, &shape, sizeof(shape))) return &onednn.kept[i];
@@ -193,11 +190,10 @@ static void *onednn_scratch(size_t bytes) {
 }
 
 static int onednn_matmul(const Product *p) {
-    enum { RESIDUAL = DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1 }; // the first: it does not accumulate, too
-    static const int names[ARGUMENTS] = {DNNL_ARG_SRC,  DNNL_ARG_WEIGHTS, DNNL_ARG_DST,
-                                         DNNL_ARG_BIAS, RESIDUAL,         DNNL_ARG_SCRATCHPAD};
+    static const int names[ARGUMENTS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS,
+                                         DNNL_ARG_SCRATCHPAD};
     KeptPrimitive *kept = find_primitive(p);
-    const void *data[ARGUMENTS] = {p->a, p->b, p->out, p->bias, p->residual, NULL};
+    const void *data[ARGUMENTS] = {p->a, p->b, p->out, p->bias, NULL};
     dnnl_exec_arg_t arguments[ARGUMENTS];
     int count = 0;
     if (!kept->primitive) return 0;
@@ -240,7 +236,14 @@ static int product_onednn(const Product *p) {
         return 1;
     }
 #endif
-    return onednn_matmul(p);
+    if (!p->residual) return onednn_matmul(p);
+    Product sum = *p;
+    sum.residual = NULL, sum.accumulate = 1;
+    if (!find_primitive(&sum)->primitive) return 0;
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < p->m; r++)
+        memcpy((floatX *)p->out + r * out_stride(p), p->residual + r * out_stride(p), p->n * sizeof(floatX));
+    return onednn_matmul(&sum);
 }
 
 #endif
