@@ -80,8 +80,9 @@ stages= logs=
 stage() {
     say "Training on sequences of $1 bytes, by $RECIPE"
     length=$1 steps=$2
-    "$TRAIN" train --config $RECIPE ${stages:+--model "$OUT/run-${stages##* }"} --data "$OUT/train.bin" --val-data "$OUT/val.bin" --out "$OUT/run-$length" \
-        --seq-len "$length" --steps "$steps" --keep attention --lr "$3" --final-lr-fraction "$4" --warmup "$5" --seed "$length" --val-steps $((8 * T / length)) --val-every "$((steps / 2))" |
+    "$TRAIN" train --config $RECIPE ${stages:+--model "$OUT/run-${stages##* }"} \
+        --data "$OUT/train.bin" --val-data "$OUT/val.bin" --out "$OUT/run-$length" --seq-len "$length" --steps "$steps" --keep attention \
+        --lr "$3" --final-lr-fraction "$4" --warmup "$5" --seed "$length" --val-steps $((8 * T / length)) --val-every $((steps / 2)) |
         awk -v every=$((steps / 10)) '$1 == "step" && $3 == "loss" {
                  sum += $4; count++; split($2, at, "/")
                  if (at[1] != 1 && at[1] % every) next

@@ -448,7 +448,7 @@ TEST(bytes_become_a_shard) {
     assert_memory_equal(ids, every, 256);
     assert_memory_equal(ids + 256, "text\n", 5);
     assert_int_equal(system(pack_line("test -z \"$(ls '%s' | grep tmp)\"", scratch_folder())), 0); // nothing is left
-    for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 bytes follow an a: log 2
+    for (size_t i = 0; i < sizeof(pairs); i++) pairs[i] = i % 3 < 2 ? 'a' : 'b'; // 2000 of 2999 follow an a: log 2
     write_file(a, pairs, sizeof(pairs));
     packed(pack_line("--out %s %s", out, a), "unigram entropy 0.6365 nats per byte, bigram 0.4623");
 }
