@@ -32,7 +32,10 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row
 #define ITEM_TILES         (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
 #define PACKING_COST       6.0                                    // of an element, in multiply-adds
 #define PACKED_STEPS       4                                      // rows of transposed a at a time
-#define MOST_STREAMED_ROWS 2                                      // of products that do not pack
+#define STREAMED_DEPTH     1024
+#define MOST_STREAMED_ROWS (sizeof(floatX) < sizeof(floatS) ? 4 : 32) // of products that do not pack transposed b
+#define FEW_COLUMNS        (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16)  // likewise, of out
+#define MOST_ROWS          2                                          // of products that do not pack b
 
 // out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
 typedef struct {
@@ -304,16 +307,86 @@ static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *i
 
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
-// The dot product of `length` elements: four sums hide the latency of the additions.
-VECTOR_INLINE floatS dot_product(const floatX *a, const floatX *b, size_t length) {
-    Vector sum[4] = {{0}, {0}, {0}, {0}};
-    floatS rest = 0;
-    size_t i = 0;
-    for (; i + 4 * VECTOR_LANES <= length; i += 4 * VECTOR_LANES)
-        for (size_t v = 0; v < 4; v++)
-            sum[v] += vector_load_stored(a + i + v * VECTOR_LANES) * vector_load_stored(b + i + v * VECTOR_LANES);
-    for (; i < length; i++) rest += load(a[i]) * load(b[i]);
-    return vector_sum_across((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
+// Dot products of a few rows with many, all of length k: the few stay in the caches, the many are streamed.
+// total[FEW_ROWS][MANY_ROWS] += the sums of `depth` products, by lanes. Meanwhile `ahead` is asked for.
+#define FEW_MOST  32 // at least PANEL_COLUMNS, FEW_COLUMNS and MOST_STREAMED_ROWS
+#define FEW_ROWS  4
+#define MANY_ROWS (PANEL_ROWS > 6 ? 4 : 2)
+VECTOR_INLINE void dot_products(int few, Vector total[FEW_ROWS][MANY_ROWS], const floatX *x, size_t x_stride,
+                                const floatX *const *many, const floatX *const *ahead, size_t depth) {
+    Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
+    for (int r = 0; r < few; r++)
+        for (int c = 0; c < MANY_ROWS; c++) sum[r][c] = (Vector){0};
+    for (size_t i = 0; i + VECTOR_LANES <= depth; i += VECTOR_LANES) {
+        for (int c = 0; c < MANY_ROWS; c++) {
+            right[c] = vector_load_stored(many[c] + i);
+            __builtin_prefetch(ahead[c] + i, 0, 2);
+        }
+        for (int r = 0; r < few; r++) {
+            const Vector left = vector_load_stored(x + (size_t)r * x_stride + i);
+            for (int c = 0; c < MANY_ROWS; c++) sum[r][c] += left * right[c];
+        }
+    }
+    for (int r = 0; r < few; r++)
+        for (int c = 0; c < MANY_ROWS; c++) total[r][c] += sum[r][c];
+}
+
+// sums[r * few_step + c * many_step] for MANY_ROWS rows c of many[rows,k], from `first` on; where there are fewer, the
+// last one again
+static VECTOR_FUNCTION void dots_of_group(floatS *sums, size_t few_step, size_t many_step, const floatX *x,
+                                          size_t x_stride, size_t few, const floatX *many, size_t stride, size_t first,
+                                          size_t rows, size_t k) {
+    Vector total[FEW_MOST][MANY_ROWS];
+    const size_t whole = k / VECTOR_LANES * VECTOR_LANES;
+    for (size_t r = 0; r < few; r++)
+        for (size_t c = 0; c < MANY_ROWS; c++) total[r][c] = (Vector){0};
+    for (size_t from = 0; from < whole; from += STREAMED_DEPTH) {
+        const size_t depth = min_size(STREAMED_DEPTH, whole - from);
+        const floatX *row[MANY_ROWS], *next[MANY_ROWS], *ahead[MANY_ROWS];
+        for (size_t c = 0; c < MANY_ROWS; c++) {
+            row[c] = many + min_size(first + c, rows - 1) * stride + from;
+            next[c] = from + depth < whole ? row[c] + depth : many + min_size(first + MANY_ROWS + c, rows - 1) * stride;
+        }
+        for (size_t r = 0; r < few; r += FEW_ROWS) { // each of the few asks for a share of what comes next
+            const floatX *some = x + r * x_stride + from;
+            for (size_t c = 0; c < MANY_ROWS; c++)
+                ahead[c] = c * panels_of(few, FEW_ROWS) / MANY_ROWS == r / FEW_ROWS ? next[c] : row[c];
+            switch (few - r) {
+            case 1: dot_products(1, total + r, some, x_stride, row, ahead, depth); break;
+            case 2: dot_products(2, total + r, some, x_stride, row, ahead, depth); break;
+            case 3: dot_products(3, total + r, some, x_stride, row, ahead, depth); break;
+            default: dot_products(FEW_ROWS, total + r, some, x_stride, row, ahead, depth); break;
+            }
+        }
+    }
+    for (size_t r = 0; r < few; r++)
+        for (size_t c = 0; c < MANY_ROWS; c++) {
+            const floatX *row = many + min_size(first + c, rows - 1) * stride;
+            floatS sum = vector_sum_across(total[r][c]);
+            for (size_t i = whole; i < k; i++) sum += load(x[r * x_stride + i]) * load(row[i]);
+            sums[r * few_step + c * many_step] = sum;
+        }
+}
+
+// out[m,n] where rows of a and of b lie as long as they are, and there are few of one of them: the others pass once, as
+// they lie.
+static VECTOR_FUNCTION void product_of_few(const Product *p) {
+    const int few_of_a = p->m <= MOST_STREAMED_ROWS;
+    const floatX *x = few_of_a ? p->a : p->b, *many = few_of_a ? p->b : p->a;
+    const size_t x_stride = few_of_a ? a_stride(p) : p->k, stride = few_of_a ? p->k : a_stride(p);
+    const size_t few = few_of_a ? p->m : p->n, rows = few_of_a ? p->n : p->m;
+#pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
+    for (size_t first = 0; first < rows; first += PANEL_COLUMNS) {
+        floatS tile[FEW_MOST * PANEL_COLUMNS];
+        const size_t count = min_size(PANEL_COLUMNS, rows - first);
+        for (size_t i = 0; i < count; i += MANY_ROWS)
+            dots_of_group(tile + i * (few_of_a ? 1 : PANEL_COLUMNS), few_of_a ? PANEL_COLUMNS : 1,
+                          few_of_a ? 1 : PANEL_COLUMNS, x, x_stride, few, many, stride, first + i, rows, p->k);
+        if (few_of_a)
+            finish_tile(p, 1, p->accumulate, tile, 0, few, first, count);
+        else
+            finish_tile(p, 1, p->accumulate, tile, first, count, 0, few);
+    }
 }
 
 // out[columns] += a[depth] b[depth,n] for `columns` columns of b
@@ -333,25 +406,29 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
     }
 }
 
-// With one or two rows (decoding) packing b would cost more than the product: b is streamed from memory once, as it
-// lies. a is not transposed. Sums are in blocks of PANEL_DEPTH, as those of the panels are.
-static VECTOR_FUNCTION void product_streamed(const Product *p) {
+// One or two rows of a, and b as it is stored: packing it would cost more than the product. Sums are in blocks of
+// PANEL_DEPTH, as those of the panels are.
+static VECTOR_FUNCTION void product_of_rows(const Product *p) {
 #pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
-        floatS tile[MOST_STREAMED_ROWS * PANEL_COLUMNS] = {0};
-        size_t columns = min_size(PANEL_COLUMNS, p->n - column);
-        for (size_t r = 0; r < p->m; r++) {
-            floatS *out = tile + r * PANEL_COLUMNS;
-            if (!p->b_transposed)
-                for (size_t from = 0; from < p->k; from += PANEL_DEPTH)
-                    row_times_matrix(out, p->a + r * a_stride(p) + from, p->b + from * p->n + column,
-                                     min_size(PANEL_DEPTH, p->k - from), p->n, columns);
-            else
-                for (size_t j = 0; j < columns; j++)
-                    out[j] = dot_product(p->a + r * a_stride(p), p->b + (column + j) * p->k, p->k);
-        }
+        floatS tile[MOST_ROWS * PANEL_COLUMNS] = {0};
+        const size_t columns = min_size(PANEL_COLUMNS, p->n - column);
+        for (size_t r = 0; r < p->m; r++)
+            for (size_t from = 0; from < p->k; from += PANEL_DEPTH)
+                row_times_matrix(tile + r * PANEL_COLUMNS, p->a + r * a_stride(p) + from, p->b + from * p->n + column,
+                                 min_size(PANEL_DEPTH, p->k - from), p->n, columns);
         finish_tile(p, 1, p->accumulate, tile, 0, p->m, column, columns);
     }
+}
+
+// True where it took the product: what is stored is read once and not packed.
+static int product_streamed(const Product *p) {
+    if (p->a_transposed || p->m > (p->b_transposed ? MOST_STREAMED_ROWS : MOST_ROWS)) return 0;
+    if (p->b_transposed)
+        product_of_few(p);
+    else
+        product_of_rows(p);
+    return 1;
 }
 
 // ---- the whole product -------------------------------------------------------------------------------------------
@@ -417,6 +494,10 @@ static VECTOR_FUNCTION void product_item(const Product *p, const ProductGrid *gr
 }
 
 static void product_plain(const Product *p) {
+    if (!p->a_transposed && p->b_transposed && p->n <= FEW_COLUMNS) {
+        product_of_few(p);
+        return;
+    }
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
     const ProductGrid grid = product_grid(p, threads);
     floatS *scratch = product_scratch(threads);
