@@ -21,9 +21,12 @@ A run's threads on the host: how many, on which processors, and how they wait fo
 // Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
 // said how to: this takes it back.
 static void threads_unbind(void) {
-    static const char *const said[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy"};
+    static const char *const said[] = {"OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
+                                       "OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_orte_rankfile"};
     cpu_set_t processors;
-    if (!getenv("OMPI_MCA_orte_bound_at_launch") || getenv(said[0]) || getenv(said[1])) return;
+    if (!getenv("OMPI_MCA_orte_bound_at_launch")) return;
+    for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++)
+        if (getenv(said[i])) return;
     if (sched_getaffinity(0, sizeof(processors), &processors) || CPU_COUNT(&processors) > 2) return;
     memset(&processors, 0xff, sizeof(processors));
     sched_setaffinity(0, sizeof(processors), &processors); // those of the container
