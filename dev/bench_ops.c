@@ -4,6 +4,8 @@ turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
 
     bench_ops attention [REPEATS [HD]]   forward and backward of T tokens in chunks of 1024: share of the product's rate
     bench_ops head [REPEATS [V]]         the loss of a logits chunk over the head's three products
+    bench_ops products [REPEATS [ROWS]]  products of linear layers: rate over the better of oneDNN's two ways
+    bench_ops decode [REPEATS [TEXTS]]   a token of each text: share of the rate at which weights can be read
 */
 #include "product_rate.c"
 
@@ -125,11 +127,113 @@ static void bench_head(size_t repeats, size_t only) {
     }
 }
 
+// ---- products -------------------------------------------------------------------------------------------------------
+
+#ifdef PRODUCT_ONEDNN
+typedef enum { BY_OP, BY_US, BY_MATMUL, BY_SGEMM, WAYS } Way;
+
+static double product_seconds(const Product *p, Way way) {
+    const double begin = seconds_now();
+    switch (way) {
+    case BY_OP: matrix_product(p); break;
+    case BY_US: product_plain(p); break;
+    case BY_MATMUL:
+        if (!onednn_matmul(p)) return INFINITY;
+        break;
+    default:
+        if (sizeof(floatX) != sizeof(float)) return INFINITY;
+        dnnl_sgemm(p->a_transposed ? 'T' : 'N', p->b_transposed ? 'T' : 'N', (dnnl_dim_t)p->m, (dnnl_dim_t)p->n,
+                   (dnnl_dim_t)p->k, 1, (const float *)p->a, (dnnl_dim_t)a_stride(p), (const float *)p->b,
+                   (dnnl_dim_t)(p->b_transposed ? p->k : p->n), (float)p->accumulate, (float *)p->out,
+                   (dnnl_dim_t)p->n);
+    }
+    return seconds_now() - begin;
+}
+
+static void bench_products(size_t repeats, size_t only) {
+    static const size_t rows[] = {64, 256, 1024, 2048},
+                        widths[][2] = {{1024, 2048},  {1024, 3072}, {3072, 1024}, {4096, 4096},
+                                       {4096, 12288}, {768, 3072},  {1024, 16},   {16, 2048}};
+    static const char *const names[] = {"forward", "backward input", "backward weight"};
+    onednn_serves();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) * (sizeof(widths) / sizeof(widths[0])); i++) {
+        const size_t n = rows[i % 4], C = widths[i / 4][0], OC = widths[i / 4][1];
+        if (only && n != only) continue;
+        floatX *x = bench_tensor(n * C), *weight = bench_tensor(C * OC), *dout = bench_tensor(n * OC);
+        floatS *out = sums(n * max_size(C, OC)), *dweight = sums(C * OC);
+        Product p[] = {product_of("bench", n, OC, C, (Stored *)x, (Stored *)weight, out),
+                       product_of("bench", n, C, OC, (Stored *)dout, (Stored *)weight, out),
+                       product_of("bench", OC, C, n, (Stored *)dout, (Stored *)x, dweight)};
+        p[0].b_transposed = 1, p[2].a_transposed = p[2].out_summed = p[2].accumulate = 1;
+        printf("products: %4zu rows, %5zu to %5zu:", n, C, OC);
+        for (size_t kind = 0; kind < 3; kind++) {
+            double served[MOST], ours[MOST];
+            for (size_t r = 0; r <= repeats; r++) { // the first warms up
+                double seconds[WAYS];
+                for (Way way = BY_OP; way < WAYS; way++) seconds[way] = product_seconds(&p[kind], way);
+                const double best = fmin(seconds[BY_MATMUL], seconds[BY_SGEMM]);
+                if (r) served[r - 1] = best / seconds[BY_OP], ours[r - 1] = best / seconds[BY_US];
+            }
+            printf("%s %s %.2f (plain C %.2f)", kind ? "," : "", names[kind], median(served, repeats),
+                   median(ours, repeats));
+        }
+        printf("\n");
+        fflush(stdout);
+        cpu_release(x, n * C * sizeof(floatX)), cpu_release(weight, C * OC * sizeof(floatX));
+        cpu_release(dout, n * OC * sizeof(floatX)), cpu_release(dweight, C * OC * sizeof(floatS));
+        cpu_release(out, n * max_size(C, OC) * sizeof(floatS));
+    }
+}
+#else
+static void bench_products(size_t repeats, size_t only) {
+    (void)repeats, (void)only;
+    die_usage("products are held against oneDNN, which this build has not");
+}
+#endif
+
+// Seconds to read `count` elements, by all threads, and to add them.
+static double reading_seconds(const floatX *x, size_t count) {
+    enum { PIECE = 1 << 16 };
+    static volatile floatS total_seen; // so that no compiler leaves the reading out
+    const double begin = seconds_now();
+    floatS total = 0;
+#pragma omp parallel for schedule(static) reduction(+ : total)
+    for (size_t i = 0; i < count / PIECE; i++) {
+        Vector sum[8] = {{0}};
+        for (size_t j = 0; j < PIECE; j += 8 * VECTOR_LANES)
+            for (size_t v = 0; v < 8; v++) sum[v] += vector_load_stored(x + i * PIECE + j + v * VECTOR_LANES);
+        for (size_t v = 1; v < 8; v++) sum[0] += sum[v];
+        total += vector_sum_across(sum[0]);
+    }
+    total_seen = total;
+    (void)total_seen;
+    return seconds_now() - begin;
+}
+
+static void bench_decode(size_t repeats, size_t only) {
+    enum { C = 2048, OC = 6144, MATRICES = 8, TEXTS = 64 }; // together they fit no cache
+    floatX *weights = bench_tensor((size_t)C * OC * MATRICES), *x = bench_tensor(TEXTS * C);
+    floatX *out = bench_tensor(TEXTS * OC);
+    for (size_t n = 1; n <= TEXTS; n *= 2) {
+        double share[MOST];
+        if (only && n != only) continue;
+        for (size_t r = 0; r < repeats; r++) {
+            const double reading = reading_seconds(weights, (size_t)C * OC * MATRICES), begin = seconds_now();
+            for (size_t i = 0; i < MATRICES; i++)
+                cpu_linear_forward((Stored *)out, (Stored *)x, (Stored *)(weights + i * C * OC), NULL, NULL, n, C, OC,
+                                   OC);
+            share[r] = reading / (seconds_now() - begin);
+        }
+        printf("decode: %2zu texts: %.2f of the rate at which weights can be read\n", n, median(share, repeats));
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
-    } modes[] = {{"attention", bench_attention}, {"head", bench_head}};
+    } modes[] = {
+        {"attention", bench_attention}, {"head", bench_head}, {"products", bench_products}, {"decode", bench_decode}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -139,5 +243,5 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage("usage: bench_ops attention [REPEATS [HD]], bench_ops head [REPEATS [V]]");
+    die_usage("usage: bench_ops attention|head|products|decode [REPEATS [HD|V|ROWS|TEXTS]]");
 }

@@ -35,7 +35,7 @@ static int onednn_is_better(const Product *p) {
 #elif VECTOR_BYTES == 64
     return p->m > 64 || p->a_transposed;
 #elif VECTOR_BYTES == 32
-    return p->n <= FEW_COLUMNS;
+    return p->n <= FEW_COLUMNS || p->k <= FEW_COLUMNS || p->m <= FEW_COLUMNS;
 #else
     return 1;
 #endif
