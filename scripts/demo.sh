@@ -24,9 +24,6 @@ done
 RECIPE=scripts/recipes/cpu-demo.args # the model and how it is trained
 T=8192         # the last length
 ENOUGH=1000000 # bytes of text
-# Threads that wait should sleep: elsewhere, with other programs on the same cores, spinning costs more than waking up.
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
 
 say() { printf '\n== %s\n' "$1"; }
 

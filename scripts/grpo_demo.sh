@@ -24,9 +24,6 @@ T=16 # positions of "4192>1249" and a line's end: 9
 FORMAT_STEPS=150
 STEPS=${STEPS:-200}
 ENOUGH=0.9 # of the reward
-# Threads that wait should sleep: elsewhere, with other programs on the same cores, spinning costs more than waking up.
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
 
 say() { printf '\n== %s\n' "$1"; }
 

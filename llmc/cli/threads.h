@@ -16,7 +16,7 @@ A run's threads on the host: how many, on which processors, and how they wait fo
 #include <sys/auxv.h>
 #endif
 
-// ---- before anything else --------------------------------------------------------------------------------------------
+// ---- before anything else -------------------------------------------------------------------------------------------
 #if defined(_OPENMP) && defined(__linux__)
 // Open MPI 4 binds a process to one core (one or two hardware threads) where there are one or two processes and nobody
 // said how to: this takes it back.
@@ -54,10 +54,10 @@ static void threads_wait_briefly(char **argv) {
 #endif
 }
 
-// ---- how many --------------------------------------------------------------------------------------------------------
+// ---- how many -------------------------------------------------------------------------------------------------------
 // Processors of this rank: of each that it may use, a part, by the number of ranks of this host that may, too; no more
-// than its part of the control group's quota. Hardware threads of one core count one by one. say: where
-// this is less than the host has. Collective.
+// than its part of the control group's quota. Hardware threads of one core count one by one. say: where this is less
+// than the host has. Collective.
 static size_t processors_share(int say) {
     const double quota = cgroup_processors() / (double)dist_local_ranks();
     double share = 0;

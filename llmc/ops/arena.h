@@ -206,7 +206,7 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// The control groups of this process, version 2 or 1, each within those above it: visit is called for the folder of each.
+// The control groups of this process, version 2 or 1, each within those above it: visit gets the folder of each.
 #ifndef CGROUP
 #define CGROUP      "/sys/fs/cgroup"
 #define PROC_CGROUP "/proc/self/cgroup"

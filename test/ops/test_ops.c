@@ -19,9 +19,9 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_reference.h"      // tests of the reference itself
 #include "test_ops_attention.h"      // tests of attention
 #include "test_ops_attention_part.h" // the same, keys a range at a time
-#include "test_ops_adapter.h" // tests of adapters, scaling, dropout and scattered rows
-#include "test_ops_adamw.h"   // tests of the optimizer
-#include "test_ops_draw.h"    // tests of sampling
+#include "test_ops_adapter.h"        // tests of adapters, scaling, dropout and scattered rows
+#include "test_ops_adamw.h"          // tests of the optimizer
+#include "test_ops_draw.h"           // tests of sampling
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);
@@ -112,8 +112,8 @@ TEST(linear) {
                                        {3, 300, 1100},  {300, 64, 64},    {257, 129, 130}, {1000, 20, 24},
                                        {64, 512, 300},  {33, 100, 777},   {1100, 300, 40}, {40, 300, 1100},
                                        {300, 1100, 40}, {1045, 30, 1030}, {30, 1045, 260}, {530, 40, 1045},
-                                       {63, 24, 65},    {65, 56, 63},
-                                       {32, 2051, 70},  {9, 1024, 33},   {70, 1500, 7},   {6, 3000, 3}}; // see onednn_is_fast
+                                       {63, 24, 65},    {65, 56, 63},     {32, 2051, 70}, // see onednn_is_fast
+                                       {9, 1024, 33},   {70, 1500, 7},    {6, 3000, 3}};
     for (size_t s = 0; s < COUNT_OF(shapes) + 150 / CASE_STEP; s++) {
         const int listed = s < COUNT_OF(shapes);
         size_t n = listed ? shapes[s][0] : sizes[test_random_below(COUNT_OF(sizes))];

@@ -3,8 +3,8 @@ Shares of the work of linear layers' products (llmc/ops/cpu/product_plain.h; one
 64 threads: the items of product_grid in their order, each taken by the thread that is free first. An item takes as long
 as it has multiply-adds of whole tiles; packing is left out. For the widths of every preset, chunks of 1024 tokens and
 512 rows of logits, all products of a pass take at most 1.1 times the mean of the threads' work (1.12 below a width
-of 768), counted without the rounding to tiles. The threads of a product meet once; no two write to one cache line: items end at whole panels of
-columns, which are whole lines.
+of 768), counted without the rounding to tiles. The threads of a product meet once; no two write to one cache line:
+items end at whole panels of columns, which are whole lines.
 */
 #include "test/base/testing.h"
 #include "llmc/model/config.h"

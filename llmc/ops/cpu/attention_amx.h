@@ -11,7 +11,7 @@ The right operand of a tile product has its rows in pairs: word [i][j] holds ele
 
 Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD has to be one, too.
 
-An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: 3.7 to 4.4 times the rate of the fp32 tiles.
+An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the rate of the fp32 tiles.
 */
 #ifndef LLMC_CPU_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_AMX_H

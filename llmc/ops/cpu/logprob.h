@@ -98,7 +98,8 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     double logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
     if (entropy) {
         const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty the others are its digits
-        *entropy = (floatS)(logsum - (others.weighted + itself * ((value - (double)top) * inverse)) / sum);
+        *entropy = (floatS)(logsum -
+                            (others.weighted + itself * fmax((value - (double)top) * inverse, (double)LEAST_Z)) / sum);
     }
     if (!weight) return (floatS)logp;
     double slope = (double)*weight * inverse;

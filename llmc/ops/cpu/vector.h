@@ -192,10 +192,10 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 
 /*
 2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. 2^x = 2^n 2^r with n the nearest integer.
-Adding 1.5 * 2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits, from where it
-becomes the exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor series.
-Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals, which
-would make products slow.
+Adding 1.5 * 2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits, from where
+it becomes the exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor
+series. Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals,
+which would make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)

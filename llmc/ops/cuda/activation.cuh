@@ -25,7 +25,8 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
         Pack<floatX, W> up, result;
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
-            float g = load(gate.x[j]), one_minus_s, s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
+            float g = load(gate.x[j]), one_minus_s;
+            float s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
             result.x[j] = store(GATED ? g * s * load(up.x[j]) : g * s);
         }
         pack_write(out + t * FF + c, result);

@@ -126,7 +126,8 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
     if (threadIdx.x == 0) {
         logp[t] = (float)(itself > others ? -log1p(others / itself) : z - log(sum));
         if (ENTROPY)
-            entropy[t] = (float)((itself == 1.0 ? log1p(others) : log(sum)) - (all.weighted + z * itself) / sum);
+            entropy[t] = (float)((itself == 1.0 ? log1p(others) : log(sum)) -
+                                 (all.weighted + fmax(z, (double)LEAST_Z) * itself) / sum);
     }
     if (gradient) {
         const double slope = (double)weight[t] * inverse;
@@ -140,8 +141,7 @@ static void cuda_logprob(Summed *logp, Summed *entropy, Stored *logits, const in
                          size_t n, size_t V, size_t stride, double temperature) {
     with_flag(entropy != NULL, [&](auto ENTROPY) {
         LAUNCH((logprob_kernel<ENTROPY>), dim3((unsigned)n), LOGPROB_THREADS, 0)
-        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, stride,
-         1 / temperature);
+        ((float *)logp, (float *)entropy, (floatX *)logits, targets, (const float *)weight, V, stride, 1 / temperature);
     });
 }
 
