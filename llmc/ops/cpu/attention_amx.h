@@ -187,14 +187,8 @@ static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *fol
             vector_store(row + j, score);
             most = vector_max(score, most);
         }
-        const floatS before = largest[r], now = vector_max_across(most);
-        if (now > before) {
-            const Vector shrink = vector_exp2(vector_of(before - now));
-            row_scale(out + r * width, shrink, HD);
-            if (folded) row_scale(folded + r * width, shrink, HD);
-            sum[r] *= (double)shrink[0];
-            largest[r] = now;
-        }
+        row_raise(vector_max_across(most), largest + r, sum + r, out + r * width, folded ? folded + r * width : NULL,
+                  HD);
         for (size_t j = 0; j < extent; j += 2 * VECTOR_LANES) {
             Vector weight[2];
             for (size_t v = 0; v < 2; v++) {

@@ -140,8 +140,18 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// Finds the rows' largest scores so far. Where one grows, the row's sum and its unfinished output, folded (NULL:
-// nothing is yet) and not, shrink to the new measure. Scores of keys that the row does not see become -inf.
+// Where a row's largest score grows, its sum and its unfinished output, folded (NULL: nothing is yet) and not, shrink to
+// the new measure.
+VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *out, floatS *folded, size_t HD) {
+    if (!(now > *largest)) return;
+    const Vector shrink = vector_exp2(vector_of(*largest - now));
+    row_scale(out, shrink, HD);
+    if (folded) row_scale(folded, shrink, HD);
+    *sum *= (double)shrink[0];
+    *largest = now;
+}
+
+// Finds the rows' largest scores so far (row_raise). Scores of keys that the row does not see become -inf.
 static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                           const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
@@ -155,14 +165,8 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *f
         for (size_t j = seen[r] - seen[r] % VECTOR_LANES; j < extent; j += VECTOR_LANES)
             vector_store(row + j, vector_select(lanes_before(seen[r], j), vector_load(row + j), unseen));
         for (size_t j = 0; j < extent; j += VECTOR_LANES) most = vector_max(vector_load(row + j), most);
-        const floatS before = largest[r], now = vector_max_across(most);
-        if (now > before) {
-            const Vector shrink = vector_exp2(vector_of(before - now));
-            row_scale(out + r * width, shrink, HD);
-            if (folded) row_scale(folded + r * width, shrink, HD);
-            sum[r] *= (double)shrink[0];
-            largest[r] = now;
-        }
+        row_raise(vector_max_across(most), largest + r, sum + r, out + r * width, folded ? folded + r * width : NULL,
+                  HD);
     }
 }
 
