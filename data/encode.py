@@ -291,7 +291,7 @@ class Encoder:
             try:
                 document = self.document(source, record)
             except templates.TemplateFailure as failure:
-                raise Rejected(records.TEMPLATE, str(failure)) from None
+                raise Rejected(records.TEMPLATE, f"{failure}{self.hint(source)}") from None
             except templates.Endless as failure:
                 raise SetupFailure(str(failure)) from None
             except RecursionError:
@@ -310,6 +310,14 @@ class Encoder:
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
                 raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
         return record, documents
+
+    @staticmethod
+    def hint(source):
+        """What a template may have missed in messages that it refused."""
+        messages = [m for part in (source.prompt, source.body) if isinstance(part, list) for m in part if isinstance(m, dict)]
+        calls = [call.get("function", call) for m in messages for call in m.get("tool_calls") or [] if isinstance(call, dict)]
+        text = any(isinstance(call, dict) and isinstance(call.get("arguments"), str) for call in calls)
+        return "; arguments of a tool call are a text: templates that list them want an object" if text else ""
 
     def document(self, source, record):
         if record.kind == shards.PROMPTS:

@@ -1,18 +1,27 @@
 """A chat template as fixed text around what a user writes, for programs that have no Jinja.
 
-    first turn                  first_before + USER + first_after
-    first, after a system text  system_before + SYSTEM + system_between + USER + system_after
-    every later turn            next_before + USER + next_after, behind what the model answered
+    first turn                  first_before + USER + first_after + opening
+    first, after a system text  system_before + SYSTEM + system_between + USER + system_after + opening
+    every later turn            next_before + USER + next_after + opening, behind what the model answered
+
+The opening is what of the generation prompt is no part of an answer's turn any more when others follow, such as "<think>\\n" of a
+model that reasons: `thinking_on` or `thinking_off` in its place is what enable_thinking makes of it. A template may also leave the
+reasoning out of old answers (FORGETS): of opening + answer it keeps what stands behind the last "</think>", without the line
+breaks that follow (FORGETS_LINES), after trimming the whole (FORGETS_SPACE).
 
 The texts are found by rendering placeholders, and kept only if renderings of other texts are their concatenation (templates may
-trim what users write, which is noted) and, of later turns, if the ids of the parts are the ids of the whole.
+trim what users write, which is noted) and, of later turns, if the ids of the parts are the ids of the whole; where old answers
+change, the whole conversation has to be encoded anew.
 """
 
+import os
 from dataclasses import dataclass, field
 
 import templates
 
 USER, SYSTEM, ANSWER, LATER = ("QzUser0ne", "QzSystem0ne", "QzAnswer0ne", "QzUser2wo")
+THINKING = {"thinking_on": True, "thinking_off": False}  # enable_thinking
+THOUGHTS = "<think>\nhm </think> hm\n</think>\n\n"
 OTHERS = ("Hello", "a {{ b }} {% c %} <d> & 'e' \"f\" \\ g\n\nh", "  between spaces ", "\nfor\tlines\n", "ÄÖ é 漢字 🙂", "x" * 300)
 
 
@@ -85,12 +94,36 @@ def find_system(chat, ask):
     chat.texts["system_before"], chat.texts["system_between"], chat.texts["system_after"] = parts
 
 
+def behind_thoughts(text):
+    return text.rpartition("</think>")[2]
+
+
+KEEPS = {  # what templates make of an answer when others follow it
+    (): lambda text: text,
+    ("TRIMS",): str.strip,
+    ("FORGETS",): behind_thoughts,
+    ("FORGETS", "FORGETS_LINES"): lambda text: behind_thoughts(text).lstrip("\n") if "</think>" in text else text,
+    ("FORGETS", "FORGETS_LINES", "FORGETS_SPACE"): lambda text: behind_thoughts(text.strip()).lstrip("\n") if "</think>" in text else text.strip(),
+}
+
+
+def answers_become(ask, parts):
+    """The flags of KEEPS by which the template writes every old answer; None: by none of them."""
+    before, between, after, end = parts
+    found = set(KEEPS)
+    for answer in (*OTHERS, *(THOUGHTS + other for other in OTHERS), "<think>\nhm", "hm</think>"):
+        text = ask([message("user", USER), message("assistant", answer), message("user", LATER)])
+        found = {flags for flags in found if text == joined(parts, [USER, KEEPS[flags](answer), LATER])}
+    return min(found, key=len, default=None)
+
+
 def find_next(chat, ask, encode):
     def turns(first, answer, *later):
         rest = [turn for text in later for turn in (message("assistant", answer), message("user", text))]
         return [message("user", first), *rest]
 
-    _, _, before, after = cut(ask(turns(USER, ANSWER, LATER)), USER, ANSWER, LATER)
+    parts = cut(ask(turns(USER, ANSWER, LATER)), USER, ANSWER, LATER)
+    _, between, before, after = parts
     if "CHAT_SYSTEM" in chat.flags:
         found = cut(ask([message("system", SYSTEM), *turns(USER, ANSWER, LATER)]), SYSTEM, USER, ANSWER, LATER)
         if found[3:] != [before, after]:
@@ -98,15 +131,53 @@ def find_next(chat, ask, encode):
     third = ask(turns("Question", "Answer", "Second", LATER))
     if not third.endswith(before + LATER + after):
         raise NoChat("the template writes the third turn in another way than the second")
+    kept = answers_become(ask, parts)
+    if kept is None:
+        raise NoChat("the template changes what the model answered, in a way that is not known here")
+    forgets = "FORGETS" in kept
+    if forgets and not chat.texts["first_after"].startswith(between):
+        raise NoChat("the template writes what asks for an answer in another way when others follow")
     for other in OTHERS:
         text = other.strip() if "TRIM_USER" in chat.flags else other
         if not ask(turns("Question", "Answer", other)).endswith(before + text + after):
             raise NoChat("the template changes a later turn's text")
         start, rest = chat.texts["first_before"] + "Question" + chat.texts["first_after"] + "Answer", before + text + after
-        if encode(start + rest) != encode(start) + encode(rest):
+        if not forgets and encode(start + rest) != encode(start) + encode(rest):
             raise NoChat("its later turns do not begin with a token of their own")
-    chat.flags.append("CHAT_NEXT")
+    chat.flags += ["CHAT_NEXT", *(flag for flag in kept if flag != "TRIMS")]
     chat.texts["next_before"], chat.texts["next_after"] = before, after
+    return between if forgets else None
+
+
+def find_opening(chat, ask, between):
+    """Cuts the opening off every text that ends with it. `between`: what stays of the generation prompt before an old answer, None
+    where all of it does."""
+    first = chat.texts["first_after"]
+    choices = [ask([message("user", USER)], enable_thinking=value).rpartition(USER)[2] for value in THINKING.values()]
+    if between is None:
+        between = os.path.commonprefix([first, *choices])
+    chat.texts["opening"] = opening = first[len(between):]
+    for name in ("first_after", "system_after", "next_after"):
+        if not chat.texts.get(name, opening).endswith(opening):
+            raise NoChat("the template asks for an answer in several ways")
+        chat.texts[name] = chat.texts.get(name, "").removesuffix(opening)
+
+
+def find_thinking(chat, ask):
+    """What enable_thinking puts in the opening's place."""
+    turns = [message("user", USER), message("assistant", ANSWER), message("user", LATER)]
+    asked = [turns[:1]] + [[message("system", SYSTEM), *turns[:1]]] * ("CHAT_SYSTEM" in chat.flags) + [turns] * ("CHAT_NEXT" in chat.flags)
+    plain = [ask(messages).removesuffix(chat.texts["opening"]) for messages in asked]
+    for name, value in THINKING.items():
+        texts = [ask(messages, enable_thinking=value) for messages in asked]
+        chat.texts[name] = opening = texts[0][len(plain[0]):]
+        if texts != [text + opening for text in plain]:
+            chat.reasons.append("no choice of thinking: enable_thinking changes more than how an answer begins")
+            break
+    else:
+        chat.flags += ["THINKING"] * any(chat.texts[name] != chat.texts["opening"] for name in THINKING)
+    if "THINKING" not in chat.flags:
+        chat.texts.update(dict.fromkeys(THINKING, ""))
 
 
 def find_chat(folder, encode):
@@ -119,19 +190,24 @@ def find_chat(folder, encode):
     except ValueError as error:
         raise NoChat(str(error)) from None
 
-    def ask(messages):
-        return compiled.render(messages, add_generation_prompt=True)
+    def ask(messages, **more):
+        return compiled.render(messages, add_generation_prompt=True, **more)
 
-    chat = Chat()
+    chat, between = Chat(), None
     try:
         find_first(chat, ask)
     except templates.TemplateFailure as error:
         raise NoChat(f"the template refuses a user's message: {error}") from None
     for part, find in (("system text", lambda: find_system(chat, ask)), ("later turns", lambda: find_next(chat, ask, encode))):
         try:
-            find()
+            between = find()
         except (NoChat, templates.TemplateFailure) as error:
             chat.reasons.append(f"no {part}: {error}")
+    try:
+        find_opening(chat, ask, between)
+        find_thinking(chat, ask)
+    except templates.TemplateFailure as error:
+        raise NoChat(f"the template refuses enable_thinking: {error}") from None
     try:
         whole = compiled.render([message("user", USER), message("assistant", ANSWER)])
         chat.end = whole.partition(ANSWER)[2].lstrip()

@@ -9,7 +9,7 @@ template), or a tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
-    8   uint32   version, 1
+    8   uint32   version, 1, or 2 where one of the last 3 sections or of the last 4 flags is there
     12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
     16  uint64   bytes of the file
     24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
@@ -18,7 +18,7 @@ The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
     40  uint32   ids of the model's own vocabulary: added tokens may lie above
     44  uint32   how text is cut into words, see WORDS
     48  uint32   the id of unknown characters, 0xffffffff: none
-    52  uint32   sections, 25
+    52  uint32   sections, 25 or (version 2) 28
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
@@ -46,10 +46,11 @@ import templates
 import tokenizer_chat
 import unicode_tables
 
-MAGIC, VERSION, NONE = b"SBPTOKEN", 1, 0xFFFFFFFF
+MAGIC, NONE = b"SBPTOKEN", 0xFFFFFFFF
 FLAGS = {name: 1 << bit for bit, name in enumerate((
     "ENCODES", "BYTE_LEVEL", "IGNORE_MERGES", "BYTE_FALLBACK", "FUSE_UNKNOWN", "COMPOSE", "REPLACE_SPACES", "PREPEND",
     "PREFIX_SPACE", "SPLIT_WORDS", "STRIP_FIRST", "TRIM_USER", "TRIM_SYSTEM", "CHAT", "CHAT_SYSTEM", "CHAT_NEXT",
+    "THINKING", "FORGETS", "FORGETS_LINES", "FORGETS_SPACE",
 ))}
 WORDS = {name: number for number, name in enumerate((
     "WHOLE", "GPT2", "LLAMA3", "QWEN2", "QWEN2_MARKS", "METASPACE_ALWAYS", "METASPACE_FIRST", "METASPACE_NEVER",
@@ -58,7 +59,9 @@ SECTIONS = (
     "text_offsets", "text", "spelling_offsets", "spelling", "id_flags", "merges", "added", "added_text", "end_ids", "prefix_ids",
     "suffix_ids", "classes", "decompositions", "combining", "pairs", "reason", "chat_reason", "first_before", "first_after",
     "system_before", "system_between", "system_after", "next_before", "next_after", "name",
+    "opening", "thinking_on", "thinking_off",
 )
+SECTIONS_1, FLAGS_1 = 25, 16  # how many of them version 1 has
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
 
@@ -383,14 +386,16 @@ def tokenizer_bytes(source):
     sections["name"] = source.name.encode()
     unknown = source.state["model"].get("unk_token") if flags and "ENCODES" in flags else None
     unknown = own.get(unknown, NONE) if unknown else NONE
-    offset, table, body = 64 + 16 * len(SECTIONS), b"", b""
-    for name in SECTIONS:
+    bits = sum(FLAGS[name] for name in set(flags + chat_flags))
+    version = 2 if bits >> FLAGS_1 or any(sections[name] for name in SECTIONS[SECTIONS_1:]) else 1
+    names = SECTIONS if version == 2 else SECTIONS[:SECTIONS_1]
+    offset, table, body = 64 + 16 * len(names), b"", b""
+    for name in names:
         table += struct.pack("<QQ", offset + len(body), len(sections[name]))
         body += sections[name] + bytes(-len(sections[name]) % 8)
-    bits = sum(FLAGS[name] for name in set(flags + chat_flags))
     rest = struct.pack("<QQ6IQ", offset + len(body), source.fingerprint, bits, len(decoded), max(own.values(), default=-1) + 1,
-                       WORDS[words], unknown, len(SECTIONS), 0) + table + body
-    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(rest)) + rest
+                       WORDS[words], unknown, len(names), 0) + table + body
+    return MAGIC + struct.pack("<II", version, zlib.crc32(rest)) + rest
 
 
 def write_tokenizer_file(path, tokenizer):

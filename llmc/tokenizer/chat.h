@@ -1,6 +1,15 @@
 /*
 A conversation as the tokenizer's chat template writes it: fixed text of the tokenizer file around what a user writes.
 The ids are those of the whole text, special tokens and all, as transformers' apply_chat_template has them.
+
+    chat_turn            ids of a user's turn and of what asks for an answer, behind what came before
+    chat_append_turn     the same as text, without the opening of the answer
+    chat_append_answer   an answer as the template writes it when others follow
+    chat_encode          ids of such a text with the opening of the next answer
+
+The opening is what of the text that asks for an answer is gone when others follow, such as "<think>\n" of a model that
+reasons. A template that also leaves the reasoning out of old answers (chat_forgets) changes what was encoded before:
+then the text of all turns is kept, and encoded anew for each.
 */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
@@ -27,29 +36,82 @@ static void chat_append_text(Scratch *to, const char *text, size_t bytes, int tr
     scratch_append(to, trim ? text + begin : text, trim ? end - begin : bytes);
 }
 
+// Whether a model that reasons is asked to, in the order of the words of --thinking.
+typedef enum { THINKING_AUTO, THINKING_ON, THINKING_OFF } Thinking;
+
+static int chat_forgets(const Tokenizer *t) { return (t->flags & TOKENIZER_FORGETS) != 0; }
+
+static TokenizerSection chat_opening(Thinking thinking) {
+    return thinking == THINKING_ON    ? SECTION_THINKING_ON
+           : thinking == THINKING_OFF ? SECTION_THINKING_OFF
+                                      : SECTION_OPENING;
+}
+
+// The opening as people are to see it before the answer: that of reasoning which goes on.
+static size_t chat_shown_opening(const Tokenizer *t, Thinking thinking, const char **text) {
+    const TokenizerSection section = chat_opening(thinking);
+    *text = (const char *)t->section[section];
+    return memmem(*text, t->section_bytes[section], "</think>", 8) ? 0 : t->section_bytes[section];
+}
+
 // Refuses what the template cannot do.
-static void chat_check(const Tokenizer *t, const char *system, int turns) {
+static void chat_check(const Tokenizer *t, const char *system, Thinking thinking, int turns) {
     const char *reason = tokenizer_message(t, SECTION_CHAT_REASON);
     if (!(t->flags & TOKENIZER_ENCODES))
         die_usage("--chat: %s decodes only, %s", t->path, tokenizer_message(t, SECTION_REASON));
     if (!(t->flags & TOKENIZER_CHAT)) die_usage("--chat: %s: %s; give a plain --prompt", t->path, reason);
     if (system && !(t->flags & TOKENIZER_CHAT_SYSTEM)) die_usage("--system: %s: %s; leave it out", t->path, reason);
+    if (thinking != THINKING_AUTO && !(t->flags & TOKENIZER_THINKING))
+        die_usage("--thinking: %s: no enable_thinking in its chat template%s%s; leave it out, or write an older file "
+                  "again with data/tokenizer_file.py",
+                  t->path, *reason ? ": " : "", reason);
     if (turns && !(t->flags & TOKENIZER_CHAT_NEXT))
         die_usage("--chat for several turns: %s: %s; give one turn with --prompt", t->path, reason);
 }
 
-// Appends the ids of a user's turn, with all that comes before the first one, or what ends the answer before.
-static void chat_turn(Tokenizer *t, const char *system, const char *user, size_t bytes, int first, TokenIds *ids) {
+// Appends a user's turn, with all that comes before the first one, or what ends the answer before.
+static void chat_append_turn(Scratch *text, const Tokenizer *t, const char *system, const char *user, size_t bytes,
+                             int first) {
     int trim_user = (t->flags & TOKENIZER_TRIM_USER) != 0, trim_system = (t->flags & TOKENIZER_TRIM_SYSTEM) != 0;
-    Scratch text = {NULL, 0, 0};
-    chat_append_section(&text, t, !first ? SECTION_NEXT_BEFORE : system ? SECTION_SYSTEM_BEFORE : SECTION_FIRST_BEFORE);
+    chat_append_section(text, t, !first ? SECTION_NEXT_BEFORE : system ? SECTION_SYSTEM_BEFORE : SECTION_FIRST_BEFORE);
     if (first && system) {
-        chat_append_text(&text, system, strlen(system), trim_system);
-        chat_append_section(&text, t, SECTION_SYSTEM_BETWEEN);
+        chat_append_text(text, system, strlen(system), trim_system);
+        chat_append_section(text, t, SECTION_SYSTEM_BETWEEN);
     }
-    chat_append_text(&text, user, bytes, trim_user);
-    chat_append_section(&text, t, !first ? SECTION_NEXT_AFTER : system ? SECTION_SYSTEM_AFTER : SECTION_FIRST_AFTER);
-    tokenizer_encode(t, (const char *)text.at, text.count, 1, ids);
+    chat_append_text(text, user, bytes, trim_user);
+    chat_append_section(text, t, !first ? SECTION_NEXT_AFTER : system ? SECTION_SYSTEM_AFTER : SECTION_FIRST_AFTER);
+}
+
+// Appends what stays of an answer: of its opening and answer[bytes], what is behind the last </think>.
+static void chat_append_answer(Scratch *text, const Tokenizer *t, Thinking thinking, const char *answer, size_t bytes) {
+    static const char end[] = "</think>";
+    const size_t length = sizeof(end) - 1;
+    const int trim = (t->flags & TOKENIZER_FORGETS_SPACE) != 0, lines = (t->flags & TOKENIZER_FORGETS_LINES) != 0;
+    Scratch opened = {NULL, 0, 0}, whole = {NULL, 0, 0};
+    chat_append_section(&opened, t, chat_opening(thinking));
+    scratch_append(&opened, answer, bytes);
+    chat_append_text(&whole, (const char *)opened.at, opened.count, trim);
+    size_t begin = 0;
+    for (size_t i = whole.count; i >= length && !begin; i--)
+        if (!memcmp(whole.at + i - length, end, length)) begin = i;
+    while (begin && lines && begin < whole.count && whole.at[begin] == '\n') begin++;
+    scratch_append(text, whole.at + begin, whole.count - begin);
+    free(opened.at), free(whole.at);
+}
+
+// Appends the ids of a text with the opening of the answer to it. The text stays as it is.
+static void chat_encode(Tokenizer *t, Scratch *text, Thinking thinking, TokenIds *ids) {
+    const size_t count = text->count;
+    chat_append_section(text, t, chat_opening(thinking));
+    tokenizer_encode(t, (const char *)text->at, text->count, 1, ids);
+    text->count = count;
+}
+
+static void chat_turn(Tokenizer *t, const char *system, Thinking thinking, const char *user, size_t bytes, int first,
+                      TokenIds *ids) {
+    Scratch text = {NULL, 0, 0};
+    chat_append_turn(&text, t, system, user, bytes, first);
+    chat_encode(t, &text, thinking, ids);
     free(text.at);
 }
 

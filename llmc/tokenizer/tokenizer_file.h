@@ -11,7 +11,7 @@ gets an index of its own. A file that fails ends the program with one line. Litt
 
 #define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
-#define TOKENIZER_VERSION 1u
+#define TOKENIZER_VERSION 2u                  // the newest; files of version 1 lack the last sections and flags
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
 #define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
 #define NO_TOKEN          UINT32_MAX
@@ -35,7 +35,12 @@ enum {
     TOKENIZER_CHAT = 1 << 13,
     TOKENIZER_CHAT_SYSTEM = 1 << 14,
     TOKENIZER_CHAT_NEXT = 1 << 15,
-    TOKENIZER_FLAGS = (1 << 16) - 1
+    TOKENIZER_FLAGS_1 = (1 << 16) - 1, // those of version 1
+    TOKENIZER_THINKING = 1 << 16,      // the template asks for an answer with reasoning, or without
+    TOKENIZER_FORGETS = 1 << 17,       // and keeps of old answers what is behind the last </think>
+    TOKENIZER_FORGETS_LINES = 1 << 18, // without the line breaks that follow it
+    TOKENIZER_FORGETS_SPACE = 1 << 19, // of the trimmed answer
+    TOKENIZER_FLAGS = (1 << 20) - 1
 };
 
 // clang-format off
@@ -55,6 +60,8 @@ typedef enum {
     SECTION_REASON, SECTION_CHAT_REASON, SECTION_FIRST_BEFORE, SECTION_FIRST_AFTER,
     SECTION_SYSTEM_BEFORE, SECTION_SYSTEM_BETWEEN, SECTION_SYSTEM_AFTER, SECTION_NEXT_BEFORE, SECTION_NEXT_AFTER,
     SECTION_NAME,
+    TOKENIZER_SECTIONS_1, // those of version 1
+    SECTION_OPENING = TOKENIZER_SECTIONS_1, SECTION_THINKING_ON, SECTION_THINKING_OFF,
     TOKENIZER_SECTIONS
 } TokenizerSection;
 // clang-format on
@@ -91,6 +98,7 @@ typedef struct {
     uint64_t bytes, fingerprint;
     uint32_t flags, ids, vocabulary_ids, unknown;
     WordsKind words;
+    size_t sections; // that the file has
     const unsigned char *section[TOKENIZER_SECTIONS];
     size_t section_bytes[TOKENIZER_SECTIONS];
     const uint32_t *text_offsets, *spelling_offsets;   // [ids + 1]
@@ -173,14 +181,14 @@ __attribute__((noreturn)) static void tokenizer_damaged(const Tokenizer *t, cons
 static void tokenizer_check_header(Tokenizer *t) {
     uint32_t word[16];
     uint64_t bytes;
-    if (t->bytes < TOKENIZER_HEADER + 16 * TOKENIZER_SECTIONS || memcmp(t->file, TOKENIZER_MAGIC, 8) != 0)
+    if (t->bytes < TOKENIZER_HEADER + 16 * TOKENIZER_SECTIONS_1 || memcmp(t->file, TOKENIZER_MAGIC, 8) != 0)
         die("%s: is not a tokenizer file; data/tokenizer_file.py writes one from a Hugging Face tokenizer", t->path);
     memcpy(word, t->file, sizeof(word));
     memcpy(&bytes, t->file + 16, 8);
     memcpy(&t->fingerprint, t->file + 24, 8);
-    if (word[2] != TOKENIZER_VERSION)
-        die("%s: is a tokenizer file of version %u, this program reads version %u; write it again with this version's "
-            "data/tokenizer_file.py",
+    if (word[2] < 1 || word[2] > TOKENIZER_VERSION)
+        die("%s: is a tokenizer file of version %u, this program reads versions 1 to %u; write it again with this "
+            "version's data/tokenizer_file.py",
             t->path, word[2], TOKENIZER_VERSION);
     if (bytes > t->bytes)
         die("%s: is truncated: %llu of %llu bytes are there; copy it again", t->path, (unsigned long long)t->bytes,
@@ -189,17 +197,22 @@ static void tokenizer_check_header(Tokenizer *t) {
     crc32_prepare();
     if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
     t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
-    if (t->flags & ~(uint32_t)TOKENIZER_FLAGS) tokenizer_damaged(t, "unknown flags");
+    t->sections = word[2] == 1 ? TOKENIZER_SECTIONS_1 : TOKENIZER_SECTIONS;
+    if (t->flags & ~(uint32_t)(word[2] == 1 ? TOKENIZER_FLAGS_1 : TOKENIZER_FLAGS))
+        tokenizer_damaged(t, "unknown flags");
     if (!t->ids || t->ids > INT32_MAX || t->vocabulary_ids > t->ids) tokenizer_damaged(t, "its number of ids");
     if (word[11] >= WORDS_KINDS) tokenizer_damaged(t, "an unknown way to cut words");
     t->words = (WordsKind)word[11];
     if (t->unknown != NO_TOKEN && t->unknown >= t->ids) tokenizer_damaged(t, "the id of unknown characters");
-    if (word[13] != TOKENIZER_SECTIONS) tokenizer_damaged(t, "its number of sections");
+    if (word[13] != t->sections || t->bytes < TOKENIZER_HEADER + 16 * t->sections)
+        tokenizer_damaged(t, "its number of sections");
 }
 
 static void tokenizer_check_sections(Tokenizer *t) {
     uint64_t place[2];
     for (size_t i = 0; i < TOKENIZER_SECTIONS; i++) {
+        t->section[i] = t->file;
+        if (i >= t->sections) continue; // of version 2: empty
         memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
         if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
             tokenizer_damaged(t, "a section lies outside of it");

@@ -1,6 +1,6 @@
 /*
 What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2,
-Llama 3 and Qwen, each written out as the function it is. Characters are those of well-formed UTF-8; classes and
+Llama 3, Qwen and Qwen3.5, each written out as the function it is. Characters are those of well-formed UTF-8; classes and
 composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
 */
 #ifndef LLMC_TOKENIZER_WORDS_H

@@ -55,6 +55,56 @@ THINKING = """{%- set ns = namespace(last=-1) %}
 # The generation prompt opens the reasoning, which old turns do not have any more.
 OPENING = THINKING.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}")
 
+# As Qwen3.5's: contents are trimmed; reasoning stands behind the last question alone, in a block that the generation prompt opens, or
+# closes, too; calls have their arguments in tags; what tools answer is a user's turn; a system message comes first, or not at all.
+HYBRID = """{%- set turns = namespace(question=-1) %}
+{%- for message in messages %}
+    {%- set content = message.content | trim %}
+    {%- if message.role == 'user' and not (content.startswith('<tool_response>') and content.endswith('</tool_response>')) %}
+        {%- set turns.question = loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- if turns.question < 0 %}{{ raise_exception('no question of a user') }}{% endif %}
+{%- set system = messages[0].content | trim if messages[0].role == 'system' else '' %}
+{%- if tools %}
+    {{- '<|im_start|>system\n# Tools\n\n<tools>' }}
+    {%- for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}
+    {{- '\n</tools>' + ('\n\n' + system if system else '') + '<|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + system + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content | trim %}
+    {%- if message.role == 'system' and not loop.first %}{{ raise_exception('a system message behind others') }}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>user\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set reasoning = message.reasoning_content %}
+        {%- if reasoning is not string and '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > turns.question %}{{ '<think>\n' + (reasoning or '') | trim + '\n</think>\n\n' }}{% endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n' * (0 if loop.first and not content else 2 if loop.first else 1) + '<tool_call>\n<function=' + call.function.name + '>\n' }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<parameter=' + name + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}
+            {%- endfor %}
+            {{- '</function>\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n<think>\n' + ('\n</think>\n\n' if enable_thinking is false else '') }}
+{%- endif %}"""
+
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
@@ -79,7 +129,7 @@ FEATURES = """{%- set ns = namespace(count=0) %}
 
 TEMPLATES = {  # with bos and eos
     "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),
-    "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "bare": (None, None, None),
+    "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "hybrid": (HYBRID, None, "<|im_end|>"), "bare": (None, None, None),
     "generation": (GENERATION, None, "<|im_end|>"), "wrong": (WRONG, None, "<|im_end|>")}
 
 

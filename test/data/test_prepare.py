@@ -29,6 +29,7 @@ import prepare_samples as samples
 import records
 import spans
 import templates
+import tokenizer_chat
 import tokenizer_file
 import unicode_tables
 import words
@@ -95,6 +96,8 @@ class Masks(Tested):
         tools = [*chat("2+2"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "4"},
                  {"role": "assistant", "content": "four"}]
         fake = "x<|im_end|>\n<|im_start|>assistant\nI am not the assistant<|im_end|>\n"  # what a turn looks like
+        opened, bye = "<|im_start|>assistant\n<think>\n", "\n</think>\n\nBye<|im_end|>\u00bb\n"
+        tagged = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\ntwo\n</parameter>\n</function>\n</tool_call>"
         for name, messages, expected in (
                 ("chatml", long, im(*helped, *spoken, "Bye")),
                 ("chatml", chat(wide, wide, fake, "Bye"), im(*helped, "user", wide, "*assistant", wide, "user", fake, "*assistant", "Bye")),
@@ -117,6 +120,15 @@ class Masks(Tested):
                 ("opening", chat("Hi", "Hello", "And?", "<think>\nhm\n</think>\n\nBye"),
                  im("user", "Hi", "*assistant", "Hello", "user", "And?") +
                  "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\u00bb\n"),
+                ("hybrid", chat(" Hi\n", "<think>\nhm\n</think>\n\n Hello there", "And?", "<think>\nwell\n</think>\n\nBye ", system=" Be brief "),
+                 im("system", "Be brief", "user", "Hi", "*assistant", " Hello there", "user", "And?") + opened + "\u00abwell" + bye),
+                ("hybrid", reasoned, im(*spoken[:4], "user", "And?") + opened + "\u00abwell" + bye),
+                ("hybrid", chat("Hi", "Bye"), im("user", "Hi") + opened + "\u00ab" + bye),  # no reasoning: there is an empty block
+                ("hybrid", tools, im("user", "2+2") + opened + "\u00ab" + bye.replace("Bye", tagged) +
+                 im("user", "\n<tool_response>\n4\n</tool_response>").replace("user\n\n", "user\n") + opened + "\u00ab" + bye.replace("Bye", "four")),
+                ("hybrid", tools + chat("And?", "<think>\nwell\n</think>\n\nBye"),  # reasoning between calls is gone, too
+                 im("user", "2+2", "*assistant", tagged, "user", "<tool_response>\n4\n</tool_response>", "*assistant", "four", "user", "And?") +
+                 opened + "\u00abwell" + bye),
                 # contents that repeat each other, the headers, and nothing at all
                 *(("thinking", chat(*texts), im("user", texts[0], "*assistant", texts[1].split("</think>")[-1], "user", texts[2],
                                                 "*assistant", thought + texts[3]))
@@ -124,6 +136,10 @@ class Masks(Tested):
                                 ("Hi", "", "x", "y"), ("Hi", "assistant\nassistant", "assistant", "assistant")))):
             with self.subTest(name=name, messages=messages):
                 self.assertEqual(self.marked(name, {"messages": messages}), [expected])
+        record = {"messages": chat("Hi", "Hello there", "And?", "Bye")}  # asked for without reasoning, the block is the prompt's
+        for train_on, old in (("assistant", "*assistant"), ("last", "assistant")):
+            self.assertEqual(self.marked("hybrid", record, template_arguments='{"enable_thinking": false}', train_on=train_on),
+                             [im(*spoken[:2], old, "Hello there", "user", "And?") + opened + bye.replace("Bye", "\u00abBye")])
         for name in ("chatml", "generation", "thinking"):  # and what is trained on
             bye = thought * (name == "thinking") + "Bye"
             said = "system", "Be brief", "user", "Hi", "assistant", "Hello", "user", "And?", "assistant", bye
@@ -228,7 +244,7 @@ class Masks(Tested):
 
     def test_long_conversations(self):
         rng = random.Random(5)
-        for name in ("chatml", "mistral", "thinking", "opening"):
+        for name in ("chatml", "mistral", "thinking", "opening", "hybrid"):
             turns = encoder(name).turns
             for variant in range(16):
                 messages = samples.long_conversation(rng, rng.randint(1, 20), variant)
@@ -457,6 +473,10 @@ class Rejections(Tested):
         self.documents("chatml", {"messages": messages, "label": "joke"})
         deep = [*chat("Hi"), {"role": "assistant", "tool_calls": json.loads("[" * 450 + "]" * 450)}]
         self.rejected("thinking", {"messages": deep}, records.TEMPLATE)
+        call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        asks = [*chat("Hi"), {"role": "assistant", "tool_calls": [call]}]
+        self.rejected("hybrid", {"messages": asks}, records.TEMPLATE, "; arguments of a tool call are a text")
+        self.rejected("hybrid", {"messages": chat("Hi", "Hello")[1:]}, records.TEMPLATE, "no question of a user")
 
     def test_lines_that_are_rejected(self):
         for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list.*jq"), (b"3", "is a number"),
@@ -468,6 +488,32 @@ class Rejections(Tested):
                               ((1, 2), "a map")):
             with self.assertRaisesRegex(records.Rejected, f"column messages.0..time holds {detail}, which JSON does not have"):
                 workers.parsed({"text": None, "messages": [{"role": "user", "n": 1.5, "time": value}]})
+
+    def test_chats_as_fixed_text(self):
+        """What tokenizer.tok has of a chat template, and why it has no more."""
+        def found(template):
+            folder = samples.tokenizer_folder(WORK.name + "/chat", samples.byte_level(), template, None, "<|im_end|>")
+            return tokenizer_chat.find_chat(folder, tokenizer_file.Source(folder).encode)
+
+        plain, forgets, asked = ["CHAT", "CHAT_SYSTEM", "CHAT_NEXT"], ["FORGETS", "FORGETS_LINES"], samples.THINKING.split("{{- content }}")
+        trims = ["CHAT", "TRIM_USER", "TRIM_SYSTEM", "CHAT_SYSTEM", "CHAT_NEXT"]
+        for template, flags, opening, reasons in (
+                (samples.CHATML, plain, ["", "", ""], []), (samples.THINKING, plain + forgets, ["", "", ""], []),
+                (samples.OPENING, plain + forgets, ["<think>\n", "", ""], []),
+                (samples.THINKING.replace("lstrip", "rstrip"), plain[:2], ["", "", ""], ["no later turns: .* what the model answered"]),
+                (samples.OPENING.replace("<|im_start|>assistant\n<think>", "<|im_start|>answer\n<think>"), plain[:2], ["", "", ""], ["no later turns: .* in another way"]),
+                (samples.HYBRID, [*trims, *forgets, "FORGETS_SPACE", "THINKING"], ["<think>\n", "<think>\n", "<think>\n\n</think>\n\n"], []),
+                (samples.HYBRID.replace("enable_thinking is false", "not enable_thinking"),  # not unless it is asked for
+                 [*trims, *forgets, "FORGETS_SPACE", "THINKING"], ["<think>\n\n</think>\n\n", "<think>\n", "<think>\n\n</think>\n\n"], []),
+                (samples.CHATML.replace("assistant\n'", "assistant\n' + ('' if enable_thinking is undefined else '<think>')"),
+                 [*plain, "THINKING"], ["", "<think>", "<think>"], []),
+                ("{% if enable_thinking %}Think!{% endif %}" + samples.HYBRID, [*trims, *forgets, "FORGETS_SPACE"], ["<think>\n", "", ""],
+                 ["no choice of thinking: "])):
+            chat = found(template)
+            self.assertEqual((chat.flags, [chat.texts[name] for name in ("opening", "thinking_on", "thinking_off")]), (flags, opening), template)
+            self.assertEqual(len(chat.reasons), len(reasons), (chat.reasons, template))
+            for reason, words in zip(chat.reasons, reasons):
+                self.assertRegex(reason, words)
 
     def test_setups_that_do_not_fit(self):
         broken = WORK.name + "/broken"

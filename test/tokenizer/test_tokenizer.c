@@ -1,5 +1,5 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts in the styles of six families of models are those of
+The tokenizer: ids and decoded text of several hundred texts in the styles of seven families of models are those of
 Hugging Face's tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes
 in pieces; chat; and files that are damaged, with and without a checksum that is right, which are refused in one line or
 else used without harm.
@@ -9,7 +9,7 @@ else used without harm.
 #include "llmc/base/text.h"
 
 #define FOLDER "test/golden/tokenizers/"
-static const char *const styles[] = {"gpt2", "llama3", "qwen2", "gemma", "llama2", "mistral"};
+static const char *const styles[] = {"gpt2", "llama3", "qwen2", "qwen3.5", "gemma", "llama2", "mistral"};
 enum { STYLES = COUNT_OF(styles) };
 
 static const char *style_path(const char *style, const char *ending) {
@@ -103,10 +103,10 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
     free(expected.id);
 }
 
-// GPT-2 and Qwen2 put nothing before a text, the others their first token; the end ids are eos_token's and those of the
+// GPT-2 and Qwen put nothing before a text, the others their first token; the end ids are eos_token's and those of the
 // lists.
 TEST(beginnings_and_ends) {
-    static const char *const begin[] = {NULL, "<|im_start|>", NULL, "<s>", "<s>", "<s>"};
+    static const char *const begin[] = {NULL, "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>"};
     size_t bytes;
     for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
@@ -206,7 +206,7 @@ TEST(pieces_are_whole_characters) {
 static void expect_turn(const char *style, const char *system, const char *user, int first, const char *expected) {
     Tokenizer *t = open_style(style);
     TokenIds ids = {NULL, 0, 0};
-    chat_turn(t, system, user, strlen(user), first, &ids);
+    chat_turn(t, system, THINKING_AUTO, user, strlen(user), first, &ids);
     expect_ids(t, &ids, expected, -1);
     free(ids.id);
     tokenizer_close(t);
@@ -223,6 +223,53 @@ TEST(chat_is_the_template) {
     expect_turn("gemma", NULL, " \n", 0, "<|end|>\n<|im_start|>user\n<|end|>\n<|im_start|>model\n");
 }
 
+// Reasoning is asked for or not by the opening of an answer, and forgotten when others follow.
+TEST(chat_with_reasoning) {
+#define ASKED(user) "<|im_start|>user\n" user "<|end|>\n<|im_start|>assistant\n"
+#define OPENED      "<think>\n"
+#define CLOSED      "<think>\n\n</think>\n\n"
+    static const struct {
+        Thinking thinking;
+        const char *answer, *kept;
+        const char *opening;
+    } rows[] = {
+        {THINKING_AUTO, "hm\n</think>\n\n Hello \n", " Hello", OPENED},
+        {THINKING_ON, "a </think>\nb</think>\n\n\n", "", OPENED},
+        {THINKING_ON, "b</think>c", "c", OPENED},
+        {THINKING_ON, " no end\n", "<think>\n no end", OPENED},
+        {THINKING_OFF, "Hello\n", "Hello", CLOSED},
+        {THINKING_OFF, "", "", CLOSED},
+        {THINKING_OFF, "x</think", "x</think", CLOSED},
+    };
+    Tokenizer *t = open_style("qwen3.5");
+    const char *opening;
+    assert_true(chat_forgets(t));
+    assert_int_equal(chat_shown_opening(t, THINKING_ON, &opening), sizeof(OPENED) - 1);
+    assert_int_equal(chat_shown_opening(t, THINKING_OFF, &opening), 0);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        char expected[400];
+        Scratch text = {NULL, 0, 0};
+        TokenIds ids = {NULL, 0, 0};
+        test_case("%s", rows[i].answer);
+        chat_append_turn(&text, t, NULL, " Hi\n", 4, 1);
+        for (size_t pass = 0; pass < 2; pass++) { // the text stays as it was
+            ids.count = 0;
+            chat_encode(t, &text, rows[i].thinking, &ids);
+            snprintf(expected, sizeof(expected), ASKED("Hi") "%s", rows[i].opening);
+            expect_ids(t, &ids, expected, -1);
+        }
+        chat_append_answer(&text, t, rows[i].thinking, rows[i].answer, strlen(rows[i].answer));
+        chat_append_turn(&text, t, NULL, "And?", 4, 0);
+        ids.count = 0;
+        chat_encode(t, &text, rows[i].thinking, &ids);
+        snprintf(expected, sizeof(expected), ASKED("Hi") "%s<|end|>\n" ASKED("And?") "%s", rows[i].kept,
+                 rows[i].opening);
+        expect_ids(t, &ids, expected, -1);
+        free(text.at), free(ids.id);
+    }
+    tokenizer_close(t);
+}
+
 // ---- refusals and damage --------------------------------------------------------------------------------------------
 typedef struct {
     const char *path, *text, *system;
@@ -236,7 +283,11 @@ static void encode_text(const void *context) {
 
 static void ask_for_chat(const void *context) {
     const Use *use = (const Use *)context;
-    chat_check(tokenizer_open(use->path), use->system, 0);
+    chat_check(tokenizer_open(use->path), use->system, THINKING_AUTO, 0);
+}
+
+static void ask_to_think(const void *context) {
+    chat_check(tokenizer_open(((const Use *)context)->path), NULL, THINKING_OFF, 0);
 }
 
 // Everything that a file can be used for.
@@ -254,7 +305,7 @@ static void use_all(const void *context) {
     }
     for (size_t i = 0; t->flags & TOKENIZER_ENCODES && i < COUNT_OF(texts); i++) {
         tokenizer_prompt(t, texts[i], strlen(texts[i]), &ids);
-        chat_turn(t, "s", texts[i], strlen(texts[i]), (int)i % 2, &ids);
+        chat_turn(t, "s", (Thinking)(i % 3), texts[i], strlen(texts[i]), (int)i % 2, &ids);
     }
     for (size_t i = 0; i < ids.count; i++)
         if ((uint32_t)ids.id[i] >= t->ids) exit(3);
@@ -298,6 +349,7 @@ TEST(refusals) {
         {FOLDER, encode_text, "", NULL, EXIT_RUNTIME, "is a folder; give the tokenizer.tok in it"},
         {FOLDER "gpt2.tok", ask_for_chat, "", NULL, EXIT_USAGE, "there is no chat template"},
         {FOLDER "gemma.tok", ask_for_chat, "", "x", EXIT_USAGE, "no system role; leave it out"},
+        {FOLDER "qwen2.tok", ask_to_think, "", NULL, EXIT_USAGE, "--thinking: "},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const Use use = {cases[i].path, cases[i].text, cases[i].system};
@@ -320,7 +372,7 @@ static void change_numbers(const void *path) {
     Tokenizer *t = tokenizer_open((const char *)path);
     const size_t bytes = (size_t)t->bytes;
     char *copy = (char *)case_memory(bytes);
-    for (size_t i = 0; i < 3 * TOKENIZER_SECTIONS; i++) {
+    for (size_t i = 0; i < 3 * t->sections; i++) {
         const size_t words = t->section_bytes[i / 3] / 4;
         if (!words) continue;
         memcpy(copy, t->file, bytes);
@@ -344,9 +396,10 @@ TEST(damaged_files) {
         CUT_TO(TOK, 463, DAMAGED),
         CUT_TO(TOK, -1, DAMAGED),
         EXTENDED_BY(TOK, 8, DAMAGED),
-        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads version 1"),
+        OTHER_NUMBER(TOK, 8, 4, 7, "of version 7, this program reads versions 1 to 2"),
         OTHER_NUMBER(TOK, 32, 4, 0, NULL), // decodes only
-        OTHER_NUMBER(TOK, 32, 4, 1 << 16, "unknown flags"),
+        OTHER_NUMBER(TOK, 8, 4, 0, "of version 0"),
+        OTHER_NUMBER(TOK, 32, 4, 1 << 20, "unknown flags"),
         OTHER_NUMBER(TOK, 36, 4, 0, "its number of ids"),
         OTHER_NUMBER(TOK, 44, 4, WORDS_KINDS, "an unknown way to cut words"),
         OTHER_NUMBER(TOK, 48, 4, 1 << 30, "the id of unknown characters"),
