@@ -22,6 +22,14 @@ A few steps on a layer l and a chunk c of tokens [t0, t1) are all there is:
     kv_backward(l, c)         dK[c], dV[c] -> the keys' and values' part; then dx[c] of x_l, in place; dW +=
     head_step(c)              x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c] over x_L[c]; dW +=
 
+A layer of linear attention (Gated DeltaNet) has no keys and values. What joins its chunks is a state, [DK,DV] for each
+head, that passes from token to token; its gradient passes back, so last to first is the order here, too:
+
+    linear_attention_forward(l, c)    x_l[c], S before c -> y[c], S behind c
+    linear_attention_backward(l, c)   dx[c] of y, dS behind c -> dx[c] of x_l, in place; dS before c; dW +=
+
+Backward needs S before each chunk: it is kept at intervals and computed again between (linear_memory.h).
+
 A method is an order of these steps and a choice of what stays in memory between forward and backward:
 
     method      keeps of a layer   chunk   logits chunk
@@ -31,7 +39,7 @@ A method is an order of these steps and a choice of what stays in memory between
 
 Memory in bytes, beside weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2 FF
 (gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H +
-FF elements (Q more with QK-norm) and NH sums; the sums are left out here.
+FF elements (Q more with QK-norm, 2Q with a gate) and NH sums; the sums are left out here.
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
@@ -52,6 +60,11 @@ products, `pairs` query-key pairs of a layer:
     full F + B; checkpoint and stream F + B + R, whatever the chunk: K and V are projected once per pass, never once per
     chunk over the prefix. --keep attention saves attention's outputs and spares the 4 L Q pairs of R.
 
+A layer of linear attention projects E = 2 HK DK + 2 HV DV + 2 HV elements, of which W = 2 HK DK + HV DV go through a
+convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops in
+ops.h) take the place of those of pairs, and N / max(n, 1024) states of HV DK DV sums that of K, V, dK, dV, of which
+the layers of either kind have the memory in turn. States cost stream 2 N C (W + 2 HV) and the rule once more.
+
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
 plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers have their adapters with them (modules.h): with
 LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the
@@ -60,10 +73,10 @@ generation.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/stream/attention_memory.h" // where layer inputs, keys and values lie; --keep attention
-#include "llmc/stream/modules.h"          // linear layers, norms, rotary embedding, the MLP's activation
-#include "llmc/stream/residency.h"        // where weights and gradients are
-#include "llmc/stream/sequence.h"         // the sequence on the device; chunks and layers: what loops visit
+#include "llmc/stream/linear_memory.h" // where layer inputs, keys, values and states lie; --keep attention
+#include "llmc/stream/modules.h"       // linear layers, norms, rotary embedding, the MLP's activation
+#include "llmc/stream/residency.h"     // where weights and gradients are
+#include "llmc/stream/sequence.h"      // the sequence on the device; chunks and layers: what loops visit
 
 // ---- what one chunk costs -------------------------------------------------------------------------------------------
 // Forward leaves these for backward. Method full: one set for each layer, n = N.
@@ -73,6 +86,11 @@ struct Activations {
     Stored *q;                // [n,NH*HD]  after QK-norm and RoPE
     Stored *attention_out;    // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;              // [n,NH]     log-sum-exp of the scores
+    Stored *gate;             // [n,NH*HD]  of attention's output; NULL where the family has none
+    Stored *projected;        // [n,E]      linear attention in place of q .. gate: q | k | v | z | b | a
+    Stored *mixed;            // [n,W]      q | k | v behind the convolution
+    Stored *delta_out;        // [n,HV*DV]  what the delta rule reads from the state
+    Stored *gated;            // [n,NH*HD]  attention's output behind its gate, or delta_out's [n,HV*DV] behind the norm
     Stored *attention_branch; // [n,C]      attention branch before its post norm; NULL where the family has none
     Stored *y;                // [n,C]      x_l + attention branch
     Stored *norm2;            // [n,C]      norm of y
@@ -83,18 +101,31 @@ struct Activations {
     size_t mark;              // of the arena, before all of them
 };
 
-// Pushes attention's part for n tokens; q, attention_out and lse only where they have no memory yet.
+// Pushes attention's part for n tokens; what has memory already keeps it.
 static void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
-    a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
+    if (!a->norm1) a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     if (d.qk_norm) a->q_linear = push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q);
     if (!a->q) a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
     if (!a->attention_out) {
         a->attention_out = push_stored(s, SHARE_WORKSPACE, "attention output", n * d.Q);
         a->lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp", n * d.NH);
     }
+    if (d.hybrid && !a->gate) a->gate = push_stored(s, SHARE_WORKSPACE, "gate of attention output", n * d.Q);
+    if (d.hybrid) a->gated = push_stored(s, SHARE_WORKSPACE, "attention output behind its gate", n * d.Q);
     if (d.post_norms) a->attention_branch = push_stored(s, SHARE_WORKSPACE, "attention before its norm", n * d.C);
-    a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
+    if (!a->y) a->y = push_stored(s, SHARE_WORKSPACE, "after attention", n * d.C);
+}
+
+// Pushes linear attention's part for n tokens; what has memory already keeps it.
+static void push_linear_activations(StreamBP *s, Activations *a, size_t n) {
+    Shapes d = shapes_of(s->model);
+    if (!a->norm1) a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
+    a->projected = push_stored(s, SHARE_WORKSPACE, "inputs of linear attention", n * d.E);
+    a->mixed = push_stored(s, SHARE_WORKSPACE, "after the convolution", n * d.W);
+    a->delta_out = push_stored(s, SHARE_WORKSPACE, "delta rule's output", n * d.DVs);
+    a->gated = push_stored(s, SHARE_WORKSPACE, "delta rule's output behind its norm", n * d.DVs);
+    if (!a->y) a->y = push_stored(s, SHARE_WORKSPACE, "after linear attention", n * d.C);
 }
 
 static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
@@ -108,13 +139,25 @@ static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
 // Method full: the set of layer l, from row `row` on
 static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     Shapes d = shapes_of(s->model);
-    Activations a = *s->kept;
+    const int linear = layer_is_linear(&s->model->config, l);
+    Activations a = s->kept[linear];
+    const size_t attention = attention_layers_before(s, l),
+                 of_kind = (linear ? l - attention : attention) * s->rows + row;
     row += l * s->rows;
     a.norm1 = stored_row(s, a.norm1, row, d.C);
-    if (d.qk_norm) a.q_linear = stored_row(s, a.q_linear, row, d.Q);
-    a.q = stored_row(s, a.q, row, d.Q);
-    a.attention_out = stored_row(s, a.attention_out, row, d.Q);
-    a.lse = summed_row(s, a.lse, row, d.NH);
+    if (linear) {
+        a.projected = stored_row(s, a.projected, of_kind, d.E);
+        a.mixed = stored_row(s, a.mixed, of_kind, d.W);
+        a.delta_out = stored_row(s, a.delta_out, of_kind, d.DVs);
+        a.gated = stored_row(s, a.gated, of_kind, d.DVs);
+    } else {
+        if (d.qk_norm) a.q_linear = stored_row(s, a.q_linear, of_kind, d.Q);
+        a.q = stored_row(s, a.q, of_kind, d.Q);
+        a.attention_out = stored_row(s, a.attention_out, of_kind, d.Q);
+        a.lse = summed_row(s, a.lse, of_kind, d.NH);
+        if (d.hybrid) a.gate = stored_row(s, a.gate, of_kind, d.Q);
+        if (d.hybrid) a.gated = stored_row(s, a.gated, of_kind, d.Q);
+    }
     a.y = stored_row(s, a.y, row, d.C);
     a.norm2 = stored_row(s, a.norm2, row, d.C);
     a.gate_up = stored_row(s, a.gate_up, row, d.H);
@@ -125,14 +168,30 @@ static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     return a;
 }
 
-// Room for attention's part of chunk c's activations
+// Room for chunk c's activations, as far as the MLP
 static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     Activations a = {0};
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
     a.mark = arena_mark(s->arena);
+    if (layer_is_linear(&s->model->config, l)) {
+        push_linear_activations(s, &a, c.n);
+        return a;
+    }
     saved_attention_chunk(s, l, c, &a.attention_out, &a.lse);
     push_attention_activations(s, &a, c.n);
     return a;
+}
+
+// Method full: room for the activations of all layers, in kept[0] of those with attention, in kept[1] of the others
+static void push_kept_activations(StreamBP *s, Activations kept[2]) {
+    Shapes d = shapes_of(s->model);
+    const size_t attention = attention_layers_before(s, d.L), rows = d.L * s->rows;
+    kept[0].norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", rows * d.C);
+    kept[0].y = push_stored(s, SHARE_WORKSPACE, "after attention", rows * d.C);
+    push_mlp_activations(s, &kept[0], rows);
+    kept[1] = kept[0];
+    if (attention) push_attention_activations(s, &kept[0], attention * s->rows);
+    if (attention < d.L) push_linear_activations(s, &kept[1], (d.L - attention) * s->rows);
 }
 
 static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
@@ -156,18 +215,27 @@ static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Act
 static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
-    linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
+    if (d.hybrid) { // queries and gates, head by head
+        const size_t mark = arena_mark(s->arena);
+        Stored *both = push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q);
+        linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
+        s->ops->split_heads(both, q_linear, a->gate, c.n, d.NH, d.HD, 0);
+        arena_pop(s->arena, mark);
+    } else {
+        linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
+    }
     rotary_forward(s, l, c, a->q, q_linear, weight_of(s, w, Q_NORM), d.NH);
 }
 
-// y = x_l + (post norm of) attention's output projected
+// y = x_l + (post norm of) attention's output, gated and projected
 static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    const Stored *x = layer_input(s, l, c.row);
+    const Stored *x = layer_input(s, l, c.row), *out = a->gate ? a->gated : a->attention_out;
+    if (a->gate) s->ops->gate_forward(a->gated, a->attention_out, a->gate, c.n * shapes_of(s->model).Q);
     if (a->attention_branch) {
-        linear_forward(s, l, c, w, O_WEIGHT, a->attention_branch, a->attention_out, NULL);
+        linear_forward(s, l, c, w, O_WEIGHT, a->attention_branch, out, NULL);
         norm_forward(s, a->y, a->attention_branch, weight_of(s, w, POST_NORM1), NULL, x, c.n);
     } else {
-        linear_forward(s, l, c, w, O_WEIGHT, a->y, a->attention_out, x);
+        linear_forward(s, l, c, w, O_WEIGHT, a->y, out, x);
     }
 }
 
@@ -196,18 +264,29 @@ static const Stored *branch_backward(StreamBP *s, Chunk c, GroupWeights w, Group
     return branch;
 }
 
-// dattention_out[n,NH*HD] = gradient of attention's output
+// dattention_out[n,NH*HD] = gradient of attention's output; the gate's is written over it
 static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                             const Stored *dx, Stored *dattention_out) {
     const Stored *dbranch = branch_backward(s, c, w, dw, POST_NORM1, a->attention_branch, dx);
-    linear_backward(s, l, c, w, dw, O_WEIGHT, dattention_out, dbranch, a->attention_out, 0);
+    linear_backward(s, l, c, w, dw, O_WEIGHT, dattention_out, dbranch, a->gate ? a->gated : a->attention_out, 0);
+    if (a->gate)
+        s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate,
+                              c.n * shapes_of(s->model).Q);
 }
 
-// dnorm1 = the part that comes through the queries; dq is used up
+// dnorm1 = the part that comes through the queries and their gates; dq is used up
 static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                              Stored *dq) {
-    rotary_backward(s, l, c, dq, sum_of(s, dw, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), shapes_of(s->model).NH);
-    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dq, a->norm1, 0);
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dout = dq;
+    rotary_backward(s, l, c, dq, sum_of(s, dw, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), d.NH);
+    if (a->gate) {
+        dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * c.n * d.Q);
+        s->ops->split_heads(dout, dq, a->gate, c.n, d.NH, d.HD, 1);
+    }
+    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, 0);
+    arena_pop(s->arena, mark);
 }
 
 static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
@@ -257,6 +336,92 @@ static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSum
     arena_pop(s->arena, mark);
 }
 
+// ---- linear attention (Gated DeltaNet, arXiv 2412.06464): chunks are joined by a state alone ------------------------
+// Columns of projected[n,E], from the first of a part on
+static Stored *projected_part(const StreamBP *s, Stored *projected, LayerTensor part) {
+    Shapes d = shapes_of(s->model);
+    const size_t z = d.W, b = z + d.DVs, column = part == IN_Z_WEIGHT ? z : part == IN_B_WEIGHT ? b : b + d.HV;
+    return stored_row(s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
+}
+
+static void convolution_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    const DeltaShape shape = delta_shape(s, c);
+    s->ops->conv_forward(a->mixed, layer_columns(s, l), a->projected, weight_of(s, w, CONV_WEIGHT), &shape);
+}
+
+// The state passes through chunk c, whose tokens read it. out[n,HV*DV]; NULL: the state alone. transfer: or NULL
+static void delta_step(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out,
+                       Summed *transfer) {
+    const DeltaShape shape = delta_shape(s, c);
+    const size_t mark = arena_mark(s->arena);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
+    s->ops->delta_forward(out, layer_state(s, l), transfer, a->mixed, projected_part(s, a->projected, IN_B_WEIGHT),
+                          projected_part(s, a->projected, IN_A_WEIGHT), weight_of(s, w, A_LOG),
+                          weight_of(s, w, DT_BIAS), &shape, scratch);
+    arena_pop(s->arena, mark);
+}
+
+static void gated_norm_forward(StreamBP *s, Chunk c, GroupWeights w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    s->ops->gated_norm_forward(a->gated, a->delta_out, projected_part(s, a->projected, IN_Z_WEIGHT),
+                               weight_of(s, w, GATED_NORM), c.n, d.HV, d.DV, d.E, s->model->config.norm_eps);
+}
+
+static void linear_attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    linear_forward(s, l, c, w, IN_QKV_WEIGHT, a->projected, a->norm1, NULL);
+    convolution_forward(s, l, c, w, a);
+    delta_step(s, l, c, w, a, a->delta_out, NULL);
+    gated_norm_forward(s, c, w, a);
+    linear_forward(s, l, c, w, OUT_WEIGHT, a->y, a->gated, layer_input(s, l, c.row));
+}
+
+// dgated[n,HV*DV] becomes the gradient of delta_out; z's part of dprojected[n,E]
+static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+                                Stored *dgated, Stored *dprojected) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "gated norm's scratch", s->ops->gated_norm_backward_scratch(c.n, d.HV, d.DV));
+    s->ops->gated_norm_backward(dgated, projected_part(s, dprojected, IN_Z_WEIGHT), sum_of(s, dw, GATED_NORM), dgated,
+                                a->delta_out, projected_part(s, a->projected, IN_Z_WEIGHT), weight_of(s, w, GATED_NORM),
+                                c.n, d.HV, d.DV, d.E, s->model->config.norm_eps, scratch);
+    arena_pop(s->arena, mark);
+}
+
+// ddelta_out[n,HV*DV] -> all of dprojected[n,E] but z's part. The gradients of the state and of the convolution's inputs
+// pass from behind chunk c to before it. before: what chunk c's forward found
+static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
+                           const Stored *ddelta_out, Stored *dprojected) {
+    const DeltaShape shape = delta_shape(s, c);
+    const size_t mark = arena_mark(s->arena);
+    const size_t conv = s->ops->conv_backward_scratch(&shape), delta = s->ops->delta_backward_scratch(&shape);
+    Stored *dmixed = push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", c.n * shapes_of(s->model).W);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", max_size(conv, delta));
+    s->ops->delta_backward(dmixed, projected_part(s, dprojected, IN_B_WEIGHT),
+                           projected_part(s, dprojected, IN_A_WEIGHT), sum_of(s, dw, A_LOG), sum_of(s, dw, DT_BIAS),
+                           s->linear.dstate, ddelta_out, a->mixed, projected_part(s, a->projected, IN_B_WEIGHT),
+                           projected_part(s, a->projected, IN_A_WEIGHT), weight_of(s, w, A_LOG),
+                           weight_of(s, w, DT_BIAS), before.state, &shape, scratch);
+    s->ops->conv_backward(dprojected, sum_of(s, dw, CONV_WEIGHT), s->linear.dcolumns, dmixed, a->projected,
+                          before.columns, weight_of(s, w, CONV_WEIGHT), &shape, scratch);
+    arena_pop(s->arena, mark);
+}
+
+static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+                                      Stored *dx) {
+    Shapes d = shapes_of(s->model);
+    a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dgated = push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", c.n * d.DVs);
+    Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
+    linear_backward(s, l, c, w, dw, OUT_WEIGHT, dgated, dx, a->gated, 0);
+    gated_norm_backward(s, c, w, dw, a, dgated, dprojected);
+    delta_backward(s, c, w, dw, a, state_before(s, c), dgated, dprojected);
+    linear_backward(s, l, c, w, dw, IN_QKV_WEIGHT, a->dnorm1, dprojected, a->norm1, 0);
+    norm1_backward(s, l, c, w, dw, a, dx);
+    arena_pop(s->arena, mark);
+}
+
 // ---- the MLP (section 3.2.2): a chunk of tokens depends on no other -------------------------------------------------
 // The MLP as far as its backward needs it: up to the activation, or the end where a post norm follows
 static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -296,6 +461,17 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
 }
 
 // ---- one layer, chunk by chunk --------------------------------------------------------------------------------------
+// norm 1 -> y: attention, or linear attention
+static void mixer_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    if (layer_is_linear(&s->model->config, l)) {
+        linear_attention_forward(s, l, c, w, a);
+    } else {
+        kv_project(s, l, c, w, a);
+        attention_forward(s, l, c, w, a);
+        saved_attention_store_chunk(s, l, c, a->attention_out, a->lse);
+    }
+}
+
 static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     weights_prefetch(&s->memory, l);
     for (size_t i = 0; i < chunk_count(s); i++) {
@@ -303,9 +479,7 @@ static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
         Activations a = chunk_activations(s, l, c);
         if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
         norm1_forward(s, l, c, w, &a);
-        kv_project(s, l, c, w, &a);
-        attention_forward(s, l, c, w, &a);
-        saved_attention_store_chunk(s, l, c, a.attention_out, a.lse);
+        mixer_forward(s, l, c, w, &a);
         mlp_forward(s, l, c, w, &a);
         drop(s, &a);
     }
@@ -336,6 +510,74 @@ static void keys_begin(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) chunk_kv_project(s, l, chunk_at(s, i), w);
 }
 
+// What chunk c passes the state on by: q, k, v behind the convolution, b and a; computed, or in backward what was kept
+static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    Shapes d = shapes_of(s->model);
+    Activations a = norm1_activations(s, l, c, w);
+    if (a.mixed) return a;
+    a.projected = push_stored(s, SHARE_WORKSPACE, "inputs of linear attention", c.n * d.E);
+    a.mixed = push_stored(s, SHARE_WORKSPACE, "after the convolution", c.n * d.W);
+    linear_forward_part(s, l, c, w, linear_part(s, IN_QKV_WEIGHT, 1, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected,
+                        a.norm1, NULL);
+    linear_forward_part(s, l, c, w, linear_part(s, IN_QKV_WEIGHT, 1, IN_B_WEIGHT, IN_A_WEIGHT),
+                        projected_part(s, a.projected, IN_B_WEIGHT), a.norm1, NULL);
+    convolution_forward(s, l, c, w, &a);
+    return a;
+}
+
+// The state passes through chunk c alone. transfer: or NULL
+static void chunk_state(StreamBP *s, size_t l, Chunk c, GroupWeights w, Summed *transfer) {
+    Activations a = state_activations(s, l, c, w);
+    delta_step(s, l, c, w, &a, NULL, transfer);
+    drop(s, &a);
+}
+
+// From the state before chunk `from` of a range, keeps the one before every `spacing`-th chunk as far as chunk `to`.
+static void states_walk(StreamBP *s, size_t l, GroupWeights w, size_t half, Range chunks, size_t spacing) {
+    if (chunks.count) state_copy(s, kept_state(s, half, chunks.begin), 0);
+    for (size_t i = 0; i < chunks.count; i++) {
+        chunk_state(s, l, range_chunk(s, half, chunks.begin + i, layer_chunk(s)), w, NULL);
+        if ((i + 1) % spacing == 0) state_copy(s, kept_state(s, half, chunks.begin + i + 1), 1);
+    }
+}
+
+// A plan's visit to one chunk of a range, in place of so many walks through chunks.
+static void states_count(StreamBP *s, size_t l, GroupWeights w, size_t half, size_t visits) {
+    if (!visits) return;
+    Chunk c = range_chunk(s, half, 0, layer_chunk(s));
+    s->ops->repeat(s->memory.layers_repeat * (double)visits);
+    chunk_state(s, l, c, w, NULL);
+}
+
+// States at intervals; no gradient comes from behind the sequence. A plan counts all walks of the layer here.
+static void states_begin(StreamBP *s, size_t l, GroupWeights w) {
+    Shapes d = shapes_of(s->model);
+    s->ops->zero(s->linear.dstate, d.S * d.summed);
+    if (d.columns) s->ops->zero(s->linear.dcolumns, d.columns * d.summed);
+    for (size_t half = 0; half < 2 && !keeps_activations(s); half++) {
+        const size_t chunks = chunks_of_range(s, half), spacing = state_spacing(layer_chunk(s), 0);
+        const Range all = {0, chunks ? (chunks - 1) / spacing * spacing : 0};
+        if (visits_shapes(s))
+            states_count(s, l, w, half, chunks_visited_again(layer_chunk(s), 0, chunks));
+        else
+            states_walk(s, l, w, half, all, spacing);
+    }
+}
+
+// Before backward comes to the index-th chunk of a range: the states that it and the chunks before it need are computed
+// again from the last one of the level above, where this chunk is the last that does.
+static void states_restore(StreamBP *s, size_t l, GroupWeights w, size_t half, size_t index) {
+    Range block = {0, chunks_of_range(s, half)}; // of the level, that the chunk is in
+    for (size_t level = 0; !visits_shapes(s) && !keeps_activations(s); level++) {
+        const size_t spacing = state_spacing(layer_chunk(s), level), end = block.begin + block.count;
+        const Range chunks = {block.begin, (block.count - 1) / spacing * spacing};
+        if (level && index + 1 == end) states_walk(s, l, w, half, chunks, spacing);
+        block.begin += (index - block.begin) / spacing * spacing;
+        block.count = min_size(spacing, end - block.begin);
+        if (spacing == 1) break;
+    }
+}
+
 // The keys that come into a layer's window when it slides back to chunk c, projected again in chunks
 static void window_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const Range missing = window_slide_back(s, l, c);
@@ -347,28 +589,42 @@ static void window_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     }
 }
 
-// Attention's part of chunk c's activations: computed again, or kept. A window slides back to the keys that c sees.
+// Chunk c's activations as far as the MLP: computed again, or kept. A window slides back to the keys that c sees.
 static Activations recompute(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    window_project(s, l, c, w);
+    const int linear = layer_is_linear(&s->model->config, l);
+    if (linear && !keeps_activations(s)) state_copy(s, state_before(s, c), 0);
+    if (!linear) window_project(s, l, c, w);
     Activations a = chunk_activations(s, l, c);
     saved_attention_prefetch(s, l, c.index);
     if (keeps_activations(s)) return a;
     norm1_forward(s, l, c, w, &a);
-    attention_forward(s, l, c, w, &a);
+    if (linear)
+        linear_attention_forward(s, l, c, w, &a);
+    else
+        attention_forward(s, l, c, w, &a);
     return a;
 }
 
 static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
+    const int linear = layer_is_linear(&s->model->config, l);
     saved_attention_prefetch(s, l, chunk_count(s));
-    keys_begin(s, l, w); // K, V of all tokens; dK = dV = 0
+    if (linear)
+        states_begin(s, l, w); // states at intervals; their gradient = 0
+    else
+        keys_begin(s, l, w); // K, V of all tokens; dK = dV = 0
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
+        if (linear) states_restore(s, l, w, 0, i);
         Chunk c = chunk_at(s, i);
         Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
-        attention_backward(s, l, c, w, dw, &a, dx); // dQ[c]; dK, dV of all chunks up to c
-        kv_backward(s, l, c, w, dw, &a, dx);        // dK[c], dV[c] are complete now
+        if (linear) {
+            linear_attention_backward(s, l, c, w, dw, &a, dx);
+        } else {
+            attention_backward(s, l, c, w, dw, &a, dx); // dQ[c]; dK, dV of all chunks up to c
+            kv_backward(s, l, c, w, dw, &a, dx);        // dK[c], dV[c] are complete now
+        }
         input_done(s, l, c);
         drop(s, &a);
     }
@@ -492,9 +748,11 @@ static void layers_forward(StreamBP *s) {
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
         size_t l = layer_at(s, i);
+        const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
         s->order->layer_forward(s, l, w);
         weights_release(&s->memory, l);
+        arena_pop(s->arena, layer_mark);
     }
     layers_end(&s->memory);
     saved_attention_finish(s);
@@ -504,18 +762,19 @@ static void layers_forward(StreamBP *s) {
 
 static void layers_backward(StreamBP *s) {
     const size_t mark = arena_mark(s->arena);
-    push_key_value_gradients(s);
     saved_attention_begin(s);
     layers_begin(&s->memory, -1);
     inputs_begin(s);
     for (size_t i = layer_count(s); i-- > 0;) {
         size_t l = layer_at(s, i);
         restore_input(s, l); // x_l, where --inputs-every has not kept it
+        const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_acquire(&s->memory, l);
         s->order->layer_backward(s, l, w, dw);
         grads_release(&s->memory, l, dw);
         weights_release(&s->memory, l);
+        arena_pop(s->arena, layer_mark);
     }
     layers_end(&s->memory);
     saved_attention_finish(s);
@@ -529,25 +788,23 @@ static void layers_backward(StreamBP *s) {
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     const Marks mark = marks_of(s->arena);
-    Activations kept = {0};
+    Activations kept[2] = {{0}, {0}};
     sequence_begin(s, batch, Z, PASS_FORWARD);
     push_inputs(s);
     saved_attention_push(s);
+    push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
     if (keeps_activations(s)) { // method full
-        push_attention_activations(s, &kept, d.L * s->rows);
-        push_mlp_activations(s, &kept, d.L * s->rows);
-        s->kept = &kept;
+        push_kept_activations(s, kept);
+        s->kept = kept;
     }
     grads_begin(&s->memory, last);
     const size_t kv_mark = arena_mark(s->arena);
-    push_pass_key_value(s);
+    if (keeps_activations(s)) push_key_value(s, d.L, s->N, layer_chunk(s), d.qk_norm);
     embedding_forward(s);
     layers_forward(s);
-    if (!keeps_activations(s)) arena_pop(s->arena, kv_mark); // K, V of the last layer die: the head takes their place
     head_forward_backward(s);
     sequence_end(s);
     const double loss = sequence_loss(s, metrics);
-    if (!keeps_activations(s)) push_pass_key_value(s);
     s->pass = PASS_BACKWARD;
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
@@ -566,11 +823,8 @@ static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int refe
     if (reference) reference_swap(&s->memory);
     sequence_begin(s, batch, Z, PASS_FORWARD_ONLY);
     push_inputs(s);
-    const size_t kv_mark = arena_mark(s->arena);
-    push_pass_key_value(s);
     embedding_forward(s);
     layers_forward(s);
-    arena_pop(s->arena, kv_mark);
     const GroupWeights head = weights_acquire(&s->memory, GROUP_HEAD);
     head_logprobs(s, head);
     weights_release(&s->memory, GROUP_HEAD);

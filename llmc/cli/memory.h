@@ -84,7 +84,7 @@ static Search run_search(const Run *run, size_t limit) {
 // The library that takes attention of this run, the same on all ranks; of a plan that of the GPU that is planned.
 static const char *attention_library(const Run *run) {
     const Config *c = &run->model.config;
-    const size_t window = layers_with_window(c) == c->num_hidden_layers ? window_of_model(c) : 0;
+    const size_t window = layers_of_kind(c, LAYER_WINDOW) == c->num_hidden_layers ? window_of_model(c) : 0;
     const int on_gpu = machine_from_options(run->options) || strcmp(ops_device->name, "cpu") != 0;
     if (run->options->verb == VERB_PLAN) return on_gpu && !window ? machine_attends(&run->model) : NULL;
     const char *library =

@@ -32,7 +32,7 @@ TEXT(model, "model", NULL, OF_A_MODEL, "PATH",
      "taken")
 TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
-     "mistral, qwen2, qwen3, gemma3), its config.json keys overridden; doctor takes the first one unless told")
+     "mistral, qwen2, qwen3, gemma3, qwen3_5), its config.json keys overridden; doctor takes the first one unless told")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type; "
      "max_position_embeddings grows with them; checkpoints and convert keep it")
@@ -217,12 +217,14 @@ TEXT(config, "config", NULL, EVERYWHERE, "FILE",
 TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|llmc",
-       "format to write: a flat .bin, a Hugging Face folder or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin")
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|text|llmc",
+       "format to write: a flat .bin, a Hugging Face folder, one of the text model alone where the model also has images, or "
+       "llm.c's GPT-2 .bin; auto: flat where --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", ON(BP) | ON(LOGPROBS) | ON(CONVERT),
      "replace what --out or --grads-out names if it is there; what is read is never replaced")
 TEXT(like, "like", NULL, ON(CONVERT), "DIR",
-     "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken")
+     "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken, and the tensors of "
+     "what is not its text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, ON(CONVERT), "BYTES",
       "split larger Hugging Face models into files of at most so much")
 FLAG(resume, "resume", ON(TRAIN), "continue from the last complete checkpoint in --out")
@@ -264,6 +266,9 @@ FLAG(chat, "chat", TEXTS,
      "the prompt is a user's message, put into the tokenizer's chat template; sample without a prompt reads messages "
      "from standard input, a line each")
 TEXT(system, "system", NULL, TEXTS, "TEXT", "system message of a chat; implies --chat")
+CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, TEXTS, "auto|on|off",
+       "whether a chat template that has enable_thinking asks for reasoning before the answer; auto: as it does by "
+       "itself")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE), "N",
      "tokens of a chat from standard input, all turns together; auto: those of the model, 8192 at most")
 FLAG(ignore_eos, "ignore-eos", TEXTS, "continue after an end-of-text token")

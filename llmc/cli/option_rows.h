@@ -7,6 +7,7 @@ echo of a run as a command line, and the JSON in the run log. A new option is a 
 #define LLMC_OPTION_ROWS_H
 #include "llmc/data/documents.h"
 #include "llmc/plan/machine.h"
+#include "llmc/tokenizer/chat.h"
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -65,7 +66,7 @@ typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
-typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_LLMC } ConvertTo;
+typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLMC } ConvertTo;
 
 // Unset text is NULL.
 typedef struct {
@@ -251,7 +252,7 @@ static const struct {
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
-    {"json-lines", "json"},
+    {"json-lines", "json"},        {"thinking", "chat"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

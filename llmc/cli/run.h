@@ -69,6 +69,8 @@ static void run_open_lora(Run *run) {
     lora->rslora = o->rslora;
     lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
     lora_build(lora, &run->model);
+    if (!lora->table.parameter_count)
+        die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
 }
 
 // --rope-scaling, in place of what the model has.

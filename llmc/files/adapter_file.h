@@ -1,7 +1,8 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
 and shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types
-we read. Every layer must have the same modules, and there must be nothing else.
+we read. Every layer of a kind must have the same modules, and there must be nothing else. Adapters that were trained in
+a composite model have its names, which are read, too.
 
 adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the linear layers they belong to. It is
 written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of lora.h is
@@ -202,6 +203,7 @@ static void adapter_check_targets(const cJSON *root, const Lora *lora, const Con
         snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
             int is_there = (int)(lora->modules >> i & 1);
+            if (!lora_layer_has(c, layer, i)) continue;
             snprintf(name, sizeof(name), "%s%s", layer_name, module);
             if (adapter_targets(targets, name, path) == is_there) continue;
             if (is_there) die("%s: there are tensors of %s, which target_modules does not name", path, name);
@@ -300,6 +302,20 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
     return modules;
 }
 
+// Names of the composite model's text model become those of the text model alone.
+static void adapter_rename_text(const SafeTensors *list, const Family *family) {
+    const HfComposite *composite = hf_composite_of(family);
+    char whole[128];
+    snprintf(whole, sizeof(whole), "base_model.model.%s", composite ? composite->prefix : "");
+    for (SafeTensor *t = list->tensors; composite && t < list->tensors + list->count; t++) {
+        if (strncmp(t->name, whole, strlen(whole)) != 0) continue;
+        char *rest = t->name + strlen("base_model.model.");
+        const size_t own = strcspn(family->layer_prefix, ".") + 1, cut = strlen(composite->prefix);
+        memcpy(rest, family->layer_prefix, own);
+        memmove(rest + own, rest + cut, strlen(rest + cut) + 1);
+    }
+}
+
 // The reason to refuse a tensor that is none of the table's.
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
@@ -318,6 +334,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     char asks[64];
     source_open_file(source, path);
     safetensors_read_header(&list, &source->files[0], 0);
+    adapter_rename_text(&list, model->config.family);
     safetensors_sort(&list);
     if (!lora->modules) lora->modules = adapter_modules(&list, &model->config, path);
     lora_build(lora, model);

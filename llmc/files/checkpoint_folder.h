@@ -173,8 +173,7 @@ static int checkpoint_is_written_name(const char *name) {
 
 // 0: it holds other files and stays.
 static int checkpoint_delete(const char *path) {
-    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
-                         checkpoint_is_written_name);
+    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), checkpoint_is_written_name);
 }
 
 // A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.

@@ -1,6 +1,7 @@
 /*
 config.json of a Hugging Face model, read and written. Reading takes the classic keys (rope_theta, rope_scaling,
 torch_dtype) and those of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
+Of a composite model, text beside images, it takes text_config.
 It refuses, by name, whatever would make the model compute something else than we do: architectures, activations, other
 ways of scaling rope, soft caps, quantisation, values that no model can have. Writing gives every key that transformers
 needs to build the same model, rotary positions and windows in both forms where that contradicts nothing; a config.json
@@ -25,7 +26,8 @@ typedef struct {
     const char *written; // JSON; NULL: not written
 } HfConstant;
 
-#define HF_SILU    "llama|qwen2|qwen3|mistral"
+#define HF_SILU    "llama|qwen2|qwen3|mistral|qwen3_5"
+#define HF_ROTATED "gpt2|llama|mistral|qwen2|qwen3|gemma3" // wholly, where they have rotary positions
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -48,7 +50,9 @@ static const HfConstant hf_constants[] = {
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {NULL, "add_cross_attention", "false", NULL},
     {NULL, "is_encoder_decoder", "false", NULL},
-    {NULL, "partial_rotary_factor", "1", NULL},
+    {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
+    {"qwen3_5", "attn_output_gate", "true", NULL},
+    {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5
 };
@@ -97,30 +101,78 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
             snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", c->key,
                      item->valuedouble);
     }
+}
+
+static void hf_check_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
+    char value[64];
     if (quantised)
         die("%s: quantization_config (%s): quantised models are not supported; give the full-precision model", path,
             method ? json_scalar_text(method, value, sizeof(value)) : "no method named");
 }
 
 // ---- which family ---------------------------------------------------------------------------------------------------
+// A model of text and images whose text model is of a family: config.json has it in text_config, tensors of its base
+// model have another prefix, and there are others, which are not trained here.
+typedef struct {
+    const char *family, *model_type, *architecture;
+    const char *prefix; // in place of the first part of the family's layer_prefix
+    const char *others; // beginnings of the others' names, separated by "|"
+} HfComposite;
+
+static const HfComposite hf_composites[] = {
+    {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "mtp.|model.visual."}};
+#define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
+
+static const HfComposite *hf_composite_of(const Family *family) {
+    for (size_t i = 0; i < HF_COMPOSITES; i++)
+        if (!strcmp(hf_composites[i].family, family->name)) return &hf_composites[i];
+    return NULL;
+}
+
+// The composite model whose config.json this is, NULL: none that is known.
+static const HfComposite *hf_composite(const cJSON *root) {
+    const cJSON *type = json_get(root, "model_type"), *list = json_get(root, "architectures");
+    const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
+    for (const HfComposite *c = hf_composites; c < hf_composites + HF_COMPOSITES; c++)
+        if (type ? cJSON_IsString(type) && !strcmp(type->valuestring, c->model_type)
+                 : cJSON_IsString(architecture) && !strcmp(architecture->valuestring, c->architecture))
+            return c;
+    return NULL;
+}
+
 __attribute__((noreturn)) static void hf_refuse_family(const char *path, const cJSON *root, const char *key) {
-    const cJSON *text = json_get(root, "text_config"), *types = json_get(text ? text : root, "layer_types"), *layer;
+    const cJSON *inner = json_get(root, "text_config"), *text = inner ? inner : root, *layer;
+    const cJSON *types = json_get(text, "layer_types"), *item = json_get(root, key);
+    const char *what = "";
     char value[64], known[128] = "";
-    int linear = 0;
-    cJSON_ArrayForEach(layer, types) linear |= cJSON_IsString(layer) && !strcmp(layer->valuestring, "linear_attention");
+    cJSON_ArrayForEach(layer, types) if (cJSON_IsString(layer) && !strcmp(layer->valuestring, "linear_attention"))
+        what = ", a hybrid with layers of linear attention (Gated DeltaNet),";
+    json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
+    if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
+    if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || strstr(value, "_moe"))
+        what = ", a mixture of experts,";
     for (size_t i = 0; i < FAMILIES; i++)
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
-    const cJSON *item = json_get(root, key);
-    die("%s: %s %s%s is not in this version; families are %s", path, key,
-        json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value)),
-        linear ? ", a hybrid with layers of linear attention (Gated DeltaNet)," : "", known);
+    die("%s: %s %s%s is not in this version; families are %s", path, key, value, what, known);
+}
+
+// The text model's part of config.json
+static const cJSON *hf_text_config(const cJSON *root, const HfComposite *composite, const char *path) {
+    const cJSON *text = json_get(root, "text_config"), *type = json_get(text, "model_type");
+    const Family *family = composite ? family_find(composite->family) : NULL;
+    if (!family) return root;
+    if (!cJSON_IsObject(text)) die("%s: text_config is missing, which has the text model of a %s", path, family->name);
+    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, family->model_type) != 0))
+        hf_refuse_family(path, text, "model_type");
+    return text;
 }
 
 static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *list = json_get(root, "architectures"), *type = json_get(root, "model_type");
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
-    const Family *family = NULL, *by_type = NULL;
+    const HfComposite *composite = hf_composite(root);
+    const Family *family = NULL, *by_type = composite ? family_find(composite->family) : NULL;
     if (!architecture && !type)
         die("%s: has neither architectures nor model_type, so it cannot be told what it is", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
@@ -128,8 +180,10 @@ static const Family *hf_family(const cJSON *root, const char *path) {
         if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, f->architecture)) family = f;
         if (cJSON_IsString(type) && !strcmp(type->valuestring, f->model_type)) by_type = f;
     }
+    if (composite && cJSON_IsString(architecture) && !strcmp(architecture->valuestring, composite->architecture))
+        family = by_type;
     const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
-    for (const Family *f = families; f < families + FAMILIES && !(family && by_type); f++)
+    for (const Family *f = families; f < families + FAMILIES && !(family && by_type) && !composite; f++)
         if (cJSON_IsString(text) && !strcmp(text->valuestring, f->model_type))
             die("%s: is a model with images or sound beside its text, which is not supported; save its text model by "
                 "itself, as %s",
@@ -158,7 +212,8 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
-        if (!strcmp(key->name, "rope_theta") || key->kind == KEY_LAYER_TYPES || key->scaling) continue; // below
+        if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types") || key->scaling)
+            continue; // below
         if (text_is_one_of(key->name,
                            "sliding_window|query_pre_attn_scalar|rope_local_base_freq|activation_function") &&
             !family_has_key(config->family, key->name))
@@ -183,32 +238,47 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// Checks of any type: an object without objects in it, and all of a head rotated. Returns the type, or NULL.
-static const cJSON *hf_check_rope(const cJSON *rope, const char *name, const char *path) {
+// What the top level and the objects of rotary positions say, once or in agreement
+typedef struct {
+    const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
+} HfRope;
+
+// Checks of any type: an object without objects in it, and all of a head rotated where the family has it so. Returns the
+// type, or NULL.
+static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
     if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, name);
     cJSON_ArrayForEach(item, rope) {
-        if (cJSON_IsNull(item) && text_is_one_of(item->string, "rope_theta|truncate|original_max_position_embeddings"))
+        if (cJSON_IsNull(item) && text_is_one_of(item->string, "rope_theta|truncate|original_max_position_embeddings|"
+                                                               "partial_rotary_factor"))
             die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, item->string);
         if (cJSON_IsObject(item) && json_printable(item->string))
             die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, name,
                 item->string);
     }
-    if (factor && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
+    if (factor && !config->family->hybrid && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, name,
             json_scalar_text(factor, value, sizeof(value)));
     return type ? type : json_get(rope, "type");
 }
 
-// One object: *theta becomes its rope_theta, where it has one; `typed`: its type and that type's keys are in force.
-static void hf_read_rope_object(Config *config, const cJSON *rope, const char *name, int typed, const cJSON **theta,
+// *found becomes the key of an object, where it has it.
+static void hf_take_once(const cJSON **found, const cJSON *object, const char *key, const char *name,
+                         const char *path) {
+    const cJSON *inner = json_get(object, key);
+    if (inner && *found && !cJSON_Compare(inner, *found, 1))
+        die("%s: %s is given twice, with different values (the other is in %s)", path, key, name);
+    if (inner) *found = inner;
+}
+
+// One object; `typed`: its type and that type's keys are in force.
+static void hf_read_rope_object(Config *config, const cJSON *rope, const char *name, int typed, HfRope *found,
                                 const char *path) {
     char value[64];
-    const cJSON *type = hf_check_rope(rope, name, path), *inner = json_get(rope, "rope_theta");
-    if (inner && *theta && !cJSON_Compare(inner, *theta, 1))
-        die("%s: rope_theta is given twice, with different values (the other is in %s)", path, name);
-    if (inner) *theta = inner;
+    const cJSON *type = hf_check_rope(config, rope, name, path);
+    hf_take_once(&found->theta, rope, "rope_theta", name, path);
+    hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
     if (typed && !type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
     if (!typed || !type) return;
     if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, "default|linear|llama3|yarn"))
@@ -226,15 +296,15 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
 }
 
 // Gemma's rope_parameters: an object for each kind of layer.
-static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSON **theta, const char *path) {
+static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *found, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
     if (!cJSON_IsObject(rope)) die("%s: rope_parameters is not an object", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
-    if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", 1, theta, path);
+    if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", 1, found, path);
     if (!sliding) return;
-    const cJSON *type = hf_check_rope(sliding, "rope_parameters.sliding_attention", path);
+    const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
     const cJSON *local = json_get(sliding, "rope_theta");
     if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
         die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
@@ -245,25 +315,29 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, const cJSO
 
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
-    const cJSON *theta = json_get(root, "rope_theta"), *scaling = json_get(root, "rope_scaling");
+    const cJSON *scaling = json_get(root, "rope_scaling");
+    HfRope found = {json_get(root, "rope_theta"), json_get(root, "partial_rotary_factor")};
     const cJSON *parameters = json_get(root, "rope_parameters"),
                 *original = json_get(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     if (parameters && per_layer)
-        hf_read_rope_per_layer(config, parameters, &theta, path);
+        hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters)
-        hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &theta, path);
-    if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &theta, path);
-    if (theta) hf_set(config, "rope_theta", theta, path);
-    if (!theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
+        hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &found, path);
+    if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &found, path);
+    if (found.theta) hf_set(config, "rope_theta", found.theta, path);
+    if (found.rotated && config->family->hybrid) hf_set(config, "partial_rotary_factor", found.rotated, path);
+    if (!found.theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
         die("%s: rope_theta is null; give its value, or leave it out for the default", path);
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);
 }
 
-// ---- sliding windows ------------------------------------------------------------------------------------------------
+// ---- the layers' kinds ----------------------------------------------------------------------------------------------
 #define SLIDING                 "sliding_attention"
 #define FULL                    "full_attention"
+#define LINEAR                  "linear_attention"
+#define HYBRID_INTERVAL         4    // of full_attention_interval: every so many-th layer has attention
 #define HF_WINDOW               4096 // the default of Qwen's and Gemma's sliding_window
 #define QWEN_FIRST_WINDOW_LAYER 28   // of max_window_layers: layers from here on have a window
 #define GEMMA_WINDOW_PATTERN    6    // of sliding_window_pattern: every so many-th layer has none
@@ -279,20 +353,37 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // The list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
+    const char *other = config->family->hybrid ? LINEAR : SLIDING;
     size_t layers = 0;
     char value[64];
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, FULL "|" SLIDING))
-            die("%s: layer_types: layer %zu has %s, full_attention and sliding_attention are supported", path, layers,
-                json_scalar_text(type, value, sizeof(value)));
+        if (!cJSON_IsString(type) || (strcmp(type->valuestring, FULL) && strcmp(type->valuestring, other)))
+            die("%s: layer_types: layer %zu has %s, " FULL " and %s are supported", path, layers,
+                json_scalar_text(type, value, sizeof(value)), other);
         if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
         layers++;
     }
     if (layers != config->num_hidden_layers)
         die("%s: layer_types names %zu layers, num_hidden_layers is %zu", path, layers, config->num_hidden_layers);
     if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
+}
+
+// Which layers have linear attention: a list, or all but every so many-th.
+static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
+    const cJSON *types = json_get(root, "layer_types");
+    const size_t interval = hf_size(root, "full_attention_interval", HYBRID_INTERVAL, path);
+    const size_t period = min_size(interval, config->num_hidden_layers);
+    if (types) {
+        hf_read_layer_types(config, types, path);
+        return;
+    }
+    if (!interval) die("%s: full_attention_interval is 0", path);
+    if (period > LAYER_TYPES_MAX)
+        die("%s: full_attention_interval is %zu, %d is the most", path, interval, LAYER_TYPES_MAX);
+    memset(config->layer_types, 0, sizeof(config->layer_types));
+    for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? 'l' : 'f';
 }
 
 // Each class reads sliding_window in its own way; then which layers have it. A query's own key counts, as here.
@@ -330,21 +421,38 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
+// In a composite model the head is tied by the outer tie_word_embeddings, in the text model alone by the inner one: where
+// both are given, they must agree.
+static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, const char *path) {
+    const cJSON *outer = json_get(whole, "tie_word_embeddings"), *inner = json_get(text, "tie_word_embeddings");
+    if (outer && inner && !cJSON_Compare(outer, inner, 1))
+        die("%s: tie_word_embeddings is given twice, with different values (the other is in text_config); give it the "
+            "value that is true of the weights, twice",
+            path);
+    if (outer) hf_set(config, "tie_word_embeddings", outer, path);
+}
+
 // Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
-    cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    const Family *family = hf_family(root, path);
+    cJSON *whole = json_read_object(path, HF_CONFIG_MAX);
+    const Family *family = hf_family(whole, path);
+    const cJSON *root = hf_text_config(whole, hf_composite(whole), path);
     Config config = config_defaults(family);
     hf_check_nulls(root, family, path);
+    hf_check_quantised(whole, path), hf_check_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
+    if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
         config.num_key_value_heads = config.num_attention_heads; // null, other than absence, is one per query head
-    hf_read_windows(&config, root, path);
+    if (family->hybrid)
+        hf_read_kinds(&config, root, path);
+    else
+        hf_read_windows(&config, root, path);
     config_finish(&config, path, EXIT_RUNTIME);
-    cJSON_Delete(root);
+    cJSON_Delete(whole);
     return config;
 }
 
@@ -363,17 +471,17 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
-// The keys of the top level, or of an object of rotary positions: ways of scaling them belong there, rope_theta to the
-// top and into rope_parameters. Windows and types have functions of their own. GPT-2 has its original names.
+// The keys of the top level, or of an object of rotary positions: ways of scaling them belong there, rope_theta and
+// partial_rotary_factor to the top and into rope_parameters. Windows and types have functions of their own. GPT-2 has its original names.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
-        const int theta = !strcmp(key->name, "rope_theta");
+        const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
         if (!config_uses_key(config, key) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
-        if (theta ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
         if (key->kind == KEY_BOOL)
             json_bool(json, name, *(const int *)field);
         else if (key->kind == KEY_SIZE)
@@ -408,6 +516,14 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
     json_object_end(json);
 }
 
+// Every layer's kind
+static void hf_put_layer_types(JsonOut *json, const Config *config) {
+    static const char *const names[LAYER_KINDS] = {FULL, SLIDING, LINEAR};
+    json_array(json, "layer_types");
+    for (size_t l = 0; l < config->num_hidden_layers; l++) json_text(json, NULL, names[layer_kind(config, l)]);
+    json_array_end(json);
+}
+
 // Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and
 // counts the layers before the first one that has it; Gemma's number is there even where no layer has it, and its first
 // class knew a period only.
@@ -415,9 +531,10 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = !strcmp(config->family->name, "gemma3"), mistral = !strcmp(config->family->name, "mistral");
     size_t first;
-    if (!family_has_key(config->family, "sliding_window")) return;
     if (L > LAYER_TYPES_MAX && period && !mistral)
         die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
+    if (config->family->hybrid) hf_put_layer_types(json, config);
+    if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
     if (period || gemma)
         json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
@@ -430,10 +547,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     }
     if (gemma && period && strspn(config->layer_types, "s") == period - 1)
         json_size(json, "sliding_window_pattern", period);
-    if (!period && L > LAYER_TYPES_MAX) return;
-    json_array(json, "layer_types");
-    for (size_t l = 0; l < L; l++) json_text(json, NULL, layer_window(config, l) ? SLIDING : FULL);
-    json_array_end(json);
+    if (period || L <= LAYER_TYPES_MAX) hf_put_layer_types(json, config);
 }
 
 // A config.json for this model, whose weights are of `type`. text: [HF_CONFIG_TEXT]; returns the length.
@@ -512,6 +626,21 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
 
 #define HF_ROPE_TEXT 4096 // bytes of rotary positions, at most
 
+// What rope_parameters says of images' positions, as the beginning of such an object, or NULL. The caller frees it.
+static char *hf_mrope(const char *text, size_t length) {
+    static const char *const keys[] = {"mrope_section", "mrope_interleaved"};
+    size_t begin, end, from, to, used = 0;
+    if (!json_value_span(text, length, "rope_parameters", &begin, &end)) return NULL;
+    char *out = (char *)checked_calloc(1, HF_ROPE_TEXT / 2, "positions of images");
+    for (size_t i = 0; i < 2; i++) {
+        const char *object = text + begin;
+        if (!json_value_span(object, end - begin, keys[i], &from, &to) || to - from > HF_ROPE_TEXT / 8) continue;
+        used += (size_t)snprintf(out + used, HF_ROPE_TEXT / 2 - used, "\"%s\": %.*s, ", keys[i], (int)(to - from),
+                                 object + from);
+    }
+    return out;
+}
+
 // Replaces the scaling of rotary positions, in the form that config.json has: rope_parameters, or else rope_scaling.
 static size_t hf_config_with_rope(char *text, size_t length, const Config *config) {
     static const char *const keys[] = {"max_position_embeddings", "original_max_position_embeddings", "rope_parameters",
@@ -529,9 +658,16 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     json_object_end(&json);
     const size_t written = json_text_end(&json);
     if (!written) die("internal: rotary positions are longer than %d bytes", HF_ROPE_TEXT);
+    char *mrope = parameters ? hf_mrope(text, length) : NULL;
     for (size_t i = 0; i < 4; i++)
         if (json_value_span(rope, written, keys[i], &begin, &end))
             length = hf_config_replace(text, length, keys[i], rope + begin, end - begin, i == 3 && !parameters);
+    if (mrope && json_value_span(text, length, "rope_parameters", &begin, &end)) {
+        memmove(text + begin + 1 + strlen(mrope), text + begin + 1, length - begin);
+        memcpy(text + begin + 1, mrope, strlen(mrope));
+        length += strlen(mrope);
+    }
+    free(mrope);
     return length;
 }
 

@@ -1,8 +1,9 @@
 /*
 A Hugging Face model directory as a source of weights: config.json (hf_config.h) and model.safetensors, or the shards
 that model.safetensors.index.json lists. Every tensor of the parameter table must be there once, in its shape and in a
-type we read; every other tensor must be one that is known to carry no weights. Base-model files, whose names lack the
-first part ("transformer." or "model."), are read too: published GPT-2 checkpoints are of that kind.
+type we read; every other tensor must be one that is known to carry no weights, or of the other parts of a composite
+model, which are listed (WeightSource.others). Base-model files, whose names lack the first part ("transformer." or
+"model."), are read too: published GPT-2 checkpoints are of that kind.
 */
 #ifndef LLMC_HF_WEIGHTS_H
 #define LLMC_HF_WEIGHTS_H
@@ -12,6 +13,7 @@ first part ("transformer." or "model."), are read too: published GPT-2 checkpoin
 
 #define HF_SINGLE_FILE "model.safetensors"
 #define HF_INDEX_FILE  "model.safetensors.index.json"
+#define HF_NAME        256 // bytes of a tensor's name, its end among them
 
 // ---- the files ------------------------------------------------------------------------------------------------------
 // The file names in the index: a name in another directory is refused before it is opened.
@@ -104,6 +106,30 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
+// A parameter's name in files whose base model has this prefix: "model." or what stands in its place
+static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
+    const size_t cut = hf_base_prefix(family, name);
+    snprintf(out, HF_NAME, "%s%s", cut ? prefix : "", name + cut);
+    return out;
+}
+
+// The prefix under which files have the final norm: that of the family, of its composite, or of the base model of either;
+// where none of these, the first, or the composite's if config.json is of that.
+static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
+    const HfComposite *c = hf_composite_of(family);
+    const char *norm = family->model_names[FINAL_NORM_WEIGHT];
+    const int cut = (int)hf_base_prefix(family, norm);
+    char ways[4][64] = {"", "", "", ""}, name[HF_NAME];
+    snprintf(ways[composite ? 2 : 0], sizeof(ways[0]), "%.*s", cut, norm);
+    if (c) snprintf(ways[composite ? 0 : 2], sizeof(ways[0]), "%s", c->prefix);
+    if (c) snprintf(ways[3], sizeof(ways[0]), "%s", c->prefix + cut);
+    for (size_t i = 0; i < 4; i++) {
+        memcpy(prefix, ways[i], sizeof(ways[i]));
+        if (safetensors_find(list, hf_tensor_name(family, prefix, norm, name))) return;
+    }
+    memcpy(prefix, ways[0], sizeof(ways[0]));
+}
+
 // Two tensors of a model's files hold the same bytes.
 static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
     uint64_t bytes = a->end - a->begin, n;
@@ -138,8 +164,8 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
 static void source_take_tensor(WeightSource *source, size_t parameter, SafeTensor *tensor, const char *asks,
                                const char *advice) {
     const Parameter *p = &source->model.parameters[parameter];
-    const uint64_t wanted[2] = {p->transposed ? p->cols : p->rows, p->transposed ? p->rows : p->cols};
-    const size_t rank = p->cols ? 2 : 1;
+    uint64_t wanted[3];
+    const size_t rank = parameter_shape(p, wanted);
     const TensorLocation place = {tensor->file, tensor->begin, tensor->type};
     const char *path = source->files[tensor->file].path;
     if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
@@ -161,13 +187,35 @@ static int hf_is_no_weight(const Config *config, const char *name) {
     return config->tie_word_embeddings && !strcmp(name, config->family->model_names[LM_HEAD]);
 }
 
-static void hf_refuse_unexpected(const WeightSource *source, const SafeTensors *list) {
+// The tensor is of another part of the family's composite model.
+static int hf_is_other(const Family *family, const char *name) {
+    const HfComposite *composite = hf_composite_of(family);
+    for (const char *one = composite ? composite->others : ""; *one;) {
+        const size_t length = strcspn(one, "|");
+        if (strncmp(name, one, length) == 0) return 1;
+        one += length + (one[length] == '|');
+    }
+    return 0;
+}
+
+// What is not of the text model goes to source->others, or is refused.
+static void hf_take_others(WeightSource *source, const SafeTensors *list) {
     const SafeTensor *first = NULL;
+    SafeTensors *others = &source->others;
     size_t count = 0;
+    others->tensors = (SafeTensor *)checked_calloc(list->count + 1, sizeof(SafeTensor), "the list of other tensors");
     for (size_t i = 0; i < list->count; i++) {
         const SafeTensor *tensor = &list->tensors[i];
         if (tensor->used || hf_is_no_weight(&source->config, tensor->name)) continue;
-        if (!count++) first = tensor;
+        if (hf_is_other(source->config.family, tensor->name)) {
+            if (strlen(tensor->name) >= HF_NAME)
+                die("%s: tensor %.200s... has a name of more than %d bytes", source->files[tensor->file].path,
+                    tensor->name, HF_NAME - 1);
+            others->tensors[others->count] = *tensor;
+            others->tensors[others->count++].name = checked_strdup(tensor->name);
+        } else if (!count++) {
+            first = tensor;
+        }
     }
     if (first)
         die("%s: tensor %.200s is not one of %s with this config.json (%zu such tensor%s)",
@@ -185,26 +233,34 @@ static Config hf_directory_config(const char *directory, char *remark, size_t si
     return hf_config_read(path, remark, size);
 }
 
+// The composite model of which a folder's config.json is, or NULL.
+static const HfComposite *hf_directory_composite(const char *directory) {
+    char path[PATH_MAX];
+    path_join(path, directory, "config.json");
+    cJSON *root = json_read_object(path, HF_CONFIG_MAX);
+    const HfComposite *composite = hf_composite(root);
+    cJSON_Delete(root);
+    return composite;
+}
+
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
+    char prefix[64], file_name[HF_NAME];
     source->format = "Hugging Face directory";
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
     hf_open_files(source, &list, directory);
     source_set_table(source, model_build(&source->config, DTYPE_FP32));
     const Family *family = source->config.family;
-    const char *embedding = source->model.parameters[0].name;
-    const int bare =
-        !safetensors_find(&list, embedding) && safetensors_find(&list, embedding + hf_base_prefix(family, embedding));
+    hf_find_prefix(&list, family, hf_directory_composite(directory) != NULL, prefix);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const char *name = source->model.parameters[i].name;
-        if (bare) name += hf_base_prefix(family, name);
+        const char *name = hf_tensor_name(family, prefix, source->model.parameters[i].name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name)
                                                                           : safetensors_find(&list, name);
         if (!tensor) die("%s: tensor %s is missing", directory, name);
         source_take_tensor(source, i, tensor, "config.json asks", "");
     }
-    hf_refuse_unexpected(source, &list);
+    hf_take_others(source, &list);
     safetensors_free(&list);
 }
 

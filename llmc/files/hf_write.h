@@ -1,6 +1,7 @@
 /*
 A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is
-larger than a shard may be, config.json (hf_config.h), and the small files that belong to the model. The bytes are
+larger than a shard may be, config.json (hf_config.h), and the small files that belong to the model. Where config.json
+is that of a composite model, the tensors of its other parts come along as they are. The bytes are
 those that transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the
 file's order, so writing is one pass from the first byte to the last and memory is that of the staging buffers. The
 folder is complete or absent.
@@ -19,25 +20,31 @@ folder is complete or absent.
 #include <fnmatch.h>
 
 typedef struct {
+    char name[HF_NAME];
     const Parameter *p;
     size_t parameter, shard; // its index in the table; its file
     DType type;              // what is written
+    const SafeTensor *other; // or NULL; a tensor of write->like that is written as it is, and no parameter
+    uint64_t bytes;
 } HfTensor;
 
 typedef struct {
     const WeightSource *source;
-    const char *kept;         // folder from which config.json and the small files come, or NULL
-    char tokenizer[PATH_MAX]; // tokenizer file of the run that is written, where that folder has none; else ""
-    int retype;               // config.json gets the type that is written,
-    int rescale;              // and the scaling of rotary positions
-    size_t max_shard_size;    // bytes of tensors in a file
-    HfTensor *tensors;        // [parameter_count] file by file, as they lie there
-    DType type;               // that all of them have, or one that holds them all
-    size_t shards;
-    uint64_t bytes; // of all tensors
+    const char *kept;             // folder from which config.json and the small files come, or NULL
+    WeightSource *like;           // its weights, where the family has composite models, or NULL; may be the source
+    const HfComposite *composite; // of which the folder is, or NULL
+    int text_only;                // config.json is written anew, other parts of a composite model are left out
+    char tokenizer[PATH_MAX];     // tokenizer file of the run that is written, where that folder has none; else ""
+    int retype;                   // config.json gets the type that is written,
+    int rescale;                  // and the scaling of rotary positions
+    size_t max_shard_size;        // bytes of tensors in a file
+    HfTensor *tensors;            // [count] file by file, as they lie there
+    DType type;                   // that all of them have, or one that holds them all
+    size_t count, shards;
+    uint64_t bytes, elements; // of all tensors
 } HfWrite;
 
-#define HF_SHARDS_MAX 99999               // so many have names
+#define HF_SHARDS_MAX 99999              // so many have names
 #define HF_KEPT_MAX   ((off_t)256 << 20) // bytes of a file that is copied
 
 // ---- the small files ------------------------------------------------------------------------------------------------
@@ -49,6 +56,7 @@ static const char *const hf_kept_names[] = {
     "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, "generation_config.json",
     "chat_template.jinja", "chat_template.json", "LICENSE*", "NOTICE*", "USE_POLICY*",
 };
+static const char hf_image_names[] = "preprocessor_config.json|video_preprocessor_config.json|processor_config.json";
 // clang-format on
 
 static int hf_is_kept_name(const char *name) {
@@ -60,7 +68,7 @@ static int hf_is_kept_name(const char *name) {
 // A file of this name, found in a folder that was left half written, is one of ours.
 static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md") ||
-           fnmatch("model*.safetensors*", name, 0) == 0;
+           text_is_one_of(name, hf_image_names) || fnmatch("model*.safetensors*", name, 0) == 0;
 }
 
 typedef struct {
@@ -81,7 +89,8 @@ static void hf_check_link(const char *folder, const char *path) {
         die("%s: is a link that leads out of %s; put the file itself there", path, root);
 }
 
-static HfKeptFiles hf_find_kept(const char *folder) {
+// images: also what prepares images and video
+static HfKeptFiles hf_find_kept(const char *folder, int images) {
     HfKeptFiles kept = {NULL, 0, 0};
     const struct dirent *entry;
     DIR *directory = folder ? opendir(folder) : NULL;
@@ -92,7 +101,8 @@ static HfKeptFiles hf_find_kept(const char *folder) {
         path_join(path, folder, entry->d_name);
         if (!strcmp(entry->d_name, "additional_chat_templates"))
             note("%s is not copied; do it by hand where more than the default template is used", path);
-        if (!hf_is_kept_name(entry->d_name) || (stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
+        if (!hf_is_kept_name(entry->d_name) && !(images && text_is_one_of(entry->d_name, hf_image_names))) continue;
+        if ((stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
         if (stat(path, &status) != 0)
             die("%s: cannot be read: %s; it belongs to the model: put it there or remove the link", path,
                 strerror(errno));
@@ -148,32 +158,44 @@ static void hf_find_tokenizer(HfWrite *write) {
 
 // ---- what goes where ------------------------------------------------------------------------------------------------
 static int hf_compare_names(const void *a, const void *b) {
-    return strcmp(((const HfTensor *)a)->p->name, ((const HfTensor *)b)->p->name);
+    return strcmp(((const HfTensor *)a)->name, ((const HfTensor *)b)->name);
+}
+
+static const char *hf_dtype_of(const HfTensor *t) {
+    return t->other ? t->other->dtype : safetensors_dtypes[t->type].name;
+}
+
+// The place of a type in the order of the reference implementation
+static size_t hf_dtype_rank(const char *dtype) {
+    static const char *const order[] = {"U64", "I64", "F64",     "F32",     "U32",     "I32", "BF16", "F16",
+                                        "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8",  "U8"};
+    size_t i = 0;
+    while (i < sizeof(order) / sizeof(order[0]) && strcmp(order[i], dtype) != 0) i++;
+    return i;
 }
 
 // The order of the reference implementation: large types first, then by name.
 static int hf_compare_order(const void *a, const void *b) {
-    static const int rank[DTYPE_COUNT] = {1, 2, 0, 3}; // fp32, bf16, double, fp16
     const HfTensor *x = (const HfTensor *)a, *y = (const HfTensor *)b;
+    const size_t p = hf_dtype_rank(hf_dtype_of(x)), q = hf_dtype_rank(hf_dtype_of(y));
     if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
-    return x->type != y->type ? rank[x->type] - rank[y->type] : hf_compare_names(a, b);
+    return p != q ? (p < q ? -1 : 1) : hf_compare_names(a, b);
 }
 
 // Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
 static void hf_cut_shards(HfWrite *write) {
-    const size_t count = write->source->model.parameter_count;
     uint64_t used = 0;
     write->shards = 1;
-    for (HfTensor *t = write->tensors; t < write->tensors + count; t++) {
-        const uint64_t bytes = (uint64_t)parameter_elements(t->p) * dtype_size(t->type);
-        if (used && (bytes > write->max_shard_size || used > write->max_shard_size - bytes)) write->shards++, used = 0;
+    for (HfTensor *t = write->tensors; t < write->tensors + write->count; t++) {
+        if (used && (t->bytes > write->max_shard_size || used > write->max_shard_size - t->bytes))
+            write->shards++, used = 0;
         t->shard = write->shards - 1;
-        used += bytes, write->bytes += bytes;
+        used += t->bytes, write->bytes += t->bytes;
     }
     if (write->shards > HF_SHARDS_MAX)
         die("--max-shard-size: %zu files would be written, at most %d have names; give a larger size", write->shards,
             HF_SHARDS_MAX);
-    qsort(write->tensors, count, sizeof(*write->tensors), hf_compare_order);
+    qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_order);
 }
 
 // The folder's config.json is of this model, or of this model before its positions were scaled.
@@ -187,30 +209,87 @@ static void hf_check_kept(HfWrite *write) {
     hf_check_same_model(config, write->source->path, &like, write->kept);
 }
 
-// dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one.
-static HfWrite hf_write_prepare(const WeightSource *source, const DType *dtype, const char *kept,
-                                size_t max_shard_size) {
-    size_t count = source->model.parameter_count;
+// Opens the weights of the folder that is kept. A folder of the text model alone need not have any.
+static void hf_open_like(HfWrite *write, WeightSource *source) {
+    char file[PATH_MAX], index[PATH_MAX];
+    if (!write->kept || !hf_composite_of(source->config.family)) return;
+    const HfComposite *composite = hf_directory_composite(write->kept);
+    path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
+    if (write->kept == source->path)
+        write->like = source;
+    else if (path_exists(file) || path_exists(index))
+        write->like = weights_open(write->kept);
+    else if (composite && !write->text_only)
+        die("%s: has no weights, so that the other parts of its %s cannot come along; give a complete folder, or --to "
+            "text",
+            write->kept, composite->architecture);
+    if (!write->text_only) write->composite = composite;
+}
+
+// The type that a parameter is written in: the one that is chosen, or its own. Vectors that the folder has in a wider
+// type than its embedding keep that, and decay rates (A_log), on whose exponentials all else depends, stay fp32.
+static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
+    const WeightSource *source = write->source, *like = write->like;
+    const Parameter *p = &source->model.parameters[i];
+    const DType own = source->places[i].type, type = chosen ? *chosen : own;
+    const DType other = like ? like->places[i].type : type;
+    if (type == DTYPE_FP16 && own != DTYPE_FP16)
+        die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
+    if (like && !p->cols && dtype_size(other) > dtype_size(like->places[0].type) &&
+        dtype_size(other) > dtype_size(type))
+        return other;
+    if (p->role == ROLE_DECAY && dtype_size(type) < dtype_size(DTYPE_FP32) && dtype_size(own) > dtype_size(type))
+        return DTYPE_FP32;
+    return type;
+}
+
+static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const DType *chosen) {
+    HfTensor *t = &write->tensors[write->count++];
+    t->p = &write->source->model.parameters[i], t->parameter = i, t->type = hf_type_of(write, i, chosen);
+    t->bytes = (uint64_t)parameter_elements(t->p) * dtype_size(t->type);
+    hf_tensor_name(write->source->config.family, prefix, t->p->name, t->name);
+    write->elements += parameter_elements(t->p);
+}
+
+static void hf_add_other(HfWrite *write, const SafeTensor *other) {
+    HfTensor *t = &write->tensors[write->count++];
+    uint64_t elements = 1;
+    t->other = other, t->bytes = other->end - other->begin;
+    snprintf(t->name, sizeof(t->name), "%s", other->name);
+    for (size_t i = 0; i < other->rank; i++) elements *= other->shape[i];
+    write->elements += elements;
+}
+
+// dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one. text_only: of a
+// composite model the text model alone is written.
+static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
+                                int text_only) {
+    const size_t count = source->model.parameter_count;
+    const Family *family = source->config.family;
+    char prefix[64];
     HfWrite write = {0};
-    write.source = source;
+    write.source = source, write.text_only = text_only;
     write.max_shard_size = max_shard_size;
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
     hf_find_tokenizer(&write);
+    hf_open_like(&write, source);
     write.retype = dtype || kept;
-    write.type = dtype ? *dtype : source->dtype;
-    write.tensors = (HfTensor *)checked_calloc(count, sizeof(HfTensor), "the tensors to be written");
-    for (size_t i = 0; i < count; i++) {
-        const HfTensor tensor = {&source->model.parameters[i], i, 0, dtype ? *dtype : source->places[i].type};
-        write.tensors[i] = tensor;
-        if (tensor.type == DTYPE_FP16 && source->places[i].type != DTYPE_FP16)
-            die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);
-    }
+    write.type = dtype ? *dtype : family->hybrid ? source->places[0].type : source->dtype;
+    const SafeTensors none = {NULL, 0}, *others = write.like && !text_only ? &write.like->others : &none;
+    write.tensors = (HfTensor *)checked_calloc(count + others->count, sizeof(HfTensor), "the tensors to be written");
+    snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);
+    for (size_t i = 0; i < count; i++)
+        hf_add_parameter(&write, i, write.composite ? write.composite->prefix : prefix, dtype);
+    for (size_t i = 0; i < others->count; i++) hf_add_other(&write, &others->tensors[i]);
     hf_cut_shards(&write);
     return write;
 }
 
-static void hf_write_free(HfWrite *write) { free(write->tensors); }
+static void hf_write_free(HfWrite *write) {
+    if (write->like && write->like != write->source) weights_close(write->like);
+    free(write->tensors);
+}
 
 static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[64]) {
     if (write->shards == 1)
@@ -225,10 +304,26 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 static uint64_t hf_write_header(const HfTensor *t, const HfTensor *end, const OutputFile *file, uint64_t *bytes) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
-    for (; t < end; t++) safetensors_write_entry(&writer, t->p, t->type);
+    for (; t < end; t++) {
+        const SafeTensor *other = t->other;
+        if (other)
+            safetensors_write_tensor(&writer, t->name, other->dtype, other->shape, other->rank, t->bytes);
+        else
+            safetensors_write_named(&writer, t->name, t->p, t->type);
+    }
     const uint64_t at = safetensors_write_end(&writer);
     *bytes = at + writer.data;
     return at;
+}
+
+// The bytes of a tensor of the folder that is kept, as they are.
+static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const OutputFile *file, uint64_t at) {
+    uint64_t n;
+    for (uint64_t done = 0, bytes = other->end - other->begin; done < bytes; done += n) {
+        n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
+        input_read(&write->like->files[other->file], other->begin + done, staged_raw.bytes, (size_t)n);
+        output_write(file, at + done, staged_raw.bytes, (size_t)n);
+    }
 }
 
 static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder, Progress *progress,
@@ -241,32 +336,33 @@ static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, Outpu
     folder_open_file(folder, &file, hf_shard_name(write, first->shard, name), bytes);
     hf_write_header(first, last, &file, &bytes);
     for (const HfTensor *t = first; t < last; t++) {
-        for (size_t i = 0; i < parameter_elements(t->p); i += n) {
+        if (t->other) hf_copy_other(write, t->other, &file, at);
+        for (size_t i = 0; !t->other && i < parameter_elements(t->p); i += n) {
             n = min_size(parameter_elements(t->p) - i, SLAB_ELEMENTS);
             source_read_order(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
-            output_write(&file, at, staged.bytes, n * dtype_size(t->type));
-            at += n * dtype_size(t->type);
-            progress_update(progress, *done += (double)n);
+            output_write(&file, at + i * dtype_size(t->type), staged.bytes, n * dtype_size(t->type));
+            progress_update(progress, *done + (double)(i * dtype_size(t->type)));
         }
+        at += t->bytes;
+        progress_update(progress, *done += (double)t->bytes);
     }
     output_commit(&file);
 }
 
 // Which tensor is in which file, by name. The tensors are in that order then.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
-    const Model *model = &write->source->model;
-    const size_t room = 256 + model->parameter_count * 200; // a line has two names of at most 96 and 64 bytes
+    const size_t room = 256 + write->count * (2 * HF_NAME + 100); // a line has two names, one of at most 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
     JsonOut json = json_open_text(text, room, JSON_INDENTED);
     json_object(&json, NULL);
     json_object(&json, "metadata");
-    json_size(&json, "total_parameters", model->elements);
+    json_size(&json, "total_parameters", (size_t)write->elements);
     json_size(&json, "total_size", (size_t)write->bytes);
     json_object_end(&json);
     json_object(&json, "weight_map");
-    qsort(write->tensors, model->parameter_count, sizeof(*write->tensors), hf_compare_names);
-    for (const HfTensor *t = write->tensors; t < write->tensors + model->parameter_count; t++)
-        json_text(&json, t->p->name, hf_shard_name(write, t->shard, name));
+    qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_names);
+    for (const HfTensor *t = write->tensors; t < write->tensors + write->count; t++)
+        json_text(&json, t->name, hf_shard_name(write, t->shard, name));
     json_object_end(&json);
     json_object_end(&json);
     const size_t used = json_text_end(&json);
@@ -275,17 +371,38 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
+// Changes what has to be another one in a config.json, or in its text_config. text: with room; returns the new length.
+static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
+    if (write->retype) length = hf_config_with_type(text, length, write->type);
+    if (write->rescale) length = hf_config_with_rope(text, length, &write->source->config);
+    return length;
+}
+
+// The same of a composite model, whose text_config has positions and, like the outermost object, a type.
+static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length) {
+    size_t begin, end;
+    if (write->retype) length = hf_config_with_type(text, length, write->type);
+    if (!json_value_span(text, length, "text_config", &begin, &end)) return length;
+    char *inner = (char *)checked_malloc(end - begin + 64 + HF_ROPE_TEXT, "text_config");
+    memcpy(inner, text + begin, end - begin);
+    inner[end - begin] = 0;
+    const size_t bytes = hf_edit_config(write, inner, end - begin);
+    memmove(text + begin + bytes, text + end, length - end + 1);
+    memcpy(text + begin, inner, bytes);
+    free(inner);
+    return length - (end - begin) + bytes;
+}
+
 static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     char path[PATH_MAX], *out;
     size_t length = 0;
-    if (write->kept) {
+    if (write->kept && !write->text_only) {
         path_join(path, write->kept, "config.json");
         hf_check_link(write->kept, path);
         char *text = input_read_text(path, HF_CONFIG_MAX, &length);
-        out = (char *)checked_malloc(length + 64 + HF_ROPE_TEXT, path);
+        out = (char *)checked_malloc(length + 128 + HF_ROPE_TEXT, path);
         memcpy(out, text, length + 1);
-        if (write->retype) length = hf_config_with_type(out, length, write->type);
-        if (write->rescale) length = hf_config_with_rope(out, length, &write->source->config);
+        length = write->composite ? hf_edit_composite(write, out, length) : hf_edit_config(write, out, length);
         free(text);
     } else {
         out = (char *)checked_malloc(HF_CONFIG_TEXT, "config.json");
@@ -298,12 +415,12 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
 // Everything that is wrong with the place, the models or the disk is said before the first weight is read.
 // replaces: a folder of such files that is there.
 static void hf_write(HfWrite *write, const char *path, int replaces) {
-    size_t count = write->source->model.parameter_count, end;
-    HfKeptFiles kept = hf_find_kept(write->kept);
+    size_t count = write->count, end;
+    HfKeptFiles kept = hf_find_kept(write->kept, write->composite != NULL);
     OutputFolder folder;
     double done = 0;
-    folder_open(&folder, path, write->bytes + kept.bytes + count * 512 + HF_CONFIG_TEXT, write->shards + kept.count + 4,
-                hf_is_written_name, replaces);
+    folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
+                write->shards + kept.count + 4, hf_is_written_name, replaces);
     hf_write_config(write, &folder);
     for (size_t i = 0; i < kept.count; i++) {
         char from[PATH_MAX];
@@ -316,7 +433,7 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     char *card = model_card(write->source, write->kept, write->type, path, &length);
     folder_write_file(&folder, "README.md", card, length);
     free(card);
-    Progress progress = progress_begin(stderr, "converting", 0, (double)write->source->model.elements);
+    Progress progress = progress_begin(stderr, "converting", 0, (double)write->bytes);
     for (size_t begin = 0; begin < count; begin = end) {
         for (end = begin; end < count && write->tensors[end].shard == write->tensors[begin].shard;) end++;
         hf_write_shard(write, begin, end, &folder, &progress, &done);

@@ -92,10 +92,9 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
         const cJSON *schedule = json_get(state, "schedule"), *data = json_get(options, "data");
         fprintf(file, "\n| | |\n|---|---|\n| objective | %s |\n", objective);
         if (lora) fprintf(file, "| LoRA, merged | %s |\n", lora);
-        cJSON_ArrayForEach(item, data)
-            if (cJSON_IsString(item) && json_printable(item->valuestring))
-                fprintf(file, "| data | %s |\n",
-                        strrchr(item->valuestring, '/') ? strrchr(item->valuestring, '/') + 1 : item->valuestring);
+        cJSON_ArrayForEach(item, data) if (cJSON_IsString(item) && json_printable(item->valuestring))
+            fprintf(file, "| data | %s |\n",
+                    strrchr(item->valuestring, '/') ? strrchr(item->valuestring, '/') + 1 : item->valuestring);
         fprintf(file, "| steps | %.0f |\n", cJSON_GetNumberValue(json_get(state, "step")));
         fprintf(file, "| tokens | %.0f |\n", cJSON_GetNumberValue(json_get(state, "tokens")));
         fprintf(file, "| tokens of a document, at most | %s |\n", card_word(settings, "--seq-len", "?"));

@@ -53,6 +53,14 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
     return text;
 }
 
+// A parameter's shape in files; returns the rank.
+static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
+    shape[0] = p->transposed ? p->cols : p->rows;
+    shape[1] = p->role == ROLE_CONV ? 1 : p->transposed ? p->rows : p->cols;
+    shape[2] = p->cols;
+    return p->role == ROLE_CONV ? 3 : p->cols ? 2 : 1;
+}
+
 // ---- reading --------------------------------------------------------------------------------------------------------
 // One entry of the header. Offsets are still relative to the data here.
 static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
@@ -202,7 +210,7 @@ static void safetensors_free(SafeTensors *list) {
 /*
 Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the
 text that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D)
-is [cols, rows] there, as in transformers. The header goes to a file, or into memory, or is only counted: the size of a
+is [cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file, or into memory, or is only counted: the size of a
 file is known before it is opened. Nothing is allocated.
 */
 typedef struct {
@@ -211,7 +219,7 @@ typedef struct {
     size_t room;
     uint64_t at;   // byte of the file where the header goes on
     uint64_t data; // bytes of the tensors so far
-    char entry[512];
+    char entry[1024];
     JsonOut json; // into entry
 } SafetensorsWriter;
 
@@ -244,15 +252,15 @@ static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile 
     safetensors_put_entry(writer);
 }
 
-// The next tensor; its bytes follow those of the tensor before it.
-static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
-    const uint64_t end = writer->data + (uint64_t)parameter_elements(p) * dtype_size(type);
+// The next tensor, by its entry; its bytes follow those of the tensor before it.
+static void safetensors_write_tensor(SafetensorsWriter *writer, const char *name, const char *dtype,
+                                     const uint64_t *shape, size_t rank, uint64_t bytes) {
+    const uint64_t end = writer->data + bytes;
     JsonOut *json = &writer->json;
-    json_object(json, p->name);
-    json_text(json, "dtype", safetensors_dtypes[type].name);
+    json_object(json, name);
+    json_text(json, "dtype", dtype);
     json_array(json, "shape");
-    json_size(json, NULL, p->transposed ? p->cols : p->rows);
-    if (p->cols) json_size(json, NULL, p->transposed ? p->rows : p->cols);
+    for (size_t i = 0; i < rank; i++) json_size(json, NULL, (size_t)shape[i]);
     json_array_end(json);
     json_array(json, "data_offsets");
     json_size(json, NULL, (size_t)writer->data);
@@ -261,6 +269,18 @@ static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *
     json_object_end(json);
     safetensors_put_entry(writer);
     writer->data = end;
+}
+
+// The same of a parameter, under a name.
+static void safetensors_write_named(SafetensorsWriter *writer, const char *name, const Parameter *p, DType type) {
+    uint64_t shape[3];
+    const size_t rank = parameter_shape(p, shape);
+    safetensors_write_tensor(writer, name, safetensors_dtypes[type].name, shape, rank,
+                             (uint64_t)parameter_elements(p) * dtype_size(type));
+}
+
+static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
+    safetensors_write_named(writer, p->name, p, type);
 }
 
 // Closes the header, so that the data begin at a multiple of 8; returns at which byte of the file they do.

@@ -8,6 +8,7 @@ size.
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
 #include "llmc/model/initial_weights.h"
+#include "safetensors.h"
 #include "slabs.h"
 
 typedef struct {
@@ -28,7 +29,8 @@ typedef struct WeightSource {
     TensorLocation *places; // [model.parameter_count]
     InputFile *files;       // [file_count]
     size_t file_count;
-    int random; // no files: initial weights, made from the seed
+    SafeTensors others; // tensors of these files that are not of the text model: of a vision tower, of further heads
+    int random;         // no files: initial weights, made from the seed
     uint64_t seed;
     char remark[256]; // something a person who trains this should know, or empty
     Merge *merge;     // NULL, or adapters that are added to what is read, by:

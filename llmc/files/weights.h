@@ -60,6 +60,7 @@ static void weights_close(WeightSource *source) {
     for (size_t i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
     free(source->places);
+    safetensors_free(&source->others);
     free(source->path);
     model_free(&source->model);
     free(source);

@@ -76,12 +76,13 @@ static void tokenizer_keep(const Run *run, const char *folder) {
 static void prompt_encode(Prompt *prompt, const Options *options, const char *text, size_t bytes) {
     TokenIds ids = {NULL, 0, 0};
     if (prompt->chat)
-        chat_turn(prompt->tokenizer, options->system, text, bytes, 1, &ids);
+        chat_turn(prompt->tokenizer, options->system, options->thinking, text, bytes, 1, &ids);
     else if (prompt->tokenizer)
         tokenizer_prompt(prompt->tokenizer, text, bytes, &ids);
     for (size_t i = 0; prompt->bytes && i < bytes; i++) token_ids_add(&ids, (unsigned char)text[i]);
     prompt->id = ids.id, prompt->count = ids.count;
-    if (prompt->chat) return;
+    if (prompt->chat) bytes = chat_shown_opening(prompt->tokenizer, options->thinking, &text);
+    if (prompt->chat && !bytes) return;
     prompt->text = (char *)checked_malloc(bytes, "the prompt");
     memcpy(prompt->text, text, bytes);
     prompt->text_bytes = bytes;
@@ -110,7 +111,7 @@ static Prompt prompt_from_options(const Run *run) {
         die_usage("--chat needs the model's tokenizer file (" TOKENIZER_NAME " beside the model%s%s, or --tokenizer "
                   "FILE); data/tokenizer_file.py writes it",
                   o->adapter ? " or in " : "", o->adapter ? o->adapter : "");
-    if (prompt.chat) chat_check(prompt.tokenizer, o->system, prompt_is_interactive(o));
+    if (prompt.chat) chat_check(prompt.tokenizer, o->system, o->thinking, prompt_is_interactive(o));
     if (prompt_is_interactive(o)) return prompt;
     if (o->prompt_ids.count) {
         prompt.count = o->prompt_ids.count;
@@ -175,6 +176,20 @@ static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, siz
     } else {
         text_out(out, number, (size_t)snprintf(number, sizeof(number), "%s%d", index ? " " : "", id));
     }
+}
+
+// What the model said in ids[count], without special tokens, appended.
+static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const int32_t *ids, size_t count) {
+    const Tokenizer *t = prompt->tokenizer;
+    char *text = (char *)checked_malloc(count * prompt_token_bytes(prompt), "an answer");
+    TextOut out = text_out_to(NULL, text);
+    for (size_t i = 0, bytes; i < count; i++) {
+        const char *part = tokenizer_decode(t, ids[i], &bytes);
+        if (!tokenizer_is_special(t, ids[i])) text_out(&out, part, bytes);
+    }
+    text_out_end(&out);
+    scratch_append(answer, text, out.bytes);
+    free(text);
 }
 
 // All of them; returns the bytes of `text`, which has room for prompt_token_bytes() * count.

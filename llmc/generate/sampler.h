@@ -8,6 +8,7 @@ order).
     sampler_begin            pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan
     sampler_feed             the prompt, of any length that fits; again later to go on with given tokens
     sampler_next             the next token
+    sampler_rewind           takes the end of the text back
     sampler_end              pops the cache: the arena is as it was
 
     sampler_batch_allocate   the same for many texts at once, each in a slot of the cache (RunSettings.rollout_slots)
@@ -16,7 +17,7 @@ order).
 Nothing else allocates. In sampler_batch every step draws a token for each slot. A text whose end token is drawn, or
 that has its `room` of tokens, leaves its slot to the next one that waits, so that steps are as wide as they can be. A
 prompt goes through the model once for all texts that have it (those whose `prompt` is the same pointer, one after the
-other); the others copy its keys and values. Its last token is fed by a step like any token drawn.
+other); the others copy its keys, values and states. Its last token is fed by a step like any token drawn.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -62,6 +63,19 @@ static void sampler_begin(Sampler *sampler, StreamBP *s) {
 }
 
 static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->streambp); }
+
+// Back to the first `tokens` of the text, of which so many are left as it returns: none, where a layer keeps less than
+// the keys and values of all.
+static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
+    const Config *config = &sampler->streambp->model->config;
+    if (layers_of_kind(config, LAYER_FULL) < config->num_hidden_layers) {
+        sampler_end(sampler);
+        sampler_begin(sampler, sampler->streambp);
+        return 0;
+    }
+    sampler->drawn = -1;
+    return sampler->cache.used[0] = min_size(sampler->cache.used[0], tokens);
+}
 
 // The text goes on with the token drawn last, where the model has not seen it yet, and ids[count] (host).
 static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
@@ -148,9 +162,11 @@ static void sampler_batch_check(const SamplerBatch *sampler, const Completion *t
                 V - 1);
 }
 
-// All of a prompt but its last token, in a slot: from one that has it, or through the model.
+// All of a prompt but its last token, in a slot: from one that has it, or through the model. Of layers with linear
+// attention the state behind the last prompt alone is kept: with another one no slot has what a copy takes.
 static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
     Cache *cache = &sampler->cache;
+    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
     size_t count = text->prompt_tokens - 1, from = sampler->prompt[slot] == text->prompt ? slot : 0;
     while (from < cache->slots && sampler->prompt[from] != text->prompt) from++;
     if (from < cache->slots) {
@@ -158,8 +174,10 @@ static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Com
     } else {
         cache_clear(cache, s, slot);
         cache_feed(cache, s, slot, text->prompt, count);
+        if (linear) memset(sampler->prompt, 0, cache->slots * sizeof(*sampler->prompt));
+        if (linear && keeps) cache_keep(cache, s, slot);
     }
-    sampler->prompt[slot] = cache_keeps_all(s) ? text->prompt : NULL;
+    sampler->prompt[slot] = keeps ? text->prompt : NULL;
 }
 
 // Gives text number `number` a slot.

@@ -13,7 +13,8 @@ static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "ll
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
-#define LAYER_TYPES_MAX 1024 // layers before their types repeat
+#define LAYER_TYPES_MAX  1024      // layers before their types repeat
+#define LINEAR_STATE_MAX (1 << 24) // elements of a layer's state; Qwen3.5-27B has 48 x 128 x 128
 
 typedef struct {
     const Family *family;
@@ -30,11 +31,16 @@ typedef struct {
     int truncate;
     double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
     // Layers with a sliding window: a query sees that many keys, its own among them.
-    size_t sliding_window;                 // 0: none
-    char layer_types[LAYER_TYPES_MAX + 1]; // s: sliding, f: full; repeated to num_hidden_layers; "": all full
-    double query_pre_attn_scalar;          // attention scores are divided by its root; 0: head_dim
-    int activation_function;               // GPT-2's, by its name: the same function under two
-    uint64_t given;                        // bit i: key i of config_keys was set by hand, so it does not follow others
+    size_t sliding_window; // 0: none
+    // s: sliding, f: full, l: linear attention; repeated to num_hidden_layers; "": all full
+    char layer_types[LAYER_TYPES_MAX + 1];
+    double partial_rotary_factor; // the share of a head's elements, the first ones, that are rotated
+    // Layers of linear attention (Gated DeltaNet)
+    size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
+    size_t linear_conv_kernel_dim;
+    double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
+    int activation_function;      // GPT-2's, by its name: the same function under two
+    uint64_t given;               // bit i: key i of config_keys was set by hand, so it does not follow others
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU } KeyKind;
@@ -83,6 +89,12 @@ static const ConfigKey config_keys[] = {
     {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
     {"query_pre_attn_scalar", NULL, KEY_DOUBLE, FIELD(query_pre_attn_scalar), 1e-3, 1e6, 0},
     {"activation_function", NULL, KEY_GELU, FIELD(activation_function), 0, 1, 0},
+    {"partial_rotary_factor", NULL, KEY_DOUBLE, FIELD(partial_rotary_factor), 1e-3, 1, 0},
+    {"linear_num_key_heads", NULL, KEY_SIZE, FIELD(linear_num_key_heads), 1, 1 << 14, 0},
+    {"linear_num_value_heads", NULL, KEY_SIZE, FIELD(linear_num_value_heads), 1, 1 << 14, 0},
+    {"linear_key_head_dim", NULL, KEY_SIZE, FIELD(linear_key_head_dim), 1, 1024, 0},
+    {"linear_value_head_dim", NULL, KEY_SIZE, FIELD(linear_value_head_dim), 1, 1024, 0},
+    {"linear_conv_kernel_dim", NULL, KEY_SIZE, FIELD(linear_conv_kernel_dim), 1, CONV_TAPS_MAX, 0},
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
@@ -110,8 +122,10 @@ static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "attention_bias"))
         return !family->biases && !family->qkv_bias && strcmp(family->name, "mistral") != 0;
     if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
-    if (!strcmp(name, "sliding_window") || !strcmp(name, "layer_types"))
-        return !family->learned_positions && strcmp(family->name, "llama") != 0;
+    if (!strcmp(name, "sliding_window"))
+        return !family->learned_positions && !family->hybrid && strcmp(family->name, "llama") != 0;
+    if (!strcmp(name, "layer_types")) return !family->learned_positions && strcmp(family->name, "llama") != 0;
+    if (!strncmp(name, "linear_", 7) || !strcmp(name, "partial_rotary_factor")) return family->hybrid;
     if (!strcmp(name, "rope_local_base_freq") || !strcmp(name, "query_pre_attn_scalar"))
         return !strcmp(family->name, "gemma3");
     if (!strcmp(name, "truncate") && !strcmp(family->name, "gemma3")) return 0; // transformers does not look at Gemma's
@@ -124,6 +138,7 @@ static int family_has_key(const Family *family, const char *name) {
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (key->kind == KEY_GELU) return config->activation_function;
+    if (config->family->hybrid && key->kind == KEY_LAYER_TYPES) return 1;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
         return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
     return !key->scaling || (key->scaling >> config->rope_type & 1);
@@ -166,9 +181,9 @@ static void config_set(Config *config, const char *name, const char *value, cons
                          value);
         break;
     case KEY_LAYER_TYPES:
-        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, "sf")])
-            die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters s (sliding) and f (full)",
-                     where, value, LAYER_TYPES_MAX);
+        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, config->family->hybrid ? "lf" : "sf")])
+            die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
+                     LAYER_TYPES_MAX, config->family->hybrid ? "l (linear)" : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
@@ -210,38 +225,66 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1};
+    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
 }
 
-// The window of layer l, 0: it sees everything before it.
-static size_t layer_window(const Config *config, size_t l) {
-    return config->layer_types[0] && config->layer_types[l % strlen(config->layer_types)] == 's'
-               ? config->sliding_window
-               : 0;
+// What a layer has in place of the others' attention
+typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_KINDS } LayerKind;
+
+static LayerKind layer_kind(const Config *config, size_t l) {
+    const char type = config->layer_types[0] ? config->layer_types[l % strlen(config->layer_types)] : 'f';
+    return type == 'l' ? LAYER_LINEAR : type == 's' && config->sliding_window ? LAYER_WINDOW : LAYER_FULL;
 }
 
-// The shortest pattern that gives these layers; no pattern and no window where none slides.
+static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
+
+// Layers of a kind before layer l; l is num_hidden_layers: all of them
+static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
+    const size_t period = max_size(strlen(config->layer_types), 1);
+    size_t whole = 0, rest = 0;
+    for (size_t i = 0; i < period; i++) {
+        whole += layer_kind(config, i) == kind;
+        rest += i < l % period && layer_kind(config, i) == kind;
+    }
+    return l / period * whole + rest;
+}
+
+static size_t layers_of_kind(const Config *config, LayerKind kind) {
+    return layers_before(config, kind, config->num_hidden_layers);
+}
+
+// The window of layer l, 0: it sees everything before it.
+static size_t layer_window(const Config *config, size_t l) {
+    return layer_kind(config, l) == LAYER_WINDOW ? config->sliding_window : 0;
+}
+
+// The shortest pattern that gives these layers; no pattern and no window where all see everything.
 static void config_resolve_layer_types(Config *config, const char *where, int code) {
     const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
-    size_t period, l, sliding = 0;
-    for (l = 0; l < L; l++) sliding += layer_window(config, l) != 0;
+    const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
+    size_t period, l;
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
                  config->sliding_window);
-    if (!sliding) {
+    if (!sliding && !config->family->hybrid) {
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
     for (period = 1; period < L; period++) {
-        for (l = period; l < L && !layer_window(config, l) == !layer_window(config, l - period); l++) continue;
+        for (l = period; l < L && layer_kind(config, l) == layer_kind(config, l - period); l++) continue;
         if (l == L) break;
     }
     if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types repeats after %zu layers only", where, period);
     for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
     config->layer_types[period] = 0;
+}
+
+// Elements of a head that are rotated
+static size_t rotary_width(const Config *config) {
+    return (size_t)((double)config->head_dim * config->partial_rotary_factor);
 }
 
 // Refuses a way of scaling rotary positions without the keys that it needs.
@@ -284,8 +327,21 @@ static void config_finish(Config *config, const char *where, int code) {
     if (config->num_attention_heads % config->num_key_value_heads)
         die_with(code, "%s: num_attention_heads %zu is not a multiple of num_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_key_value_heads);
+    if (family->hybrid && config->linear_num_value_heads % config->linear_num_key_heads)
+        die_with(code, "%s: linear_num_value_heads %zu is not a multiple of linear_num_key_heads %zu", where,
+                 config->linear_num_value_heads, config->linear_num_key_heads);
+    if (family->hybrid &&
+        config->linear_num_value_heads * config->linear_key_head_dim > LINEAR_STATE_MAX / config->linear_value_head_dim)
+        die_with(code,
+                 "%s: linear_num_value_heads %zu x linear_key_head_dim %zu x linear_value_head_dim %zu is a state "
+                 "of more than %d elements a layer, which is absurd",
+                 where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
+                 LINEAR_STATE_MAX);
     if (!family->learned_positions && config->head_dim % 2)
         die_with(code, "%s: head_dim %zu is odd, rotary positions need an even one", where, config->head_dim);
+    if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
+        die_with(code, "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements, an even number is needed",
+                 where, config->partial_rotary_factor, rotary_width(config), config->head_dim);
     if (family->biases && config->num_key_value_heads != config->num_attention_heads)
         die_with(code,
                  "%s: %s has as many key/value heads as heads: num_key_value_heads is %zu, num_attention_heads %zu",

@@ -9,12 +9,15 @@ hf_config.h, and a golden model to the tests.
 #include "llmc/ops/ops.h"
 
 // clang-format off
-// The tensors of one layer, in the order in which they lie in memory and in a flat .bin. Query, key and value weights
-// are neighbours without padding, and so are their biases and the gate and up projections: a file may hold neighbours
-// as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
+// The tensors of one layer, in the order in which they lie in memory and in a flat .bin: of attention or of linear
+// attention, by the layer's type, and what both have. Query, key and value weights are neighbours without padding, and
+// so are their biases, the gate and up projections and the four that a linear layer begins with: a file may hold
+// neighbours as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_NORM1,
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // of attention
+    IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
+    POST_NORM1,
     NORM2_WEIGHT, NORM2_BIAS,
     GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_NORM2,
     LAYER_TENSORS
@@ -41,65 +44,81 @@ typedef struct {
     int norm_offset;          // norms multiply by 1 + w
     int post_norms;           // norms also behind attention and MLP, before what they add to the residual stream
     int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
+    int hybrid;               // layers may be of linear attention; the others gate their output, by half of q_proj
     const char *layer_prefix; // with one %zu
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
 } Family;
 
 // clang-format off
+#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define LLAMA_LAYER_NAMES                                                                                              \
     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",  \
      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",             \
-     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NULL,                              \
+     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NO_LINEAR_NAMES, NULL,             \
      "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias",      \
      "mlp.up_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias", NULL}
 #define LLAMA_MODEL_NAMES {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
 
 // The switches in a row, in their order: learned_positions, qk_norm, qkv_bias, biases, conv1d, head_dim_follows,
-// kv_heads_follow, norm_offset, post_norms, scaled_embeddings
+// kv_heads_follow, norm_offset, post_norms, scaled_embeddings, hybrid
 static const Family families[] = {
     {"gpt2", "gpt2", "GPT2LMHeadModel",
      "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
      "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
-     NORM_LAYER, ACTIVATION_GELU, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, "transformer.h.%zu.",
+     NORM_LAYER, ACTIVATION_GELU, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, "transformer.h.%zu.",
      {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
-      "attn.c_proj.weight", "attn.c_proj.bias", NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", NULL,
+      "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", NULL,
       "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NULL},
      {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
       "lm_head.weight"}},
     {"llama", "llama", "LlamaForCausalLM",
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, "model.layers.%zu.",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, "model.layers.%zu.",
      LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
     {"mistral", "mistral", "MistralForCausalLM",
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,"
      "sliding_window=4096,layer_types=s",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, "model.layers.%zu.",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.",
      LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
     {"qwen2", "qwen2", "Qwen2ForCausalLM",
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, "model.layers.%zu.",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.",
      LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
     {"qwen3", "qwen3", "Qwen3ForCausalLM",
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, "model.layers.%zu.",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, "model.layers.%zu.",
      LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
     {"gemma3", "gemma3_text", "Gemma3ForCausalLM",
      "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
      "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,"
      "rope_local_base_freq=10000,query_pre_attn_scalar=256",
-     NORM_RMS, ACTIVATION_GEGLU, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, "model.layers.%zu.",
+     NORM_RMS, ACTIVATION_GEGLU, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, "model.layers.%zu.",
      {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
       "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
-      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", "post_attention_layernorm.weight",
-      "pre_feedforward_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", NULL, NULL,
+      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NO_LINEAR_NAMES,
+      "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", NULL, NULL,
       "mlp.down_proj.weight", NULL, "post_feedforward_layernorm.weight"},
+     LLAMA_MODEL_NAMES},
+    {"qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM",
+     "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
+     "num_key_value_heads=4,head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "initializer_range=0.02,layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,"
+     "linear_key_head_dim=128,linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
+     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, "model.layers.%zu.",
+     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
+      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", "linear_attn.in_proj_qkv.weight",
+      "linear_attn.in_proj_z.weight", "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight",
+      "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",
+      "linear_attn.out_proj.weight", NULL, "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight",
+      "mlp.up_proj.weight", NULL, NULL, "mlp.down_proj.weight", NULL, NULL},
      LLAMA_MODEL_NAMES},
 };
 // clang-format on
@@ -125,6 +144,7 @@ typedef struct {
 #define QWEN25  "rope_theta=1000000,max_position_embeddings=32768,"
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
+#define QWEN35 "rope_theta=10000000,max_position_embeddings=262144,"
 static const Preset presets[] = {
     {"gpt2", "gpt2", {0}, ""},
     {"gpt2-medium", "gpt2", {1024, 0, 24, 16, 0}, ""},
@@ -153,6 +173,13 @@ static const Preset presets[] = {
     {"qwen3-8b", "qwen3", {4096, 12288, 36, 32, 8}, QWEN3},
     {"qwen3-14b", "qwen3", {5120, 17408, 40, 40, 8}, QWEN3},
     {"qwen3-32b", "qwen3", {5120, 25600, 64, 64, 8}, QWEN3},
+    {"qwen3.5-0.8b", "qwen3_5", {1024, 3584, 24, 8, 2}, QWEN35 "linear_num_value_heads=16,tie_word_embeddings=true"},
+    {"qwen3.5-2b", "qwen3_5", {2048, 6144, 24, 8, 2}, QWEN35 "linear_num_value_heads=16,tie_word_embeddings=true"},
+    {"qwen3.5-4b", "qwen3_5", {2560, 9216, 32, 16, 4}, QWEN35 "tie_word_embeddings=true"},
+    {"qwen3.5-9b", "qwen3_5", {0}, QWEN35},
+    {"qwen3.5-27b", "qwen3_5", {5120, 17408, 64, 24, 4}, QWEN35 "linear_num_value_heads=48"},
+    {"qwen3.6-27b", "qwen3_5", {5120, 17408, 64, 24, 4}, QWEN35 "linear_num_value_heads=48"},
+    {"qwen3.8-27b", "qwen3_5", {5120, 17408, 64, 24, 4}, QWEN35 "linear_num_value_heads=48"},
     {"gemma3-270m", "gemma3", {640, 2048, 18, 4, 1},
      GEMMA3 "vocab_size=262144,sliding_window=512,max_position_embeddings=32768"},
     {"gemma3-1b", "gemma3", {1152, 6912, 0, 4, 1},

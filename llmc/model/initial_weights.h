@@ -1,5 +1,6 @@
 /*
-Random initial weights: normal with the standard deviation the parameter table gives, or ones, or zeros. Element i of
+Random initial weights: normal with the standard deviation the parameter table gives, or ones, or zeros; decay rates of
+linear attention (A_log) are the logarithm of a uniform number. Element i of
 parameter p depends on (seed, p, i) alone, so any range can be made anywhere, by any number of threads; values are made
 in fp32 and other types are their rounding. The arithmetic is exactly defined (integers, single operations, and
 multiply-adds fused by hand where a compiler might choose), which makes a seed mean the same model on every machine.
@@ -25,6 +26,24 @@ static float square_root(float x) {
     return x * y;
 }
 
+// The natural logarithm of a positive number that is neither subnormal nor near the largest: exponent log 2 + log m with
+// m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2.
+static float natural_logarithm(float x) {
+    float mantissa;
+    uint32_t raw;
+    memcpy(&raw, &x, sizeof(raw));
+    uint32_t exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; modulo 512
+    raw -= exponent << 23;
+    memcpy(&mantissa, &raw, sizeof(mantissa));
+    float s = (mantissa - 1.0f) / (mantissa + 1.0f);
+    float s2 = s * s;
+    float series = __builtin_fmaf(s2, 2.0f / 9, 2.0f / 7);
+    series = __builtin_fmaf(series, s2, 2.0f / 5);
+    series = __builtin_fmaf(series, s2, 2.0f / 3);
+    series = __builtin_fmaf(series, s2, 2.0f);
+    return __builtin_fmaf((float)((int32_t)(exponent << 23) >> 23), 0.693147182f, s * series);
+}
+
 /*
 Box-Muller: 64 random bits give two normals, r cos t and r sin t, with r = sqrt(-2 log u) and t uniform over the circle.
 31 bits make u in (0, 1), so |r| stays below 6.7. Of the others, 30 bits make an angle within an eighth of a turn from
@@ -36,21 +55,8 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     const float angle = (float)((int32_t)(angle_bits >> 2) - (1 << 29)) * (1.57079633f * 0x1p-30f); // +- pi/4
     const float z = angle * angle;
     const uint32_t exchange = 0u - (angle_bits >> 1 & 1); // all bits or none
-    float mantissa;
     uint32_t raw, raw_sine, raw_cosine;
-    // log u = exponent log 2 + log m with m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2
-    memcpy(&raw, &u, sizeof(raw));
-    uint32_t exponent = (raw - 0x3f2aaaabu) >> 23; // 0x3f2aaaab are the bits of 2/3; modulo 512, since u < 4/3
-    raw -= exponent << 23;
-    memcpy(&mantissa, &raw, sizeof(mantissa));
-    float s = (mantissa - 1.0f) / (mantissa + 1.0f);
-    float s2 = s * s;
-    float series = __builtin_fmaf(s2, 2.0f / 9, 2.0f / 7);
-    series = __builtin_fmaf(series, s2, 2.0f / 5);
-    series = __builtin_fmaf(series, s2, 2.0f / 3);
-    series = __builtin_fmaf(series, s2, 2.0f);
-    float log_u = __builtin_fmaf((float)((int32_t)(exponent << 23) >> 23), 0.693147182f, s * series);
-    float r = square_root(-2.0f * log_u);
+    float r = square_root(-2.0f * natural_logarithm(u));
     // Taylor series, cut off below 1e-9
     float sine = __builtin_fmaf(z, 2.75573192e-6f, -1.98412701e-4f);
     sine = __builtin_fmaf(sine, z, 8.33333377e-3f);
@@ -82,6 +88,14 @@ static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs
     }
 }
 
+// values[0 .. count) = log of numbers uniform over (0.01, 16), from element `first` on: the decay rates A_log.
+static void decay_run(float *values, uint64_t key, uint64_t first, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const float u = ((float)(int32_t)(random_mix(key ^ (first + i)) >> 33) + 0.5f) * 0x1p-31f;
+        values[i] = natural_logarithm(__builtin_fmaf(u, 15.99f, 0.01f));
+    }
+}
+
 // Elements [begin, begin + count), begin even, since numbers come in pairs; by all threads.
 static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
                           void *out) {
@@ -94,7 +108,9 @@ static void initial_pairs(const Model *model, size_t parameter, size_t begin, si
     for (size_t run = 0; run < runs; run++) {
         float values[INITIAL_RUN];
         size_t first = run * INITIAL_RUN, n = min_size(INITIAL_RUN, count - first);
-        if (p->init_std != 0)
+        if (p->role == ROLE_DECAY)
+            decay_run(values, key, begin + first, n);
+        else if (p->init_std != 0)
             normal_run(values, key, (begin + first) / 2, (n + 1) / 2, (float)p->init_std);
         else
             for (size_t i = 0; i < n; i++) values[i] = p->ones ? 1.0f : 0.0f;

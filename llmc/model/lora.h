@@ -25,25 +25,36 @@ typedef struct {
     size_t rank;
     double alpha, scale, dropout;
     int rslora;
-    unsigned modules;             // bit i: lora_module(.., i) has adapters
-    LoraPart part[LAYER_TENSORS]; // of Q_WEIGHT, K_WEIGHT, ...
-    Model table;                  // per layer and module A, then B; config and dtype of the model
+    unsigned modules;                // bit i: lora_module(.., i) has adapters
+    LoraPart part[2][LAYER_TENSORS]; // of Q_WEIGHT, K_WEIGHT, ... in layers with attention, with linear attention
+    Model table;                     // per layer and module A, then B; config and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
-static const LayerTensor lora_tensors[] = {Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT};
+static const LayerTensor lora_tensors[] = {Q_WEIGHT,      K_WEIGHT,    V_WEIGHT,    O_WEIGHT,
+                                           IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT,
+                                           OUT_WEIGHT,    GATE_WEIGHT, UP_WEIGHT,   DOWN_WEIGHT};
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
+
+// The first of lora_tensors of the i-th module; LORA_TENSORS: there is none.
+static size_t lora_module_at(const Family *family, size_t i) {
+    size_t t = 0;
+    while (t < LORA_TENSORS && (!family->layer_names[lora_tensors[t]] || i-- > 0)) t++;
+    return t;
+}
 
 // The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.
 static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
-    for (size_t t = 0; t < LORA_TENSORS; t++) {
-        const char *whole = family->layer_names[lora_tensors[t]];
-        if (!whole || i-- > 0) continue;
-        snprintf(name, sizeof(name), "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
-        return name;
-    }
-    return NULL;
+    const size_t t = lora_module_at(family, i);
+    const char *whole = t < LORA_TENSORS ? family->layer_names[lora_tensors[t]] : "";
+    snprintf(name, sizeof(name), "%.*s", (int)(*whole ? strlen(whole) - strlen(".weight") : 0), whole);
+    return *whole ? name : NULL;
+}
+
+// The layer has the i-th module, which those of another kind may lack.
+static int lora_layer_has(const Config *c, size_t layer, size_t i) {
+    return layer_tensor_shape(c, layer_is_linear(c, layer), lora_tensors[lora_module_at(c->family, i)]).rows != 0;
 }
 
 // True where `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
@@ -93,18 +104,18 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
 }
 
 // A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
-static void lora_add_module(Lora *lora, const char *prefix, const char *module, size_t *t, size_t begin) {
+static void lora_add_module(Lora *lora, const char *prefix, const char *module, int linear, size_t *t, size_t begin) {
     const Config *c = &lora->table.config;
-    const size_t in = layer_tensor_shape(c, lora_tensors[*t]).cols;
+    const size_t in = layer_tensor_shape(c, linear, lora_tensors[*t]).cols;
     const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
     size_t rows = 0;
     for (;; ++*t) {
-        LoraPart *part = &lora->part[lora_tensors[*t]];
+        LoraPart *part = &lora->part[linear][lora_tensors[*t]];
         part->a = a, part->b = b + rows * lora->rank;
-        part->columns = layer_tensor_shape(c, lora_tensors[*t]).rows;
+        part->columns = layer_tensor_shape(c, linear, lora_tensors[*t]).rows;
         rows += part->columns;
         if (*t + 1 == LORA_TENSORS || c->family->layer_names[lora_tensors[*t + 1]]) break;
-        if (!layer_tensor_shape(c, lora_tensors[*t + 1]).rows) break;
+        if (!layer_tensor_shape(c, linear, lora_tensors[*t + 1]).rows) break;
     }
     lora_add_matrix(lora, prefix, module, 'A', lora->rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, lora->rank);
@@ -118,20 +129,25 @@ static void lora_build(Lora *lora, const Model *model) {
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
-    for (size_t t = 0; t < LAYER_TENSORS; t++) table->layer_offset[t] = ABSENT, lora->part[t].a = ABSENT;
+    for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) {
+        table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
+        lora->part[t / LAYER_TENSORS][t % LAYER_TENSORS].a = ABSENT;
+    }
     table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * c->num_hidden_layers, sizeof(Parameter),
                                                     "the table of adapters");
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         const size_t begin = table->elements;
+        const int linear = layer_is_linear(c, layer);
         size_t kind = 0;
         char prefix[64];
         snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
         for (size_t t = 0; t < LORA_TENSORS; t++) {
             if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> kind & 1) lora_add_module(lora, prefix, lora_module(c->family, kind), &t, begin);
+            if (lora->modules >> kind & 1 && layer_tensor_shape(c, linear, lora_tensors[t]).rows)
+                lora_add_module(lora, prefix, lora_module(c->family, kind), linear, &t, begin);
             kind++;
         }
-        table->layer_elements = table->elements - begin;
+        table->layer_elements[linear] = table->elements - begin;
     }
 }
 

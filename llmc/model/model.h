@@ -14,7 +14,7 @@ transposed).
 #include "llmc/ranks/dist.h"
 #include "llmc/ranks/world.h"
 
-typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM } TensorRole;
+typedef enum { ROLE_EMBEDDING, ROLE_LINEAR, ROLE_BIAS, ROLE_NORM, ROLE_CONV, ROLE_DECAY } TensorRole;
 
 #define ABSENT SIZE_MAX
 
@@ -22,9 +22,9 @@ typedef struct {
     char name[160]; // as in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
-    int transposed;    // files hold it as [cols, rows]
-    int ones;          // initialised to 1 (norm weights, where the norm does not add it)
-    double init_std;   // standard deviation at initialisation, 0 for constants
+    int transposed;    // files hold it as [cols, rows]; a ROLE_CONV is [rows, 1, cols] there
+    int ones;          // initialised to 1 (norm weights, where the norm does not add it; biases of time steps)
+    double init_std;   // standard deviation at initialisation, 0 for constants; a ROLE_DECAY has a way of its own
     size_t offset;     // first element, from the start of the model
 } Parameter;
 
@@ -36,9 +36,31 @@ typedef struct {
     size_t elements; // of the whole model
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
-    size_t layer_offset[LAYER_TENSORS]; // within a layer
-    size_t layer_begin, layer_elements; // layer l begins at layer_begin + l * layer_elements
+    // Of layers with attention [0] and with linear attention [1]
+    size_t layer_offset[2][LAYER_TENSORS]; // within a layer
+    size_t layer_elements[2];
+    size_t layer_begin; // of layer 0 (layer_start)
 } Model;
+
+// A layer's tensors, by their offsets within it
+static const size_t *layer_offsets(const Model *table, size_t l) {
+    return table->layer_offset[layer_is_linear(&table->config, l)];
+}
+
+// First element of layer l; of num_hidden_layers, the end of the last one
+static size_t layer_start(const Model *table, size_t l) {
+    const size_t linear = layers_before(&table->config, LAYER_LINEAR, l);
+    return table->layer_begin + (l - linear) * table->layer_elements[0] + linear * table->layer_elements[1];
+}
+
+// A layer with the most elements
+static size_t largest_layer(const Model *table) {
+    const Config *c = &table->config;
+    const int linear = table->layer_elements[1] > table->layer_elements[0] && layers_of_kind(c, LAYER_LINEAR);
+    size_t l = 0;
+    while (l + 1 < c->num_hidden_layers && layer_is_linear(c, l) != linear) l++;
+    return l;
+}
 
 static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
@@ -53,8 +75,13 @@ typedef struct {
     size_t rows, cols;
 } TensorShape;
 
-// rows == 0: the model has no such tensor.
-static TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
+// Channels of the convolution in a layer of linear attention: queries, keys, values
+static size_t linear_channels(const Config *c) {
+    return 2 * c->linear_num_key_heads * c->linear_key_head_dim + c->linear_num_value_heads * c->linear_value_head_dim;
+}
+
+// Of a layer with attention, or linear attention. rows == 0: it has no such tensor.
+static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
     const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
@@ -62,13 +89,22 @@ static TensorShape layer_tensor_shape(const Config *c, LayerTensor tensor) {
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, head_norm = family->qk_norm ? c->head_dim : 0;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
+    const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
+    if (linear ? tensor >= Q_WEIGHT && tensor <= O_BIAS : tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT) {
+        const TensorShape none = {ROLE_LINEAR, 0, 0};
+        return none;
+    }
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
-        {ROLE_LINEAR, q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
-        {ROLE_BIAS, q * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
+        {ROLE_LINEAR, family->hybrid ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
+        {ROLE_BIAS, (family->hybrid ? 2 * q : q) * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
         {ROLE_NORM, head_norm, 0}, {ROLE_NORM, head_norm, 0},
-        {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0}, {ROLE_NORM, post_norm, 0},
+        {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0},
+        {ROLE_LINEAR, W, C}, {ROLE_LINEAR, values, C}, {ROLE_LINEAR, HV, C}, {ROLE_LINEAR, HV, C},
+        {ROLE_CONV, W, c->linear_conv_kernel_dim}, {ROLE_BIAS, HV, 0}, {ROLE_DECAY, HV, 0},
+        {ROLE_NORM, c->linear_value_head_dim, 0}, {ROLE_LINEAR, C, values},
+        {ROLE_NORM, post_norm, 0},
         {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
         {ROLE_LINEAR, FF, C}, {ROLE_LINEAR, gated, C},
         {ROLE_BIAS, FF * mlp_bias, 0}, {ROLE_BIAS, gated * mlp_bias, 0},
@@ -92,7 +128,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 
 // ---- building the table ---------------------------------------------------------------------------------------------
 // A tensor without a name of its own is a part of the one before it (GPT-2's c_attn holds q, k and v).
-static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int residual) {
+static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor) {
     const Config *c = &model->config;
     if (!name) {
         if (!model->parameter_count) die("internal: the parameter table begins with a part of a tensor");
@@ -104,10 +140,11 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
         parameter->role = shape.role;
         parameter->rows = shape.rows, parameter->cols = shape.cols;
         parameter->transposed = c->family->conv1d && shape.role == ROLE_LINEAR && *prefix;
-        parameter->ones = shape.role == ROLE_NORM && !c->family->norm_offset;
+        parameter->ones =
+            tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales what is added to the residual stream by 1/sqrt(2L)
-        if (residual && c->family->conv1d && shape.cols)
+        if ((tensor == O_WEIGHT || tensor == DOWN_WEIGHT) && c->family->conv1d)
             parameter->init_std /= sqrt(2.0 * (double)c->num_hidden_layers);
         parameter->offset = model->elements;
     }
@@ -117,21 +154,20 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
 static void model_add_outer(Model *model, ModelTensor tensor) {
     TensorShape shape = model_tensor_shape(&model->config, tensor);
     model->model_offset[tensor] = shape.rows ? model->elements : ABSENT;
-    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, 0);
+    if (shape.rows) model_add(model, "", model->config.family->model_names[tensor], shape, LAYER_TENSORS);
 }
 
 static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
-    size_t begin = model->elements;
+    const size_t begin = model->elements;
+    const int linear = layer_is_linear(&model->config, layer);
     snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
-        TensorShape shape = layer_tensor_shape(&model->config, (LayerTensor)tensor);
-        model->layer_offset[tensor] = shape.rows ? model->elements - begin : ABSENT;
-        if (shape.rows)
-            model_add(model, prefix, model->config.family->layer_names[tensor], shape,
-                      tensor == O_WEIGHT || tensor == DOWN_WEIGHT);
+        TensorShape shape = layer_tensor_shape(&model->config, linear, (LayerTensor)tensor);
+        model->layer_offset[linear][tensor] = shape.rows ? model->elements - begin : ABSENT;
+        if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor);
     }
-    model->layer_elements = model->elements - begin;
+    model->layer_elements[linear] = model->elements - begin;
 }
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
@@ -164,12 +200,6 @@ static size_t model_head_offset(const Model *model) {
 
 static size_t model_head_elements(const Model *model) { return model->config.vocab_size * model->config.hidden_size; }
 
-static size_t layers_with_window(const Config *config) {
-    size_t count = 0;
-    for (size_t l = 0; l < config->num_hidden_layers; l++) count += layer_window(config, l) != 0;
-    return count;
-}
-
 // ---- sharding over ranks (ZeRO) -------------------------------------------------------------------------------------
 // A table is sharded in groups that are gathered, computed with and reduced as one: the embeddings, each layer, the
 // head (the final norm, and lm_head where it is not tied). Every rank owns a range of every group (shard_range); its
@@ -181,21 +211,28 @@ static size_t layers_with_window(const Config *config) {
 // First element of a group. A table of adapters has layers only.
 static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
-    if (group == GROUP_HEAD) return table->layer_begin + table->config.num_hidden_layers * table->layer_elements;
-    return table->layer_begin + group * table->layer_elements;
+    return layer_start(table, group == GROUP_HEAD ? table->config.num_hidden_layers : group);
 }
 
 static size_t group_elements(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return table->layer_begin;
     if (group == GROUP_HEAD) return table->elements - group_begin(table, GROUP_HEAD);
-    return table->layer_elements;
+    return table->layer_elements[layer_is_linear(&table->config, group)];
 }
 
 // The group of an element, given by its offset in the table.
 static size_t group_of(const Model *table, size_t offset) {
+    size_t l = 0, end = table->config.num_hidden_layers;
     if (offset < table->layer_begin) return GROUP_EMBEDDING;
     if (offset >= group_begin(table, GROUP_HEAD)) return GROUP_HEAD;
-    return (offset - table->layer_begin) / table->layer_elements;
+    while (end - l > 1) { // layer_start(l) <= offset < layer_start(end)
+        const size_t middle = l + (end - l) / 2;
+        if (layer_start(table, middle) <= offset)
+            l = middle;
+        else
+            end = middle;
+    }
+    return l;
 }
 
 // Layout of a table in memory: with ranks 1 the whole table in its own order, else the ranges that `rank` owns.
@@ -220,18 +257,19 @@ static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
-// Elements of such memory.
-static size_t sharding_elements(const Model *table, Sharding s) {
-    return sharding_room(table, s, GROUP_EMBEDDING) + sharding_room(table, s, GROUP_HEAD) +
-           table->config.num_hidden_layers * sharding_room(table, s, 0);
-}
-
 // Offset in such memory of a group's slot.
 static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
-    const size_t layers = sharding_room(table, s, GROUP_EMBEDDING);
-    if (group == GROUP_EMBEDDING) return 0;
-    if (group == GROUP_HEAD) return layers + table->config.num_hidden_layers * sharding_room(table, s, 0);
-    return layers + group * sharding_room(table, s, 0);
+    const Config *c = &table->config;
+    const size_t layers = sharding_room(table, s, GROUP_EMBEDDING), l = min_size(group, c->num_hidden_layers);
+    const size_t linear = layers_before(c, LAYER_LINEAR, l);
+    const size_t room[2] = {shard_range_max(table->layer_elements[0], SHARD_ALIGNMENT, s.ranks),
+                            shard_range_max(table->layer_elements[1], SHARD_ALIGNMENT, s.ranks)};
+    return group == GROUP_EMBEDDING ? 0 : layers + (l - linear) * room[0] + linear * room[1];
+}
+
+// Elements of such memory.
+static size_t sharding_elements(const Model *table, Sharding s) {
+    return sharding_begin(table, s, GROUP_HEAD) + sharding_room(table, s, GROUP_HEAD);
 }
 
 // Elements of a group in this rank's part

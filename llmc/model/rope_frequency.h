@@ -49,7 +49,7 @@ static float rope_llama3(const Config *c, float frequency) {
 
 // The pair that turns `rotations` times over the original length.
 static double rope_yarn_pair(const Config *c, double rotations) {
-    return (double)c->head_dim * log((double)c->original_max_position_embeddings / (rotations * TWO_PI)) /
+    return (double)rotary_width(c) * log((double)c->original_max_position_embeddings / (rotations * TWO_PI)) /
            (2 * log(c->rope_theta));
 }
 
@@ -57,7 +57,7 @@ static double rope_yarn_pair(const Config *c, double rotations) {
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
     if (c->truncate) low = floor(low), high = ceil(high);
-    low = fmax(low, 0), high = fmin(high, (double)c->head_dim - 1);
+    low = fmax(low, 0), high = fmin(high, (double)rotary_width(c) - 1);
     if (low == high) high += 0.001;
     const float ramp = ((float)i - (float)low) / (float)(high - low);
     const float as_is = 1 - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
@@ -67,13 +67,13 @@ static float rope_yarn(const Config *c, size_t i, float power) {
 
 enum { ROPE_VECTOR = 32 }; // torch takes so many powers at a time by SLEEF (with AVX-512), and what is left by powf
 
-// inverse_frequency[HD/2]; local: of layers with a window, where these have a base of their own
+// inverse_frequency[rotary_width/2]; local: of layers with a window, where these have a base of their own
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
-    const size_t pairs = c->head_dim / 2;
+    const size_t pairs = rotary_width(c) / 2;
     for (size_t i = 0; i < pairs; i++) {
-        const float exponent = (float)(2 * i) / (float)c->head_dim;
+        const float exponent = (float)(2 * i) / (float)rotary_width(c);
         const float power = i < pairs / ROPE_VECTOR * ROPE_VECTOR ? rope_power(theta, exponent) : powf(theta, exponent);
         switch (own ? ROPE_DEFAULT : c->rope_type) {
         case ROPE_LINEAR: inverse_frequency[i] = 1.0f / power / (float)c->factor; break;

@@ -160,13 +160,133 @@ OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t
    TENSOR(out, n * width, STORED) TENSOR(in, n * width, STORED)
    COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
-// ---- rotary position embedding, in place on x[n,heads,HD]: pairs (i, i + HD/2) turned by position * frequency[i] ---
+// ---- rotary position embedding, in place on the first R of x[n,heads,HD]: pairs (i, i + R/2) turned by position *
+// frequency[i] ---
 // factor: of the sine and the cosine (YaRN's); back: turned back, which is the backward pass
 OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, size_t HD,
-                float factor, int back),
-   (x, position, inverse_frequency, n, heads, HD, factor, back), COUNT(dry.op = back ? "rope_backward" : "rope_forward")
+                size_t R, float factor, int back),
+   (x, position, inverse_frequency, n, heads, HD, R, factor, back),
+   COUNT(dry.op = back ? "rope_backward" : "rope_forward")
    TENSOR(x, n * heads * HD, STORED) TENSOR(position, n, sizeof(int32_t))
-   TENSOR(inverse_frequency, HD / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * HD, STORED)))
+   TENSOR(inverse_frequency, R / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * R, STORED)))
+
+// ---- the gate of attention's output ---------------------------------------------------------------------------------
+// Rows [heads, first HD | second HD] become first[n,heads,HD] and second[n,heads,HD]; join: these become such rows
+OP(void, split_heads, (Stored *joined, Stored *first, Stored *second, size_t n, size_t heads, size_t HD, int join),
+   (joined, first, second, n, heads, HD, join),
+   TENSOR(joined, 2 * n * heads * HD, STORED) TENSOR(first, n * heads * HD, STORED)
+   TENSOR(second, n * heads * HD, STORED) COUNT(dry_move(4 * n * heads * HD, STORED)))
+// out = x / (1 + exp(-gate));  out may be x
+OP(void, gate_forward, (Stored *out, const Stored *x, const Stored *gate, size_t count), (out, x, gate, count),
+   TENSOR(out, count, STORED) TENSOR(x, count, STORED) TENSOR(gate, count, STORED) COUNT(dry_move(3 * count, STORED)))
+// dx may be dout, dgate may be gate
+OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate,
+                         size_t count),
+   (dx, dgate, dout, x, gate, count),
+   TENSOR(dx, count, STORED) TENSOR(dgate, count, STORED) TENSOR(dout, count, STORED) TENSOR(x, count, STORED)
+   TENSOR(gate, count, STORED) COUNT(dry_move(5 * count, STORED)))
+
+// ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
+// Tokens of a document are those of its spans, in order. A span that begins its document finds a state of zeros,
+// whatever is stored; one that goes on finds the stored state of its slot. Afterwards that holds the state behind the
+// span. With slot_tokens 0 only the first span of a call may go on, and the state is left as it is behind the last.
+//
+// out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x 0 before a document; columns
+// [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart
+OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const DeltaShape *shape),
+   (out, columns, x, weight, shape),
+   TENSOR(out, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(columns, delta_slots(shape) * (shape->taps - 1) * delta_channels(shape), STORED)
+   TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
+   COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
+// dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as forward found them. dcolumns
+// [taps-1,W]: on the way in the gradient that tokens behind the call have for x of its last taps - 1 tokens, of which
+// those before row 0 are before the call; on the way out for the taps - 1 tokens before the call, 0 where the first
+// span begins its document. slot_tokens is 0
+OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
+                         const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
+   (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
+   TENSOR(dx, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(dweight, delta_channels(shape) * shape->taps, SUMMED)
+   TENSOR(dcolumns, (shape->taps - 1) * delta_channels(shape), SUMMED)
+   TENSOR(dout, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(columns, (shape->taps - 1) * delta_channels(shape), STORED)
+   TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
+   TENSOR(scratch, ops_device->conv_backward_scratch(shape), SUMMED)
+   COUNT(dry_move(4 * delta_rows(shape) * delta_channels(shape), STORED)))
+OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
+
+// The gated delta rule. x[n,W]: q, k, v behind the convolution; b, a: rows of HV elements, shape->stride apart. With q, k
+// of a head divided by sqrt(sum of squares + 1e-6), q also by sqrt(K), beta = 1 / (1 + exp(-b)), decay = exp(-exp(A_log)
+// log(1 + exp(a + dt_bias))), at each token and value head
+//     S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
+// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: the state alone. transfer[HV,K,K] (may be NULL; slot_tokens 0):
+// becomes T transfer, where a state before the call adds T state to the one behind it; T is 0 where a document begins
+OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b, const Stored *a,
+                         const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape, Summed *scratch),
+   (out, state, transfer, x, b, a, A_log, dt_bias, shape, scratch),
+   TENSOR(out, delta_rows(shape) * shape->HV * shape->V, STORED)
+   TENSOR(state, delta_slots(shape) * delta_state_elements(shape), SUMMED)
+   TENSOR(transfer, delta_transfer_elements(shape), SUMMED)
+   TENSOR(x, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(b, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(a, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(A_log, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
+   TENSOR(scratch, ops_device->delta_forward_scratch(shape), SUMMED)
+   COUNT(dry_delta(shape, out ? DELTA_FORWARD : DELTA_STATE, transfer != NULL)))
+// dstate[HV,K,V]: on the way in the gradient of the state behind the call, on the way out of the one before it, 0 where
+// the first span begins its document. dx[n,W], db, da (rows shape->stride apart) overwritten, dA_log[HV], ddt_bias[HV]
+// += (may be NULL). state: before the call; it is left as it is. With dx NULL dstate alone is computed; db, da, dA_log,
+// ddt_bias and state are then NULL, too. slot_tokens is 0
+OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Summed *ddt_bias, Summed *dstate,
+                          const Stored *dout, const Stored *x, const Stored *b, const Stored *a, const Stored *A_log,
+                          const Stored *dt_bias, const Summed *state, const DeltaShape *shape, Summed *scratch),
+   (dx, db, da, dA_log, ddt_bias, dstate, dout, x, b, a, A_log, dt_bias, state, shape, scratch),
+   TENSOR(dx, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(db, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(da, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(dA_log, shape->HV, SUMMED) TENSOR(ddt_bias, shape->HV, SUMMED)
+   TENSOR(dstate, delta_state_elements(shape), SUMMED)
+   TENSOR(dout, delta_rows(shape) * shape->HV * shape->V, STORED)
+   TENSOR(x, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(b, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(a, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(A_log, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
+   TENSOR(state, delta_state_elements(shape), SUMMED)
+   TENSOR(scratch, ops_device->delta_backward_scratch(shape), SUMMED)
+   COUNT(dry_delta(shape, dx ? DELTA_BACKWARD : DELTA_STATE_BACKWARD, 0)))
+// never less for more rows: plans rely on it
+OP_SCRATCH(delta_forward_scratch, (const DeltaShape *shape), (shape))
+OP_SCRATCH(delta_backward_scratch, (const DeltaShape *shape), (shape))
+// transfer[HV,K,K] = identity matrices, which delta_forward turns into the transfer of a range of tokens
+OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer, shape),
+   TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
+// state[HV,K,V] += T before[HV,K,V], each head's T = transfer[K,K]: the state behind a range, from what it adds to a
+// state of zeros. back: T^T, of gradients from behind a range to before it. Neither spans nor slots are looked at
+OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back, const DeltaShape *shape),
+   (state, transfer, before, back, shape),
+   TENSOR(state, delta_state_elements(shape), SUMMED) TENSOR(transfer, delta_transfer_elements(shape), SUMMED)
+   TENSOR(before, delta_state_elements(shape), SUMMED) COUNT(dry_combine(shape)))
+
+// out[n,heads,V] = w[V] xhat silu(z), xhat = x / sqrt(mean(x^2) + eps) of each head; rows of z are stride apart. out may
+// be x
+OP(void, gated_norm_forward, (Stored *out, const Stored *x, const Stored *z, const Stored *w, size_t n, size_t heads,
+                              size_t V, size_t stride, double eps),
+   (out, x, z, w, n, heads, V, stride, eps),
+   TENSOR(out, n * heads * V, STORED) TENSOR(x, n * heads * V, STORED) TENSOR(z, strided(n, heads * V, stride), STORED)
+   TENSOR(w, V, STORED) COUNT(dry_move(3 * n * heads * V, STORED)))
+// dx may be dout; dz: rows stride apart, NULL: not computed; dw[V] += (may be NULL)
+OP(void, gated_norm_backward, (Stored *dx, Stored *dz, Summed *dw, const Stored *dout, const Stored *x, const Stored *z,
+                               const Stored *w, size_t n, size_t heads, size_t V, size_t stride, double eps,
+                               Summed *scratch),
+   (dx, dz, dw, dout, x, z, w, n, heads, V, stride, eps, scratch),
+   TENSOR(dx, n * heads * V, STORED) TENSOR(dz, strided(n, heads * V, stride), STORED) TENSOR(dw, V, SUMMED)
+   TENSOR(dout, n * heads * V, STORED) TENSOR(x, n * heads * V, STORED) TENSOR(z, strided(n, heads * V, stride), STORED)
+   TENSOR(w, V, STORED) TENSOR(scratch, ops_device->gated_norm_backward_scratch(n, heads, V), SUMMED)
+   COUNT(dry_move(5 * n * heads * V, STORED)))
+OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, heads, V))
 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =

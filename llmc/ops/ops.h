@@ -87,6 +87,58 @@ typedef struct {
 // Rows of lse, and with HD elements each of q, out, dout and dq: one for each query and head
 static size_t attention_rows(const AttentionShape *shape) { return spans_rows(shape->spans) * shape->NH; }
 
+// Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of what they project is
+// q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; W = 2 HK K + HV V channels q, k, v pass through the convolution.
+// What passes from token to token is the state of a document: what its next span needs of the tokens before.
+typedef struct {
+    Spans spans;         // window and pairs are not looked at
+    size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)
+    size_t taps;         // of the convolution, at most CONV_TAPS_MAX
+    size_t stride;       // elements from row to row of what is projected, and of its gradient
+    size_t slot_tokens;  // 0: one state, of the span at hand; else state i is that of documents that begin in
+                         // [i slot_tokens, (i + 1) slot_tokens)
+} DeltaShape;
+
+enum { CONV_TAPS_MAX = 8, DELTA_BLOCK = 64 }; // tokens of a block in the chunked form, by which FLOPs are counted
+
+static size_t delta_channels(const DeltaShape *shape) { return 2 * shape->HK * shape->K + shape->HV * shape->V; }
+static size_t delta_rows(const DeltaShape *shape) { return spans_rows(shape->spans); }
+static size_t delta_state_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->V; }
+static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->K; }
+
+typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD, DELTA_TRANSFER } DeltaWork;
+
+// FLOPs for each token of delta_forward with its output, or of the state alone, of delta_backward or of dstate alone, and
+// of a transfer. In blocks of B tokens, a multiply-add two, of triangles their half. Forward, each key head: k k^T and
+// q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each; the state
+// alone is without q. Backward computes the state and u of each block again, then k k^T and q k^T, and two products for
+// each of forward. dstate alone takes as many as forward. A transfer: k T, k^T u and its system.
+static double delta_flops(const DeltaShape *shape, DeltaWork work) {
+    const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
+    const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;
+    const double states = 2 * (double)shape->HV * K * V;
+    switch (work) {
+    case DELTA_STATE: return keys + values + 2 * states;
+    case DELTA_BACKWARD: return 7 * keys + 5 * values + 8 * states;
+    case DELTA_TRANSFER: return (double)shape->HV * (B * K + 4 * K * K);
+    default: return 2 * keys + 2 * values + 3 * states;
+    }
+}
+
+// The state of a span
+static size_t delta_slot(const DeltaShape *shape, const Span *span) {
+    return shape->slot_tokens ? span->document / shape->slot_tokens : 0;
+}
+
+static size_t delta_slots(const DeltaShape *shape) {
+    size_t slots = 1;
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const size_t slot = delta_slot(shape, &shape->spans.span[i]) + 1;
+        slots = slot > slots ? slot : slots;
+    }
+    return slots;
+}
+
 // The way of attention where a library has more than one (attention_choose)
 typedef struct {
     int any_order;    // backward's sums may be added in any order: results differ in their last bits from run to run

@@ -13,6 +13,7 @@ any element type; scratch sizes are those of the op set that was linked.
 typedef struct {
     double flops;                                 // of products and attention
     double attention_forward, attention_backward; // of flops
+    double delta;                                 // of flops: the delta rule
     double operands;                              // bytes that the products of flops read and write
     double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
     double moved;   // bytes that the ops between products move, and what attention stages
@@ -116,6 +117,26 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;
+}
+
+// By the chunked form: products of blocks of DELTA_BLOCK tokens, of triangular matrices the half that is not zero.
+static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
+    static const double launches[] = {3, 3, 6, 3};
+    const double n = (double)delta_rows(shape), elements = (double)(delta_channels(shape) + shape->HV * shape->V);
+    double flops = n * delta_flops(shape, work);
+    if (transfer) flops += n * delta_flops(shape, DELTA_TRANSFER);
+    if (work == DELTA_STATE) dry.op = "delta_state";
+    if (work == DELTA_STATE_BACKWARD) dry.op = "delta_state_backward";
+    dry.counts.flops += dry.factor * flops, dry.counts.delta += dry.factor * flops;
+    dry.counts.moved += dry.factor * n * elements * (double)dry.stored * (work == DELTA_BACKWARD ? 3 : 1);
+    dry.counts.launches += dry.factor * launches[work];
+}
+
+// A product [K,K] [K,V] for each value head
+static void dry_combine(const DeltaShape *shape) {
+    const double flops = 2 * (double)shape->K * (double)delta_state_elements(shape);
+    dry.counts.flops += dry.factor * flops, dry.counts.delta += dry.factor * flops;
+    dry_move(delta_transfer_elements(shape) + 3 * delta_state_elements(shape), dry.summed);
 }
 
 // Rows of k, v, dk or dv that each span sees: tokens [the first query's first key, last query] of the range.

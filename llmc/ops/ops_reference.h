@@ -118,8 +118,8 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
 // ---- rotary position embedding, in place ----------------------------------------------------------------------------
 // The angle is the fp32 product, its cosine and sine, and their products with factor, too.
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                           size_t HD, float factor, int back) {
-    size_t half = HD / 2;
+                           size_t HD, size_t R, float factor, int back) {
+    const size_t half = R / 2;
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < half; i++) {
@@ -336,6 +336,22 @@ static void reference_round_sums(double *out, const double *in, size_t count) {
 
 static void reference_widen(double *out, const double *in, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (double)(float)in[i];
+}
+
+// ---- states of linear attention between ranks -----------------------------------------------------------------------
+static void reference_transfer_begin(double *transfer, const DeltaShape *shape) {
+    const size_t K = shape->K;
+    for (size_t i = 0; i < shape->HV * K * K; i++) transfer[i] = i % K == i / K % K;
+}
+
+static void reference_state_combine(double *state, const double *transfer, const double *before, int back,
+                                    const DeltaShape *shape) {
+    const size_t K = shape->K, V = shape->V;
+    for (size_t head = 0; head < shape->HV; head++)
+        for (size_t i = 0; i < K * V; i++)
+            for (size_t k = 0; k < K; k++)
+                state[head * K * V + i] += transfer[(head * K + (back ? k : i / V)) * K + (back ? i / V : k)] *
+                                           before[(head * K + k) * V + i % V];
 }
 
 static void reference_gradient_add(double *gradient, DType type, const double *in, size_t count) {

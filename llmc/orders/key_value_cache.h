@@ -8,10 +8,14 @@ Where there are several, `slots` more tokens behind them are where a step has wh
 takes part, before keys and values go to their slots. One slot is a text on its own: layers with a window slide along
 it; several hold all of theirs.
 
+A layer of linear attention has a state for each slot, which is that behind the slot's last token and of no earlier one.
+So that several slots can begin with the same tokens, their state is kept once more, in the place behind the slots'.
+
     cache_allocate   once, before training: host memory
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
     cache_feed       further tokens of one slot
     cache_step       one further token of each of many slots
+    cache_keep       the state of a slot, for others that begin with its tokens: cache_copy
     cache_draw       a token for each text of what was fed last
     cache_end        pops it: the arena is as it was
 */
@@ -59,14 +63,16 @@ static void cache_free(Cache *cache) {
 }
 
 static void cache_begin(Cache *cache, StreamBP *s) {
+    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    const int several = cache->slots > 1;
     cache->mark = arena_mark(s->arena);
     cache->chunk = min_size(s->chunk, cache->capacity);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     s->pass = PASS_FORWARD_ONLY;
     s->batch = &cache->documents;
     sequence_split(s, 1); // every rank generates for itself
-    push_key_value(s, s->model->config.num_hidden_layers, cache->tokens,
-                   cache->slots > 1 ? cache->tokens : cache->chunk, 0);
+    push_key_value(s, s->model->config.num_hidden_layers, cache->tokens, several ? cache->tokens : cache->chunk, 0);
+    if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
     s->rows = max_size(cache->chunk, cache->slots);
     push_inputs(s);
     s->rows = s->N;
@@ -92,15 +98,24 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
         size_t l = layer_at(s, i), mark = arena_mark(s->arena);
+        const int linear = layer_is_linear(&s->model->config, l);
         Activations a = {0};
         w = weights_acquire(&s->memory, l);
         weights_prefetch(&s->memory, l);
-        push_attention_activations(s, &a, c.n), push_mlp_activations(s, &a, c.n);
+        if (linear)
+            push_linear_activations(s, &a, c.n);
+        else
+            push_attention_activations(s, &a, c.n);
+        push_mlp_activations(s, &a, c.n);
         norm1_forward(s, l, c, w, &a);
-        kv_project(s, l, c, w, &a);
-        for (size_t j = 0; j < 2 && rows; j++)
-            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
-        attention_forward(s, l, c, w, &a);
+        if (linear) {
+            linear_attention_forward(s, l, c, w, &a);
+        } else {
+            kv_project(s, l, c, w, &a);
+            for (size_t j = 0; j < 2 && rows; j++)
+                s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
+            attention_forward(s, l, c, w, &a);
+        }
         mlp_forward(s, l, c, w, &a);
         arena_pop(s->arena, mark);
         weights_release(&s->memory, l);
@@ -144,17 +159,40 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     cache->last = c;
 }
 
-// Slots keep the keys and values of their first tokens when later ones come: no layer slides.
-static int cache_keeps_all(const StreamBP *s) { return s->kv.rows[1] == s->kv.rows[0]; }
+// Slots keep what they have of their first tokens when later ones come: no layer slides, and a state can be kept.
+static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
+    const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0;
+    return s->kv.rows[1] == s->kv.rows[0] && !(linear && cache->slots == 1);
+}
 
-// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
+// The states of linear attention of slot `from` become those of slot `to`; slot `slots` is what is kept.
+static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
+    const Shapes d = shapes_of(s->model);
+    for (size_t l = 0; l < d.L; l++) {
+        if (!layer_is_linear(&s->model->config, l)) continue;
+        Summed *state = layer_state(s, l);
+        Stored *columns = layer_columns(s, l);
+        s->ops->copy(summed_row(s, state, to, d.S), summed_row(s, state, from, d.S), d.S * d.summed);
+        if (d.columns)
+            s->ops->copy(stored_row(s, columns, to, d.columns), stored_row(s, columns, from, d.columns),
+                         d.columns * d.stored);
+    }
+}
+
+// Keeps the states of a slot for cache_copy, where cache_keeps_all.
+static void cache_keep(const Cache *cache, StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
+
+// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all). With
+// layers of linear attention these must be the tokens that cache_keep was last called behind.
 static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
     size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;
     for (size_t l = 0; l < d.L && from != to; l++) {
+        if (layer_is_linear(&s->model->config, l)) continue;
         s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
         s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
     }
+    cache_copy_states(s, cache->slots, to);
     cache->used[to] = n;
 }
 

@@ -11,6 +11,7 @@ block's are at home. Queries, outputs and their gradients are therefore of a who
 #ifndef LLMC_RING_H
 #define LLMC_RING_H
 #include "gather.h"
+#include "scan.h"
 
 // The two ranges of a rank, one behind the other
 typedef struct {
@@ -23,6 +24,7 @@ typedef struct {
     Stored *attention_out;  // [rows,NH*HD]
     Stored *dattention_out; // [rows,NH*HD]
     Summed *lse;            // [rows,NH]
+    Stored *gate;           // [rows,NH*HD]  of the output, then its gradient; NULL where the family has none
     Summed *dq;             // [rows,NH*HD]
 } RingLayer;
 
@@ -36,6 +38,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
         r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
     } else {
         r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
+        if (d.hybrid) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->rows * d.Q);
         if (saves_attention(s) && !saves_elsewhere(s)) {
             r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
         } else {
@@ -58,6 +61,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
     a.q = stored_row(s, r->q, c.row, d.Q);
     a.attention_out = stored_row(s, r->attention_out, c.row, d.Q);
     a.lse = summed_row(s, r->lse, c.row, d.NH);
+    if (d.hybrid) a.gate = stored_row(s, r->gate, c.row, d.Q);
     push_attention_activations(s, &a, c.n);
     return a;
 }
@@ -227,6 +231,16 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     arena_pop(s->arena, mark);
 }
 
+// Queries before QK-norm again; gates, of the same product, are not wanted
+static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    Stored *both = d.hybrid ? push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q) : a->q_linear;
+    linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
+    if (d.hybrid) s->ops->split_heads(both, a->q_linear, a->gated, c.n, d.NH, d.HD, 0);
+    arena_pop(s->arena, mark);
+}
+
 // dnorm1 = the queries' part, from the sums of dq that the ring has left
 static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                   const RingLayer *r) {
@@ -234,7 +248,7 @@ static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w
     a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
     const size_t mark = arena_mark(s->arena);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
-    if (d.qk_norm && !keeps_activations(s)) linear_forward(s, l, c, w, Q_WEIGHT, a->q_linear, a->norm1, NULL);
+    if (d.qk_norm && !keeps_activations(s)) queries_again(s, l, c, w, a);
     s->ops->round_sums(dq, summed_row(s, r->dq, c.row, d.Q), c.n * d.Q);
     queries_backward(s, l, c, w, dw, a, dq);
     arena_pop(s->arena, mark);
@@ -275,16 +289,20 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
 
 // ---- who picks the order --------------------------------------------------------------------------------------------
 // A process alone walks its chunks by streambp.h. Ranks that share a sequence gather keys, or pass them around where a
-// layer sees everything and --kv says so.
+// layer sees everything and --kv says so; of linear attention they pass states on.
 static void shared_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
-    if (layer_rings(s, l))
+    if (layer_is_linear(&s->model->config, l))
+        scan_layer_forward(s, l, w);
+    else if (layer_rings(s, l))
         ring_layer_forward(s, l, w);
     else
         gather_layer_forward(s, l, w);
 }
 
 static void shared_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    if (layer_rings(s, l))
+    if (layer_is_linear(&s->model->config, l))
+        scan_layer_backward(s, l, w, dw);
+    else if (layer_rings(s, l))
         ring_layer_backward(s, l, w, dw);
     else
         gather_layer_backward(s, l, w, dw);

@@ -115,14 +115,16 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
     const double kv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEYS_VALUES);
     const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
+    const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // each rank's, one after the other
+    const double states = ring_seconds(m, world_ranks(w), world_sp(w), chain, sent->hops[TRAFFIC_STATES]);
     const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring, backward
     const double *out = moved->bytes[PHASE_FORWARD], *back = moved->bytes[PHASE_BACKWARD];
     const double forward = fmax(work->forward + moved_work(m, out), moved_seconds(m, w, out));
     const double backward = fmax(work->backward + moved_work(m, back), moved_seconds(m, w, back));
     if (settings->ring)
         return fmax(forward, weights / 2 + kv / (1 + again)) +
-               fmax(backward, weights / 2 + gradients + kv * again / (1 + again) + dkv);
-    return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv;
+               fmax(backward, weights / 2 + gradients + kv * again / (1 + again) + dkv) + states;
+    return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv + states;
 }
 
 // Seconds of a step of so many sequences.
@@ -151,7 +153,7 @@ static Estimate estimate_step(const Machine *m, const RunSettings *settings, con
     Estimate e;
     e.work = work_time(m, work.counts), e.counts = work.counts;
     e.work.products *= sequences, e.work.memory *= sequences, e.work.gaps *= sequences;
-    e.work.attention_forward *= sequences, e.work.attention_backward *= sequences;
+    e.work.attention_forward *= sequences, e.work.attention_backward *= sequences, e.work.delta *= sequences;
     e.work.memory += work.update;
     e.sent = plan_traffic(settings, part, step.sequences);
     e.seconds = step_seconds(m, settings, &work, &moved, step.sequences);

@@ -1,6 +1,6 @@
 /*
-FLOPs that a pass executes, by formula: products (2 n in out) and attention (4 forward, 10 backward for each query-key
-pair and element of the queries), recomputation counted. A training step adds them up over its batches. The dry walk of
+FLOPs that a pass executes, by formula: products (2 n in out), attention (4 forward, 10 backward for each query-key
+pair and element of the queries) and the delta rule (delta_flops), recomputation counted. A training step adds them up over its batches. The dry walk of
 plan.h counts the same (test_plan.c); of ranks that share a sequence both mean the one with the most tokens.
 */
 #ifndef LLMC_FLOPS_H
@@ -11,14 +11,15 @@ plan.h counts the same (test_plan.c); of ranks that share a sequence both mean t
 // pairs in every layer, as if there were no causal mask and no window.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Shapes d = shapes_of(model);
-    const double windows = (double)layers_with_window(&model->config), L = (double)d.L;
-    double squares = 0, pairs = (L - windows) * batch_pairs(batch, 0);
-    if (windows > 0) pairs += windows * batch_pairs(batch, window_of_model(&model->config));
+    const Range all = {0, batch->N};
+    const double layers = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR));
+    double squares = 0;
     for (size_t i = 0; i < batch->documents; i++) {
         const double T = (double)(batch->document_start[i + 1] - batch->document_start[i]);
         squares += T * T;
     }
-    return model_flops(model, lora, batch, backward) + (backward ? 12 : 4) * (double)d.Q * (L * squares - pairs);
+    return model_flops(model, lora, batch, backward) +
+           (backward ? 12 : 4) * (double)d.Q * (layers * squares - layers_pairs(&model->config, batch, all));
 }
 
 // Per token of one linear layer: forward, and backward without recomputation.
@@ -26,15 +27,18 @@ typedef struct {
     double forward, backward;
 } ProductFlops;
 
-// The products of the parts first .. last of a layer, with the adapters that they have. lora: NULL: none
-static ProductFlops product_flops(const Model *model, const Lora *lora, LayerTensor first, LayerTensor last) {
+// The products of the parts first .. last of a layer with attention, or linear attention, with the adapters that they
+// have. lora: NULL: none
+static ProductFlops product_flops(const Model *model, const Lora *lora, int linear, LayerTensor first,
+                                  LayerTensor last) {
     ProductFlops sum = {0, 0};
     for (int t = first; t <= (int)last; t++) {
-        const TensorShape shape = layer_tensor_shape(&model->config, (LayerTensor)t);
+        const TensorShape shape = layer_tensor_shape(&model->config, linear, (LayerTensor)t);
         const double product = 2 * (double)shape.rows * (double)shape.cols;
+        if (shape.role != ROLE_LINEAR) continue;
         sum.forward += product;
         sum.backward += lora ? product : 2 * product; // dx; and dW, where the weights are trained
-        if (!lora || lora->part[t].a == ABSENT) continue;
+        if (!lora || lora->part[linear][t].a == ABSENT) continue;
         const double a = 2 * (double)lora->rank * (double)shape.cols, b = 2 * (double)lora->rank * (double)shape.rows;
         sum.forward += a + b;
         sum.backward += 3 * a + 2 * b; // h again, dA, dx; dh, dB
@@ -45,34 +49,88 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, LayerTen
 // One rank's share of a batch: tokens, and query-key pairs of all layers together, of those that restore inputs too.
 typedef struct {
     double tokens, pairs, pairs_again;
+    double layers_again[2]; // that restore inputs (inputs.h), with attention, with linear attention
+    double states_again;    // tokens of a layer of linear attention whose states are computed again (linear_memory.h)
+    double states_below, tails; // shared sequences (scan.h): once more on the levels below; last tokens of ranges
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), rank = S > 1 ? sequence_largest_rank(batch->N, S) : 0;
-    const size_t L = config->num_hidden_layers, windows = layers_with_window(config);
-    size_t again[2] = {0, 0}; // layers that restore inputs (inputs.h): without a window, with one
-    PassSize size = {0, 0, 0};
-    for (size_t l = 0; l + 1 < L; l++)
-        again[layer_window(config, l) > 0] += (l + 1) % max_size(settings->inputs_every, 1) > 0;
+    double again[LAYER_KINDS] = {0}; // layers that restore inputs
+    PassSize size = {0};
+    for (size_t l = 0; l + 1 < config->num_hidden_layers; l++)
+        again[layer_kind(config, l)] += (l + 1) % max_size(settings->inputs_every, 1) > 0;
+    size.layers_again[0] = again[LAYER_FULL] + again[LAYER_WINDOW], size.layers_again[1] = again[LAYER_LINEAR];
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
+        const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first is no shorter
+        const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
-        const double all = range_pairs(batch, own, 0);
-        const double near = windows ? range_pairs(batch, own, window_of_model(config)) : 0;
-        size.pairs += (double)(L - windows) * all + (double)windows * near;
-        size.pairs_again += (double)again[0] * all + (double)again[1] * near;
+        size.pairs += layers_pairs(config, batch, own);
+        size.pairs_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
+        if (again[LAYER_WINDOW] > 0)
+            size.pairs_again += again[LAYER_WINDOW] * range_pairs(batch, own, config->sliding_window);
+        if (settings->method == METHOD_STREAM)
+            size.states_again += (double)(chunk * chunks_visited_again(chunk, 0, (own.count + chunk - 1) / chunk));
+        if (settings->method == METHOD_STREAM && S > 1)
+            size.states_below += (double)(chunk * chunks_visited_below(chunk, (own.count + chunk - 1) / chunk));
+        if (S > 1) size.tails += (double)min_size(own.count, max_size(config->linear_conv_kernel_dim, 1) - 1);
     }
     return size;
 }
 
+// What ranks that share a sequence compute besides in the layers of linear attention (scan.h), forward or backward
+static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
+    const Model *model = settings->model;
+    const Shapes d = shapes_of(model);
+    const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
+    if (layers == 0 || world_sp(settings->world) == 1) return 0;
+    const ProductFlops z = product_flops(model, lora, 1, IN_Z_WEIGHT, IN_Z_WEIGHT);
+    const ProductFlops in = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_A_WEIGHT);
+    const ProductFlops qkv = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+    const double inputs = in.forward - z.forward, state = delta_token_flops(model, DELTA_STATE);
+    double flops = 2 * 2 * (double)(d.DK * d.S); // the state, or its gradient, through both ranges
+    if (!backward) {
+        flops += size->tokens * (inputs + state + delta_token_flops(model, DELTA_TRANSFER));
+        return layers * (flops + size->tails * qkv.forward);
+    }
+    flops += size->tokens * delta_token_flops(model, DELTA_STATE_BACKWARD) + size->tails * qkv.backward;
+    if (settings->method != METHOD_FULL) flops += size->tokens * inputs + size->states_below * (inputs + state);
+    return layers * flops;
+}
+
 // One forward pass for log-probabilities; without adapters that of the model below them.
 static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
-    const Shapes d = shapes_of(settings->model);
+    const Model *model = settings->model;
+    const Shapes d = shapes_of(model);
     const Lora *lora = adapters ? settings->lora : NULL;
     const PassSize size = pass_size(settings, batch);
-    const double layer = product_flops(settings->model, lora, Q_WEIGHT, DOWN_WEIGHT).forward;
-    return size.tokens * ((double)d.L * layer + 2 * (double)(d.C * d.V)) + 4 * (double)d.Q * size.pairs;
+    const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
+    double layers = ((double)d.L - linear) * product_flops(model, lora, 0, Q_WEIGHT, DOWN_WEIGHT).forward;
+    if (linear > 0)
+        layers += linear * (product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT).forward +
+                            delta_token_flops(model, DELTA_FORWARD));
+    return size.tokens * (layers + 2 * (double)(d.C * d.V)) + 4 * (double)d.Q * size.pairs +
+           flops_scan(settings, lora, &size, 0);
+}
+
+// Backward of the layers of linear attention, with what is computed again
+static double flops_linear_layers(const RunSettings *settings, const PassSize *size) {
+    const Model *model = settings->model;
+    const Lora *lora = settings->lora;
+    const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
+    if (layers == 0) return 0;
+    const ProductFlops all = product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT);
+    const ProductFlops down = product_flops(model, lora, 1, DOWN_WEIGHT, DOWN_WEIGHT);
+    const ProductFlops z = product_flops(model, lora, 1, IN_Z_WEIGHT, IN_Z_WEIGHT);
+    const ProductFlops in = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_A_WEIGHT);
+    const double rule = delta_token_flops(model, DELTA_FORWARD);
+    double flops = layers * size->tokens * (all.backward + delta_token_flops(model, DELTA_BACKWARD));
+    if (settings->method == METHOD_FULL) return flops;
+    flops += layers * size->tokens * (all.forward - down.forward + rule);
+    flops += size->layers_again[1] * size->tokens * (all.forward + rule);
+    return flops + layers * size->states_again * (in.forward - z.forward + delta_token_flops(model, DELTA_STATE));
 }
 
 // Forward and backward. What each method computes again is what its steps in streambp.h do.
@@ -81,21 +139,21 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const Lora *lora = settings->lora;
     const Shapes d = shapes_of(model);
     const PassSize size = pass_size(settings, batch);
-    const ProductFlops q = product_flops(model, lora, Q_WEIGHT, Q_WEIGHT),
-                       k = product_flops(model, lora, K_WEIGHT, K_WEIGHT);
-    const ProductFlops all = product_flops(model, lora, Q_WEIGHT, DOWN_WEIGHT);
-    const ProductFlops down = product_flops(model, lora, DOWN_WEIGHT, DOWN_WEIGHT);
+    const ProductFlops q = product_flops(model, lora, 0, Q_WEIGHT, Q_WEIGHT),
+                       k = product_flops(model, lora, 0, K_WEIGHT, K_WEIGHT);
+    const ProductFlops all = product_flops(model, lora, 0, Q_WEIGHT, DOWN_WEIGHT);
+    const ProductFlops down = product_flops(model, lora, 0, DOWN_WEIGHT, DOWN_WEIGHT);
     const int ring = settings->ring && world_sp(settings->world) > 1;
-    const double L = (double)d.L, rings = ring ? L - (double)layers_with_window(&model->config) : 0;
+    const double L = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR)); // with attention
+    const double rings = ring ? (double)layers_of_kind(&model->config, LAYER_FULL) : 0;
     const double head = 2 * (double)(d.C * d.V), attention = (double)d.Q * size.pairs;
-    double layers = L * all.backward, flops = 10 * attention;
+    double layers = L * all.backward, flops = 10 * attention + flops_linear_layers(settings, &size);
+    flops += flops_scan(settings, lora, &size, 1);
     if (settings->method != METHOD_FULL) {
         layers += L * (all.forward - (d.post_norms ? 0 : down.forward)); // its output is the next layer's input
         if (d.qk_norm) layers += L * k.forward + rings * q.forward;      // before QK-norm
         if (!settings->keep) flops += 4 * attention;
-        const size_t every = max_size(settings->inputs_every, 1);
-        const double again = L - (double)((d.L + every - 1) / every); // layers that restore inputs
-        layers += again * all.forward;
+        layers += size.layers_again[0] * all.forward;
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += (lora ? head : 2 * head);

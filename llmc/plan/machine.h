@@ -31,6 +31,7 @@ typedef enum {
     MASKED_ANY_ORDER_FLOPS,
     OWN_FORWARD_FLOPS, // attention by our own kernels
     OWN_BACKWARD_FLOPS,
+    DELTA_FLOPS,      // the delta rule of linear attention
     MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
     LINK_WITHIN,      // to the GPUs of its own node
     LINK_BETWEEN,     // to those of other nodes
@@ -61,6 +62,7 @@ static const struct {
     {"causal", " TFLOP/s", 1e12, BASIS_MEASURED},
     {"attention forward by our own kernels", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"backward", " TFLOP/s", 1e12, BASIS_ASSUMED},
+    {"delta rule", " TFLOP/s", 1e12, BASIS_ASSUMED},
     {"memory bandwidth", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link within a node", " GB/s", 1e9, BASIS_DATA_SHEET},
     {"link between nodes", " GB/s", 1e9, BASIS_DATA_SHEET},
@@ -92,7 +94,8 @@ typedef struct {
 // (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
 // Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
 // 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
-// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5.
+// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5. The delta rule is
+// taken to reach two fifths of that: its blocks of 64 tokens follow each other, a head's all on one multiprocessor.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
 // peak is all of its own. B200: FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products
 // at the H100's share, mma.sync as on an H100. Cards for desks and L40S: products at the shares of the peak that LLMQ
@@ -108,7 +111,7 @@ typedef struct {
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
-        (own)*0.58
+        (own)*0.58, (own)*0.4
 #define RATES_H100     RATES(989e12, 680e12, 671e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 671 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)
@@ -228,12 +231,12 @@ static double own_share(const OpCounts *w) {
 // ---- how long things take ------------------------------------------------------------------------------------------
 // Seconds of counted work; memory: of what is bound by it alone; gaps: between kernels
 typedef struct {
-    double products, attention_forward, attention_backward, memory, gaps;
+    double products, attention_forward, attention_backward, delta, memory, gaps;
 } WorkTime;
 
 static WorkTime work_time(const Machine *m, OpCounts w) {
     const double bandwidth = m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE];
-    const double products = w.flops - w.attention_forward - w.attention_backward;
+    const double products = w.flops - w.attention_forward - w.attention_backward - w.delta;
     WorkTime t;
     t.products = fmax((products + w.stalled) / m->value[PRODUCT_FLOPS], w.operands / bandwidth);
     t.attention_forward = (w.attention_forward - w.own_forward - w.masked_forward) / m->value[ATTENTION_FORWARD_FLOPS] +
@@ -243,6 +246,7 @@ static WorkTime work_time(const Machine *m, OpCounts w) {
                            (w.any_order - w.masked_any_order) / m->value[ATTENTION_ANY_ORDER_FLOPS] +
                            w.masked_any_order / m->value[MASKED_ANY_ORDER_FLOPS] +
                            w.own_backward / m->value[OWN_BACKWARD_FLOPS];
+    t.delta = w.delta / m->value[DELTA_FLOPS];
     t.memory = w.moved / bandwidth;
     t.gaps = w.launches * m->value[LAUNCH_GAP];
     return t;
@@ -250,7 +254,7 @@ static WorkTime work_time(const Machine *m, OpCounts w) {
 
 static double work_seconds(const Machine *m, OpCounts w) {
     const WorkTime t = work_time(m, w);
-    return t.products + t.attention_forward + t.attention_backward + t.memory + t.gaps;
+    return t.products + t.attention_forward + t.attention_backward + t.delta + t.memory + t.gaps;
 }
 
 // Seconds of collectives in which each rank of a group of `size` sends `bytes` in so many hops, in rings: round the

@@ -45,7 +45,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     const Model *trained = settings->lora ? &settings->lora->table : model;
     const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
     const size_t n = sharding_elements(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
-    int kinds = layers_with_window(&model->config) ? 2 : 1;
+    int kinds = layers_of_kind(&model->config, LAYER_WINDOW) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena, s->order = order_of(settings->world);
@@ -96,7 +96,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     for (int kind = 0; kind < kinds; kind++)
         s->inverse_frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
-            model->config.head_dim / 2, sizeof(float));
+            rotary_width(&model->config) / 2, sizeof(float));
     s->host_tokens = largest->N, s->host_documents = largest->documents;
     s->span = (Span *)checked_calloc(2 * max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                      sizeof(Span), "spans");
@@ -111,10 +111,11 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
         s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
     }
     if (shapes_of(model).rotary) {
-        float *frequency = (float *)checked_calloc(model->config.head_dim / 2, sizeof(float), "rotary frequencies");
+        float *frequency =
+            (float *)checked_calloc(rotary_width(&model->config) / 2, sizeof(float), "rotary frequencies");
         for (int kind = 0; kind < kinds; kind++) {
             rope_frequencies(&model->config, kind, frequency);
-            ops->copy_in(s->inverse_frequency[kind], frequency, model->config.head_dim / 2 * sizeof(float));
+            ops->copy_in(s->inverse_frequency[kind], frequency, rotary_width(&model->config) / 2 * sizeof(float));
         }
         free(frequency);
     }
@@ -132,30 +133,45 @@ typedef struct {
     size_t host_bytes, disk_bytes; // beside these, in host memory that the device reaches, and on a disk
     Moved moved;                   // of one micro-batch, its step's last, and of an optimizer's step
     OpCounts counts;               // of one micro-batch's forward and backward
-    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers: no recomputation, and 4
-                        // for 6 where parameters are frozen
+    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's of
+                        // a forward pass: no recomputation, and 4 for 6 where parameters are frozen
     size_t chunk, logits_chunk; // effective
     Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
+// Query-key pairs of all layers with attention, of a range of the batch's tokens
+static double layers_pairs(const Config *c, const Batch *batch, Range range) {
+    const double full = (double)layers_of_kind(c, LAYER_FULL), windows = (double)layers_of_kind(c, LAYER_WINDOW);
+    return full * range_pairs(batch, range, 0) +
+           (windows > 0 ? windows * range_pairs(batch, range, c->sliding_window) : 0);
+}
+
+// FLOPs of the delta rule for each token, in one layer
+static double delta_token_flops(const Model *model, DeltaWork work) {
+    const Shapes d = shapes_of(model);
+    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
+    return delta_flops(&shape, work);
+}
+
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {
-    Shapes d = shapes_of(model);
-    double parameters = (double)(d.V * d.C), windows = (double)layers_with_window(&model->config);
-    double adapters = lora ? (double)lora->table.elements : 0;
+    const Shapes d = shapes_of(model);
+    const Range all = {0, batch->N};
+    const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
+    double parameters = (double)(d.V * d.C), adapters = lora ? (double)lora->table.elements : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
     }
-    double pairs =
-        ((double)d.L - windows) * batch_pairs(batch, 0) + windows * batch_pairs(batch, window_of_model(&model->config));
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
-    return 2 * parameters * (double)batch->N + (backward ? 3 : 1) * 4 * (double)(d.NH * d.HD) * pairs;
+    const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
+    return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
+           (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);
 }
 
 // No product of sizes in a plan exceeds size_t. Such plans are far beyond any memory, but --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
-    double width = (double)(2 * d.C + 3 * d.Q + 3 * d.KV + d.H + d.FF + d.V);
+    double width = (double)(2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL);
     return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
 }
 

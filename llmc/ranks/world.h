@@ -102,10 +102,12 @@ typedef enum {
     TRAFFIC_WEIGHTS,             // gathered: updated ones (stages 1, 2), a layer's before it is used (stage 3)
     TRAFFIC_KEYS_VALUES,         // of a stream's other ranks
     TRAFFIC_KEY_VALUE_GRADIENTS, // to the rank that owns the token
+    TRAFFIC_STATES,              // of linear attention, and their gradients, to the rank that owns the tokens behind
     TRAFFIC_KINDS
 } TrafficKind;
 
-static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights", "keys_values", "key_value_gradients"};
+static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights", "keys_values", "key_value_gradients",
+                                                         "states"};
 
 typedef struct {
     double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];

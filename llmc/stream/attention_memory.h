@@ -37,15 +37,18 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
 // ---- room -----------------------------------------------------------------------------------------------------------
 // Rows of whichever layer has the most
 static size_t rows_of_a_layer(const StreamBP *s) {
-    const size_t windows = layers_with_window(&s->model->config);
-    return max_size(windows < s->model->config.num_hidden_layers ? s->kv.rows[0] : 0, windows ? s->kv.rows[1] : 0);
+    const Config *c = &s->model->config;
+    return max_size(layers_of_kind(c, LAYER_FULL) ? s->kv.rows[0] : 0,
+                    layers_of_kind(c, LAYER_WINDOW) ? s->kv.rows[1] : 0);
 }
 
 // Room for the keys and values of `layers` layers at a time, of `tokens` tokens visited in chunks of at most `chunk`.
 // linear: for keys before QK-norm, too. A layer with a window stores what a chunk sees, or a rank's ranges and halos.
 static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chunk, int linear) {
     Shapes d = shapes_of(s->model);
-    const size_t windows = layers_with_window(&s->model->config), window = window_of_model(&s->model->config);
+    const Config *c = &s->model->config;
+    const size_t full = layers_of_kind(c, LAYER_FULL), windows = layers_of_kind(c, LAYER_WINDOW);
+    const size_t window = window_of_model(c);
     const int shared = s->ranks > 1;
     const KeyValue none = {0};
     s->kv = none;
@@ -55,17 +58,10 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     if (window) s->kv.rows[1] = min_size(tokens, shared ? s->rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
-    const size_t count = layers > 1 ? (d.L - windows) * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);
+    const size_t count = layers > 1 ? full * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);
     s->kv.k = push_stored(s, SHARE_KV, layers > 1 ? "keys of all layers" : "keys of one layer", count * d.KV);
     s->kv.v = push_stored(s, SHARE_KV, layers > 1 ? "values of all layers" : "values of one layer", count * d.KV);
     if (linear) s->kv.k_linear = push_stored(s, SHARE_KV, "keys before QK-norm of all layers", count * d.KV);
-}
-
-// Room for the keys and values of a pass: of one layer at a time, with method full of all of them
-static void push_pass_key_value(StreamBP *s) {
-    Shapes d = shapes_of(s->model);
-    const int all = keeps_activations(s);
-    push_key_value(s, all ? d.L : 1, s->N, layer_chunk(s), all && d.qk_norm);
 }
 
 static void push_key_value_gradients(StreamBP *s) {
@@ -78,7 +74,8 @@ static void push_key_value_gradients(StreamBP *s) {
 // First row of a layer's keys and values
 static size_t key_value_begin(const StreamBP *s, size_t l) {
     size_t row = 0;
-    for (size_t i = 0; i < l && s->kv.layers > 1; i++) row += s->kv.rows[layer_window(&s->model->config, i) != 0];
+    for (size_t i = 0; i < l && s->kv.layers > 1; i++)
+        row += layer_is_linear(&s->model->config, i) ? 0 : s->kv.rows[layer_window(&s->model->config, i) != 0];
     return row;
 }
 
@@ -206,14 +203,19 @@ static int attention_saved(const StreamBP *s) {
     return saves_attention(s) && (s->pass == PASS_BACKWARD || (s->pass == PASS_RESTORE && !saves_elsewhere(s)));
 }
 
+// Layers with attention before layer l
+static size_t attention_layers_before(const StreamBP *s, size_t l) {
+    return l - layers_before(&s->model->config, LAYER_LINEAR, l);
+}
+
 // Saved values of layer l from row `row` on
 static Stored *saved_attention_out(const StreamBP *s, size_t l, size_t row) {
     Shapes d = shapes_of(s->model);
-    return stored_row(s, s->saved.attention_out, l * s->rows + row, d.Q);
+    return stored_row(s, s->saved.attention_out, attention_layers_before(s, l) * s->rows + row, d.Q);
 }
 
 static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
-    return summed_row(s, s->saved.lse, l * s->rows + row, shapes_of(s->model).NH);
+    return summed_row(s, s->saved.lse, attention_layers_before(s, l) * s->rows + row, shapes_of(s->model).NH);
 }
 
 // ---- room for saved attention --------------------------------------------------------------------------------------
@@ -221,8 +223,8 @@ static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
 static void saved_attention_push(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     Arena *memory = memory_of(&s->memory, PLACED_KEPT);
-    const size_t rows = d.L * s->rows;
-    if (!s->keep || s->method == METHOD_FULL) return;
+    const size_t layers = attention_layers_before(s, d.L), rows = layers * s->rows; // no rows: other ranks have some
+    if (!s->keep || s->method == METHOD_FULL || !layers) return;
     s->saved.attention_out =
         (Stored *)arena_push(memory, SHARE_KEPT, "attention output of all layers", rows * d.Q, d.stored);
     s->saved.lse = (Summed *)arena_push(memory, SHARE_KEPT, "log-sum-exp of all layers", rows * d.NH, d.summed);
@@ -289,7 +291,7 @@ static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const St
 // next. In a plan, where the next visit may be of any chunk, each asks for its own.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_elsewhere(s) || s->dry) return;
+    if (!index || !saves_elsewhere(s) || s->dry || layer_is_linear(&s->model->config, l)) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
     const Range rows = {own_row(s, tokens.begin), tokens.count};

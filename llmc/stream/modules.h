@@ -14,22 +14,35 @@ a function of (seed, A, token) alone: parts of one module drop the same, and rec
 
 // ---- adapters -------------------------------------------------------------------------------------------------------
 typedef struct {
-    LayerTensor weight, bias;
-    size_t in, out;   // weight[out,in]
-    LayerTensor last; // its adapters are the parts weight .. last, side by side in the output
+    LayerTensor weight, bias; // bias LAYER_TENSORS: none
+    size_t in, out;           // weight[out,in]
+    LayerTensor last;         // its adapters are the parts weight .. last, side by side in the output
+    size_t stride;            // elements from row to row of the output
 } Linear;
 
 static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     Shapes d = shapes_of(s->model);
-    Linear linear = {tensor, Q_BIAS, d.C, d.Q, tensor};
+    Linear linear = {tensor, Q_BIAS, d.C, d.hybrid ? 2 * d.Q : d.Q, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d.KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d.KV; break;
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d.Q, linear.out = d.C; break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d.H, linear.last = UP_WEIGHT; break; // one product of both
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d.FF, linear.out = d.C; break;
+    case IN_QKV_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = d.E, linear.last = IN_A_WEIGHT; break;
+    case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d.DVs, linear.out = d.C; break;
     default: break;
     }
+    linear.stride = linear.out;
+    return linear;
+}
+
+// The parts first .. last of a product, into columns of its output
+static Linear linear_part(const StreamBP *s, LayerTensor product, int is_linear, LayerTensor first, LayerTensor last) {
+    Linear linear = linear_of(s, product);
+    linear.weight = first, linear.last = last, linear.out = 0;
+    for (int t = first; t <= (int)last; t++)
+        linear.out += layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)t).rows;
     return linear;
 }
 
@@ -40,13 +53,16 @@ typedef struct {
     uint64_t seed;       // of its dropout
 } Adapter;
 
-// The adapters of a product, at most two; returns their number
-static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[2]) {
+enum { ADAPTERS_MOST = 4 };
+
+// The adapters of a product; returns their number
+static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
+    const int is_linear = layer_is_linear(&s->model->config, l);
     const size_t size = dtype_size(s->model->dtype);
     size_t count = 0, column = 0;
     if (!w.adapters) return 0;
     for (int tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
-        const LoraPart *part = &s->memory.lora->part[tensor];
+        const LoraPart *part = &s->memory.lora->part[is_linear][tensor];
         if (part->a != ABSENT) {
             adapter[count].part = part;
             adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
@@ -55,7 +71,7 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
             adapter[count++].seed =
                 random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, group_begin(&s->memory.lora->table, l) + part->a);
         }
-        column += layer_tensor_shape(&s->model->config, (LayerTensor)tensor).rows;
+        column += layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)tensor).rows;
     }
     return count;
 }
@@ -83,22 +99,26 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
 
 // ---- linear layers --------------------------------------------------------------------------------------------------
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
-static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
-                           const Stored *x, const Stored *residual) {
-    const Linear linear = linear_of(s, tensor);
-    Adapter adapter[2];
+static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
+                                const Stored *x, const Stored *residual) {
+    Adapter adapter[ADAPTERS_MOST];
     size_t count = adapters_of(s, l, w, linear, adapter);
     s->ops->linear_forward(out, x, weight_of(s, w, linear.weight), weight_of(s, w, linear.bias), residual, c.n,
-                           linear.in, linear.out, linear.out);
+                           linear.in, linear.out, linear.stride);
     for (size_t i = 0; i < count; i++) {
         size_t mark = arena_mark(s->arena);
         const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
         const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
         Stored *columns = stored_row(s, out, adapter[i].column, 1);
         s->ops->linear_forward(columns, h, adapter[i].b, NULL, columns, c.n, s->memory.lora->rank,
-                               adapter[i].part->columns, linear.out);
+                               adapter[i].part->columns, linear.stride);
         arena_pop(s->arena, mark);
     }
+}
+
+static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
+                           const Stored *x, const Stored *residual) {
+    linear_forward_part(s, l, c, w, linear_of(s, tensor), out, x, residual);
 }
 
 // dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
@@ -111,9 +131,9 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapte
     const Stored *input = adapter_input(s, c, adapter, x, linear.in);
     const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
     const Stored *columns = (const Stored *)((const char *)dout + adapter->column * dtype_size(s->model->dtype));
-    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, lora->rank, adapter->part->columns, linear.out, 0);
+    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, lora->rank, adapter->part->columns, linear.stride, 0);
     s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->b, size), NULL, columns, h, c.n, lora->rank,
-                                   adapter->part->columns, linear.out);
+                                   adapter->part->columns, linear.stride);
     if (lora->scale != 1) s->ops->scale(dh, lora->scale, c.n * lora->rank);
     s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
                                    lora->rank, lora->rank);
@@ -138,21 +158,25 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
 
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
 // accumulated
-static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
-                            Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
-    const Linear linear = linear_of(s, tensor);
+static void linear_backward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Linear linear,
+                                 Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const size_t mark = arena_mark(s->arena);
-    Adapter adapter[2];
-    Stored *dh[2];
+    Adapter adapter[ADAPTERS_MOST];
+    Stored *dh[ADAPTERS_MOST];
     size_t count = adapters_of(s, l, w, linear, adapter);
     if (!s->memory.lora)
         s->ops->linear_backward_weight(sum_of(s, dw, linear.weight), sum_of(s, dw, linear.bias), dout, x, c.n,
-                                       linear.in, linear.out, linear.out);
+                                       linear.in, linear.out, linear.stride);
     for (size_t i = 0; i < count; i++) dh[i] = adapter_backward(s, c, dw, &adapter[i], linear, dout, x);
-    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, linear.out,
+    s->ops->linear_backward_input(dx, dout, weight_of(s, w, linear.weight), c.n, linear.in, linear.out, linear.stride,
                                   accumulate);
     for (size_t i = 0; i < count; i++) adapter_backward_input(s, c, &adapter[i], linear.in, dx, dh[i]);
     arena_pop(s->arena, mark);
+}
+
+static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
+                            Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
+    linear_backward_part(s, l, c, w, dw, linear_of(s, tensor), dx, dout, x, accumulate);
 }
 
 // ---- norms ----------------------------------------------------------------------------------------------------------
@@ -185,7 +209,7 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const St
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, c.n * heads, d.HD, norm_of(s));
     if (d.rotary)
-        s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD,
+        s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
                      (float)rope_attention_factor(&s->model->config, local), 0);
 }
 
@@ -195,7 +219,7 @@ static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *
     Shapes d = shapes_of(s->model);
     const int local = layer_window(&s->model->config, l) != 0;
     if (d.rotary)
-        s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD,
+        s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
                      (float)rope_attention_factor(&s->model->config, local), 1);
     if (d.qk_norm) norm_backward(s, dx, dnorm, NULL, dx, linear, norm, c.n * heads, d.HD, 0);
 }

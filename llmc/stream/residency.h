@@ -24,9 +24,10 @@ micro-batch. Two buffers take turns, so that communication of one layer runs bes
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
-    char *weights;  // of the group, from its first element
-    char *adapters; // of a layer, from its first element; NULL: none, or a pass of the reference
-    char *matrix;   // of the head: [V,C], the embedding where they are tied; else NULL
+    char *weights;        // of the group, from its first element
+    char *adapters;       // of a layer, from its first element; NULL: none, or a pass of the reference
+    char *matrix;         // of the head: [V,C], the embedding where they are tied; else NULL
+    const size_t *offset; // of a layer's tensors (layer_offsets); else NULL
 } GroupWeights;
 
 // To the weights of the reference, and back
@@ -93,7 +94,7 @@ static LayerBuffer *layer_ask(Residency *r, size_t layer) {
 
 static GroupWeights acquire_layer(Residency *r, size_t layer) {
     LayerBuffer *b = layer_ask(r, layer);
-    GroupWeights w = {b->weights, has_adapters(r) ? b->adapters : NULL, NULL};
+    GroupWeights w = {b->weights, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer)};
     layer_await(r, b);
     r->at_hand = (size_t)(b - r->gathered);
     return w;
@@ -104,7 +105,7 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
     const Model *model = r->model;
     const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
     const int tied = group == GROUP_HEAD && head_is_tied(model);
-    GroupWeights w = {NULL, NULL, NULL};
+    GroupWeights w = {0};
     r->weights_mark = arena_mark(r->arena);
     w.weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
                                    group == GROUP_HEAD ? "the head's weights" : "the embedding", elements, size);
@@ -126,10 +127,11 @@ static void update_group(Residency *r, size_t group);
 
 static GroupWeights weights_acquire(Residency *r, size_t group) {
     const size_t size = dtype_size(r->model->dtype);
-    GroupWeights w = {NULL, NULL, NULL};
+    GroupWeights w = {0};
     update_group(r, group);
     if (weights_come(r)) return is_layer(group) ? acquire_layer(r, group) : acquire_table(r, group);
     w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
+    if (is_layer(group)) w.offset = layer_offsets(r->model, group);
     if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
     if (has_adapters(r) && is_layer(group))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
@@ -304,6 +306,7 @@ typedef struct {
     void *tables;        // of the embedding group: its op adds to them directly,
     DType tables_type;   // in this type
     StoredGradient stored[2]; // of the head or the embedding, and of the embedding that the head is tied to
+    const size_t *offset;     // of a layer's tensors (layer_offsets); else NULL
 } GroupSums;
 
 static GradientBuffer *gradient_buffer(Residency *r, size_t layer) { return &r->summed[layer % r->buffers]; }
@@ -312,7 +315,7 @@ static Summed *layer_sums(Residency *r, size_t layer) {
     GradientBuffer *b = gradient_buffer(r, layer);
     if (sums_in_place(r) || alone(r)) stored_ask(r, &b->stored, layer);
     if (!sums_in_place(r)) {
-        r->ops->zero(b->sums, trained_table(r)->layer_elements * dtype_size(dtype_of_sums(r->model->dtype)));
+        r->ops->zero(b->sums, group_elements(trained_table(r), layer) * dtype_size(dtype_of_sums(r->model->dtype)));
         return b->sums;
     }
     r->ops->await_transfer(b->stored.load);
@@ -382,7 +385,7 @@ static GroupSums grads_acquire(Residency *r, size_t group) {
     GroupSums sums = {0};
     r->sums_mark = arena_mark(r->arena);
     if (is_layer(group))
-        sums.layer = layer_sums(r, group);
+        sums.layer = layer_sums(r, group), sums.offset = layer_offsets(r->model, group);
     else if (!r->lora && group == GROUP_HEAD)
         head_sums(r, &sums);
     else if (!r->lora)
@@ -439,11 +442,11 @@ static void push_layer(Residency *r, LayerBuffer *b, int first) {
     const size_t size = dtype_size(r->model->dtype);
     b->busy = 0;
     b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's weights" : "the next layer's weights",
-                                    r->model->layer_elements, size);
+                                    group_elements(r->model, largest_layer(r->model)), size);
     if (r->lora)
         b->adapters =
             (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's adapters" : "the next layer's adapters",
-                               r->lora->table.layer_elements, size);
+                               group_elements(&r->lora->table, largest_layer(&r->lora->table)), size);
 }
 
 // Buffers of gradients: sums of the layer before are on their way over the ranks, a stored gradient is on its way back,
@@ -461,10 +464,11 @@ static void push_gradients(Residency *r) {
             b->sums =
                 (Summed *)arena_push(r->arena, SHARE_GRADIENTS,
                                      i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
-                                     trained_table(r)->layer_elements, dtype_size(dtype_of_sums(r->model->dtype)));
+                                     group_elements(trained_table(r), largest_layer(trained_table(r))),
+                                     dtype_size(dtype_of_sums(r->model->dtype)));
         if (elsewhere)
-            b->stored.memory =
-                push_stored_gradient(r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
+            b->stored.memory = push_stored_gradient(
+                r, i ? "the gradient of a layer, on its way" : "one layer's gradient", largest_layer(trained_table(r)));
     }
 }
 

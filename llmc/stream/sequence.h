@@ -51,7 +51,7 @@ static size_t document_of(const Batch *batch, size_t token) {
     return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
 }
 
-// Query-key pairs of the queries of a range in one layer, and of a whole sequence
+// Query-key pairs of the queries of a range in one layer
 static double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
@@ -60,11 +60,6 @@ static double range_pairs(const Batch *batch, Range range, size_t window) {
         if (from < to) pairs += query_key_pairs(from - start[d], to - start[d], window);
     }
     return pairs;
-}
-
-static double batch_pairs(const Batch *batch, size_t window) {
-    const Range all = {0, batch->N};
-    return range_pairs(batch, all, window);
 }
 
 // ---- chunks ---------------------------------------------------------------------------------------------------------
@@ -166,18 +161,20 @@ static Chunk logits_chunk_at(StreamBP *s, size_t index) {
 // ---- layers ---------------------------------------------------------------------------------------------------------
 // Layers that a loop visits: all, in a plan one of each kind
 static size_t layer_count(const StreamBP *s) {
-    size_t L = s->model->config.num_hidden_layers, windows = layers_with_window(&s->model->config);
-    return !s->dry ? L : windows && windows < L ? 2 : 1;
+    size_t kinds = 0;
+    for (int kind = 0; kind < LAYER_KINDS; kind++) kinds += layers_of_kind(&s->model->config, (LayerKind)kind) > 0;
+    return s->dry ? kinds : s->model->config.num_hidden_layers;
 }
 
 // The layer of the index-th visit. In a plan the first of its kind stands for all of it.
 static size_t layer_at(StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
-    size_t windows = layers_with_window(c), l = 0;
-    int wanted = index || windows == c->num_hidden_layers; // a layer with a window
+    size_t l = 0;
+    int kind = 0;
     if (!s->dry) return index;
-    while ((layer_window(c, l) != 0) != wanted) l++;
-    s->memory.layers_repeat = (double)(wanted ? windows : c->num_hidden_layers - windows);
+    while (!layers_of_kind(c, (LayerKind)kind) || index-- > 0) kind++;
+    while (layer_kind(c, l) != (LayerKind)kind) l++;
+    s->memory.layers_repeat = (double)layers_of_kind(c, (LayerKind)kind);
     return l;
 }
 

@@ -44,6 +44,27 @@ typedef struct {
     Range halo[2];    // shared sequences: tokens stored of layers with a window, for each range (window_range_of_rank)
 } KeyValue;
 
+// What linear attention passes from chunk to chunk: of a layer, or of every such layer (linear_memory.h)
+typedef struct {
+    Summed *state;             // [slots,HV,DK,DV] of the delta rule
+    Stored *columns;           // [slots,taps-1,W] the convolution's last inputs
+    size_t layers, slots;      // 1: one layer's at a time, one document's
+    size_t slot_tokens;        // DeltaShape.slot_tokens
+    Summed *dstate, *dcolumns; // of one state
+    Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the layer at hand
+    Stored *kept_columns;      // [states,taps-1,W]
+    size_t kept_half;          // states of the rank's first range, which come before those of its second
+} LinearMemory;
+
+// Shared sequences: what a rank knows of its ranges in layers of linear attention (llmc/orders/scan.h), from forward to
+// backward
+typedef struct {
+    Summed *before;   // [layers,2,HV,DK,DV] the state before a range
+    Summed *transfer; // [layers,2,HV,DK,DK] by which that enters the state behind it
+    Stored *columns;  // [layers,2,taps-1,W] the convolution's inputs before a range
+    size_t layers;    // 1: one layer's at a time
+} RangeStates;
+
 // Attention's outputs, saved from forward to backward (attention_memory.h)
 typedef struct {
     Stored *attention_out; // [L,rows,NH*HD], in its place; NULL: not saved
@@ -100,18 +121,25 @@ struct StreamBP {
     float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
 
     KeyValue kv;
+    LinearMemory linear;
+    RangeStates ranges;
     Inputs inputs;
     SavedAttention saved;
-    Activations *kept; // method full: of layer 0; layer l's are l * rows further
+    Activations *kept; // [2] method full: of all layers with attention, with linear attention
 };
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
-    size_t logits_stride;                      // elements from row to row of logits
-    size_t stored, summed;                     // bytes of an element
+    size_t R;                                  // elements of a head that are rotated
+    // of a layer of linear attention: heads and their elements, channels of the convolution, HV*DV, and the width of
+    // what it projects, q | k | v | z | b | a
+    size_t HK, HV, DK, DV, W, DVs, E, taps;
+    size_t S, columns;     // elements of a state: of the delta rule, of the convolution
+    size_t logits_stride;  // elements from row to row of logits
+    size_t stored, summed; // bytes of an element
     ActivationKind activation;
-    int gated, qk_norm, rotary, post_norms;
+    int gated, qk_norm, rotary, post_norms, hybrid;
     double embedding_scale;
 } Shapes;
 
@@ -120,7 +148,12 @@ static Shapes shapes_of(const Model *model) {
     Shapes s;
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
-    s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD;
+    s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width(c);
+    s.hybrid = c->family->hybrid;
+    s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
+    s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
+    s.W = linear_channels(c), s.DVs = s.HV * s.DV, s.E = s.W + s.DVs + 2 * s.HV;
+    s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     s.activation = c->family->activation, s.gated = s.activation != ACTIVATION_GELU;
     s.H = s.gated ? 2 * s.FF : s.FF;
@@ -161,15 +194,15 @@ static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width
     return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// A layer's tensor; NULL where the family has none
+// A layer's tensor; NULL where it has none, and of LAYER_TENSORS
 static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
-    size_t offset = s->model->layer_offset[tensor];
+    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : w.offset[tensor];
     return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
 }
 
-// The sum of its dW; NULL where the family has no such tensor, and where it is frozen
+// The sum of its dW; NULL where the layer has no such tensor, and where it is frozen
 static Summed *sum_of(const StreamBP *s, GroupSums dw, LayerTensor tensor) {
-    size_t offset = s->model->layer_offset[tensor];
+    const size_t offset = tensor == LAYER_TENSORS ? ABSENT : dw.offset[tensor];
     return offset == ABSENT || s->memory.lora ? NULL : summed_row(s, dw.layer, offset, 1);
 }
 

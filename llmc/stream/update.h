@@ -95,15 +95,23 @@ static void update_transfer(Update *u, UpdateSlice s, int in) {
     r->moved.phase = phase;
 }
 
-// Asks for the next slice, into the slot of the one that was stored longest ago. In a plan the first layer stands for
-// all.
+// Groups of the table that group number i stands for: itself, but in a plan the first layer with attention, or with
+// linear attention, for all of these, and others for none.
+static size_t update_repeat(const Update *u, size_t i) {
+    const Config *c = &u->r->model->config;
+    if (!u->r->plan || i == 0 || i > c->num_hidden_layers) return 1;
+    const size_t l = i - 1, before = layers_before(c, LAYER_LINEAR, l), all = layers_of_kind(c, LAYER_LINEAR);
+    if (layer_is_linear(c, l)) return before ? 0 : all;
+    return l - before ? 0 : c->num_hidden_layers - all;
+}
+
+// Asks for the next slice, into the slot of the one that was stored longest ago.
 static void update_ask(Update *u) {
-    const size_t layers = u->r->model->config.num_hidden_layers, first = 2; // Slabs.next of the first layer
-    if (u->r->plan && u->walk.next == first && !u->walk.left) u->walk.next += layers - 1;
+    while (!u->walk.left && !update_repeat(u, u->walk.next)) u->walk.next++;
     u->next.slot = (u->next.slot + 1) % UPDATE_SLOTS;
     u->next.count = slabs_next(&u->walk) ? u->walk.count : 0, u->next.first = u->walk.first;
-    u->next.repeat = u->r->plan && u->walk.next == first ? (double)layers : 1;
     if (!u->next.count) return;
+    u->next.repeat = (double)update_repeat(u, u->walk.next - 1);
     update_await(u, u->next.slot, 0);
     update_transfer(u, u->next, 1);
 }
@@ -153,8 +161,9 @@ static void update_begin(Update *u, size_t visits) {
     const Model *table = trained_table(u->r);
     const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
     const size_t all = sharding_elements(table, own), visit = all / visits + 1;
-    const size_t largest = max_size(sharding_room(table, own, 0), max_size(sharding_room(table, own, GROUP_EMBEDDING),
-                                                                           sharding_room(table, own, GROUP_HEAD)));
+    const size_t largest =
+        max_size(sharding_room(table, own, largest_layer(table)),
+                 max_size(sharding_room(table, own, GROUP_EMBEDDING), sharding_room(table, own, GROUP_HEAD)));
     u->slice = SIZE_MAX;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         UpdateMemory *t = &u->tensor[i];

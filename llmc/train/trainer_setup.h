@@ -233,7 +233,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
     add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
-    if (!layers_with_window(&t->run.model.config)) return; // else --keep changes no bit
+    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // else --keep changes no bit
     add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none");
     t->settings[t->state.setting_count - 1].absent = "none";
 }
@@ -288,7 +288,8 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     run_state_setting(last, "--keep", keep, sizeof(keep));
     if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
-    if (o->keep == KEEP_AUTO && layers_with_window(&t->run.model.config)) o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
+    if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
+        o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
 }
 
 // Everything before the first step.

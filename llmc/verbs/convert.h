@@ -12,13 +12,15 @@ static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
-    int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin") : options->to == CONVERT_HF;
+    int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
+                                             : options->to == CONVERT_HF || options->to == CONVERT_TEXT;
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
             die_usage("--out %s: no %s file is written; give the name of a folder%s", out, others[i],
                       i ? ", which is the model" : ", and make it of that with llama.cpp's convert_hf_to_gguf.py");
     if (folder && text_ends_with(out, ".bin"))
-        die_usage("--out %s: --to hf writes a folder; give it a name without .bin", out);
+        die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out,
+                  options->to == CONVERT_TEXT ? "text" : "hf");
     for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
@@ -27,18 +29,20 @@ static int convert_to_folder(const Options *options) {
     return folder;
 }
 
-// dtype: NULL: keep what the source has. Returns the number of files of weights.
-static size_t convert_write(const Options *options, const WeightSource *source, const DType *dtype) {
+// dtype: NULL: keep what the source has. *written: what most tensors are in then. Returns the number of files of weights.
+static size_t convert_write(const Options *options, WeightSource *source, const DType *dtype, DType *written) {
     const DType type = dtype ? *dtype : source->dtype;
     char hub[PATH_MAX];
+    *written = type;
     if (options->to == CONVERT_LLMC) {
         llmc_gpt2_write(source, options->out, type);
     } else if (!convert_to_folder(options)) {
         weights_convert(source, options->out, type);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
-        HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size);
+        HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT);
         hf_write(&write, options->out, options->overwrite);
+        *written = write.type;
         hf_write_free(&write);
         return write.shards;
     }
@@ -62,11 +66,12 @@ static int verb_convert(const Options *options) {
     run_open_model(&run, options, NULL);
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
     const DType dtype = typed ? run.model.dtype : run.source->dtype;
+    DType written;
     if (options->merge) convert_begin_merge(&run, &merge, dtype);
-    size_t files = convert_write(options, run.source, typed ? &dtype : NULL);
+    size_t files = convert_write(options, run.source, typed ? &dtype : NULL, &written);
     if (!options->quiet) {
         fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
-                dtype_name(dtype));
+                dtype_name(written));
         if (folder) fprintf(run.text, ", %zu file%s", files, files > 1 ? "s" : "");
         fputc('\n', run.text);
     }
@@ -76,7 +81,7 @@ static int verb_convert(const Options *options) {
         json_text(&json, "out", options->out);
         json_text(&json, "format", folder ? "hf" : options->to == CONVERT_LLMC ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
-        json_text(&json, "dtype", dtype_name(dtype));
+        json_text(&json, "dtype", dtype_name(written));
         json_size(&json, "files", files);
         json_object_end(&json);
         json_finish(&json);

@@ -6,6 +6,7 @@ sample of the op's (doctor_check.h). An op of op_list.h without a check does not
 #ifndef LLMC_DOCTOR_OPS_H
 #define LLMC_DOCTOR_OPS_H
 #include "doctor_check.h"
+#include "doctor_linear.h"
 #include "llmc/model/config.h"
 
 // ---- ops: `c` is a model, n tokens --------------------------------------------------------------------------------
@@ -195,14 +196,14 @@ static void check_dropout(const Config *c, size_t n) {
 
 static void check_rope(const Config *c, size_t n) {
     check_begin("%zu x %zu x %zu", n, c->num_attention_heads, c->head_dim);
-    const size_t NH = c->num_attention_heads, HD = c->head_dim / 2 * 2;
-    const Dim N = some_of(n, 40), width = all_of(NH * HD), half = all_of(HD / 2);
+    const size_t NH = c->num_attention_heads, HD = c->head_dim, R = rotary_width(c) / 2 * 2;
+    const Dim N = some_of(n, 40), width = all_of(NH * HD), half = all_of(R / 2);
     float *inverse = (float *)check_allocate(half.size * sizeof(float));
-    for (size_t i = 0; i < half.size; i++) inverse[i] = (float)pow(1e6, -2.0 * (double)i / (double)HD);
+    for (size_t i = 0; i < half.size; i++) inverse[i] = (float)pow(1e6, -2.0 * (double)i / (double)R);
     Tensor *x = tensor_inout("x", N, width), *position = tensor_indices("position", N, 131072, 0);
     Tensor *frequency = tensor_given(TENSOR_READ, "inverse_frequency", DTYPE_FP32, half, all_of(1), inverse);
     frequency->raw = 1;
-    CHECK(rope, of(x), of(position), of(frequency), len(N), NH, HD, 1.0f, 0);
+    CHECK(rope, of(x), of(position), of(frequency), len(N), NH, HD, R, 1.0f, 0);
     expect(x, 0);
 }
 

@@ -48,10 +48,10 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
             100 * e->mfu_full);
     if (e->communication > 1e-9 * e->seconds)
         fprintf(out, "; data only moves for %.1f %% of it", 100 * e->communication / e->seconds);
-    fprintf(out,
-            "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, bound by memory %.4g s, "
-            "gaps between kernels %.4g s\n",
-            e->work.products, e->work.attention_forward, e->work.attention_backward, e->work.memory, e->work.gaps);
+    fprintf(out, "\nwork     estimated: products %.4g s, attention forward %.4g s, backward %.4g s, ", e->work.products,
+            e->work.attention_forward, e->work.attention_backward);
+    if (e->work.delta > 0) fprintf(out, "delta rule %.4g s, ", e->work.delta);
+    fprintf(out, "bound by memory %.4g s, gaps between kernels %.4g s\n", e->work.memory, e->work.gaps);
     if (e->counts.library_calls > 0)
         fprintf(out, "calls    of cuDNN %.0f a sequence, %s staged; %.2f %% of query-key pairs by our own kernels\n",
                 e->counts.library_calls, human_bytes(e->counts.staged), 100 * own_share(&e->counts));
@@ -76,6 +76,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     json_number(json, "products", known * e->work.products);
     json_number(json, "attention_forward", known * e->work.attention_forward);
     json_number(json, "attention_backward", known * e->work.attention_backward);
+    json_number(json, "delta", known * e->work.delta);
     json_number(json, "memory", known * e->work.memory);
     json_number(json, "gaps", known * e->work.gaps);
     json_object_end(json);

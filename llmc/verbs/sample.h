@@ -22,13 +22,47 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
     free(text);
 }
 
+// A conversation of which the next turn is to be fed.
+typedef struct {
+    Scratch text;          // of all turns, where the template rewrites them; of the last one
+    TokenIds turn, fed;    // ids of that text with the answer's opening, and those of the turn before
+    const int32_t *answer; // [answer_ids], the last one, without the token that ended it
+    size_t turns, answer_ids;
+} Conversation;
+
+// A user's turn: its ids, of which the sampler has the first that are returned. A template that forgets reasoning changes
+// what came before, so that all turns are encoded, and what follows the first change is fed anew.
+static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt *prompt, const Options *o,
+                                const char *line, size_t bytes) {
+    Tokenizer *t = prompt->tokenizer;
+    Scratch answer = {NULL, 0, 0};
+    size_t known = 0;
+    const int forgets = chat_forgets(t);
+    const TokenIds fed = c->fed;
+    c->fed = c->turn, c->turn = fed;
+    c->turn.count = 0;
+    if (!forgets) c->text.count = 0;
+    if (forgets && c->turns) {
+        prompt_append_answer(prompt, &answer, c->answer, c->answer_ids);
+        chat_append_answer(&c->text, t, o->thinking, (const char *)answer.at, answer.count);
+        free(answer.at);
+    }
+    chat_append_turn(&c->text, t, o->system, line, bytes, c->turns++ == 0);
+    chat_encode(t, &c->text, o->thinking, &c->turn);
+    if (!forgets || c->turns == 1) return 0;
+    while (known < min_size(c->fed.count, c->turn.count) && c->fed.id[known] == c->turn.id[known]) known++;
+    return sampler_rewind(sampler, known);
+}
+
 // Each line is a turn; the model answers until it ends its turn, or for --max-new-tokens. Ends where the cache is full.
 static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
     const Options *o = run->options;
     SamplingSettings settings = sampling_from_options(o);
-    TokenIds turn = {NULL, 0, 0};
+    Conversation c = {0};
+    const char *opening;
+    const size_t shown = chat_shown_opening(prompt->tokenizer, o->thinking, &opening);
     char *line = NULL;
-    size_t capacity = 0, turns = 0;
+    size_t capacity = 0;
     const int terminal = isatty(STDIN_FILENO);
     sampler_begin(sampler, &run->streambp);
     for (;;) {
@@ -38,26 +72,29 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
         if (bytes < 0) break;
         while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
         if (!bytes) continue;
-        turn.count = 0;
-        chat_turn(prompt->tokenizer, o->system, line, (size_t)bytes, turns++ == 0, &turn);
-        prompt_check_ids(turn.id, turn.count, run->model.config.vocab_size);
+        const size_t known = conversation_turn(&c, sampler, prompt, o, line, (size_t)bytes),
+                     fresh = c.turn.count - known;
+        prompt_check_ids(c.turn.id, c.turn.count, run->model.config.vocab_size);
         size_t room = sampler->capacity - sampler->cache.used[0];
         room -= room && sampler->drawn >= 0; // that one is still to be fed
-        if (!room || turn.count > room) {
+        if (!room || fresh > room) {
             note("the chat has reached its %zu tokens; --max-context plans for more", sampler->capacity);
             break;
         }
-        sampler_feed(sampler, turn.id, turn.count);
+        sampler_feed(sampler, c.turn.id + known, fresh);
+        text_out(&out, opening, shown);
         size_t drawn =
-            generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - turn.count + 1), &out);
-        if (prompt_is_end(prompt, ids[drawn - 1])) sampler->drawn = -1; // the next turn's text begins with it
+            generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - fresh + 1), &out);
+        const int ended = prompt_is_end(prompt, ids[drawn - 1]);
+        if (ended) sampler->drawn = -1; // the next turn's text begins with it
+        c.answer = ids, c.answer_ids = drawn - (size_t)ended;
         text_out_end(&out);
         fputc('\n', stdout);
         fflush(stdout);
     }
     sampler_end(sampler);
-    free(line);
-    free(turn.id);
+    free(line), free(c.text.at);
+    free(c.turn.id), free(c.fed.id);
 }
 
 static int verb_sample(const Options *options) {

@@ -430,6 +430,7 @@ TEST(lines_are_refused) {
         {"sample --model m --prompt a --prompt-ids 1", "exclude each other"},
         {"sample --model m --chat --prompt-ids 1", "--chat and --prompt-ids exclude each other"},
         {"sample --model m --system s --prompt-ids 1", "--chat and --prompt-ids exclude each other"},
+        {"sample --model m --prompt a --thinking off", "--thinking has no meaning without --chat"},
         {"sample --model m --chat --json", "--json gives one answer"},
         {"bp --init gpt2 --gamma 1", "--gamma has no meaning with --objective sft; it belongs to simpo;"},
         {"bp --init gpt2 --lora-rank off --rslora", "--rslora has no meaning without --lora-rank; give both or none"},

@@ -19,19 +19,20 @@ typedef struct {
     const char *from, *like, *to;
     const DType *dtype;
     size_t max_shard_size;
+    int text_only;
 } Conversion;
 
 static void convert_body(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size);
+    HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size, c->text_only);
     hf_write(&write, c->to, 0);
     hf_write_free(&write);
     weights_close(source);
 }
 
 static void convert(const char *from, const char *like, const char *to, const DType *dtype, size_t max_shard_size) {
-    Conversion c = {from, like, to, dtype, max_shard_size};
+    Conversion c = {from, like, to, dtype, max_shard_size, 0};
     convert_body(&c);
 }
 

@@ -35,6 +35,8 @@ static void round_trip_case(const char *model, DType dtype, DType moments, int m
     trained_close(&a), trained_close(&b);
 }
 
+TEST(round_trip_of_two_kinds_of_layers) { round_trip_case(hybrid_model, DTYPE_FP32, DTYPE_FP32, 1); }
+
 TEST(round_trip) {
     static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP64};
     for (size_t i = 0; i < 3; i++)
@@ -91,6 +93,9 @@ TEST(configs_that_are_written) {
         {usual_model, "all", ALL_TARGETS},
         {usual_model, "v_proj,q_proj", "[\"q_proj\", \"v_proj\"]"},
         {gpt2_model, "all", "[\"attn.c_proj\", \"c_attn\", \"c_fc\", \"mlp.c_proj\"]"},
+        {hybrid_model, "all-linear",
+         "[\"down_proj\", \"gate_proj\", \"in_proj_a\", \"in_proj_b\", \"in_proj_qkv\", \"in_proj_z\", \"k_proj\", "
+         "\"o_proj\", \"out_proj\", \"q_proj\", \"up_proj\", \"v_proj\"]"},
         {gpt2_model, "mlp.c_proj", "[\"mlp.c_proj\"]"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -107,7 +112,7 @@ TEST(configs_that_are_written) {
                  "\"layers_pattern\": null, \"layers_to_transform\": null, \"lora_alpha\": 8, \"lora_dropout\": 0, "
                  "\"modules_to_save\": null, \"peft_type\": \"LORA\", \"r\": 4, \"rank_pattern\": {}, "
                  "\"revision\": null, \"target_modules\": %s, \"task_type\": \"CAUSAL_LM\", \"use_rslora\": false}\n",
-                 i < 2 ? "false" : "true", cases[i].targets);
+                 m.config.family->conv1d ? "true" : "false", cases[i].targets);
         assert_string_equal(text, expected);
         lora_free(&lora), model_free(&m);
     }
@@ -326,6 +331,52 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
     weights_close(adapter), lora_free(&lora);
 }
 
+static void open_adapters(const void *model) {
+    Lora lora;
+    BaseKey base;
+    weights_close(adapter_open(scratch_path("adapters"), (const Model *)model, &lora, &base));
+    lora_free(&lora);
+}
+
+// Modules of one kind of layers alone; target_modules that names them layer by layer, where they are; the names of a
+// composite model.
+TEST(layers_of_two_kinds) {
+    Model model = model_of(hybrid_model, DTYPE_FP32);
+    static const struct {
+        const char *targets;
+        size_t parameters;
+    } cases[] = {{"all", 2 * (4 * 8 + 7)}, {"q_proj", 2}, {"in_proj_b,out_proj", 16}, {"o_proj,in_proj_z,up_proj", 20}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Lora lora;
+        float *values;
+        test_case("%s", cases[i].targets);
+        WeightSource *adapter = random_adapters(&model, &lora, &values, cases[i].targets);
+        assert_int_equal(adapter->model.parameter_count, cases[i].parameters);
+        for (size_t p = 0; p < cases[i].parameters; p++) {
+            const Parameter *parameter = &adapter->model.parameters[p];
+            const size_t bytes = parameter_elements(parameter) * sizeof(float);
+            assert_memory_equal(read_parameter(adapter, p, DTYPE_FP32), values + parameter->offset, bytes);
+        }
+        weights_close(adapter), lora_free(&lora);
+    }
+    Lora lora;
+    float *values;
+    weights_close(random_adapters(&model, &lora, &values, "q_proj")), lora_free(&lora);
+    const char *folder = scratch_path("adapters");
+    edit_file(folder, ADAPTER_CONFIG_NAME, "\"q_proj\"", "\"model.layers.3.self_attn.q_proj\"");
+    open_adapters(&model);
+    for (char which = 'A'; which <= 'B'; which++) {
+        char old[64], new[80];
+        snprintf(old, sizeof(old), "model.model.layers.3.self_attn.q_proj.lora_%c", which);
+        snprintf(new, sizeof(new), "model.model.language_model.layers.3.self_attn.q_proj.lora_%c", which);
+        edit_file(folder, ADAPTER_FILE_NAME, old, new);
+    }
+    open_adapters(&model);
+    edit_file(folder, ADAPTER_FILE_NAME, "language_model.layers.3", "visual.layers.3");
+    expect_refused(open_adapters, &model, 1, "model.layers.3.self_attn.q_proj.lora_A.weight is missing");
+    model_free(&model);
+}
+
 // Golden models, and tensors of more than a slab in the order of memory and of Conv1D files.
 TEST(merged_weights) {
     static const struct {
@@ -338,6 +389,8 @@ TEST(merged_weights) {
         {"qwen2", "q_proj,up_proj", SLAB_ELEMENTS, 0},
         {"gemma3", "all", SLAB_ELEMENTS, 0},
         {"qwen3-bf16", "k_proj,down_proj", SLAB_ELEMENTS, 0},
+        {hybrid_model, "all", 211, 0},
+        {hybrid_model, "in_proj_b,q_proj", SLAB_ELEMENTS, 0},
         {"gpt2,hidden_size=528,num_hidden_layers=1,num_attention_heads=4,vocab_size=9,max_position_embeddings=5",
          "c_fc", (size_t)1 << 30, SLAB_ELEMENTS},
         {"llama,hidden_size=1040,intermediate_size=1100,num_hidden_layers=1,num_attention_heads=4,vocab_size=9",

@@ -153,8 +153,9 @@ TEST(only_the_type_is_changed) {
 
 // Scaled positions in a config.json that is kept, of transformers 4 or 5, are read as those of the scaled model.
 TEST(config_json_gets_the_scaling_of_positions) {
-    static const char *const folders[] = {"llama", "llama-sharded", "qwen2", "qwen2-fp16", "llama3", "llama-linear",
-                                          "qwen3-yarn", "qwen2-yarn", "gemma3", "gemma3-linear", "mistral"};
+    static const char *const folders[] = {"llama",  "llama-sharded", "qwen2",      "qwen2-fp16",
+                                          "llama3", "llama-linear",  "qwen3-yarn", "qwen2-yarn",
+                                          "gemma3", "gemma3-linear", "mistral"};
     static const char *const scalings[] = {"yarn,factor=4", "linear,factor=2.5",
                                            "llama3,factor=8,low_freq_factor=1,high_freq_factor=4",
                                            "yarn,factor=2,original_max_position_embeddings=64,beta_fast=16"};
@@ -220,7 +221,10 @@ TEST(configurations_that_are_written) {
         "gemma3,num_hidden_layers=3,layer_types=f",
         "gemma3,num_hidden_layers=3,layer_types=fs,rope_local_base_freq=12.5,query_pre_attn_scalar=0.3",
         "gemma3,rope_type=llama3,factor=3,low_freq_factor=1,high_freq_factor=2,attention_bias=true",
-        "gemma3,rope_type=yarn,factor=3,tie_word_embeddings=false"};
+        "gemma3,rope_type=yarn,factor=3,tie_word_embeddings=false",
+        "qwen3_5,num_hidden_layers=7,layer_types=lf,partial_rotary_factor=0.5,attention_bias=true",
+        "qwen3_5,num_hidden_layers=3,layer_types=l,rope_type=yarn,factor=3,linear_conv_kernel_dim=2",
+        "qwen3_5,num_hidden_layers=3,layer_types=f,linear_num_value_heads=64,linear_value_head_dim=32"};
     for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
     for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);
@@ -243,6 +247,12 @@ TEST(how_windows_and_rope_are_written) {
         {"gemma3-1b", "\"query_pre_attn_scalar\": 256,\n"},
         {"gemma3-1b", "\"hidden_activation\": \"gelu_pytorch_tanh\""},
         {"gemma3-1b", "\"model_type\": \"gemma3_text\""},
+        {"qwen3_5,num_hidden_layers=3,layer_types=lf",
+         "\"layer_types\": [\n    \"linear_attention\",\n    \"full_attention\",\n    \"linear_attention\"\n  ],\n"},
+        {"qwen3.5-0.8b", "\"rope_parameters\": {\n    \"rope_type\": \"default\",\n    \"rope_theta\": 10000000.0,\n"
+                         "    \"partial_rotary_factor\": 0.25\n  },\n"},
+        {"qwen3.5-0.8b", "\"model_type\": \"qwen3_5_text\",\n"},
+        {"qwen3.5-0.8b", ",\n  \"partial_rotary_factor\": 0.25,\n"},
         {"gemma3,layer_types=f", "\"sliding_window\": 4096,\n  \"layer_types\": [\n    \"full_attention\""},
         {"gemma3-4b", "\"rope_scaling\": {\n    \"rope_type\": \"linear\",\n    \"factor\": 8.0\n  },\n"},
         {"gemma3-4b", "\"rope_parameters\": {\n    \"full_attention\": {\n      \"rope_type\": \"linear\",\n"
@@ -269,7 +279,7 @@ TEST(how_windows_and_rope_are_written) {
 
 static void convert_like(const void *folder) {
     WeightSource *source = weights_open(scratch_path("flat.bin"));
-    HfWrite write = hf_write_prepare(source, NULL, (const char *)folder, NO_LIMIT);
+    HfWrite write = hf_write_prepare(source, NULL, (const char *)folder, NO_LIMIT, 0);
     hf_write_free(&write);
     weights_close(source);
 }
@@ -302,8 +312,8 @@ TEST(small_files_come_along) {
     static const char *const kept[] = {
         "tokenizer.json", "tokenizer_config.json", "merges.txt", "tokenizer.model",     "generation_config.json",
         "LICENSE",        "LICENSE.txt",           "NOTICE",     "chat_template.jinja", "added_tokens.json"};
-    static const char *const left[] = {"README.txt", "optimizer.pt",   "pytorch_model.bin", "model.gguf",
-                                       "license",   "xtokenizer.json", "tokenizer.json.bak"};
+    static const char *const left[] = {"README.txt", "optimizer.pt",    "pytorch_model.bin", "model.gguf",
+                                       "license",    "xtokenizer.json", "tokenizer.json.bak"};
     const char *copy = copy_golden("llama"), *out = fresh_place("folder");
     const size_t large = sizeof(staged_raw) + 12345; // more than goes through the buffer at once
     char path[PATH_MAX], *bytes = (char *)case_memory(large);
@@ -330,7 +340,7 @@ TEST(small_files_come_along) {
 
 TEST(links_that_lead_nowhere) {
     const char *copy = copy_golden("llama");
-    Conversion c = {copy, NULL, fresh_place("folder"), NULL, NO_LIMIT};
+    Conversion c = {copy, NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     run_command("ln -s nowhere '%s/tokenizer.json'", copy, "");
     expect_refused(convert_body, &c, 1, "llama/tokenizer.json: cannot be read: No such file or directory");
     expect_nothing_at(c.to);

@@ -31,7 +31,7 @@ TEST(places) {
         {"true", "no/such/folder", "no/such/folder: the folder cannot be created: No such file or directory"},
         {"true", "../../proc/folder", "proc/folder: "},
     };
-    Conversion c = {GOLDEN "llama", NULL, NULL, NULL, NO_LIMIT};
+    Conversion c = {GOLDEN "llama", NULL, NULL, NULL, NO_LIMIT, 0};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         run_command("cd '%s' && { %s; }", scratch_folder(), cases[i].prepare);
         c.to = scratch_path(cases[i].to);
@@ -55,14 +55,14 @@ static void convert_into_here(const void *context) {
 }
 
 TEST(not_the_folder_one_is_in) {
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("here"), NULL, NO_LIMIT};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("here"), NULL, NO_LIMIT, 0};
     run_command("mkdir '%s'", c.to, "");
     expect_refused(convert_into_here, &c, 1, ".: is the folder this program runs in");
 }
 
 // ---- disks and interruptions ----------------------------------------------------------------------------------------
 TEST(room_is_looked_for_beforehand) {
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     space_left = 150000; // of 165,600 and headers
     expect_refused(convert_body, &c, 1, "bytes) are to be written, but only 146.48 KiB are free there; make room or");
     expect_nothing_at(c.to);
@@ -79,7 +79,7 @@ static void convert_with_limit(const void *context) {
 static void convert_what_shrinks(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, NULL, NULL, c->max_shard_size);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, c->max_shard_size, 0);
     if (truncate(source->files[0].path, 100000) != 0) exit(3);
     hf_write(&write, c->to, 0);
 }
@@ -95,7 +95,7 @@ TEST(failures_leave_nothing) {
         const char *words;
     } cases[] = {{100000, NO_LIMIT, "model.safetensors: reserving 163.80 KiB failed: File too large"},
                  {21000, 1, "-of-00021.safetensors: reserving "}};
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 50000};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 50000, 0};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         file_limit.rlim_cur = file_limit.rlim_max = cases[i].file_limit, c.max_shard_size = cases[i].max_shard_size;
         expect_refused(convert_with_limit, &c, 1, cases[i].words);
@@ -117,7 +117,7 @@ static size_t end_after;
 static void convert_and_end(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, NULL, NULL, 1);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, 1, 0);
     OutputFolder folder;
     OutputFile file;
     folder_open(&folder, c->to, 1000, 30, hf_is_written_name, 0);
@@ -134,7 +134,7 @@ static void convert_and_end(const void *context) {
 }
 
 TEST(a_signal_leaves_nothing) { // the other signals are in test_file.c
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1, 0};
     end_signal = SIGTERM, end_after = 2;
     assert_int_equal(run_child(convert_and_end, &c)->code, 1000 + SIGTERM);
     expect_nothing_at(c.to);
@@ -142,7 +142,7 @@ TEST(a_signal_leaves_nothing) { // the other signals are in test_file.c
 
 // Leftovers of a kill are cleared away by the next conversion to that place, but for what somebody else put there.
 TEST(leftovers_of_kills) {
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1, 0};
     end_signal = SIGKILL, end_after = 3;
     for (int theirs = 0; theirs < 2; theirs++) {
         run_command("rm -rf '%s' '%s'.*", c.to, c.to);
@@ -167,7 +167,7 @@ TEST(leftovers_of_kills) {
 
 // One that is being written by somebody is no leftover, and two that write to one place do not mix.
 TEST(others_at_work_are_left_alone) {
-    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT};
+    Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     OutputFolder folder;
     OutputFile file;
     folder_open(&folder, c.to, 100, 1, hf_is_written_name, 0);

@@ -104,14 +104,12 @@ static const Damage changed_texts[] = {
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
-    KEY("gemma3-linear", "model_type", "\"gemma3_text\"",
-        "\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}",
+    KEY("gemma3-linear", "model_type", "\"gemma3_text\"", "\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}",
         "is a model with images or sound beside its text, which is not supported; save its text model by itself, as "
         "Gemma3ForCausalLM"),
-    KEY("llama", "model_type", "\"llama\"",
-        "\"qwen3_5\",\"text_config\":{\"model_type\":\"qwen3_5_text\",\"layer_types\":[\"linear_attention\"]}",
-        "model_type qwen3_5, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
-        "families are gpt2, llama, mistral, qwen2, qwen3, gemma3"),
+    KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
+        "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
+        "families are gpt2, llama, mistral, qwen2, qwen3, gemma3, qwen3_5"),
     KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
         "model_type gemma3n is not in this version"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),

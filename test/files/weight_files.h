@@ -50,7 +50,7 @@ static const GoldenModel golden_models[] = {
 // ---- tensors of a safetensors file, found by their text -------------------------------------------------------------
 typedef struct {
     DType type;
-    size_t rank, shape[2];
+    size_t rank, shape[2]; // the dimension of 1 in the middle of three is left out
     const unsigned char *data;
 } FoundTensor;
 
@@ -67,10 +67,14 @@ static int find_tensor(const char *file, const char *name, FoundTensor *tensor) 
     tensor->rank = 2;
     if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
                &tensor->shape[1], &begin, &end) != 5) {
-        tensor->rank = 1, tensor->shape[1] = 1;
-        if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0], &begin,
-                   &end) != 4)
-            test_fail("the entry of %s is not understood: %.80s", name, entry);
+        tensor->rank = 3;
+        if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,1,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
+                   &tensor->shape[1], &begin, &end) != 5) {
+            tensor->rank = 1, tensor->shape[1] = 1;
+            if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
+                       &begin, &end) != 4)
+                test_fail("the entry of %s is not understood: %.80s", name, entry);
+        }
     }
     tensor->type = !strcmp(dtype, "F32")    ? DTYPE_FP32
                    : !strcmp(dtype, "BF16") ? DTYPE_BF16

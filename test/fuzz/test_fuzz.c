@@ -269,7 +269,13 @@ static void open_tokenizer(const char *path) {
     TokenIds ids = {0};
     size_t bytes;
     if (t->flags & TOKENIZER_ENCODES) tokenizer_encode(t, text, sizeof(text) - 1, 1, &ids);
-    if (t->flags & TOKENIZER_ENCODES && t->flags & TOKENIZER_CHAT) chat_turn(t, NULL, text, sizeof(text) - 1, 1, &ids);
+    if (t->flags & TOKENIZER_ENCODES && t->flags & TOKENIZER_CHAT) {
+        Scratch turns = {NULL, 0, 0};
+        chat_append_turn(&turns, t, NULL, text, sizeof(text) - 1, 1);
+        chat_append_answer(&turns, t, THINKING_ON, text, sizeof(text) - 1);
+        chat_encode(t, &turns, THINKING_OFF, &ids);
+        free(turns.at);
+    }
     for (size_t i = 0; i < ids.count; i++) tokenizer_decode(t, ids.id[i], &bytes);
     for (int32_t i = 0; i < 300; i++)
         tokenizer_decode(t, i, &bytes), tokenizer_is_special(t, i), tokenizer_is_end(t, i);
@@ -345,13 +351,23 @@ static void open_reward(const char *path) {
 }
 
 static const Target targets[] = {
-    {"config", "config.json", open_config, NULL, {GOLDEN "*/config.json"}, NULL},
+    {"config",
+     "config.json",
+     open_config,
+     NULL,
+     {GOLDEN "*/config.json",
+      "={\"model_type\":\"qwen3_5\",\"tie_word_embeddings\":true,\"text_config\":{\"vocab_size\":9,\"hidden_size\":8,"
+      "\"num_hidden_layers\":5,\"num_attention_heads\":2,\"intermediate_size\":6,\"full_attention_interval\":3,"
+      "\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}}}"},
+     NULL},
     {"init",
      "init",
      open_init,
      NULL,
      {"=qwen3-0.6b,num_hidden_layers=2,layer_types=s", "=gemma3,sliding_window=9,layer_types=sfs,num_hidden_layers=3",
       "=llama,rope_type=llama3,factor=8.0,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64",
+      "=qwen3_5,num_hidden_layers=3,layer_types=lf,linear_num_key_heads=3,linear_num_value_heads=6,linear_key_head_dim="
+      "4",
       "=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96,tie_word_embeddings=false"},
      NULL},
     {"scaling",

@@ -26,6 +26,9 @@ static const char *const models[] = {
     "dim=8,vocab_size=18,tie_word_embeddings=false,sliding_window=3,layer_types=sfs",
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_"
     "size=13,sliding_window=2",
+    // a state beside keys and values, a state alone
+    TINY_LLLF,
+    TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=1",
 };
 #define MODELS (sizeof(models) / sizeof(models[0]))
 

@@ -13,14 +13,16 @@ from pathlib import Path
 import make_golden
 import torch
 from safetensors.torch import load_file
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen3_5TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 HERE = Path(__file__).parent
 assert torch.backends.cpu.get_cpu_capability() == "AVX512"
 THETAS = (1e4, 1.5e5, 5e5, 1e6, 5e6, 1e7, 123456.7)
 DIMS = (10, 32, 64, 80, 96, 128, 256)
+PARTS = ((256, 0.25), (128, 0.5), (24, 0.5), (80, 0.75))  # of a head of so many elements, the part that is rotated
 SCALINGS = (
     {}, {"rope_type": "linear", "factor": 2.5},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
@@ -55,6 +57,13 @@ with open(HERE / "rotary.txt", "w") as out:
         rotary = Gemma3RotaryEmbedding(Gemma3TextConfig(head_dim=dim, rope_parameters=rope))
         line = text("gemma3", dim, theta, scaling) + f",rope_local_base_freq={local!r}"
         out.write(f"{line} {fnv(torch.cat([rotary.full_attention_inv_freq, rotary.sliding_attention_inv_freq])):016x} 1.0\n")
+
+    for theta, (dim, part), scaling in itertools.product((1e4, 1e7), PARTS, SCALINGS):
+        rope = {"rope_theta": theta, "rope_type": "default", "partial_rotary_factor": part} | scaling
+        rotary = Qwen3_5TextRotaryEmbedding(Qwen3_5TextConfig(head_dim=dim, max_position_embeddings=1 << 20, rope_parameters=rope))
+        assert 2 * len(rotary.inv_freq) == dim * part
+        line = text("qwen3_5", dim, theta, scaling) + f",partial_rotary_factor={part!r}"
+        out.write(f"{line} {fnv(rotary.inv_freq):016x} {float(rotary.attention_scaling)!r}\n")
 
 for name in ("cos", "sin"):
     rounded = lambda x, f=getattr(torch, name): f(x.double()).to(x.dtype)

@@ -71,12 +71,16 @@ def corpus():
 
 
 # ---- the styles ----------------------------------------------------------------------------------------------------------------
-LLAMA3, QWEN2 = tokenizer_file.LLAMA3, tokenizer_file.QWEN2
+LLAMA3, QWEN2, QWEN2_MARKS = tokenizer_file.LLAMA3, tokenizer_file.QWEN2, tokenizer_file.QWEN2_MARKS
 CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
           "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 TRIMMED = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
            "<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
            "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}")
+# Reasoning is opened by the generation prompt, or closed, too, and gone from answers that others follow.
+REASONING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% set text = m.content | trim %}{% if m.role == 'assistant' and '</think>' in text %}"
+             "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ text }}<|end|>\n{% endfor %}"
+             "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{{ '\n</think>\n\n' if enable_thinking is false }}{% endif %}")
 
 
 def byte_level(pattern, use_regex=False, prefix_space=False):
@@ -142,6 +146,11 @@ def qwen2():
     return tokenizer, {"eos_token": "<|end|>", "chat_template": CHATML}
 
 
+def qwen35():
+    tokenizer = with_tokens(trained_bytes(440, byte_level(QWEN2_MARKS), normalizers.NFC()), "<think>", "</think>")
+    return tokenizer, {"eos_token": "<|end|>", "chat_template": REASONING}
+
+
 def gemma():
     tokenizer = trained_pieces(760, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False)
     with_tokens(tokenizer, AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False), "<extra>")
@@ -159,7 +168,7 @@ def mistral():
     return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>"}
 
 
-STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "gemma": gemma, "llama2": llama2, "mistral": mistral}
+STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral}
 
 
 def save_style(name, folder):

@@ -8,9 +8,9 @@ but the seed; NaN and infinities among loaded ones are refused by name.
 // ---- random initialisation ------------------------------------------------------------------------------------------
 #define RANDOM_MODEL "gpt2,vocab_size=1500,hidden_size=768,num_hidden_layers=1,max_position_embeddings=32"
 
-TEST(initial_values_follow_the_table) {
+static void initial_values_of(const char *text) {
     const Ops *ops = ops_fenced();
-    Model model = model_of(RANDOM_MODEL, ops->stored);
+    Model model = model_of(text, ops->stored);
     size_t size = dtype_size(model.dtype);
     void *device = ops->allocate(model.elements * size), *host = case_memory(model.elements * size);
     weights_init_random(&model, sharding_whole(), ops, device, 7);
@@ -22,7 +22,8 @@ TEST(initial_values_follow_the_table) {
         for (size_t j = 0; j < count; j++) {
             double x = element_to_double(host, model.dtype, p->offset + j);
             mean += x / (double)count, square += x * x / (double)count;
-            if (!p->init_std && x != (p->ones ? 1 : 0)) test_fail("%s[%zu] is %g", p->name, j, x);
+            if (p->role != ROLE_DECAY && !p->init_std && x != (p->ones ? 1 : 0))
+                test_fail("%s[%zu] is %g", p->name, j, x);
         }
         if (!p->init_std) continue;
         // five standard errors
@@ -31,6 +32,25 @@ TEST(initial_values_follow_the_table) {
             test_fail("%s: standard deviation %g, expected %g", p->name, sqrt(square), p->init_std);
     }
     ops->release(device, model.elements * size);
+    model_free(&model);
+}
+
+TEST(initial_values_follow_the_table) {
+    initial_values_of(RANDOM_MODEL);
+    initial_values_of("qwen3_5,vocab_size=300,hidden_size=64,intermediate_size=80,num_hidden_layers=4");
+}
+
+// Ones are dt_bias and the norms that do not add it; the others begin at 0, a convolution as a matrix.
+TEST(what_a_hybrid_begins_with) {
+    Model model = model_of("qwen3_5,hidden_size=8,num_hidden_layers=4", DTYPE_FP32);
+    size_t ones = 0, decays = 0;
+    for (const Parameter *p = model.parameters; p < model.parameters + model.parameter_count; p++) {
+        const int one = text_ends_with(p->name, ".dt_bias") || text_ends_with(p->name, ".linear_attn.norm.weight");
+        if (p->ones != one || (p->init_std != 0) != (p->cols != 0)) test_fail("%s", p->name);
+        ones += (size_t)one, decays += p->role == ROLE_DECAY;
+        assert_int_equal(p->role == ROLE_DECAY, text_ends_with(p->name, ".A_log"));
+    }
+    assert_true(ones == 6 && decays == 3);
     model_free(&model);
 }
 
@@ -69,6 +89,28 @@ TEST(initial_values_are_normal) {
         test_fail("moments %g %g %g %g", moment[1], moment[2], moment[3], moment[4]);
     if (tail < 35 || tail > 105) test_fail("%zu values beyond 4, expected about 66", tail);
     if (fabs(pairs) > 0.007 || fabs(squares) > 0.014) test_fail("pairs are related: %g, %g", pairs, squares);
+    model_free(&model);
+}
+
+// exp(A_log) is uniform over (0.01, 16); any piece, also from an odd element on, is that of the whole.
+TEST(decay_rates_are_uniform) {
+    Model model = model_of("qwen3_5,hidden_size=8,num_hidden_layers=1,layer_types=l", DTYPE_FP32);
+    const size_t count = 1u << 18;
+    float *values = (float *)case_memory(count * sizeof(float)), *piece = (float *)case_memory(count * sizeof(float));
+    size_t a = 0;
+    double distance = 0;
+    while (model.parameters[a].role != ROLE_DECAY) a++;
+    initial_weights(&model, a, 0, count, 9, DTYPE_FP32, values);
+    for (size_t k = 0; k < 20; k++) {
+        const size_t begin = test_random_below(count), n = test_random_below(count - begin + 1);
+        initial_weights(&model, a, begin, n, 9, DTYPE_FP32, piece);
+        assert_memory_equal(piece, values + begin, n * sizeof(float));
+    }
+    qsort(values, count, sizeof(*values), compare_floats);
+    for (size_t i = 0; i < count; i++)
+        distance = fmax(distance, fabs((exp(values[i]) - 0.01) / 15.99 - ((double)i + 0.5) / (double)count));
+    assert_true(distance < 1.95 / sqrt((double)count)); // which chance passes 999 of 1000 times; the seed is fixed
+    assert_true(exp(values[0]) > 0.0099 && exp(values[count - 1]) < 16.001);
     model_free(&model);
 }
 

@@ -28,6 +28,18 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #define TINY_MISTRAL                                                                                                   \
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"     \
     "vocab_size=31"
+// Layers of two kinds: these want their number, their types (or three of linear attention to one of the other) and
+// linear_num_value_heads.
+#define TINY_HYBRID                                                                                                    \
+    "qwen3_5,hidden_size=20,intermediate_size=24,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"              \
+    "vocab_size=19,linear_num_key_heads=2,linear_key_head_dim=24,linear_value_head_dim=5,"                             \
+    "rms_norm_eps=1e-3"
+#define TINY_LLLF TINY_HYBRID ",num_hidden_layers=4,linear_num_value_heads=4"
+#define TINY_LINEAR                                                                                                    \
+    "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,layer_types=l,num_attention_heads=2,"             \
+    "num_key_value_heads=1,head_dim=8,vocab_size=23,tie_word_embeddings=true,linear_num_key_heads=3,"                  \
+    "linear_num_value_heads=3,linear_key_head_dim=4,linear_value_head_dim=8,linear_conv_kernel_dim=8,"                 \
+    "rms_norm_eps=1e-3"
 
 typedef struct {
     double loss;

@@ -227,15 +227,15 @@ static void linear_backward_case(size_t n, size_t C, size_t OC, size_t stride, i
 }
 
 // ---- rotary position embedding --------------------------------------------------------------------------------------
-static void rope_case(size_t n, size_t heads, size_t HD, double theta, size_t positions) {
-    test_case("n=%zu heads=%zu HD=%zu theta=%g positions to %zu", n, heads, HD, theta, positions);
-    float *frequencies = (float *)case_memory(HD / 2 * sizeof(float));
-    for (size_t i = 0; i < HD / 2; i++) frequencies[i] = (float)pow(theta, -2.0 * (double)i / (double)HD);
+static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta, size_t positions) {
+    test_case("n=%zu heads=%zu HD=%zu R=%zu theta=%g positions to %zu", n, heads, HD, R, theta, positions);
+    float *frequencies = (float *)case_memory(R / 2 * sizeof(float));
+    for (size_t i = 0; i < R / 2; i++) frequencies[i] = (float)pow(theta, -2.0 * (double)i / (double)R);
     Guarded *position = indices("position", n, positions);
-    Guarded *frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, HD / 2);
+    Guarded *frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, R / 2);
     Guarded *x = in_place("x", n * heads * HD);
     for (int back = 0; back < 2; back++) {
-        BOTH(rope, of(x), of(position), of(frequency), n, heads, HD, back ? 1.13f : 1, back);
+        BOTH(rope, of(x), of(position), of(frequency), n, heads, HD, R, back ? 1.13f : 1, back);
         expect(x, 1.0, 0.0);
     }
 }

@@ -22,6 +22,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_adapter.h"        // tests of adapters, scaling, dropout and scattered rows
 #include "test_ops_adamw.h"          // tests of the optimizer
 #include "test_ops_draw.h"           // tests of sampling
+#include "test_ops_linear.h"         // tests of linear attention
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);
@@ -136,9 +137,11 @@ TEST(rope) {
     static const size_t head_sizes[] = {2, 4, 6, 16, 20, 64, 80, 128, 256};
     static const size_t rows[] = {1, 2, 5, 33};
     static const size_t heads[] = {1, 3, 12};
-    for (size_t i = 0; i < COUNT_OF(head_sizes) * COUNT_OF(rows) * COUNT_OF(heads); i++)
-        rope_case(rows[i / 3 % 4], heads[i % 3], head_sizes[i / 12], i % 2 ? 1e4 : 5e5, 3000);
-    rope_case(500, 4, 128, 1e6, 1000001); // a million tokens
+    for (size_t i = 0; i < COUNT_OF(head_sizes) * COUNT_OF(rows) * COUNT_OF(heads); i++) {
+        const size_t HD = head_sizes[i / 12], part = i % 5 ? HD : HD / 4 / 2 * 2; // of a head, all or a quarter
+        rope_case(rows[i / 3 % 4], heads[i % 3], HD, part ? part : HD, i % 2 ? 1e4 : 5e5, 3000);
+    }
+    rope_case(500, 4, 128, 128, 1e6, 1000001); // a million tokens
 }
 
 // ---- activations ----------------------------------------------------------------------------------------------------

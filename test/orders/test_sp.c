@@ -26,6 +26,9 @@ static const char *const models[] = {
     TINY_GEMMA ",sliding_window=90,layer_types=fsf",
     TINY_MISTRAL ",sliding_window=5",
     TINY_MISTRAL ",sliding_window=1",
+    // linear attention: beside attention, with more value heads than keys; alone, its convolution longer than parts
+    TINY_LLLF ",layer_types=llfl",
+    TINY_LINEAR,
 };
 
 static const struct {
@@ -41,7 +44,7 @@ static const struct {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-enum { MODELS = COUNT_OF(models), LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
+enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 2, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_make(const char *text, int lora) {
     Case c = {0};
@@ -133,8 +136,10 @@ static void expect_sent(const Case *c, const Result *r) {
     const RunSettings *settings = &r->settings;
     const Shapes d = shapes_of(&c->tiny.model);
     const Range own = case_own(c, world);
-    const size_t S = world.sp, windows = layers_with_window(&c->tiny.model.config), rank = world.rank % S;
-    const double row = 2 * (double)d.KV, layers = (double)(d.L - windows), others = (double)(S - 1) / (double)S;
+    const size_t S = world.sp, windows = layers_of_kind(&c->tiny.model.config, LAYER_WINDOW), rank = world.rank % S;
+    const size_t linear = layers_of_kind(&c->tiny.model.config, LAYER_LINEAR);
+    const double row = 2 * (double)d.KV, layers = (double)(d.L - windows - linear),
+                 others = (double)(S - 1) / (double)S;
     const double passes = settings->method == METHOD_FULL ? 1 : 2;
     const double rounds = settings->method == METHOD_FULL || settings->keep ? 2 : 3; // of the ring
     double keys = 0, gradients = 0;
@@ -154,6 +159,10 @@ static void expect_sent(const Case *c, const Result *r) {
             gradients += (double)windows * row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
         }
     }
+    const double states = (double)((rank > 0) + (rank + 1 < S)) * 2 * (double)(d.S * d.summed); // there and back
+    const double columns = 2 * (double)(S - 1) * (double)(d.columns * (d.stored + d.summed));
+    expect_bytes(TRAFFIC_STATES, r->sent.bytes[TRAFFIC_STATES], (double)(own.count * linear) * (states + columns),
+                 1e-9);
     expect_bytes(TRAFFIC_KEYS_VALUES, r->sent.bytes[TRAFFIC_KEYS_VALUES], keys, 1e-9);
     expect_bytes(TRAFFIC_KEY_VALUE_GRADIENTS, r->sent.bytes[TRAFFIC_KEY_VALUE_GRADIENTS], gradients, 1e-9);
 }
@@ -192,11 +201,11 @@ static void expect_shared(const Case *c, const Result *expected, int ring, Metho
 
 // ---- tests ----------------------------------------------------------------------------------------------------------
 // Every family, a part of the lengths, by some methods and chunks: the numbers of ranks together meet all.
-static void families_agree(size_t sp) {
+static void families_agree(size_t sp, size_t first, size_t end) {
     static const size_t chunks[] = {1, 3, 7, 100};
     const size_t ranks = dist_ranks(), step = all_cases() ? 1 : ranks == 4 ? 4 : 2;
     world_begin(sp);
-    for (size_t i = 0; i < MODELS; i++) {
+    for (size_t i = first; i < end; i++) {
         for (size_t j = (i + ranks + sp / 2) % step; j < LENGTHS; j += step) {
             Case c = case_make(models[i], 0);
             test_case("%zu ranks, sp %zu, %.30s..., lengths %zu", ranks, sp, models[i], j);
@@ -215,7 +224,8 @@ static void families_agree(size_t sp) {
     }
 }
 
-TEST(families_agree_with_one_process) { families_agree(dist_ranks()); }
+TEST(families_agree_with_one_process) { families_agree(dist_ranks(), 0, HYBRIDS_FROM); }
+TEST(hybrids_agree_with_one_process) { families_agree(dist_ranks(), HYBRIDS_FROM, MODELS); }
 
 static void skip_without_replicas(void) {
     if (dist_ranks() != 4) test_skip("two streams of two ranks each need four processes");
@@ -223,7 +233,7 @@ static void skip_without_replicas(void) {
 
 TEST(families_in_replicas) {
     skip_without_replicas();
-    families_agree(2);
+    families_agree(2, 0, MODELS);
 }
 
 // ---- objectives and adapters ----------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ static double own_percent(const Batch *batch, size_t ranks) {
         }
     }
     free(s.span);
-    const double pairs = batch_pairs(batch, 0);
+    const Range all = {0, batch->N};
+    const double pairs = range_pairs(batch, all, 0);
     if (fabs(forward.own + forward.library - pairs) > 1e-9 * pairs ||
         fabs(backward.own + backward.library - pairs) > 1e-9 * pairs)
         test_fail("%.17g and %.17g pairs, not %.17g", forward.own + forward.library, backward.own + backward.library,

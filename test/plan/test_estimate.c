@@ -13,11 +13,12 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 // Nodes of 4, links of 100 and 10 bytes a second, hops of 1 and 3 seconds; arithmetic at one rate.
 static Machine round_machine(double flops, double bandwidth, double within, double between) {
     Machine m = {0};
-    const double value[MACHINE_CONSTANTS] = {4,     2 * flops, flops, flops,     flops,  flops,   flops,
-                                             flops, flops,     flops, bandwidth, within, between, FREE,
-                                             1,     1,         0,     0,         0,      FREE,    FREE};
+    for (int i = PRODUCT_FLOPS; i <= DELTA_FLOPS; i++) m.value[i] = flops;
+    m.value[GPUS_PER_NODE] = 4, m.value[PEAK_FLOPS] = 2 * flops;
+    m.value[MEMORY_BANDWIDTH] = bandwidth, m.value[LINK_WITHIN] = within, m.value[LINK_BETWEEN] = between;
+    m.value[LINK_HOST] = m.value[DISK_WRITE] = m.value[DISK_READ] = FREE;
+    m.value[MEMORY_SHARE] = m.value[LINK_SHARE] = 1;
     m.name = "round", m.gpu = "round numbers";
-    for (int i = 0; i < MACHINE_CONSTANTS; i++) m.value[i] = value[i];
     return m;
 }
 
@@ -43,17 +44,19 @@ TEST(a_ring_by_hand) {
 
 TEST(work_by_hand) {
     Machine m = round_machine(10, 100, FREE, FREE);
-    OpCounts work = {114, 10, 4, 100, 0, 50, 0, 0, 0, 0, 0, 0, 0, 0};
+    OpCounts work = {.flops = 120, .attention_forward = 10, .attention_backward = 4, .delta = 6};
+    work.operands = 100, work.moved = 50;
     m.value[ATTENTION_FORWARD_FLOPS] = 5, m.value[ATTENTION_BACKWARD_FLOPS] = 2;
-    m.value[MEMORY_SHARE] = 0.5;
-    close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 1, 1e-12);
+    m.value[DELTA_FLOPS] = 2, m.value[MEMORY_SHARE] = 0.5;
+    close_to("by arithmetic", work_seconds(&m, work), 10 + 2 + 2 + 3 + 1, 1e-12);
     work.stalled = 20;
-    close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 1, 1e-12);
+    close_to("products that wait", work_seconds(&m, work), 12 + 2 + 2 + 3 + 1, 1e-12);
     work.operands = 1000;
-    close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 1, 1e-12);
+    close_to("by operands", work_seconds(&m, work), 20 + 2 + 2 + 3 + 1, 1e-12);
     close_to("products", work_time(&m, work).products, 20, 1e-12);
     close_to("attention forward", work_time(&m, work).attention_forward, 2, 1e-12);
     close_to("attention backward", work_time(&m, work).attention_backward, 2, 1e-12);
+    close_to("delta rule", work_time(&m, work).delta, 3, 1e-12);
     close_to("memory", work_time(&m, work).memory, 1, 1e-12);
     // a part of attention by our own kernels, a part of backward in any order; gaps between 7 kernels
     m.value[OWN_FORWARD_FLOPS] = 2.5, m.value[OWN_BACKWARD_FLOPS] = 0.5, m.value[ATTENTION_ANY_ORDER_FLOPS] = 4;
@@ -62,7 +65,7 @@ TEST(work_by_hand) {
     close_to("forward, half of it ours", work_time(&m, work).attention_forward, 1 + 2, 1e-12);
     close_to("backward, three ways", work_time(&m, work).attention_backward, 0.5 + 2 + 0.5, 1e-12);
     close_to("gaps", work_time(&m, work).gaps, 21, 1e-12);
-    close_to("all", work_seconds(&m, work), 20 + 3 + 3 + 1 + 21, 1e-12);
+    close_to("all", work_seconds(&m, work), 20 + 3 + 3 + 3 + 1 + 21, 1e-12);
     // of the library's 5 forward and 2 in any order, 4 and 1 under the mask
     m.value[MASKED_FORWARD_FLOPS] = 2, m.value[MASKED_ANY_ORDER_FLOPS] = 1;
     work.masked_forward = 4, work.masked_any_order = 1;
@@ -236,7 +239,7 @@ TEST(two_ranks_by_hand) {
     const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    double all = (double)c.model.elements, layers = L * (double)c.model.layer_elements;
+    double all = (double)c.model.elements, layers = L * (double)c.model.layer_elements[0];
     double kv = L * SMALL_N * 2 * KV; // keys and values
     close_to("stage 0", sending(0, 0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
     close_to("stage 1", sending(0, 1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);

@@ -42,6 +42,11 @@ static const char *const models[] = {
     "dim=6,vocab_size=23,sliding_window=1,layer_types=fs",
     "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=1,vocab_"
     "size=31,sliding_window=1000000000,layer_types=s",
+    "qwen3_5,hidden_size=20,intermediate_size=24,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,head_"
+    "dim=8,vocab_size=33,linear_num_key_heads=2,linear_num_value_heads=6,linear_key_head_dim=5,linear_value_head_dim=3",
+    "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"
+    "dim=8,vocab_size=23,layer_types=l,linear_num_key_heads=1,linear_num_value_heads=1,linear_key_head_dim=4,linear_"
+    "value_head_dim=8,linear_conv_kernel_dim=1",
 };
 #define MODELS COUNT_OF(models)
 
@@ -297,7 +302,8 @@ TEST(formula_counts_what_the_walk_counts) {
             settings.inputs_every = i % 3 == METHOD_FULL ? 1 : 1 + i % 4, settings.lora = i / 108 % 2 ? &lora : NULL;
             settings.objective.kind = kinds[i % 7 % 3],
             settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
-            settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1, settings.ring = i / 216 == 2;
+            settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1;
+            settings.ring = i / 216 == 2;
             test_case("model %zu, case %zu", m, i);
             const double walked = plan_make(&settings, &batch).counts.flops;
             const double found = flops_forward_backward(&settings, &batch) +
@@ -353,6 +359,31 @@ TEST(windows_bound_memory_and_flops) {
             test_fail("%.17g FLOP a token, expected %.17g", some[i].flops, expected);
     }
 #undef WIDE
+}
+
+// Bytes of a further token of a hybrid: layer inputs and dx, keys and values with their gradients of one layer with
+// attention or, where that is more, states of one of linear attention; and 20 of the batch.
+TEST(hybrids_grow_by_the_formula) {
+    static const char *const texts[] = {"qwen3.5-0.8b", "qwen3.5-9b", "qwen3.5-9b,layer_types=l",
+                                        "qwen3.5-9b,num_key_value_heads=1,head_dim=32"};
+    static const size_t chunks[] = {256, 1000, 1024, 4096};
+    for (size_t i = 0; i < COUNT_OF(texts) * COUNT_OF(chunks); i++) {
+        const size_t near = 1 << 20, far = 1 << 21, chunk = chunks[i % 4];
+        SCOPED(model_free) Model model = planned_model(texts[i / 4], DTYPE_BF16);
+        RunSettings settings = pass_settings(&model, METHOD_STREAM, chunk, 1);
+        const Shapes d = shapes_of(&model);
+        const Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
+        const double interval = (double)((1024 + chunk - 1) / chunk * chunk), state = (double)(4 * d.S + 2 * d.columns);
+        const double kv = i / 4 == 2 ? 0 : (double)(2 * d.KV * (2 + 4)), states = state / interval;
+        const double expected = (double)((d.L + 1) * d.C * 2 + 20) + fmax(kv, states);
+        const Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+        const double found = ((double)b.total_bytes - (double)a.total_bytes) / (double)(far - near);
+        test_case("%s, chunk %zu", texts[i / 4], chunk);
+        if (!(fabs(found - expected) <= 5e-3 * expected)) test_fail("%.17g bytes, not %.17g", found, expected);
+        const double linear =
+            (b.counts.flops - a.counts.flops) / (a.counts.flops / (double)near) / (double)(far - near);
+        if (i / 4 == 2 && !(fabs(linear - 1) <= 1e-3)) test_fail("FLOPs grow by %g of the mean", linear);
+    }
 }
 
 // A process alone has nobody to deal with, whatever the stage.

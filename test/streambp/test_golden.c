@@ -203,17 +203,23 @@ TEST(qwen3) { FOLDER("qwen3"); }
 TEST(mistral) { FOLDER("mistral"); }
 TEST(gemma3) { FOLDER("gemma3"); }
 TEST(gemma3_linear) { FOLDER("gemma3-linear"); }
+TEST(qwen3_5_yarn) { FOLDER("qwen3_5-yarn"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
 TEST(qwen2_sliding) { FOLDER("qwen2-sliding"); }
 TEST(mistral_full) { FOLDER("mistral-full"); }
 
-// Other formats of the same: nothing new for ranks
+// Not of ranks: other formats of the same, layers of linear attention
 #define ALONE(call)                                                                                                    \
     if (dist_ranks() == 1 || all_cases()) call
 TEST(llama_linear) { ALONE(FOLDER("llama-linear")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
+TEST(qwen3_5) { ALONE(FOLDER("qwen3_5")); }
+TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
+TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }
+TEST(qwen3_5_linear) { ALONE(FOLDER("qwen3_5-linear")); }
+TEST(qwen3_5_full) { ALONE(FOLDER("qwen3_5-full")); }
 TEST(gpt2_as_published) { ALONE(FOLDER("gpt2-hub")); }
 TEST(gpt2_of_llmc) { ALONE(golden(GOLDEN "gpt2/gpt2_llmc_fp32.bin", GOLDEN "gpt2/reference.safetensors")); }
 TEST(llama_sharded) { ALONE(FOLDER("llama-sharded")); }
@@ -258,7 +264,7 @@ static void written(const char *folder, const char *reference_path) {
 }
 
 TEST(gradients_are_written) {
-    static const char *const models[] = {"gpt2", "llama", "qwen3", "gemma3"};
+    static const char *const models[] = {"gpt2", "llama", "qwen3", "gemma3", "qwen3_5"};
     for (size_t i = 0; i < (EMULATED || dist_ranks() > 1 ? 1 : COUNT_OF(models)); i++) {
         char folder[64], reference[96];
         snprintf(folder, sizeof(folder), GOLDEN "%s", models[i]);

@@ -40,7 +40,7 @@ enum { UNITS = 4 }; // pairs or groups of two
 static const size_t length[2 * UNITS] = {6, 9, 1, 7, 11, 3, 5, 8};
 
 static TinyCase case_make(const Tried *t, int lora) {
-    TinyCase c = tiny_case(TINY_QWEN3, lora ? 3 : 0);
+    TinyCase c = tiny_case((t - tried) % 3 == 1 ? TINY_LLLF : TINY_QWEN3, lora ? 3 : 0);
     Objective *o = &c.settings.objective;
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;

@@ -184,6 +184,10 @@ static int private_tmpfs(const char *folder, int read_only) {
 // ---- the usual run: a small model in fp32 with master weights, in scratch "out" -------------------------------------
 static const char usual_model[] =
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
+static const char hybrid_model[] =
+    "qwen3_5,hidden_size=12,intermediate_size=20,num_hidden_layers=5,num_attention_heads=2,num_key_value_heads=1,"
+    "head_dim=8,vocab_size=31,linear_num_key_heads=1,linear_num_value_heads=3,linear_key_head_dim=4,"
+    "linear_value_head_dim=2";
 
 // Fills the tensors as at `step`, and saves them in a folder that is opened for that.
 static void save_step_of(TrainedTensors *t, const char *out, size_t keep, size_t step, int resume) {

@@ -63,14 +63,14 @@ static void train_steps(TrainedTensors *t, void *gradients, size_t begin, size_t
     }
 }
 
-static void resume_case(int adapters, DType moments, int master) {
+static void resume_case(const char *model, int adapters, DType moments, int master) {
     const DType stored = ops_device->stored;
     CheckpointFolder folder;
     RunState run = run_state(3);
-    test_case("%s, moments %s, %s master", adapters ? "adapters" : "a model", dtype_name(moments),
+    test_case("%.7s, %s, moments %s, %s master", model, adapters ? "adapters" : "a model", dtype_name(moments),
               master ? "with" : "without");
-    TrainedTensors first = trained_open_as(adapters, usual_model, stored, moments, master);
-    TrainedTensors second = trained_open_as(adapters, usual_model, stored, moments, master);
+    TrainedTensors first = trained_open_as(adapters, model, stored, moments, master);
+    TrainedTensors second = trained_open_as(adapters, model, stored, moments, master);
     size_t n = first.model->elements;
     void *weights = case_memory(n * dtype_size(stored)), *gradients = first.ops->allocate(n * sizeof(float));
     for (size_t i = 0; i < n; i++) element_write(weights, stored, i, random_normal(1, 2, i));
@@ -94,7 +94,7 @@ static void resume_case(int adapters, DType moments, int master) {
 TEST(resumed_run_has_the_same_bits) {
     for (int i = 0; i < 8; i++)
         if (all_cases() || __builtin_parity((unsigned)i))
-            resume_case(i & 1, i & 2 ? DTYPE_BF16 : DTYPE_FP32, i & 4 ? 1 : 0);
+            resume_case(i & 4 ? usual_model : hybrid_model, i & 1, i & 2 ? DTYPE_BF16 : DTYPE_FP32, i & 4 ? 1 : 0);
 }
 
 // ---- what differs is refused by name --------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ static const char large_model[] = "gpt2,hidden_size=256,num_hidden_layers=1,num_
 
 static const Kind kinds[] = {
     {usual_model, DTYPE_FP32, DTYPE_FP32, 1, 0, 0},
-    {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 0}, // tied; groups that are no multiple of a portion's unit
-    {gpt2_model, DTYPE_FP64, DTYPE_BF16, 0, 0, 0},
-    {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 0}, // in the file is the master copy, in use its rounding
-    {gpt2_model, DTYPE_FP32, DTYPE_BF16, 0, 1, 0},
+    {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 0},   // tied; groups that are no multiple of a portion's unit
+    {hybrid_model, DTYPE_FP64, DTYPE_BF16, 0, 0, 0}, // layers of two sizes
+    {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 0},  // in the file is the master copy, in use its rounding
+    {hybrid_model, DTYPE_FP32, DTYPE_BF16, 0, 1, 0},
     {large_model, DTYPE_FP32, DTYPE_BF16, 0, 0, 3}, // a rank's part of a group takes several pieces
 };
 

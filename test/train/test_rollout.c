@@ -101,8 +101,9 @@ static RolloutSettings rollout_settings(void) {
 
 static Rolling *rolling_open(RolloutSettings settings, const char *how, const char *tokens) {
     static const char config[] =
-        "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
-        "vocab_size=256";
+        "qwen3_5,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+        "head_dim=8,vocab_size=256,layer_types=lf,linear_num_key_heads=1,linear_num_value_heads=2,linear_key_head_dim="
+        "12,linear_value_head_dim=4";
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
     Config parsed = config_from_text(config, "test", EXIT_USAGE);
     r->model = model_build(&parsed, ops_device->stored);

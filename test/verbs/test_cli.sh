@@ -108,7 +108,7 @@ alone=$(json total_bytes)
 check 'a process alone has no ranks and no machine' [ "$(grep -cE 'ranks|machine|sent' "$WORK/out")" = 0 ]
 ranks --ranks 4 --grad-accum 4 --zero 3 --machine a100
 says out '"ranks": 4, "zero": 3, "sp": 1, "sent": {"gradients": [1-9][0-9]*, "weights": [1-9]' \
-    '"keys_values": 0, "key_value_gradients": 0}, "machine": "a100", "estimated_seconds": [0-9.]*, "estimated_tokens_per_second": [1-9]' \
+    '"keys_values": 0, "key_value_gradients": 0, "states": 0}, "machine": "a100", "estimated_seconds": [0-9.]*, "estimated_tokens_per_second": [1-9]' \
     '"estimated_mfu": 0.[0-9]*, "communication_share": [0-9.]'
 check 'a rank of four has less' [ "$(json total_bytes)" -lt "$alone" ]
 check 'tokens are those of all ranks' awk -v t="$(json estimated_tokens_per_second)" -v s="$(json estimated_seconds)" \
@@ -380,6 +380,31 @@ printf 'Hello\nAnd then?\n' >"$WORK/turns"
 "$TRAIN" sample --max-new-tokens 100 --ignore-eos --model "$model" --chat --max-context 45 <"$WORK/turns" >"$WORK/out" 2>"$WORK/err"
 check 'and so does one that an answer has filled' [ $? = 0 ]
 check 'which is said' grep -q 'note: the chat has reached its 45 tokens' "$WORK/err"
+# A template that forgets reasoning: the second answer is that to the conversation as the template writes it then.
+init=qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=448,initializer_range=0.5
+user='<|im_start|>user
+%s<|end|>
+<|im_start|>assistant
+'
+for thinking in on off; do
+    greedily="sample --init $init --tokenizer $TOKENIZERS/qwen3.5.tok --temperature 0 --max-new-tokens 6"
+    printf 'Hello\n' | "$TRAIN" $greedily --chat --thinking $thinking >"$WORK/one" 2>"$WORK/err"
+    printf 'Hello\n And then? \n' | "$TRAIN" $greedily --chat --thinking $thinking >"$WORK/two" 2>"$WORK/err"
+    opening='<think>
+' closing= && [ $thinking = on ] || closing='
+</think>
+
+'
+    {
+        printf "$user" Hello
+        tr -d '\n' <"$WORK/one" | sed 's/^<think>/&\n/' | LC_ALL=C sed 's/[\x01-\x20]*$//'
+        printf "<|end|>\n$user$opening$closing" 'And then?'
+    } >"$WORK/prompt"
+    "$TRAIN" $greedily --prompt-file "$WORK/prompt" >"$WORK/out" 2>"$WORK/err"
+    [ $thinking = on ] && printf '%s' "$opening" >>"$WORK/one"
+    tail -c +$(($(wc -c <"$WORK/prompt") + 1)) "$WORK/out" >>"$WORK/one"
+    check "thinking $thinking, two turns are the template's" cmp -s "$WORK/one" "$WORK/two"
+done
 # A run of adapters has the tokenizer that its base, a flat file, lacks.
 mkdir "$WORK/flat"
 cp "$WORK/base/checkpoint-00000001/model.bin" "$WORK/flat"

@@ -74,8 +74,6 @@ static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) 
            (segments > 1 ? progress_size(segments * NKV) + 2 * segments * NKV * rows * packed_width(HD) : 0);
 }
 
-static floatS *cache_line_aligned(Summed *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
-
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
 // The keys of [key, key + keys) that rows [row, row + rows) of a query block see (attention_block.h).

@@ -1,6 +1,6 @@
 /*
-Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + HD/2]) is turned by the angle position
-* inverse_frequency[i], and scaled by a factor. The angle, its sine and its cosine, and these times the factor, are
+Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + R/2]) of the first R elements is turned by
+the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine and its cosine, and these times the factor, are
 rounded to fp32 in every build, as transformers does: models are trained with these very angles.
 */
 #ifndef LLMC_CPU_ROPE_H
@@ -35,9 +35,9 @@ VECTOR_INLINE void rope_turn(floatX *a, floatX *b, const floatS *cosine, const f
 }
 
 static void cpu_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                     size_t HD, float factor, int back) {
-    size_t half = HD / 2;
-#pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
+                     size_t HD, size_t R, float factor, int back) {
+    const size_t half = R / 2;
+#pragma omp parallel for schedule(static) if (n * heads * R >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
         floatS cosine[ROPE_PAIRS] = {0}, sine[ROPE_PAIRS] = {0};
         for (size_t first = 0; first < half; first += ROPE_PAIRS) {

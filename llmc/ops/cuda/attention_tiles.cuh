@@ -53,11 +53,16 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
     return from;
 }
 
-// The last blocks come first: causal ones have the most work.
-__device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
-    const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x;
+// The span of a block
+__device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     unsigned i = 0;
     while (block >= blocks.first[i + 1]) i++;
+    return i;
+}
+
+// The last blocks come first: causal ones have the most work.
+__device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
+    const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x, i = span_of(blocks, block);
     const Span span = blocks.span[i];
     SpanBlock found = {span, 0, 0, keys_seen(blocks, span.document, span.begin, span.end), span.begin - span.row};
     found.begin = (by_keys ? found.keys.begin : span.begin) + (size_t)(block - blocks.first[i]) * size;

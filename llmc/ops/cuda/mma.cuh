@@ -126,6 +126,19 @@ __device__ inline OperandA load_a(const floatX *tile, unsigned stride, unsigned 
     return a;
 }
 
+// A[16,16] = the transpose of tile rows row.. (16), columns column.. (16)
+__device__ inline OperandA load_a_columns(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
+    const unsigned lane = threadIdx.x % LANES;
+    OperandA a;
+#ifdef LOAD_MATRIX
+    LOAD_MATRIX(a, ".trans", tile + (row + lane % 8 + lane / 16 * 8) * stride + column + lane / 8 % 2 * 8);
+#else
+    for (unsigned i = 0; i < 8; i++)
+        a.x[i] = tile[(row + lane % 4 * 2 + i % 2 + i / 4 * 8) * stride + column + lane / 4 + i / 2 % 2 * 8];
+#endif
+    return a;
+}
+
 // B[16,16] = the transpose of tile rows row.. (16), columns column.. (16)
 __device__ inline OperandB load_b(const floatX *tile, unsigned stride, unsigned row, unsigned column) {
     const unsigned lane = threadIdx.x % LANES;

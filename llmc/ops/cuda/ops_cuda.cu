@@ -20,6 +20,11 @@ matrix products, which are the libraries' here, come from op set "cpu".
 #ifdef HAVE_CUDNN
 #include "attention_cudnn.cuh" // its long spans by cuDNN
 #endif
+#include "gate.cuh"       // the gate of attention's output
+#include "conv.cuh"       // linear attention: the convolution
+#include "delta.cuh"      // linear attention: the gated delta rule
+#include "gated_norm.cuh" // linear attention: the norm behind it
+#include "scan.cuh"       // linear attention: states between ranks
 #include "activation.cuh" // SwiGLU, GeGLU, GELU
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
 #include "draw.cuh"       // tokens drawn from logits

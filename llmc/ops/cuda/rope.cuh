@@ -1,6 +1,6 @@
 /*
-Rotary position embedding of op set "cuda", in place on x[n,heads,HD]: the pair (i, i + HD/2) of every head is turned
-by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in llmc/ops/cpu/rope.h. A thread works out
+Rotary position embedding of op set "cuda", in place on the first R elements of every head of x[n,heads,HD]: the pair
+(i, i + R/2) is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in llmc/ops/cpu/rope.h. A thread works out
 the sine and cosine of one pair of one token and turns that pair of every head it is given. Bytes moved per element: 2s.
 */
 #ifndef LLMC_CUDA_ROPE_CUH
@@ -11,8 +11,8 @@ constexpr size_t ROPE_HEADS = 8; // of one thread: shares what a sine and a cosi
 
 // direction: 1 forward, -1 back
 __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                            size_t HD, float factor, float direction) {
-    const size_t half = HD / 2, groups = (heads + ROPE_HEADS - 1) / ROPE_HEADS;
+                            size_t HD, size_t R, float factor, float direction) {
+    const size_t half = R / 2, groups = (heads + ROPE_HEADS - 1) / ROPE_HEADS;
     FOR_EACH_PACK(i, n * groups * half) {
         const size_t pair = i % half, group = i / half % groups, t = i / half / groups;
         const size_t end = (group + 1) * ROPE_HEADS < heads ? (group + 1) * ROPE_HEADS : heads;
@@ -30,9 +30,9 @@ __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inv
 }
 
 static void cuda_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                      size_t HD, float factor, int back) {
-    LAUNCH((rope_kernel), loop_grid(n * blocks_for(heads, ROPE_HEADS) * (HD / 2)), LOOP_THREADS, 0)
-    ((floatX *)x, position, inverse_frequency, n, heads, HD, factor, back ? -1.0f : 1.0f);
+                      size_t HD, size_t R, float factor, int back) {
+    LAUNCH((rope_kernel), loop_grid(n * blocks_for(heads, ROPE_HEADS) * (R / 2)), LOOP_THREADS, 0)
+    ((floatX *)x, position, inverse_frequency, n, heads, HD, R, factor, back ? -1.0f : 1.0f);
 }
 
 #endif

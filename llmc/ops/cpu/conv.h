@@ -1,0 +1,279 @@
+/*
+The causal convolution of linear attention, a channel on its own, and SiLU behind it (contract in op_list.h). The last
+taps - 1 inputs of a document pass from call to call, and their gradient back. With y_t the sum at token t and d_t its
+gradient,
+
+    y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
+    dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]
+
+Rows are walked in strips of channels, which stay in the L1 cache for taps rows, their weights for all. Backward cuts the
+rows into parts, a function of their number alone, each with its own dw; d of the taps - 1 tokens behind a part is
+computed twice. So the result does not depend on the number of threads.
+*/
+#ifndef LLMC_CPU_CONV_H
+#define LLMC_CPU_CONV_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "simd_math.h"
+
+enum { CONV_STRIP = 512, CONV_ROWS = 128 }; // channels; rows of a thread's piece of forward
+
+typedef floatS ConvStrip[CONV_STRIP + CACHE_LINE]; // rows of several begin in other sets of the cache
+
+static const floatX conv_nothing[CONV_STRIP]; // x of tokens before a document
+static const ConvStrip conv_no_slope;         // d of tokens behind a document or the call
+
+// The weights of a strip, tap by tap
+static void conv_weights(ConvStrip *w, const floatX *weight, size_t taps, size_t count) {
+    memset(w, 0, taps * sizeof(*w));
+    for (size_t c = 0; c < count; c++)
+        for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[c * taps + j]);
+}
+
+// x of channels from `channel` on, of the tokens that the sum of token t of a span reads. Tokens are counted from the
+// span's first: before it they are in columns, before the document there are none
+static void conv_inputs(const floatX **in, const floatX *x, const floatX *columns, const DeltaShape *shape,
+                        const Span *span, ptrdiff_t t, size_t channel) {
+    const ptrdiff_t taps = (ptrdiff_t)shape->taps;
+    for (ptrdiff_t j = 0; j < taps; j++) {
+        const ptrdiff_t at = t - (taps - 1) + j;
+        if (at >= 0)
+            in[j] = x + (span->row + (size_t)at) * shape->stride + channel;
+        else if (-at <= (ptrdiff_t)(span->begin - span->document))
+            in[j] = columns + (size_t)(taps - 1 + at) * delta_channels(shape) + channel;
+        else
+            in[j] = conv_nothing;
+    }
+}
+
+// sum over j of w_j in_j at channels c, c + 1, ...
+VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_t taps, size_t c, size_t count) {
+    Vector sum = {0};
+    for (size_t j = 0; j < taps; j++) sum += vector_load(w[j] + c) * vector_load_first(in[j] + c, count - c, 0);
+    return sum;
+}
+
+// ahead: where a later row's input is
+VECTOR_INLINE void conv_row(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w, size_t taps,
+                            size_t count) {
+    for (size_t c = 0; c < count; c += VECTOR_LANES) {
+        const Vector y = conv_sum(in, w, taps, c, count);
+        __builtin_prefetch(ahead + c);
+        Vector slope;
+        vector_store_first(out + c, y * vector_logistic(y, &slope), count - c);
+    }
+}
+
+static VECTOR_FUNCTION void conv_row_of(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w,
+                                        size_t taps, size_t count) {
+    if (taps == 4 && count == CONV_STRIP)
+        conv_row(out, ahead, in, w, 4, CONV_STRIP);
+    else
+        conv_row(out, ahead, in, w, taps, count);
+}
+
+// Rows [from, end) of the call, `count` channels
+static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *x, const floatX *weight,
+                              const DeltaShape *shape, size_t from, size_t end, size_t channel, size_t count) {
+    const size_t W = delta_channels(shape), taps = shape->taps;
+    ConvStrip w[CONV_TAPS_MAX];
+    conv_weights(w, weight + channel * taps, taps, count);
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span *span = &shape->spans.span[i];
+        const floatX *before = columns + delta_slot(shape, span) * (taps - 1) * W, *in[CONV_TAPS_MAX];
+        const size_t last = min_size(end, span->row + span->end - span->begin);
+        for (size_t row = max_size(from, span->row); row < last; row++) {
+            conv_inputs(in, x, before, shape, span, (ptrdiff_t)(row - span->row), channel);
+            conv_row_of(out + row * W + channel, row + 2 < last ? in[taps - 1] + 2 * shape->stride : in[taps - 1], in,
+                        w, taps, count);
+        }
+    }
+}
+
+// What columns hold behind a span
+static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape, const Span *span, size_t channel,
+                      size_t count) {
+    const size_t W = delta_channels(shape), taps = shape->taps;
+    const floatX *in[CONV_TAPS_MAX];
+    conv_inputs(in, x, columns, shape, span, (ptrdiff_t)(span->end - span->begin) - 1, channel);
+    for (size_t j = 0; j + 1 < taps; j++) // first to last: what moves up is read before it is overwritten
+        memmove(columns + j * W + channel, in[j + 1], count * sizeof(floatX));
+}
+
+static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, const Stored *weight,
+                             const DeltaShape *shape) {
+    const size_t W = delta_channels(shape), n = delta_rows(shape), kept = (shape->taps - 1) * W;
+#pragma omp parallel if (n * W >= PARALLEL_MIN)
+    {
+#pragma omp for collapse(2) schedule(static)
+        for (size_t row = 0; row < n; row += CONV_ROWS)
+            for (size_t c = 0; c < W; c += CONV_STRIP)
+                conv_forward_rows((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight,
+                                  shape, row, min_size(row + CONV_ROWS, n), c, min_size(CONV_STRIP, W - c));
+#pragma omp for schedule(static)
+        for (size_t c = 0; c < W; c += CONV_STRIP)
+            for (size_t i = shape->slot_tokens || !n ? 0 : shape->spans.count - 1; i < shape->spans.count; i++)
+                conv_keep((floatX *)columns + delta_slot(shape, &shape->spans.span[i]) * kept, (const floatX *)x, shape,
+                          &shape->spans.span[i], c, min_size(CONV_STRIP, W - c));
+    }
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+static size_t conv_parts(size_t n) { return n < 2 * TOKEN_GROUP ? 1 : min_size(n / TOKEN_GROUP, 64); }
+
+// scratch[parts][taps][W, rounded up]: a part's dw
+static size_t conv_part_row(const DeltaShape *shape) { return round_up(delta_channels(shape), CONV_STRIP); }
+static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
+    return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);
+}
+
+// d of a row; dw_j += d in_j, unless NULL
+VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, const floatX *const *in,
+                                  const ConvStrip *w, size_t taps, size_t count) {
+    for (size_t c = 0; c < count; c += VECTOR_LANES) {
+        const Vector y = conv_sum(in, w, taps, c, count);
+        Vector slope, s = vector_logistic(y, &slope);
+        const Vector g = vector_load_first(dout + c, count - c, 0) * (s + y * slope);
+        vector_store(d + c, g);
+        if (!dw) continue;
+        for (size_t j = 0; j < taps; j++) {
+            floatS *sum = dw[j] + c;
+            vector_store(sum, vector_load(sum) + g * vector_load_first(in[j] + c, count - c, 0));
+        }
+    }
+}
+
+static VECTOR_FUNCTION void conv_row_slope_of(floatS *d, ConvStrip *dw, const floatX *dout, const floatX *const *in,
+                                              const ConvStrip *w, size_t taps, size_t count) {
+    if (taps == 4 && dw && count == CONV_STRIP)
+        conv_row_slope(d, dw, dout, in, w, 4, CONV_STRIP);
+    else
+        conv_row_slope(d, dw, dout, in, w, taps, count);
+}
+
+// dx = sum over j of w_j later_j + carried (NULL: 0), later_j being d of the token that reads x by tap j
+VECTOR_INLINE void conv_row_back(floatX *dx, const floatS *const *later, const floatS *carried, const ConvStrip *w,
+                                 size_t taps, size_t count) {
+    for (size_t c = 0; c < count; c += VECTOR_LANES) {
+        Vector sum = carried ? vector_load(carried + c) : (Vector){0};
+        for (size_t j = 0; j < taps; j++) sum += vector_load(w[j] + c) * vector_load(later[j] + c);
+        vector_store_first(dx + c, sum, count - c);
+    }
+}
+
+static VECTOR_FUNCTION void conv_row_back_of(floatX *dx, const floatS *const *later, const floatS *carried,
+                                             const ConvStrip *w, size_t taps, size_t count) {
+    if (taps == 4 && count == CONV_STRIP)
+        conv_row_back(dx, later, carried, w, 4, CONV_STRIP);
+    else
+        conv_row_back(dx, later, carried, w, taps, count);
+}
+
+typedef struct {
+    floatX *dx;
+    floatS *dcolumns, *parts; // parts NULL: no dweight
+    const floatX *dout, *x, *columns, *weight;
+    const DeltaShape *shape;
+} ConvBackward;
+
+// Tokens [from, end) of a span, last to first. dw: of this part and strip. The last span of a call is read from behind it
+static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
+                           const ConvStrip *w, ConvStrip *dw) {
+    const Span *span = &b->shape->spans.span[i];
+    const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
+    const int last = i + 1 == b->shape->spans.count;
+    ConvStrip d[CONV_TAPS_MAX], carried = {0};
+    for (size_t t = min_size(length, end + taps - 1); t-- > from;) {
+        const size_t row = span->row + t;
+        const floatX *in[CONV_TAPS_MAX];
+        const floatS *later[CONV_TAPS_MAX];
+        conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
+        conv_row_slope_of(d[t % taps], t < end ? dw : NULL, b->dout + row * W + channel, in, w, taps, count);
+        if (t >= end) continue;
+        for (size_t j = 0; j < taps; j++) {
+            const size_t reader = t + taps - 1 - j;
+            later[j] = reader < length ? d[reader % taps] : conv_no_slope;
+        }
+        const int is_read = last && t + taps - 1 >= length;
+        if (is_read) memcpy(carried, b->dcolumns + (t + taps - 1 - length) * W + channel, count * sizeof(floatS));
+        conv_row_back_of(b->dx + row * b->shape->stride + channel, later, is_read ? carried : NULL, w, taps, count);
+    }
+}
+
+static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size_t end, size_t channel, size_t count) {
+    const size_t taps = b->shape->taps, width = conv_part_row(b->shape);
+    ConvStrip w[CONV_TAPS_MAX], dw[CONV_TAPS_MAX];
+    conv_weights(w, b->weight + channel * taps, taps, count);
+    memset(dw, 0, taps * sizeof(*dw));
+    for (size_t i = 0; i < b->shape->spans.count; i++) {
+        const Span *span = &b->shape->spans.span[i];
+        const size_t first = max_size(from, span->row), last = min_size(end, span->row + span->end - span->begin);
+        if (first < last)
+            conv_span_back(b, i, first - span->row, last - span->row, channel, count, w, b->parts ? dw : NULL);
+    }
+    for (size_t j = 0; j < taps && b->parts; j++)
+        memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
+}
+
+// Gradients of the last tokens before the call, of which the first span's sums read, and tokens behind a call that is
+// shorter than they reach
+static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
+    const Span *span = &b->shape->spans.span[0];
+    const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
+    ConvStrip w[CONV_TAPS_MAX], d[CONV_TAPS_MAX];
+    conv_weights(w, b->weight + channel * taps, taps, count);
+    for (size_t t = 0; t < min_size(length, taps - 1); t++) {
+        const floatX *in[CONV_TAPS_MAX];
+        conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
+        conv_row_slope_of(d[t], NULL, b->dout + (span->row + t) * W + channel, in, w, taps, count);
+    }
+    for (size_t i = taps - 1; i-- > 0;) { // last to first: what moves down is read before it is overwritten
+        floatS *to = b->dcolumns + i * W + channel;
+        const int is_read = b->shape->spans.count == 1 && i >= length; // from behind the call
+        for (size_t c = 0; c < count; c++) {
+            floatS sum = is_read ? b->dcolumns[(i - length) * W + channel + c] : 0;
+            for (size_t j = 0; j <= i; j++)
+                if (i - j < length) sum += w[j][c] * d[i - j][c];
+            to[c] = taps - 1 - i <= span->begin - span->document ? sum : 0;
+        }
+    }
+}
+
+static void conv_add_parts(floatS *dweight, const floatS *part, size_t parts, size_t taps, size_t width, size_t count) {
+    for (size_t j = 0; j < taps; j++) {
+        ConvStrip sum = {0};
+        for (size_t p = 0; p < parts; p++)
+            for (size_t c = 0; c < CONV_STRIP; c++) sum[c] += part[(p * taps + j) * width + c];
+        for (size_t c = 0; c < count; c++) dweight[c * taps + j] += sum[c];
+    }
+}
+
+static void cpu_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
+                              const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch) {
+    const ConvBackward b = {(floatX *)dx,
+                            (floatS *)dcolumns,
+                            dweight ? (floatS *)scratch : NULL,
+                            (const floatX *)dout,
+                            (const floatX *)x,
+                            (const floatX *)columns,
+                            (const floatX *)weight,
+                            shape};
+    const size_t W = delta_channels(shape), n = delta_rows(shape), parts = conv_parts(n), taps = shape->taps;
+#pragma omp parallel if (n * W >= PARALLEL_MIN)
+    {
+#pragma omp for collapse(2) schedule(static)
+        for (size_t p = 0; p < parts; p++)
+            for (size_t c = 0; c < W; c += CONV_STRIP)
+                conv_part_back(&b, p, n * p / parts, n * (p + 1) / parts, c, min_size(CONV_STRIP, W - c));
+#pragma omp for schedule(static)
+        for (size_t c = 0; c < W; c += CONV_STRIP) {
+            const size_t count = min_size(CONV_STRIP, W - c);
+            conv_columns_back(&b, c, count);
+            if (dweight)
+                conv_add_parts((floatS *)dweight + c * taps, b.parts + c, parts, taps, conv_part_row(shape), count);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,261 @@
+/*
+The gated delta rule of op set "cuda". Forward: a kernel for what blocks of DELTA_BLOCK tokens need no state for
+(delta_blocks.cuh), then a walk over each span's blocks with the state in hand; spans of a few tokens are walked token by
+token (delta_tokens.cuh). Backward: blocks, a walk forward that leaves the state before each block and what each token
+adds, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh). Scratch is that of
+DELTA_SEGMENT blocks, whatever the call's length: longer calls go segment by segment, backward from the last, from states
+at their borders that a walk finds first.
+*/
+#ifndef LLMC_CUDA_DELTA_CUH
+#define LLMC_CUDA_DELTA_CUH
+#include "conv.cuh" // without_window
+#include "delta_gradient.cuh"
+#include "delta_walk.cuh"
+
+#ifdef CUDA_ON_CPU
+constexpr size_t DELTA_SEGMENT = 2; // tests have few tokens
+#else
+constexpr size_t DELTA_SEGMENT = 32;
+#endif
+constexpr size_t SEGMENT_TOKENS = DELTA_SEGMENT * BLOCK;
+constexpr size_t DELTA_FEW_TOKENS = 8; // spans of so many are walked token by token
+
+static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, const Stored *A_log,
+                            const Stored *dt_bias, const DeltaShape *shape) {
+    const size_t W = full_pack<floatX>, channels = delta_channels(shape);
+    return DeltaCall{shape->HK,
+                     shape->HV,
+                     shape->K,
+                     shape->V,
+                     channels,
+                     shape->stride,
+                     shape->slot_tokens,
+                     (const floatX *)x,
+                     (const floatX *)b,
+                     (const floatX *)a,
+                     (const floatX *)A_log,
+                     (const floatX *)dt_bias,
+                     all_aligned(x) && shape->K % W == 0 && channels % W == 0};
+}
+
+// ---- scratch --------------------------------------------------------------------------------------------------------
+struct DeltaScratch {
+    float *state; // the state as it was before a call that overwrites it
+    float *inverse, *scores;
+    BlockGates *gates;
+    BlockLengths *lengths;
+    // backward
+    float *borders; // states between segments of a span
+    float *states, *back, *N, *dR, *dq, *dk, *lines;
+    size_t count; // elements of all
+};
+
+static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed *scratch) {
+    const size_t n = delta_rows(shape), blocks = min_size(DELTA_SEGMENT, n), HV = shape->HV, K = shape->K;
+    const size_t states = delta_state_elements(shape), keys = shape->HK < HV ? blocks * shape->HK * BLOCK * K : 0;
+    DeltaScratch s = {};
+    const auto take = [&](size_t elements) {
+        float *const at = (float *)scratch + s.count;
+        s.count += elements;
+        return at;
+    };
+    s.state = take(states);
+    s.inverse = take(blocks * HV * PAIRS_OF_BLOCK), s.scores = take(blocks * HV * PAIRS_OF_BLOCK);
+    s.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
+    s.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
+    if (!backward) return s;
+    s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
+    s.states = take(blocks * states), s.back = take(blocks * states);
+    s.N = take(blocks * BLOCK * HV * shape->V), s.dR = take(blocks * BLOCK * HV * shape->V);
+    s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
+    return s;
+}
+
+static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, false, NULL).count; }
+static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, true, NULL).count; }
+
+// ---- segments -------------------------------------------------------------------------------------------------------
+// Whole spans whose blocks fit in a segment, or a part of one that does not: as spans that begin later
+struct DeltaPlace {
+    size_t span, done; // tokens of it that are behind
+};
+
+struct DeltaSegment {
+    Span span[MOST_SPANS];
+    size_t count;
+    bool cut; // the last one goes on in the next segment
+    SpanBlocks blocks;
+};
+
+static void delta_segment(DeltaSegment *segment, Spans spans, DeltaPlace *place) {
+    size_t room = DELTA_SEGMENT;
+    segment->count = 0, segment->cut = false;
+    while (place->span < spans.count && segment->count < MOST_SPANS && !segment->cut) {
+        Span span = spans.span[place->span];
+        span.begin += place->done, span.row += place->done;
+        const size_t needed = blocks_for(span.end - span.begin, BLOCK);
+        if (needed > room && segment->count) break;
+        segment->cut = needed > room;
+        if (segment->cut) span.end = span.begin + SEGMENT_TOKENS;
+        room -= min_size(needed, room);
+        place->done = segment->cut ? place->done + SEGMENT_TOKENS : 0, place->span += !segment->cut;
+        segment->span[segment->count++] = span;
+    }
+    span_blocks(&segment->blocks, Spans{segment->span, segment->count, 0, 0}, all_keys, 0, BLOCK, false);
+}
+
+static void delta_blocks(const DeltaScratch &s, const DeltaCall &d, const SpanBlocks &blocks, bool pairs) {
+    LAUNCH((delta_blocks_kernel), dim3(blocks.first[blocks.count], (unsigned)d.HK), DELTA_THREADS_OF_BLOCK,
+           BLOCKS_BYTES)
+    (pairs ? s.inverse : NULL, s.scores, s.gates, s.lengths, d, blocks);
+}
+
+// Forward of spans, from state_in to state_out; they may be the same where one span is read and written. leaves: the
+// last span's state is left, with slots every span's. tiled: by the blocks that delta_blocks has prepared in s
+static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, const SpanBlocks &blocks, bool leaves,
+                       bool tiled) {
+    w.first_in = 0, w.last_in = d.slot_tokens ? blocks.count : 1;
+    w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
+    if (tiled)
+        delta_tiled_walk(w, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths}, d, blocks, false);
+    else
+        delta_tokens(w, d, blocks);
+}
+
+// The walk of a call's blocks, from the state in place to the one behind its last span, and of transfer
+static void delta_forward_walk(floatX *out, Summed *state, Summed *transfer, const DeltaScratch &s, const DeltaCall &d,
+                               const SpanBlocks &blocks, bool leaves, bool tiled) {
+    DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, out};
+    w.width = (unsigned)d.V, w.values = true;
+    if (!d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document) {
+        cuda_copy(s.state, state,
+                  d.HV * d.K * d.V * sizeof(float)); // the last span overwrites what the first one reads
+        w.state_in = s.state;
+    }
+    delta_walk(w, s, d, blocks, leaves, tiled);
+    if (!transfer) return;
+    DeltaWalk t = {(const float *)transfer, (float *)transfer};
+    t.width = (unsigned)d.K;
+    delta_walk(t, s, d, blocks, true, tiled);
+}
+
+static bool has_long_span(Spans spans) {
+    for (size_t i = 0; i < spans.count; i++)
+        if (spans.span[i].end - spans.span[i].begin > DELTA_FEW_TOKENS) return true;
+    return false;
+}
+
+static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b,
+                               const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape,
+                               Summed *scratch) {
+    const DeltaCall d = delta_call(x, b, a, A_log, dt_bias, shape);
+    const DeltaScratch s = delta_lay_out(shape, false, scratch);
+    const Spans spans = without_window(shape->spans);
+    const bool goes_on = spans.count == 1 && spans.span[0].begin > spans.span[0].document;
+    const bool tiled = walk_takes(d.K) && has_long_span(spans);
+    if (transfer && !goes_on) { // a document begins
+        cuda_zero(transfer, d.HV * d.K * d.K * sizeof(float));
+        transfer = NULL;
+    }
+    SpanBlocks blocks;
+    for (size_t from = 0; from < spans.count && !tiled;) {
+        from = span_blocks(&blocks, spans, all_keys, from, BLOCK, false);
+        delta_forward_walk((floatX *)out, state, transfer, s, d, blocks, from == spans.count, false);
+    }
+    DeltaSegment segment;
+    for (DeltaPlace place = {}; place.span < spans.count && tiled;) {
+        delta_segment(&segment, spans, &place);
+        delta_blocks(s, d, segment.blocks, true);
+        delta_forward_walk((floatX *)out, state, transfer, s, d, segment.blocks,
+                           segment.cut || place.span == spans.count, true);
+    }
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+// States between the segments of long spans, each from the one before
+static void delta_borders(const DeltaScratch &s, const DeltaCall &d, Spans spans, const Summed *state, size_t states) {
+    DeltaSegment segment;
+    size_t border = 0;
+    for (DeltaPlace place = {}; place.span < spans.count;) {
+        const bool goes_on = place.done > 0;
+        delta_segment(&segment, spans, &place);
+        if (!segment.cut) continue;
+        if (walk_takes(d.K)) delta_blocks(s, d, segment.blocks, true);
+        DeltaWalk w = {goes_on ? s.borders + (border - 1) * states : (const float *)state,
+                       s.borders + border++ * states};
+        w.width = (unsigned)d.V, w.values = true;
+        delta_walk(w, s, d, segment.blocks, true, walk_takes(d.K));
+    }
+}
+
+struct DeltaBack {
+    floatX *dx, *db, *da;
+    Summed *dA_log, *ddt_bias;
+    float *dstate;
+    const floatX *dout;
+};
+
+// One segment: state: before its first span; behind: dstate holds the gradient of the state behind its last one
+static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
+                               const DeltaSegment &segment, const float *state, bool behind) {
+    const SpanBlocks &blocks = segment.blocks;
+    const unsigned count = blocks.count;
+    const size_t states = d.HV * d.K * d.V;
+    const bool tiled = walk_takes(d.K), packed = all_aligned(to.dout) && d.V % full_pack<floatX> == 0;
+    if (to.dx || tiled) delta_blocks(s, d, blocks, tiled);
+    if (to.dx) {
+        DeltaWalk w = {state, NULL, s.states, s.N};
+        w.width = (unsigned)d.V, w.values = true;
+        delta_walk(w, s, d, blocks, false, tiled);
+    }
+    DeltaWalk back = {to.dstate, to.dstate, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
+    back.width = (unsigned)d.V;
+    back.first_in = behind ? count - 1 : count, back.last_in = count;
+    if (behind && count > 1) { // the first span leaves another
+        cuda_copy(s.state, to.dstate, states * sizeof(float));
+        back.state_in = s.state;
+    }
+    if (tiled)
+        delta_tiled_walk(back, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths, to.dout, packed}, d, blocks, true);
+    else
+        delta_tokens_back(back, d, blocks);
+    if (!to.dx) return;
+    const DeltaGradient gradient = {to.dx,  to.db, to.da, s.lines, s.dq,      s.dk,    s.states,
+                                    s.back, s.N,   s.dR,  s.gates, s.lengths, to.dout, packed};
+    delta_gradient(gradient, d, blocks);
+    const size_t lines = blocks.first[count];
+    if (to.dA_log) column_sums(to.dA_log, s.lines, lines, d.HV, 2 * d.HV);
+    if (to.ddt_bias) column_sums(to.ddt_bias, s.lines + d.HV, lines, d.HV, 2 * d.HV);
+}
+
+static void cuda_delta_backward(Stored *dx, Stored *db, Stored *da, Summed *dA_log, Summed *ddt_bias, Summed *dstate,
+                                const Stored *dout, const Stored *x, const Stored *b, const Stored *a,
+                                const Stored *A_log, const Stored *dt_bias, const Summed *state,
+                                const DeltaShape *shape, Summed *scratch) {
+    const DeltaCall d = delta_call(x, b, a, A_log, dt_bias, shape);
+    const DeltaScratch s = delta_lay_out(shape, true, scratch);
+    const Spans spans = without_window(shape->spans);
+    const size_t states = delta_state_elements(shape);
+    const DeltaBack to = {(floatX *)dx, (floatX *)db,    (floatX *)da,        dA_log,
+                          ddt_bias,     (float *)dstate, (const floatX *)dout};
+    if (dx) delta_borders(s, d, spans, state, states);
+    const size_t most = spans.count + delta_rows(shape) / SEGMENT_TOKENS + 1;
+    DeltaPlace *const begins = (DeltaPlace *)checked_malloc(most * sizeof(DeltaPlace), "the segments of a call");
+    DeltaSegment segment;
+    size_t count = 0, borders = 0;
+    for (DeltaPlace place = {}; place.span < spans.count; borders += segment.cut) {
+        begins[count++] = place;
+        delta_segment(&segment, spans, &place);
+    }
+    for (size_t i = count; i-- > 0;) { // last to first
+        DeltaPlace place = begins[i];
+        const bool goes_on = place.done > 0;
+        delta_segment(&segment, spans, &place);
+        borders -= segment.cut;
+        delta_segment_back(to, s, d, segment, goes_on ? s.borders + (borders - 1) * states : (const float *)state,
+                           segment.cut || i + 1 == count);
+    }
+    free(begins);
+}
+
+#endif

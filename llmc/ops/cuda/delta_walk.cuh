@@ -1,0 +1,369 @@
+/*
+The gated delta rule of op set "cuda", block after block of a span by matrix instructions: forward with the state of a
+head, back with its gradient. A block of threads has WALK_COLUMNS columns of it, in fp32 in registers, 16 rows for each
+of its warps at a time, and split in shared memory, as an operand. In the notation of delta_blocks.cuh, forward
+
+    R = beta (v - exp(c) K S),  N = inverse R,  out = exp(c) Q S + scores N,  S = exp(c_L) S + K^T (decay(L) N)
+
+and back, dS the gradient of the state behind the block, with dN = scores^T dout + decay(L) K dS
+
+    dR = inverse^T dN,  dS = exp(c_L) dS + Q^T (exp(c) dout) - K^T (beta exp(c) dR)
+
+A warp has 16 tokens of the products over tokens. Tiles of the next block's q and k come while this one's are used, where
+shared memory has room for two (stages).
+*/
+#ifndef LLMC_CUDA_DELTA_WALK_CUH
+#define LLMC_CUDA_DELTA_WALK_CUH
+#include "delta_tokens.cuh"
+
+constexpr int WALK_COLUMNS = 32, WALK_MOST_K = 128;
+constexpr size_t WALK_LEAST_K = 16;
+constexpr unsigned WALK_THREADS = DELTA_THREADS_OF_BLOCK, WALK_WARPS = WALK_THREADS / LANES;
+constexpr unsigned TOKENS_TILE = BLOCK * padded<WALK_COLUMNS>; // of rows of tokens
+
+// What delta_blocks_kernel has found
+struct DeltaPairs {
+    const float *inverse, *scores;
+    const BlockGates *gates;
+    const BlockLengths *lengths;
+    const floatX *dout;
+    bool packed_dout;
+    unsigned stages; // 1 or 2
+};
+
+template <int KP> constexpr unsigned STAGE_TILES = 2 * BLOCK *padded<KP> + TOKENS_TILE; // k, q, dout
+template <int KP> constexpr size_t walk_bytes(unsigned stages) {
+    return (stages * STAGE_TILES<KP> + TERMS * (KP * padded<WALK_COLUMNS> + 3 * TOKENS_TILE)) * sizeof(floatX);
+}
+
+// A warp's part of a state: tiles of 16 rows, every WALK_WARPS-th
+template <int KP> constexpr unsigned WALK_TILES = (KP / 16 + WALK_WARPS - 1) / WALK_WARPS;
+template <int KP> using WalkState = float[WALK_TILES<KP>][WALK_COLUMNS / 8][4];
+
+// f(row, column, element) of a warp's part
+template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP> &S, F f) {
+#pragma unroll
+    for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
+        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
+        if (first < KP)
+            for_results<WALK_COLUMNS>(S[m], [&](unsigned i, unsigned c, float &value) { f(first + i, c, value); });
+    }
+}
+
+// The state as an operand; with `states` also as it is
+template <int KP>
+__device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *states, size_t K, size_t columns,
+                                        size_t width) {
+    for_walk_state<KP>(S, [&](unsigned k, unsigned c, float value) {
+        split_store(tile, KP * padded<WALK_COLUMNS>, k * padded<WALK_COLUMNS> + c, value);
+        if (states && k < K && c < columns) states[k * width + c] = value;
+    });
+}
+
+// S += tile[BLOCK, KP]^T added[BLOCK, WALK_COLUMNS], which is split
+template <int KP> __device__ inline void walk_state_add(WalkState<KP> &S, const floatX *tile, const floatX *added) {
+#pragma unroll
+    for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
+        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
+        if (first >= KP) continue;
+#pragma unroll
+        for (unsigned j = 0; j < BLOCK; j += 16)
+            split_product<WALK_COLUMNS>(S[m], load_a_columns(tile, padded<KP>, j, first), [&](int n, unsigned t) {
+                return load_b_rows(added + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
+            });
+    }
+}
+
+// c[16 tokens of this warp] += tile[tokens, KP] S[KP, WALK_COLUMNS]
+template <int KP> __device__ inline void walk_read(float (*c)[4], const floatX *tile, unsigned row, const floatX *S) {
+#pragma unroll
+    for (int k = 0; k < KP; k += 16)
+        split_product<WALK_COLUMNS>(c, load_a(tile, padded<KP>, row, k), [&](int n, unsigned t) {
+            return load_b_rows(S + t * KP * padded<WALK_COLUMNS>, padded<WALK_COLUMNS>, k, n);
+        });
+}
+
+// A row of operands A[16,16] of a triangle in global memory: of rows `row` on, or of its transpose
+using TriangleRow = float[BLOCK / 16][8];
+template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &a, const float *triangle, unsigned row) {
+    const unsigned lane = threadIdx.x % LANES;
+#pragma unroll
+    for (unsigned j = 0; j < BLOCK; j += 16)
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned m = row + lane / 4 + i / 2 % 2 * 8, k = j + lane % 4 * 2 + i % 2 + i / 4 * 8;
+            a[j / 16][i] =
+                (TRANSPOSED ? j >= row : j <= row) ? triangle[TRANSPOSED ? k * BLOCK + m : m * BLOCK + k] : 0.0f;
+        }
+}
+__device__ inline SplitA triangle_operand(const float (&values)[8]) {
+    SplitA a;
+#pragma unroll
+    for (unsigned i = 0; i < 8; i++) {
+        floatX term[TERMS];
+        split(term, values[i]);
+        for (unsigned t = 0; t < TERMS; t++) a.term[t].x[i] = term[t];
+    }
+    return a;
+}
+
+// What a lane needs of its two tokens
+struct WalkRows {
+    float beta[2], read_k[2], read_q[2], add[2]; // exp(c) and decay(L), times 1 / the length of k or q
+    float keep;                                  // exp(c_L)
+};
+__device__ inline WalkRows walk_rows(const BlockGates &g, const BlockLengths &length, unsigned row) {
+    WalkRows rows;
+#pragma unroll
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned token = row + threadIdx.x % LANES / 4 + 8 * i;
+        const float decay = decay_to(g, token);
+        rows.beta[i] = g.beta[token], rows.read_k[i] = decay * length.key[token];
+        rows.read_q[i] = decay * length.query[token];
+        rows.add[i] = decay_between(g, BLOCK - 1, token) * length.key[token];
+    }
+    rows.keep = decay_to(g, BLOCK - 1);
+    return rows;
+}
+
+// Shared memory of a walk
+struct WalkTiles {
+    floatX *stages, *S, *R, *N, *added;
+};
+template <int KP> __device__ inline WalkTiles walk_tiles(floatX *memory, unsigned stages) {
+    WalkTiles tiles = {memory, memory + stages * STAGE_TILES<KP>};
+    tiles.R = tiles.S + TERMS * KP * padded<WALK_COLUMNS>;
+    tiles.N = tiles.R + TERMS * TOKENS_TILE, tiles.added = tiles.N + TERMS * TOKENS_TILE;
+    return tiles;
+}
+template <int KP> __device__ inline floatX *stage_keys(const WalkTiles &tiles, unsigned stage) {
+    return tiles.stages + stage * STAGE_TILES<KP>;
+}
+template <int KP> __device__ inline floatX *stage_queries(const WalkTiles &tiles, unsigned stage) {
+    return stage_keys<KP>(tiles, stage) + BLOCK * padded<KP>;
+}
+template <int KP> __device__ inline floatX *stage_dout(const WalkTiles &tiles, unsigned stage) {
+    return stage_queries<KP>(tiles, stage) + BLOCK * padded<KP>;
+}
+
+// Calls use(b, stage) for blocks 0 to count - 1 with the tiles that bring(b, stage) has fetched
+template <typename Bring, typename Use>
+__device__ inline void walk_blocks(unsigned count, unsigned stages, Bring bring, Use use) {
+    for (unsigned b = 0; b < count; b++) {
+        const unsigned stage = stages == 2 ? b % 2 : 0;
+        if (b == 0 || stages == 1) {
+            __syncthreads();
+            bring(b, stage);
+            fetch_commit();
+        }
+        fetch_wait<0>();
+        __syncthreads();
+        if (stages == 2 && b + 1 < count) {
+            bring(b + 1, 1 - stage);
+            fetch_commit();
+        }
+        use(b, stage);
+    }
+}
+
+template <int KP>
+__global__ void __launch_bounds__(WALK_THREADS)
+    delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    DYNAMIC_SHARED(floatX, memory);
+    const WalkTiles tiles = walk_tiles<KP>(memory, p.stages);
+    const unsigned number = blockIdx.z, count = blocks.first[number + 1] - blocks.first[number];
+    const Span span = blocks.span[number];
+    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * WALK_COLUMNS;
+    const size_t place = state_place(d, w, span, head) + first, columns = w.width - first;
+    const unsigned row = threadIdx.x / LANES * 16;
+    WalkState<KP> S = {};
+    if (state_is_there(w, span, number))
+        for_walk_state<KP>(S, [&](unsigned k, unsigned c, float &value) {
+            if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
+        });
+    const auto states_of = [&](unsigned at) {
+        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
+    };
+    walk_state_store<KP>(S, tiles.S, states_of(blocks.first[number]), d.K, columns, w.width);
+    const auto bring = [&](unsigned b, unsigned stage) {
+        const DeltaBlock block = delta_block(blocks, number, blocks.first[number] + b);
+        rows_fetch<KP, WALK_THREADS>(stage_keys<KP>(tiles, stage), keys_of(d, block.row, key_head), d.channels,
+                                     block.rows, d.K, d.packed);
+        rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
+                                     block.rows, d.K, d.packed);
+    };
+    const auto use = [&](unsigned b, unsigned stage) {
+        const unsigned at = blocks.first[number] + b;
+        const DeltaBlock block = delta_block(blocks, number, at);
+        const size_t pairs = (at * d.HV + head) * PAIRS_OF_BLOCK;
+        const WalkRows rows = walk_rows(p.gates[at * d.HV + head], p.lengths[at * d.HK + key_head], row);
+        TriangleRow inverse, scores;
+        triangle_load<false>(inverse, p.inverse + pairs, row);
+        if (w.out) triangle_load<false>(scores, p.scores + pairs, row);
+        float of_k[WALK_COLUMNS / 8][4] = {}, of_q[WALK_COLUMNS / 8][4] = {}, N[WALK_COLUMNS / 8][4] = {};
+        walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), row, tiles.S);
+        if (w.out) walk_read<KP>(of_q, stage_queries<KP>(tiles, stage), row, tiles.S);
+        for_results<WALK_COLUMNS>(of_k, [&](unsigned i, unsigned c, float value) {
+            const bool inside = w.values && row + i < block.rows && c < columns;
+            const float v = inside ? load(values_of(d, block.row + row + i, head)[first + c]) : 0.0f;
+            split_store(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c,
+                        rows.beta[i / 8] * (v - rows.read_k[i / 8] * value));
+        });
+        __syncthreads();
+#pragma unroll
+        for (unsigned j = 0; j < BLOCK; j += 16)
+            if (j <= row)
+                split_product<WALK_COLUMNS>(N, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
+                    return load_b_rows(tiles.R + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
+                });
+        for_results<WALK_COLUMNS>(N, [&](unsigned i, unsigned c, float value) {
+            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
+            split_store(tiles.N, TOKENS_TILE, to, value);
+            split_store(tiles.added, TOKENS_TILE, to, rows.add[i / 8] * value);
+            if (w.added && row + i < block.rows && c < columns)
+                w.added[(((size_t)at * BLOCK + row + i) * d.HV + head) * d.V + first + c] = value;
+        });
+        __syncthreads();
+        if (w.out) {
+            for_results<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned, float &value) { value *= rows.read_q[i / 8]; });
+#pragma unroll
+            for (unsigned j = 0; j < BLOCK; j += 16)
+                if (j <= row)
+                    split_product<WALK_COLUMNS>(of_q, triangle_operand(scores[j / 16]), [&](int n, unsigned t) {
+                        return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
+                    });
+            for_results<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned c, float value) {
+                if (row + i < block.rows && c < columns)
+                    w.out[((block.row + row + i) * d.HV + head) * d.V + first + c] = store(value);
+            });
+        }
+        for_walk_state<KP>(S, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
+        walk_state_add<KP>(S, stage_keys<KP>(tiles, stage), tiles.added);
+        walk_state_store<KP>(S, tiles.S, b + 1 < count ? states_of(at + 1) : NULL, d.K, columns, w.width);
+    };
+    walk_blocks(count, p.stages, bring, use);
+    if (w.state_out && number >= w.first_out)
+        for_walk_state<KP>(S, [&](unsigned k, unsigned c, float value) {
+            if (k < d.K && c < columns) w.state_out[place + k * w.width + c] = value;
+        });
+}
+
+template <int KP>
+__global__ void __launch_bounds__(WALK_THREADS)
+    delta_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    DYNAMIC_SHARED(floatX, memory);
+    const WalkTiles tiles = walk_tiles<KP>(memory, p.stages);
+    const unsigned number = blockIdx.z, count = blocks.first[number + 1] - blocks.first[number];
+    const Span span = blocks.span[number];
+    const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), first = (size_t)blockIdx.x * WALK_COLUMNS;
+    const size_t place = head * d.K * w.width + first, columns = w.width - first;
+    const unsigned row = threadIdx.x / LANES * 16, last = blocks.first[number] + count - 1;
+    WalkState<KP> dS = {};
+    if (number >= w.first_in && number < w.last_in)
+        for_walk_state<KP>(dS, [&](unsigned k, unsigned c, float &value) {
+            if (k < d.K && c < columns) value = w.state_in[place + k * w.width + c];
+        });
+    const auto states_of = [&](unsigned at) {
+        return w.states ? w.states + (at * d.HV + head) * d.K * w.width + first : NULL;
+    };
+    walk_state_store<KP>(dS, tiles.S, states_of(last), d.K, columns, w.width);
+    const auto bring = [&](unsigned b, unsigned stage) {
+        const DeltaBlock block = delta_block(blocks, number, last - b);
+        rows_fetch<KP, WALK_THREADS>(stage_keys<KP>(tiles, stage), keys_of(d, block.row, key_head), d.channels,
+                                     block.rows, d.K, d.packed);
+        rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
+                                     block.rows, d.K, d.packed);
+        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_dout<KP>(tiles, stage),
+                                               p.dout + (block.row * d.HV + head) * d.V + first, d.HV * d.V, block.rows,
+                                               columns, p.packed_dout);
+    };
+    const auto use = [&](unsigned b, unsigned stage) {
+        const unsigned at = last - b;
+        const DeltaBlock block = delta_block(blocks, number, at);
+        const size_t pairs = (at * d.HV + head) * PAIRS_OF_BLOCK;
+        const WalkRows rows = walk_rows(p.gates[at * d.HV + head], p.lengths[at * d.HK + key_head], row);
+        TriangleRow inverse, scores;
+        triangle_load<true>(inverse, p.inverse + pairs, row);
+        triangle_load<true>(scores, p.scores + pairs, row);
+        float dN[WALK_COLUMNS / 8][4] = {}, dR[WALK_COLUMNS / 8][4] = {};
+        walk_read<KP>(dN, stage_keys<KP>(tiles, stage), row, tiles.S);
+        for_results<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float &value) {
+            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
+            value *= rows.add[i / 8];
+            split_store(tiles.added, TOKENS_TILE, to, rows.read_q[i / 8] * load(stage_dout<KP>(tiles, stage)[to]));
+        });
+#pragma unroll
+        for (unsigned j = 0; j < BLOCK; j += 16)
+            if (j >= row)
+                split_by_exact<WALK_COLUMNS>(dN, triangle_operand(scores[j / 16]), [&](int n) {
+                    return load_b_rows(stage_dout<KP>(tiles, stage), padded<WALK_COLUMNS>, j, n);
+                });
+        for_results<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float value) {
+            split_store(tiles.N, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, value);
+        });
+        __syncthreads();
+#pragma unroll
+        for (unsigned j = 0; j < BLOCK; j += 16)
+            if (j >= row)
+                split_product<WALK_COLUMNS>(dR, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
+                    return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
+                });
+        for_results<WALK_COLUMNS>(dR, [&](unsigned i, unsigned c, float value) {
+            split_store(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c,
+                        -rows.beta[i / 8] * rows.read_k[i / 8] * value);
+            if (w.added && row + i < block.rows && c < columns)
+                w.added[(((size_t)at * BLOCK + row + i) * d.HV + head) * d.V + first + c] = value;
+        });
+        __syncthreads();
+        for_walk_state<KP>(dS, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
+        walk_state_add<KP>(dS, stage_queries<KP>(tiles, stage), tiles.added);
+        walk_state_add<KP>(dS, stage_keys<KP>(tiles, stage), tiles.R);
+        walk_state_store<KP>(dS, tiles.S, b + 1 < count ? states_of(at - 1) : NULL, d.K, columns, w.width);
+    };
+    walk_blocks(count, p.stages, bring, use);
+    if (w.state_out && number == 0)
+        for_walk_state<KP>(dS, [&](unsigned k, unsigned c, float value) {
+            if (k < d.K && c < columns)
+                w.state_out[place + k * w.width + c] = span.begin > span.document ? value : 0.0f;
+        });
+}
+
+#ifdef CUDA_ON_CPU
+static size_t walk_limit(void) { return SIZE_MAX; }
+#else
+static size_t walk_limit(void) { return shared_memory_limit(); }
+#endif
+
+// Calls launch(KP) with the columns of q and k that tiles have, the next to K.
+template <typename F> static void with_walk_size(size_t K, F launch) {
+    if (K <= 32)
+        launch(Width<32>());
+    else if (K <= 64)
+        launch(Width<64>());
+    else
+        launch(Width<WALK_MOST_K>());
+}
+
+// True where the tiled kernels take heads with K columns of q and k on this device. Of few columns a state is forgotten
+// within a block, which differences of products do not show.
+static bool walk_takes(size_t K) {
+    bool fits = false;
+    if (K >= WALK_LEAST_K && K <= WALK_MOST_K)
+        with_walk_size(K, [&](auto KP) { fits = walk_bytes<KP>(1) <= walk_limit(); });
+    return fits;
+}
+
+static void delta_tiled_walk(const DeltaWalk &w, DeltaPairs p, const DeltaCall &d, const SpanBlocks &blocks,
+                             bool back) {
+    const dim3 grid((unsigned)blocks_for(w.width, WALK_COLUMNS), (unsigned)d.HV, blocks.count);
+    with_walk_size(d.K, [&](auto KP) {
+        p.stages = walk_bytes<KP>(2) <= walk_limit() ? 2 : 1;
+        const size_t bytes = walk_bytes<KP>(p.stages);
+        if (back)
+            LAUNCH((delta_walk_back_kernel<KP>), grid, WALK_THREADS, bytes)(w, p, d, blocks);
+        else
+            LAUNCH((delta_walk_kernel<KP>), grid, WALK_THREADS, bytes)(w, p, d, blocks);
+    });
+}
+
+#endif

@@ -1,0 +1,152 @@
+/*
+The gated norm of linear attention in op set "cuda": out = w xhat silu(z) with xhat = x rsqrt(mean(x^2) + eps) of each head,
+in norm.cuh's ways: blockDim.x threads have a head's packs in registers, P each; backward's blocks walk rows with the
+grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
+*/
+#ifndef LLMC_CUDA_GATED_NORM_CUH
+#define LLMC_CUDA_GATED_NORM_CUH
+#include "activation.cuh"
+#include "norm.cuh"
+
+struct GatedShape {
+    size_t rows, heads, V, stride; // rows = tokens x heads
+    float mean_of, eps;
+};
+
+__device__ inline size_t gate_place(const GatedShape &s, size_t row) {
+    return row / s.heads * s.stride + row % s.heads * s.V;
+}
+
+template <int W, int P>
+__global__ void __launch_bounds__(NORM_MOST_THREADS)
+    gated_norm_forward_kernel(floatX *out, const floatX *x, const floatX *z, const floatX *w, GatedShape s) {
+    SHARED(float, partials, NORM_WARPS);
+    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y, safe = row < s.rows ? row : s.rows - 1;
+    RowPacks<W, P> in, gate;
+    float squares[1] = {};
+    for_packs<W, P>(s.V, [&](int p, size_t c) {
+        in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
+    });
+    for_packs<W, P>(s.V, [&](int p, size_t) {
+        for (int j = 0; j < W; j++) squares[0] += load(in[p].x[j]) * load(in[p].x[j]);
+    });
+    norm_sums(squares, partials);
+    const float rstd = rsqrtf(squares[0] * s.mean_of + s.eps);
+    if (row >= s.rows) return;
+    for_packs<W, P>(s.V, [&](int p, size_t c) {
+        const Pack<floatX, W> scales = pack_read<W>(w + c);
+        Pack<floatX, W> result;
+        for (int j = 0; j < W; j++) {
+            const float g = load(gate[p].x[j]);
+            float one_minus_s, silu = g * sigmoid(g, &one_minus_s);
+            result.x[j] = store(load(scales.x[j]) * load(in[p].x[j]) * rstd * silu);
+        }
+        pack_write(out + row * s.V + c, result);
+    });
+}
+
+// Calls launch(W, P, threads) with the first two as constants.
+template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, F launch) {
+    constexpr int MOST = NORM_PACKS[0];
+    if (V > NORM_MOST_THREADS * MOST)
+        die("op set cuda: gated norm of heads of %zu elements; at most %u are possible", V, NORM_MOST_THREADS * MOST);
+    with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
+        const NormShape shape = norm_shape(blocks_for(V, W), MOST);
+        if (shape.P == 1)
+            launch(W, Width<1>(), shape.threads);
+        else
+            launch(W, Width<MOST>(), shape.threads);
+    });
+}
+
+static GatedShape gated_shape(size_t n, size_t heads, size_t V, size_t stride, double eps) {
+    return GatedShape{n * heads, heads, V, stride, 1.0f / (float)V, (float)eps};
+}
+
+static void cuda_gated_norm_forward(Stored *out, const Stored *x, const Stored *z, const Stored *w, size_t n,
+                                    size_t heads, size_t V, size_t stride, double eps) {
+    with_gated_norm(all_aligned(out, x, z, w), V, stride, [&](auto W, auto P, dim3 threads) {
+        LAUNCH((gated_norm_forward_kernel<W, P>), dim3((unsigned)blocks_for(n * heads, threads.y)), threads, 0)
+        ((floatX *)out, (const floatX *)x, (const floatX *)z, (const floatX *)w, gated_shape(n, heads, V, stride, eps));
+    });
+}
+
+// ---- backward: with g = dout w silu(z),  dx = rstd (g - xhat mean(g xhat)),  dz = dout w xhat silu'(z),
+// dw += dout xhat silu(z)
+static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
+    return norm_blocks(n * heads, 1) * V; // a line of dw for each block
+}
+
+template <int W, int P>
+__global__ void __launch_bounds__(NORM_MOST_THREADS)
+    gated_norm_backward_kernel(floatX *dx, floatX *dz, float *lines, const floatX *dout, const floatX *x,
+                               const floatX *z, const floatX *w, GatedShape s) {
+    SHARED(float, partials, 2 * 2 * NORM_WARPS);
+    SHARED(float, strips, NORM_THREADS *W);
+    unsigned turn = 0;
+    float dw[P][W] = {};
+    RowPacks<W, P> scale;
+    for_packs<W, P>(s.V, [&](int p, size_t c) { scale[p] = pack_read<W>(w + c); });
+    for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < s.rows; begin += (size_t)gridDim.x * blockDim.y) {
+        const size_t row = begin + threadIdx.y, safe = row < s.rows ? row : s.rows - 1;
+        RowPacks<W, P> in, gate, gradient;
+        float sum[2] = {}; // of x^2, of g x
+        for_packs<W, P>(s.V, [&](int p, size_t c) {
+            in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
+            gradient[p] = pack_read<W>(dout + safe * s.V + c);
+        });
+        for_packs<W, P>(s.V, [&](int p, size_t) {
+            for (int j = 0; j < W; j++) {
+                const float g = load(gate[p].x[j]), value = load(in[p].x[j]);
+                float one_minus_s, silu = g * sigmoid(g, &one_minus_s);
+                sum[0] += value * value;
+                sum[1] += load(gradient[p].x[j]) * load(scale[p].x[j]) * silu * value;
+            }
+        });
+        norm_sums(sum, partials + turn++ % 2 * 2 * NORM_WARPS);
+        const float rstd = rsqrtf(sum[0] * s.mean_of + s.eps), pull = sum[1] * s.mean_of * rstd * rstd;
+        if (row >= s.rows) continue;
+        for_packs<W, P>(s.V, [&](int p, size_t c) {
+            Pack<floatX, W> result, slope;
+            for (int j = 0; j < W; j++) {
+                const float g = load(gate[p].x[j]), value = load(in[p].x[j]), d = load(gradient[p].x[j]);
+                float one_minus_s, sg = sigmoid(g, &one_minus_s);
+                const float weighted = d * load(scale[p].x[j]);
+                result.x[j] = store(rstd * (weighted * g * sg - value * pull));
+                slope.x[j] = store(weighted * value * rstd * (sg + g * sg * one_minus_s));
+                dw[p][j] += d * value * rstd * g * sg;
+            }
+            pack_write(dx + row * s.V + c, result);
+            if (dz) pack_write(dz + gate_place(s, row) + c, slope);
+        });
+    }
+    if (!lines) return;
+    const unsigned threads = blockDim.x * blockDim.y, self = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int p = 0; p < P; p++) { // the rows of a block at a time, in order
+        const unsigned c = (threadIdx.x + p * blockDim.x) * W;
+        if (blockDim.y > 1) {
+            for (int j = 0; j < W; j++) strips[j * threads + self] = dw[p][j];
+            __syncthreads();
+            for (unsigned i = self + blockDim.x; threadIdx.y == 0 && i < threads; i += blockDim.x)
+                for (int j = 0; j < W; j++) dw[p][j] += strips[j * threads + i];
+            __syncthreads();
+        }
+        for (int j = 0; j < W && threadIdx.y == 0 && c < s.V; j++) lines[blockIdx.x * s.V + c + j] = dw[p][j];
+    }
+}
+
+static void cuda_gated_norm_backward(Stored *dx, Stored *dz, Summed *dw, const Stored *dout, const Stored *x,
+                                     const Stored *z, const Stored *w, size_t n, size_t heads, size_t V, size_t stride,
+                                     double eps, Summed *scratch) {
+    size_t blocks = 0;
+    with_gated_norm(all_aligned(dx, dz, dout, x, z, w), V, stride, [&](auto W, auto P, dim3 threads) {
+        blocks = norm_blocks(n * heads, threads.y);
+        LAUNCH((gated_norm_backward_kernel<W, P>), dim3((unsigned)blocks), threads, 0)
+        ((floatX *)dx, (floatX *)dz, dw ? (float *)scratch : NULL, (const floatX *)dout, (const floatX *)x,
+         (const floatX *)z, (const floatX *)w, gated_shape(n, heads, V, stride, eps));
+    });
+    if (dw) column_sums(dw, (const float *)scratch, blocks, V, V);
+}
+
+#endif

@@ -1,0 +1,297 @@
+/*
+The ops of linear attention and of the gate of attention's output in double, one element at a time: as ops_reference.h,
+from the formulas of op_list.h and nothing else. The delta rule goes token by token.
+*/
+#ifndef LLMC_OPS_REFERENCE_LINEAR_H
+#define LLMC_OPS_REFERENCE_LINEAR_H
+#include "ops_reference.h"
+
+// ---- the gate of attention's output ---------------------------------------------------------------------------------
+static void reference_split_heads(double *joined, double *first, double *second, size_t n, size_t heads, size_t HD,
+                                  int join) {
+    for (size_t i = 0; i < n * heads * HD; i++) {
+        double *const both = joined + i / HD * 2 * HD + i % HD;
+        if (join)
+            both[0] = first[i], both[HD] = second[i];
+        else
+            first[i] = both[0], second[i] = both[HD];
+    }
+}
+
+static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count) {
+    for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i]);
+}
+
+static void reference_gate_backward(double *dx, double *dgate, const double *dout, const double *x, const double *gate,
+                                    size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const double d = dout[i], g = gate[i];
+        dx[i] = d * logistic(g);
+        dgate[i] = d * x[i] * logistic(g) * logistic(-g);
+    }
+}
+
+// ---- linear attention: the convolution ------------------------------------------------------------------------------
+// x of token t of a span, t counted from the span's first: a row of the call, or one of columns; NULL: before the
+// document
+static const double *conv_token(const double *x, const double *columns, const DeltaShape *shape, const Span *span,
+                                ptrdiff_t t) {
+    if (t < (ptrdiff_t)span->document - (ptrdiff_t)span->begin) return NULL;
+    if (t >= 0) return x + (span->row + (size_t)t) * shape->stride;
+    return columns + (size_t)(t + (ptrdiff_t)shape->taps - 1) * delta_channels(shape);
+}
+
+// What silu is taken of: channel c at token t of a span
+static double conv_of(const double *x, const double *columns, const double *weight, const DeltaShape *shape,
+                      const Span *span, size_t t, size_t c) {
+    double sum = 0.0;
+    for (size_t j = 0; j < shape->taps; j++) {
+        const double *row = conv_token(x, columns, shape, span, (ptrdiff_t)(t + j + 1) - (ptrdiff_t)shape->taps);
+        if (row) sum += weight[c * shape->taps + j] * row[c];
+    }
+    return sum;
+}
+
+static void reference_conv_forward(double *out, double *columns, const double *x, const double *weight,
+                                   const DeltaShape *shape) {
+    const size_t W = delta_channels(shape), taps = shape->taps;
+    for (size_t s = 0; s < shape->spans.count; s++) {
+        const Span *span = &shape->spans.span[s];
+        const size_t n = span->end - span->begin;
+        double *const own = columns + delta_slot(shape, span) * (taps - 1) * W;
+        for (size_t t = 0; t < n; t++)
+            for (size_t c = 0; c < W; c++)
+                out[(span->row + t) * W + c] = silu_of(conv_of(x, own, weight, shape, span, t, c));
+        for (size_t j = 0; j + 1 < taps; j++) { // a row of columns is read before it is overwritten
+            const double *row = conv_token(x, own, shape, span, (ptrdiff_t)(n + j + 1) - (ptrdiff_t)taps);
+            for (size_t c = 0; c < W; c++) own[j * W + c] = row ? row[c] : 0.0;
+        }
+    }
+}
+
+static void reference_conv_backward(double *dx, double *dweight, double *dcolumns, const double *dout, const double *x,
+                                    const double *columns, const double *weight, const DeltaShape *shape,
+                                    void *scratch) {
+    const size_t W = delta_channels(shape), taps = shape->taps, n = delta_rows(shape);
+    const Span *const first = shape->spans.span;
+    // gradients of the taps - 1 tokens before the call, then of its own
+    double *d = (double *)checked_calloc((n + taps - 1) * W, sizeof(double), "gradients of a convolution");
+    (void)scratch;
+    for (size_t i = 0; i < (taps - 1) * W; i++) d[n * W + i] = dcolumns[i];
+    for (size_t s = 0; s < shape->spans.count; s++)
+        for (size_t t = 0; t < first[s].end - first[s].begin; t++)
+            for (size_t c = 0; c < W; c++) {
+                const double sum = conv_of(x, columns, weight, shape, &first[s], t, c);
+                const double dsum = dout[(first[s].row + t) * W + c] * silu_slope(sum);
+                for (size_t j = 0; j < taps; j++) {
+                    const double *row =
+                        conv_token(x, columns, shape, &first[s], (ptrdiff_t)(t + j + 1) - (ptrdiff_t)taps);
+                    if (!row) continue;
+                    d[(first[s].row + t + j) * W + c] += dsum * weight[c * taps + j];
+                    if (dweight) dweight[c * taps + j] += dsum * row[c];
+                }
+            }
+    for (size_t i = 0; i < (taps - 1) * W; i++) dcolumns[i] = first->begin > first->document ? d[i] : 0.0;
+    for (size_t t = 0; t < n; t++) memcpy(dx + t * shape->stride, d + (t + taps - 1) * W, W * sizeof(double));
+    free(d);
+}
+
+// ---- linear attention: the gated delta rule, token by token ---------------------------------------------------------
+// A row as a value head sees it, and the gradients of its gates
+typedef struct {
+    const double *q, *k, *v; // of x
+    double q_scale, k_scale; // what q and k are multiplied by
+    double beta, decay, log_decay;
+    double slope; // of log decay in its input a + dt_bias
+    double dbeta, dlog_decay;
+    int begins; // a document
+} RuleRow;
+
+static double inverse_length(const double *x, size_t K) {
+    double squares = 0.0;
+    for (size_t i = 0; i < K; i++) squares += x[i] * x[i];
+    return 1.0 / sqrt(squares + 1e-6);
+}
+
+// The rows of a call for a value head; the caller frees them.
+static RuleRow *rule_rows_of(const double *x, const double *b, const double *a, const double *A_log,
+                             const double *dt_bias, const DeltaShape *shape, size_t head) {
+    const size_t K = shape->K, HK = shape->HK, key = head / (shape->HV / HK);
+    RuleRow *rows = (RuleRow *)checked_calloc(delta_rows(shape), sizeof(RuleRow), "rows of the delta rule");
+    for (size_t s = 0; s < shape->spans.count; s++) {
+        const Span *span = &shape->spans.span[s];
+        for (size_t t = span->row; t < span->row + span->end - span->begin; t++) {
+            RuleRow *row = &rows[t];
+            const double input = a[t * shape->stride + head] + dt_bias[head], rate = exp(A_log[head]);
+            row->q = x + t * delta_channels(shape) + key * K, row->k = row->q + HK * K;
+            row->v = x + t * delta_channels(shape) + 2 * HK * K + head * shape->V;
+            row->q_scale = inverse_length(row->q, K) / sqrt((double)K);
+            row->k_scale = inverse_length(row->k, K);
+            row->beta = logistic(b[t * shape->stride + head]);
+            row->log_decay = -rate * (fmax(input, 0.0) + log1p(exp(-fabs(input))));
+            row->decay = exp(row->log_decay);
+            row->slope = -rate * logistic(input);
+            row->begins = t == span->row && span->begin == span->document;
+        }
+    }
+    return rows;
+}
+
+// Column S[K] of a state, `stride` apart, with value v: S = decay S, u = beta (v - S^T k), S += k u
+static void rule_step(double *S, size_t stride, const RuleRow *row, double v, size_t K) {
+    double product = 0.0;
+    for (size_t i = 0; i < K; i++) S[i * stride] *= row->decay;
+    for (size_t i = 0; i < K; i++) product += S[i * stride] * row->k[i] * row->k_scale;
+    for (size_t i = 0; i < K; i++) S[i * stride] += row->k[i] * row->k_scale * row->beta * (v - product);
+}
+
+static void reference_delta_forward(double *out, double *state, double *transfer, const double *x, const double *b,
+                                    const double *a, const double *A_log, const double *dt_bias,
+                                    const DeltaShape *shape, void *scratch) {
+    const size_t HV = shape->HV, K = shape->K, V = shape->V;
+    (void)scratch;
+    for (size_t head = 0; head < HV; head++) {
+        RuleRow *rows = rule_rows_of(x, b, a, A_log, dt_bias, shape, head);
+        for (size_t s = 0; s < shape->spans.count; s++) {
+            const Span *span = &shape->spans.span[s];
+            double *const S = state + (delta_slot(shape, span) * HV + head) * K * V;
+            double *const T = transfer ? transfer + head * K * K : NULL;
+            for (size_t t = span->row; t < span->row + span->end - span->begin; t++) {
+                if (rows[t].begins) memset(S, 0, K * V * sizeof(double));
+                if (rows[t].begins && T) memset(T, 0, K * K * sizeof(double));
+                for (size_t j = 0; j < V; j++) rule_step(S + j, V, &rows[t], rows[t].v[j], K);
+                for (size_t j = 0; j < K && T; j++) rule_step(T + j, K, &rows[t], 0.0, K);
+                for (size_t j = 0; j < V && out; j++) {
+                    double sum = 0.0;
+                    for (size_t i = 0; i < K; i++) sum += S[i * V + j] * rows[t].q[i] * rows[t].q_scale;
+                    out[(t * HV + head) * V + j] = sum;
+                }
+            }
+        }
+        free(rows);
+    }
+}
+
+// Backward through rule_step and out = S^T q of column j: dS[K] from the gradient of the column behind a token to that
+// of the one before, which is `before` (NULL: unknown, and dS alone is wanted). d = dout[j]; dq, dk: of q and k as they
+// are in the formulas. With S the column behind the token, D = decay before, u = beta (v - D^T k):
+//     dS += q d;   du = dS^T k;   dD = dS - beta du k
+//     dq += S d;   dk += u dS - beta du D;   dv = beta du;   dbeta += du (v - D^T k);   dlog_decay += dD^T D
+static double rule_step_back(double *dS, RuleRow *row, const double *before, double *dq, double *dk, double v, double d,
+                             size_t K) {
+    double du = 0.0, product = 0.0;
+    for (size_t i = 0; i < K; i++) dS[i] += row->q[i] * row->q_scale * d;
+    for (size_t i = 0; i < K; i++) du += dS[i] * row->k[i] * row->k_scale;
+    for (size_t i = 0; i < K && before; i++) product += row->decay * before[i] * row->k[i] * row->k_scale;
+    const double u = row->beta * (v - product);
+    for (size_t i = 0; i < K; i++) {
+        const double k = row->k[i] * row->k_scale, D = before ? row->decay * before[i] : 0.0, from = dS[i];
+        dS[i] -= row->beta * du * k;
+        if (before) {
+            dq[i] += (D + k * u) * d;
+            dk[i] += u * from - row->beta * du * D;
+            row->dlog_decay += dS[i] * D;
+        }
+        dS[i] *= row->begins ? 0.0 : row->decay;
+    }
+    row->dbeta += du * (v - product);
+    return row->beta * du;
+}
+
+// dx[K] += the gradient of x, where y = scale x, scale in proportion to 1 / sqrt(sum of squares + 1e-6)
+static void rule_scale_back(double *dx, const double *dy, const double *x, double scale, size_t K) {
+    double product = 0.0;
+    const double inverse = inverse_length(x, K);
+    for (size_t i = 0; i < K; i++) product += dy[i] * x[i];
+    for (size_t i = 0; i < K; i++) dx[i] += scale * (dy[i] - x[i] * product * inverse * inverse);
+}
+
+// Gradients of a head's gates, and of its rows' q and k from those as they are in the formulas, dqk[n,2K]
+static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, double *ddt_bias, const RuleRow *rows,
+                           const double *dqk, const double *x, const DeltaShape *shape, size_t head) {
+    const size_t K = shape->K;
+    for (size_t t = 0; t < delta_rows(shape); t++) {
+        const RuleRow *row = &rows[t];
+        rule_scale_back(dx + (row->q - x), dqk + t * 2 * K, row->q, row->q_scale, K);
+        rule_scale_back(dx + (row->k - x), dqk + t * 2 * K + K, row->k, row->k_scale, K);
+        db[t * shape->stride + head] = row->dbeta * row->beta * (1.0 - row->beta);
+        da[t * shape->stride + head] = row->dlog_decay * row->slope;
+        if (dA_log) dA_log[head] += row->dlog_decay * row->log_decay;
+        if (ddt_bias) ddt_bias[head] += row->dlog_decay * row->slope;
+    }
+}
+
+// Columns of a state do not meet: each goes forward, every column[n,K] before a token kept, and back.
+static void reference_delta_backward(double *dx, double *db, double *da, double *dA_log, double *ddt_bias,
+                                     double *dstate, const double *dout, const double *x, const double *b,
+                                     const double *a, const double *A_log, const double *dt_bias, const double *state,
+                                     const DeltaShape *shape, void *scratch) {
+    const size_t HV = shape->HV, K = shape->K, V = shape->V, W = delta_channels(shape), n = delta_rows(shape);
+    double *before = (double *)checked_malloc((n + 1) * K * sizeof(double), "columns of states");
+    double *dqk = (double *)checked_malloc(n * 2 * K * sizeof(double), "gradients of q and k");
+    double *dS = (double *)checked_malloc(K * sizeof(double), "gradients of a column");
+    (void)scratch;
+    if (dx) memset(dx, 0, n * W * sizeof(double));
+    for (size_t head = 0; head < HV; head++) {
+        RuleRow *rows = rule_rows_of(x, b, a, A_log, dt_bias, shape, head);
+        memset(dqk, 0, n * 2 * K * sizeof(double));
+        for (size_t j = 0; j < V; j++) {
+            double *const passed = dstate + head * K * V + j;
+            for (size_t i = 0; i < K && dx; i++) before[i] = state[(head * K + i) * V + j];
+            for (size_t t = 0; t < n && dx; t++) {
+                double *const column = before + t * K;
+                if (rows[t].begins) memset(column, 0, K * sizeof(double));
+                memcpy(column + K, column, K * sizeof(double));
+                rule_step(column + K, 1, &rows[t], rows[t].v[j], K);
+            }
+            for (size_t i = 0; i < K; i++) dS[i] = passed[i * V];
+            for (size_t t = n; t-- > 0;) {
+                double *const d = dqk + t * 2 * K;
+                const double dv = rule_step_back(dS, &rows[t], dx ? before + t * K : NULL, d, d + K, rows[t].v[j],
+                                                 dout[(t * HV + head) * V + j], K);
+                if (dx) dx[t * W + 2 * shape->HK * K + head * V + j] = dv;
+            }
+            for (size_t i = 0; i < K; i++) passed[i * V] = dS[i];
+        }
+        if (dx) rule_rows_back(dx, db, da, dA_log, ddt_bias, rows, dqk, x, shape, head);
+        free(rows);
+    }
+    free(before), free(dqk), free(dS);
+}
+
+// ---- linear attention: the gated norm -------------------------------------------------------------------------------
+static double gated_norm_scale(const double *x, size_t V, double eps) {
+    double mean = 0.0;
+    for (size_t i = 0; i < V; i++) mean += x[i] * x[i] / (double)V;
+    return 1.0 / sqrt(mean + eps);
+}
+
+static void reference_gated_norm_forward(double *out, const double *x, const double *z, const double *w, size_t n,
+                                         size_t heads, size_t V, size_t stride, double eps) {
+    for (size_t i = 0; i < n * heads; i++) {
+        const double scale = gated_norm_scale(x + i * V, V, eps), *gate = z + i / heads * stride + i % heads * V;
+        for (size_t j = 0; j < V; j++) out[i * V + j] = w[j] * x[i * V + j] * scale * silu_of(gate[j]);
+    }
+}
+
+// With g = dout w silu(z):   dx = (g - xhat mean(g xhat)) / sqrt(mean(x^2) + eps)
+static void reference_gated_norm_backward(double *dx, double *dz, double *dw, const double *dout, const double *x,
+                                          const double *z, const double *w, size_t n, size_t heads, size_t V,
+                                          size_t stride, double eps, void *scratch) {
+    (void)scratch;
+    for (size_t i = 0; i < n * heads; i++) {
+        const size_t column = i / heads * stride + i % heads * V;
+        const double scale = gated_norm_scale(x + i * V, V, eps), *gate = z + column;
+        double mean = 0.0;
+        for (size_t j = 0; j < V; j++)
+            mean += dout[i * V + j] * w[j] * silu_of(gate[j]) * x[i * V + j] * scale / (double)V;
+        for (size_t j = 0; j < V; j++) {
+            const double d = dout[i * V + j], xhat = x[i * V + j] * scale;
+            if (dz) dz[column + j] = d * w[j] * xhat * silu_slope(gate[j]);
+            if (dw) dw[j] += d * xhat * silu_of(gate[j]);
+            dx[i * V + j] = (d * w[j] * silu_of(gate[j]) - xhat * mean) * scale;
+        }
+    }
+}
+
+#endif

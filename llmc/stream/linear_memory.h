@@ -1,0 +1,173 @@
+/*
+What linear attention keeps: no keys and values, but the state of the document at hand, which passes from chunk to
+chunk: S [HV,DK,DV] of the delta rule, and the last taps - 1 inputs of the convolution.
+
+Backward visits the chunks last to first and needs the state before each. A first walk over the layer keeps it at
+intervals of at least STATE_INTERVAL tokens. When backward comes to the last chunk of an interval, states before the
+chunks within it are computed again from there: of every chunk where there are at most STATE_FAN, else at intervals of
+their own, and so on. So memory is N / STATE_INTERVAL states and at most STATE_FAN - 1 for each level below, whatever the
+chunk, and is that of keys and values in layers with attention: one layer's at a time.
+
+    level        0                        1                  ...   last
+    every        STATE_INTERVAL tokens    1/STATE_FAN of it        chunk
+*/
+#ifndef LLMC_LINEAR_MEMORY_H
+#define LLMC_LINEAR_MEMORY_H
+#include "attention_memory.h"
+
+enum { STATE_INTERVAL = 1024, STATE_FAN = 16 };
+
+// ---- which chunks have a state ---------------------------------------------------------------------------------------
+// Chunks of so many tokens from one state of a level to the next
+static size_t state_spacing(size_t chunk, size_t level) {
+    size_t spacing = (STATE_INTERVAL + chunk - 1) / chunk;
+    for (; level > 0; level--) spacing = (spacing + STATE_FAN - 1) / STATE_FAN;
+    return spacing;
+}
+
+// States of a level that exist at one time, of `chunks` chunks: at level 0 of all, below of one interval, without the
+// first chunk's, which a level above has
+static size_t states_of_level(size_t chunk, size_t level, size_t chunks) {
+    if (!chunks) return 0;
+    if (!level) return (chunks - 1) / state_spacing(chunk, 0) + 1;
+    return (min_size(state_spacing(chunk, level - 1), chunks) - 1) / state_spacing(chunk, level);
+}
+
+static size_t states_kept(size_t chunk, size_t chunks) {
+    size_t count = 0;
+    for (size_t level = 0;; level++) {
+        count += states_of_level(chunk, level, chunks);
+        if (state_spacing(chunk, level) == 1) return count;
+    }
+}
+
+// The slot of the state before chunk `index` of a range of `chunks` chunks: on the highest level that has it
+static size_t state_slot(size_t chunk, size_t index, size_t chunks) {
+    size_t first = 0, level = 0;
+    for (; index % state_spacing(chunk, level); level++) {
+        first += states_of_level(chunk, level, chunks);
+        index %= state_spacing(chunk, level);
+    }
+    return first + index / state_spacing(chunk, level) - (level > 0);
+}
+
+// Chunks that are visited to compute the states of `chunks` chunks, on this level and those below
+static size_t chunks_visited_again(size_t chunk, size_t level, size_t chunks) {
+    const size_t spacing = state_spacing(chunk, level);
+    if (!chunks) return 0;
+    const size_t here = (chunks - 1) / spacing * spacing;
+    if (spacing == 1) return here;
+    return here + chunks / spacing * chunks_visited_again(chunk, level + 1, spacing) +
+           chunks_visited_again(chunk, level + 1, chunks % spacing);
+}
+
+// ... on the levels below the highest alone
+static size_t chunks_visited_below(size_t chunk, size_t chunks) {
+    const size_t spacing = state_spacing(chunk, 0);
+    return chunks ? chunks_visited_again(chunk, 0, chunks) - (chunks - 1) / spacing * spacing : 0;
+}
+
+// Chunks of one of the rank's ranges, also in a plan
+static size_t chunks_of_range(const StreamBP *s, size_t half) {
+    return (s->own[half].count + layer_chunk(s) - 1) / layer_chunk(s);
+}
+
+// ---- room -----------------------------------------------------------------------------------------------------------
+// Room for the states of `layers` layers of linear attention, of `slots` documents each
+static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_tokens) {
+    const Shapes d = shapes_of(s->model);
+    const LinearMemory none = {0};
+    s->linear = none;
+    s->linear.layers = layers, s->linear.slots = slots, s->linear.slot_tokens = slot_tokens;
+    s->linear.state = push_summed(s, SHARE_KV, "states of linear attention", layers * slots * d.S);
+    s->linear.columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.columns);
+}
+
+// ... and for what backward has besides: the gradient of the state at hand, and the states that are kept
+static void push_state_gradients(StreamBP *s) {
+    const Shapes d = shapes_of(s->model);
+    const size_t half = states_kept(layer_chunk(s), chunks_of_range(s, 0)),
+                 kept = half + states_kept(layer_chunk(s), chunks_of_range(s, 1));
+    s->linear.dstate = push_summed(s, SHARE_KV, "gradient of the state", d.S);
+    s->linear.dcolumns = push_summed(s, SHARE_KV, "gradient of the convolution's earlier inputs", d.columns);
+    s->linear.kept = push_summed(s, SHARE_KV, "states at intervals", kept * d.S);
+    s->linear.kept_columns = push_stored(s, SHARE_KV, "the convolution's inputs at intervals", kept * d.columns);
+    s->linear.kept_half = half;
+}
+
+// Shared sequences: room for the states before the rank's ranges, of `layers` layers of linear attention
+static void push_range_states(StreamBP *s, size_t layers) {
+    const Shapes d = shapes_of(s->model);
+    const size_t ranges = 2 * layers;
+    if (s->ranks == 1 || !layers) return;
+    s->ranges.layers = layers;
+    s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.S);
+    s->ranges.transfer = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.HV * d.DK * d.DK);
+    s->ranges.columns = push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.columns);
+}
+
+// Room for what a layer keeps between its chunks, in a pass that walks layer by layer; returns the arena's mark before.
+// Method full has all layers' keys and values already.
+static size_t push_layer_memory(StreamBP *s, size_t l) {
+    const size_t mark = arena_mark(s->arena);
+    if (layer_is_linear(&s->model->config, l)) {
+        push_states(s, 1, 1, 0);
+        if (s->pass == PASS_BACKWARD) push_state_gradients(s);
+        if (s->pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
+    } else {
+        if (!keeps_activations(s)) push_key_value(s, 1, s->N, layer_chunk(s), 0);
+        if (s->pass == PASS_BACKWARD) push_key_value_gradients(s);
+    }
+    return mark;
+}
+
+// ---- the state at hand -----------------------------------------------------------------------------------------------
+// A layer's states, one for each slot
+static size_t linear_layer(const StreamBP *s, size_t l) {
+    return s->linear.layers > 1 ? layers_before(&s->model->config, LAYER_LINEAR, l) : 0;
+}
+
+static Summed *layer_state(const StreamBP *s, size_t l) {
+    return summed_row(s, s->linear.state, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).S);
+}
+
+static Stored *layer_columns(const StreamBP *s, size_t l) {
+    return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).columns);
+}
+
+static DeltaShape delta_shape(const StreamBP *s, Chunk c) {
+    const Shapes d = shapes_of(s->model);
+    const DeltaShape shape = {c.spans, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
+    return shape;
+}
+
+// ---- states at intervals ---------------------------------------------------------------------------------------------
+// The state before the index-th chunk of a range
+typedef struct {
+    Summed *state;
+    Stored *columns;
+} KeptState;
+
+static KeptState kept_state(const StreamBP *s, size_t half, size_t index) {
+    const Shapes d = shapes_of(s->model);
+    const size_t slot = half * s->linear.kept_half + state_slot(layer_chunk(s), index, chunks_of_range(s, half));
+    const KeptState kept = {summed_row(s, s->linear.kept, slot, d.S),
+                            stored_row(s, s->linear.kept_columns, slot, d.columns)};
+    return kept;
+}
+
+// The state before chunk c
+static KeptState state_before(const StreamBP *s, Chunk c) {
+    const size_t half = own_half(s, c.token);
+    return kept_state(s, half, visits_shapes(s) ? 0 : c.index - (half ? range_chunks(s, 0, layer_chunk(s)) : 0));
+}
+
+// Keeps the state at hand, or goes back to one that was kept.
+static void state_copy(StreamBP *s, KeptState kept, int keep) {
+    const Shapes d = shapes_of(s->model);
+    void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};
+    s->ops->copy(state[keep], state[!keep], d.S * d.summed);
+    if (d.columns) s->ops->copy(columns[keep], columns[!keep], d.columns * d.stored);
+}
+
+#endif

@@ -1,0 +1,284 @@
+/*
+Cases of the ops of linear attention and of the gate of attention's output, as those of cases.h.
+*/
+#ifndef TEST_OPS_CASES_LINEAR_H
+#define TEST_OPS_CASES_LINEAR_H
+#include "cases.h"
+
+// ---- the gate of attention's output ---------------------------------------------------------------------------------
+static void split_heads_case(size_t n, size_t heads, size_t HD, int join) {
+    test_case("split_heads n=%zu heads=%zu HD=%zu%s", n, heads, HD, join ? ", join" : "");
+    Guarded *both = join ? output("joined", 2 * n * heads * HD) : input("joined", 2 * n * heads * HD);
+    Guarded *left = join ? input("first", n * heads * HD) : output("first", n * heads * HD);
+    Guarded *right = join ? input("second", n * heads * HD) : output("second", n * heads * HD);
+    BOTH(split_heads, of(both), of(left), of(right), n, heads, HD, join);
+    expect_same(both), expect_same(left), expect_same(right);
+}
+
+// gates: NULL: random ones. same: out is x; dx is dout and dgate is gate
+static void gate_case(const double *gates, size_t count, int same) {
+    test_case("gate count=%zu of %g%s", count, gates ? gates[0] : NAN, same ? ", in place" : "");
+    Guarded *x = same ? in_place("x", count) : input("x", count), *out = same ? x : output("out", count);
+    Guarded *gate = gates ? guarded_values(same ? CHANGED : INPUT, "gate", ops->stored, gates, count)
+                          : normal(same ? CHANGED : INPUT, "gate", ops->stored, count, 0.0, 3.0);
+    BOTH(gate_forward, of(out), of(x), of(gate), count);
+    expect(out, 1.0, 0.0);
+    Guarded *dout = same ? in_place("dout", count) : input("dout", count), *dx = same ? dout : output("dx", count);
+    Guarded *dgate = same ? gate : output("dgate", count);
+    BOTH(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), count);
+    expect(dx, 1.0, 0.0);
+    expect(dgate, 1.0, 0.0);
+}
+
+// ---- the gated norm -------------------------------------------------------------------------------------------------
+enum { GATED_NORM_SEPARATE, GATED_NORM_IN_PLACE, GATED_NORM_DX_ALONE, GATED_NORM_VARIANTS };
+
+// stride: of rows of z and dz
+static void gated_norm_case(size_t n, size_t heads, size_t V, size_t stride, double slack, int variant) {
+    static const char *const variants[] = {"", ", in place", ", dx alone"};
+    const size_t count = n * heads * V;
+    const int same = variant == GATED_NORM_IN_PLACE, alone = variant == GATED_NORM_DX_ALONE;
+    test_case("gated_norm n=%zu heads=%zu V=%zu stride=%zu%s", n, heads, V, stride, variants[variant]);
+    Guarded *x = same ? in_place("x", count) : input("x", count), *out = same ? x : output("out", count);
+    Guarded *z = rows_of(INPUT, "z", n, heads * V, stride, 2.0), *w = input("w", V);
+    BOTH(gated_norm_forward, of(out), of(x), of(z), of(w), n, heads, V, stride, 1e-5);
+    expect(out, slack, 0.0);
+    Guarded *dout = same ? in_place("dout", count) : input("dout", count), *dx = same ? dout : output("dx", count);
+    Guarded *dz = alone ? NULL : rows_of(CHANGED, "dz", n, heads * V, stride, 1.0);
+    Guarded *dw = alone ? NULL : accumulated("dw", V);
+    Guarded *scratch = scratch_of(SCRATCH_FOR(gated_norm_backward, n, heads, V));
+    BOTH(gated_norm_backward, of(dx), of(dz), of(dw), of(dout), of(x), of(z), of(w), n, heads, V, stride, 1e-5,
+         of(scratch));
+    expect(dx, slack, V < 3 ? 5.0 : 1.0); // of rows of one or two the terms cancel
+    expect(dz, slack, 1.0);
+    expect(dw, slack, sqrt((double)(n * heads)));
+    if (dz) expect_between(dz, 0, heads * V, stride);
+}
+
+// ---- shapes of linear attention -------------------------------------------------------------------------------------
+enum { MOST_SPANS = 24 };
+
+static size_t span_length(const Span *span) { return span->end - span->begin; }
+
+// Documents one behind the other, their lengths until 0; `before` tokens of the first one are before the call.
+static Spans documents_of(Span *span, const size_t *lengths, size_t before) {
+    Spans spans = {span, 0, 0, 0.0};
+    for (size_t row = 0, token = 0; lengths[spans.count]; spans.count++) {
+        const size_t length = lengths[spans.count], begun = spans.count ? 0 : before;
+        const Span next = {token, token + begun, token + begun + length, row};
+        span[spans.count] = next;
+        row += length, token += begun + length;
+    }
+    return spans;
+}
+
+static const char *spans_text(Spans spans) {
+    static char text[100];
+    size_t used = 0;
+    for (size_t s = 0; s < spans.count && used < sizeof(text); s++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, " %zu+%zu",
+                                 spans.span[s].begin - spans.span[s].document, span_length(&spans.span[s]));
+    return text;
+}
+
+static void delta_case(const char *op, const DeltaShape *shape, const char *variant) {
+    test_case("%s HK=%zu HV=%zu K=%zu V=%zu taps=%zu stride=%zu, tokens before and in spans%s%s", op, shape->HK,
+              shape->HV, shape->K, shape->V, shape->taps, shape->stride, spans_text(shape->spans), variant);
+}
+
+// What a slot holds before a call: a state that the slot's first span goes on from; no span comes; or anything
+typedef enum { SLOT_GOES_ON, SLOT_UNTOUCHED, SLOT_ANYTHING } Slot;
+
+static Slot slot_of(const DeltaShape *shape, size_t slot) {
+    for (size_t s = 0; s < shape->spans.count; s++) {
+        const Span *span = &shape->spans.span[s];
+        if (delta_slot(shape, span) == slot) return span->begin > span->document ? SLOT_GOES_ON : SLOT_ANYTHING;
+    }
+    return SLOT_UNTOUCHED;
+}
+
+// States of `slots` slots of `each` elements: NaN where anything may be
+static Guarded *states_of(GuardedRole role, const char *name, DType type, const DeltaShape *shape, size_t slots,
+                          size_t each) {
+    double *values = case_doubles(slots * each);
+    for (size_t i = 0; i < slots * each; i++)
+        values[i] = slot_of(shape, i / each) == SLOT_ANYTHING ? NAN : test_normal();
+    return guarded_values(role, name, type, values, slots * each);
+}
+
+static void expect_slots_untouched(const Guarded *t, const DeltaShape *shape, size_t each) {
+    const double *before = doubles_of(t);
+    for (size_t i = 0; i < t->count; i++)
+        if (slot_of(shape, i / each) == SLOT_UNTOUCHED && result(t, i) != before[i])
+            test_fail("%s[%zu] of slot %zu was changed, to which no span belongs", t->name, i, i / each);
+}
+
+// Slots that a case has: one more than its spans reach
+static size_t slots_of_case(const DeltaShape *shape) { return delta_slots(shape) + (shape->slot_tokens ? 1 : 0); }
+
+// ---- the convolution ------------------------------------------------------------------------------------------------
+// Of the taps - 1 tokens that end `length` tokens behind the first one of a span, number j lies in the span's document
+static int in_document(const DeltaShape *shape, const Span *span, size_t length, size_t j) {
+    return span->begin - span->document + length + j + 1 >= shape->taps;
+}
+
+// columns[slots,taps-1,W] as calls before would have left them: 0 for tokens before the document
+static Guarded *columns_before(GuardedRole role, const DeltaShape *shape, size_t slots) {
+    const size_t W = delta_channels(shape), each = (shape->taps - 1) * W;
+    Guarded *columns = states_of(role, "columns", ops->stored, shape, slots, each);
+    for (size_t s = shape->spans.count; s-- > 0;) { // the first span of a slot last
+        const size_t slot = delta_slot(shape, &shape->spans.span[s]);
+        for (size_t i = 0; i < each && slot_of(shape, slot) == SLOT_GOES_ON; i++) {
+            const int there = in_document(shape, &shape->spans.span[s], 0, i / W);
+            if (there || shape->spans.span[s].begin == shape->spans.span[s].document) continue;
+            ((double *)columns->values)[slot * each + i] = 0.0;
+            element_write(columns->before + columns->offset, ops->stored, slot * each + i, 0.0);
+        }
+    }
+    return columns;
+}
+
+static void conv_forward_case(const DeltaShape *shape) {
+    const size_t n = delta_rows(shape), W = delta_channels(shape), slots = slots_of_case(shape);
+    delta_case("conv_forward", shape, "");
+    Guarded *x = rows_of(INPUT, "x", n, W, shape->stride, 1.0), *weight = input("weight", W * shape->taps);
+    Guarded *out = output("out", n * W), *columns = columns_before(CHANGED, shape, slots);
+    BOTH(conv_forward, of(out), of(columns), of(x), of(weight), shape);
+    expect(out, 2.0, 1.0);
+    expect_same(columns);
+    expect_slots_untouched(columns, shape, (shape->taps - 1) * W);
+}
+
+// Gradients for tokens that calls behind have found: 0 for those of other documents
+static Guarded *dcolumns_behind(const DeltaShape *shape) {
+    const size_t W = delta_channels(shape), count = (shape->taps - 1) * W;
+    const Span *last = &shape->spans.span[shape->spans.count - 1];
+    double *values = case_doubles(count);
+    for (size_t i = 0; i < count; i++)
+        values[i] = in_document(shape, last, span_length(last), i / W) ? test_normal() : 0.0;
+    return guarded_values(CHANGED, "dcolumns", ops->summed, values, count);
+}
+
+static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
+    const size_t n = delta_rows(shape), W = delta_channels(shape), taps = shape->taps;
+    delta_case("conv_backward", shape, with_dweight ? "" : ", no dweight");
+    Guarded *x = rows_of(INPUT, "x", n, W, shape->stride, 1.0), *weight = input("weight", W * taps);
+    Guarded *dx = rows_of(CHANGED, "dx", n, W, shape->stride, 1.0), *dout = input("dout", n * W);
+    Guarded *columns = columns_before(INPUT, shape, 1), *dcolumns = dcolumns_behind(shape);
+    Guarded *dweight = with_dweight ? accumulated("dweight", W * taps) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(conv_backward, shape));
+    BOTH(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape,
+         of(scratch));
+    expect(dx, 2.0, 1.0);
+    expect_between(dx, 0, W, shape->stride);
+    expect(dweight, 2.0, sqrt((double)n));
+    expect(dcolumns, 2.0, 1.0);
+    for (size_t i = 0; i < dcolumns->count; i++)
+        if (!in_document(shape, shape->spans.span, 0, i / W) && result(dcolumns, i) != 0.0)
+            test_fail("dcolumns[%zu] is %g, of a token before the document", i, result(dcolumns, i));
+}
+
+// ---- the gated delta rule -------------------------------------------------------------------------------------------
+// USUAL: heads that remember few tokens and many; LASTING: no decay, beta 1; STRONG: log decay -500, beta 1; NOW_AND_THEN:
+// both. ALIKE: as LASTING, with the same key in every token
+typedef enum { GATES_USUAL, GATES_LASTING, GATES_STRONG, GATES_NOW_AND_THEN, GATES_ALIKE, GATES } GatesKind;
+static const char *const gates_names[] = {"", ", lasting", ", strong decay", ", strong decay now and then",
+                                          ", keys alike"};
+
+typedef struct {
+    Guarded *x, *b, *a, *A_log, *dt_bias;
+} DeltaInputs;
+
+static Guarded *delta_gate(const char *name, const DeltaShape *shape, GatesKind kind, double lasting, double strong) {
+    const size_t n = delta_rows(shape), stride = shape->stride;
+    double *values = case_doubles(n * stride);
+    for (size_t i = 0; i < n * stride; i++) {
+        const double usual = 1.5 * test_normal();
+        const int now = kind == GATES_STRONG || (kind == GATES_NOW_AND_THEN && test_random_below(10) == 0);
+        values[i] = i % stride >= shape->HV                             ? NAN
+                    : now                                               ? strong
+                    : kind == GATES_USUAL || kind == GATES_NOW_AND_THEN ? usual
+                                                                        : lasting;
+    }
+    return guarded_values(INPUT, name, ops->stored, values, n * stride);
+}
+
+static DeltaInputs delta_inputs(const DeltaShape *shape, GatesKind kind) {
+    const size_t n = delta_rows(shape), W = delta_channels(shape), HV = shape->HV;
+    const size_t first_k = shape->HK * shape->K, first_v = 2 * first_k;
+    DeltaInputs in = {NULL, NULL, NULL, NULL, NULL};
+    double *x = case_doubles(n * W), *dt_bias = case_doubles(HV);
+    // of one or two, far from 0: what a key is divided by would be as small
+    for (size_t i = 0; i < n * W; i++) {
+        const int key = i % W >= first_k && i % W < first_v;
+        x[i] = shape->K > 2 || i % W >= first_v ? test_normal() : 2.0 + 0.5 * test_normal();
+        if (kind == GATES_ALIKE && key && i >= W) x[i] = x[i - W];
+    }
+    for (size_t i = 0; i < HV; i++) dt_bias[i] = -3.0 + 1.5 * test_normal();
+    in.x = guarded_values(INPUT, "x", ops->stored, x, n * W);
+    in.b = delta_gate("b", shape, kind, 40.0, 40.0), in.a = delta_gate("a", shape, kind, -60.0, 503.0);
+    in.A_log = normal(INPUT, "A_log", ops->stored, HV, 0.0, kind == GATES_USUAL ? 0.7 : 0.0);
+    in.dt_bias = guarded_values(INPUT, "dt_bias", ops->stored, dt_bias, HV);
+    return in;
+}
+
+// Log decays add up to thousands where some are -500; the decay between two tokens is of their difference.
+static double gates_slack(GatesKind gates) {
+    return gates == GATES_NOW_AND_THEN && ops->summed == DTYPE_FP64 ? 8.0 : 1.0;
+}
+
+// out NULL: the state alone
+enum { DELTA_OUT = 1, DELTA_WITH_TRANSFER = 2 };
+
+static void delta_forward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {
+    const size_t n = delta_rows(shape), HV = shape->HV, K = shape->K, each = delta_state_elements(shape);
+    delta_case("delta_forward", shape, gates_names[gates]);
+    slack *= gates_slack(gates);
+    const DeltaInputs in = delta_inputs(shape, gates);
+    Guarded *out = what & DELTA_OUT ? output("out", n * HV * shape->V) : NULL;
+    Guarded *state = states_of(CHANGED, "state", ops->summed, shape, slots_of_case(shape), each);
+    Guarded *transfer = what & DELTA_WITH_TRANSFER ? accumulated("transfer", HV * K * K) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(delta_forward, shape));
+    BOTH(delta_forward, of(out), of(state), of(transfer), of(in.x), of(in.b), of(in.a), of(in.A_log), of(in.dt_bias),
+         shape, of(scratch));
+    expect(out, slack, 0.0);
+    expect(state, slack, 0.0);
+    expect(transfer, slack, 1.0); // what a state keeps of the one before, by terms of the size of 1 that cancel
+    expect_slots_untouched(state, shape, each);
+    for (size_t i = 0; transfer && i < transfer->count && slot_of(shape, 0) == SLOT_ANYTHING; i++)
+        if (result(transfer, i) != 0.0) test_fail("transfer[%zu] is not 0, but a document begins", i);
+}
+
+// STATE: dx NULL, dstate alone; NO_HEADS: dA_log and ddt_bias NULL
+enum { DELTA_ALL, DELTA_NO_HEADS, DELTA_DSTATE };
+
+static void delta_backward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {
+    static const char *const variants[] = {"", ", without A_log and dt_bias", ", dstate alone"};
+    const size_t n = delta_rows(shape), HV = shape->HV, stride = shape->stride, each = delta_state_elements(shape);
+    char variant[80];
+    snprintf(variant, sizeof(variant), "%s%s", gates_names[gates], variants[what]);
+    delta_case("delta_backward", shape, variant);
+    slack *= gates_slack(gates);
+    const int all = what == DELTA_ALL, rows = what != DELTA_DSTATE;
+    const DeltaInputs in = delta_inputs(shape, gates);
+    Guarded *state = rows ? states_of(INPUT, "state", ops->summed, shape, 1, each) : NULL;
+    Guarded *dstate = accumulated("dstate", each), *dout = input("dout", n * HV * shape->V);
+    Guarded *dx = rows ? output("dx", in.x->count) : NULL, *dA_log = all ? accumulated("dA_log", HV) : NULL;
+    Guarded *db = rows ? rows_of(CHANGED, "db", n, HV, stride, 1.0) : NULL;
+    Guarded *da = rows ? rows_of(CHANGED, "da", n, HV, stride, 1.0) : NULL;
+    Guarded *ddt_bias = all ? accumulated("ddt_bias", HV) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(delta_backward, shape));
+    BOTH(delta_backward, of(dx), of(db), of(da), of(dA_log), of(ddt_bias), of(dstate), of(dout), of(in.x), of(in.b),
+         of(in.a), of(in.A_log), of(in.dt_bias), of(state), shape, of(scratch));
+    expect(dx, slack, 1.0);
+    expect(db, slack, 1.0);
+    expect(da, slack, 1.0);
+    expect(dA_log, slack, sqrt((double)n));
+    expect(ddt_bias, slack, sqrt((double)n));
+    expect(dstate, slack, 1.0);
+    if (db) expect_between(db, 0, HV, stride), expect_between(da, 0, HV, stride);
+    for (size_t i = 0; i < each && slot_of(shape, 0) == SLOT_ANYTHING; i++)
+        if (result(dstate, i) != 0.0) test_fail("dstate[%zu] is not 0, but a document begins", i);
+}
+
+#endif

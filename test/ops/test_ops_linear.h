@@ -1,0 +1,452 @@
+/*
+The ops of linear attention and of the gate of attention's output: against their references, at shapes, spans and slots
+of every kind; and what holds of them without one: a call cut into several, a state's transfer, documents that do not
+meet. Names have no "linear" in them: rows of other matrix products (rows.txt) leave them out. Part of test_ops.c.
+*/
+#ifndef TEST_OPS_LINEAR_H
+#define TEST_OPS_LINEAR_H
+#include "llmc/ops/ops_reference_linear.h"
+#include "cases_linear.h"
+#include "test_ops_reference.h"
+
+// ---- the references against central differences ---------------------------------------------------------------------
+// Of 7 tokens 3 are the rest of a document with 2 tokens before; then one of one token, and one of three.
+static DeltaShape shape_of_seven(void) {
+    static const Span span[] = {{0, 2, 5, 0}, {5, 5, 6, 3}, {8, 8, 11, 4}};
+    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0};
+    return shape;
+}
+enum { SEVEN_W = 2 * 2 * 3 + 4 * 2, SEVEN_STATE = 4 * 3 * 2, SEVEN_STRIDE = 23 };
+
+static void gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 9); }
+static void gate_problem_back(double *const *d, const double *dout, double *const *x) {
+    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 9);
+}
+
+static void gated_norm_problem(double *out, double *const *x) {
+    reference_gated_norm_forward(out, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2);
+}
+static void gated_norm_problem_back(double *const *d, const double *dout, double *const *x) {
+    reference_gated_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2, NULL);
+}
+
+// out, then the columns behind the call
+static void conv_problem(double *out, double *const *x) {
+    const DeltaShape shape = shape_of_seven();
+    memcpy(out + 7 * SEVEN_W, x[2], 3 * SEVEN_W * sizeof(double));
+    reference_conv_forward(out, out + 7 * SEVEN_W, x[0], x[1], &shape);
+}
+static void conv_problem_back(double *const *d, const double *dout, double *const *x) {
+    const DeltaShape shape = shape_of_seven();
+    memcpy(d[2], dout + 7 * SEVEN_W, 3 * SEVEN_W * sizeof(double));
+    reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
+}
+
+// out, then the state behind the call
+static void delta_problem(double *out, double *const *x, const DeltaShape *shape) {
+    memcpy(out + 7 * 8, x[5], SEVEN_STATE * sizeof(double));
+    reference_delta_forward(out, out + 7 * 8, NULL, x[0], x[1], x[2], x[3], x[4], shape, NULL);
+}
+static void delta_problem_back(double *const *d, const double *dout, double *const *x, const DeltaShape *shape) {
+    memcpy(d[5], dout + 7 * 8, SEVEN_STATE * sizeof(double));
+    reference_delta_backward(d[0], d[1], d[2], d[3], d[4], d[5], dout, x[0], x[1], x[2], x[3], x[4], x[5], shape, NULL);
+}
+static DeltaShape shape_of_one_document(void) { // that goes on: its state and its gradient pass through
+    static const Span span = {0, 2, 9, 0};
+    DeltaShape shape = shape_of_seven();
+    shape.spans.span = &span, shape.spans.count = 1;
+    return shape;
+}
+static void delta_documents(double *out, double *const *x) {
+    const DeltaShape shape = shape_of_seven();
+    delta_problem(out, x, &shape);
+}
+static void delta_documents_back(double *const *d, const double *dout, double *const *x) {
+    const DeltaShape shape = shape_of_seven();
+    delta_problem_back(d, dout, x, &shape);
+}
+static void delta_goes_on(double *out, double *const *x) {
+    const DeltaShape shape = shape_of_one_document();
+    delta_problem(out, x, &shape);
+}
+static void delta_goes_on_back(double *const *d, const double *dout, double *const *x) {
+    const DeltaShape shape = shape_of_one_document();
+    delta_problem_back(d, dout, x, &shape);
+}
+
+static const Problem linear_problems[] = {
+    {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
+    {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
+    {"convolution",
+     {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W},
+     7 * SEVEN_W + 3 * SEVEN_W,
+     conv_problem,
+     conv_problem_back},
+    {"delta rule of documents",
+     {7 * SEVEN_W, 7 * SEVEN_STRIDE, 7 * SEVEN_STRIDE, 4, 4, SEVEN_STATE},
+     7 * 8 + SEVEN_STATE,
+     delta_documents,
+     delta_documents_back},
+    {"delta rule that goes on",
+     {7 * SEVEN_W, 7 * SEVEN_STRIDE, 7 * SEVEN_STRIDE, 4, 4, SEVEN_STATE},
+     7 * 8 + SEVEN_STATE,
+     delta_goes_on,
+     delta_goes_on_back},
+};
+
+TEST(reference_gradients_of_delta) {
+    for (size_t p = 0; p < COUNT_OF(linear_problems); p++) expect_gradients(&linear_problems[p]);
+}
+
+// ---- gates and the gated norm ---------------------------------------------------------------------------------------
+TEST(split_heads) {
+    static const size_t shapes[][3] = {{1, 1, 1}, {1, 3, 2}, {3, 2, 5}, {7, 4, 16}, {5, 3, 64}, {33, 2, 257}};
+    for (size_t s = 0; s < 2 * COUNT_OF(shapes); s++)
+        split_heads_case(shapes[s / 2][0], shapes[s / 2][1], shapes[s / 2][2], (int)s % 2);
+}
+
+TEST(gate) {
+    static const size_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 1000, 4099, 20011};
+    static const double extremes[] = {0.0, -0.0, 1e-30, 5.0, -5.0, 20.0, -20.0, 100.0, -100.0, 3000.0, -3000.0};
+    for (size_t i = 0; i < 2 * COUNT_OF(counts); i++) gate_case(NULL, counts[i / 2], (int)i % 2);
+    for (size_t i = 0; i < COUNT_OF(extremes); i++) gate_case(&extremes[i], 1, (int)i % 2);
+}
+
+TEST(gated_norm) {
+    static const size_t shapes[][3] = {{1, 1, 1},  {3, 2, 2},   {1, 4, 7},   {5, 3, 16},   {2, 6, 33},  {9, 2, 64},
+                                       {4, 3, 96}, {3, 5, 128}, {65, 1, 17}, {33, 16, 32}, {2, 2, 1025}};
+    for (size_t s = 0; s < COUNT_OF(shapes); s++)
+        for (int variant = 0; variant < GATED_NORM_VARIANTS; variant++) {
+            const size_t width = shapes[s][1] * shapes[s][2], stride = (s + (size_t)variant) % 3 ? width + s : width;
+            if (EMULATED && (s + (size_t)variant) % 3) continue;
+            gated_norm_case(shapes[s][0], shapes[s][1], shapes[s][2], stride, 1.0, variant);
+        }
+}
+
+// ---- shapes and spans -----------------------------------------------------------------------------------------------
+// Lengths of documents until 0, and tokens of the first one before the call. The first are shorter than the
+// convolution's taps; the last ones begin on both sides of a block of the chunked form.
+static const struct {
+    size_t before, lengths[6];
+} spans_cases[] = {{0, {1}},        {1, {1}},      {7, {1}},    {0, {2, 1, 1, 3}}, {2, {1, 2, 5}},
+                   {0, {64}},       {3, {63}},     {100, {65}}, {0, {20, 50}},     {1, {64, 1, 30}},
+                   {5, {3, 63, 1}}, {0, {70, 70}}, {64, {129}}, {0, {130}},        {9, {33, 1, 1, 64, 2}},
+                   {0, {191}}};
+
+static DeltaShape shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V, size_t taps) {
+    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0};
+    shape.spans = documents_of(span, spans_cases[spans].lengths, spans_cases[spans].before);
+    shape.stride = delta_channels(&shape) + (spans % 3 ? HV * V + 2 * HV : spans % 2);
+    return shape;
+}
+
+// HK, HV, K, V, spans
+static const size_t delta_shapes[][5] = {
+    {1, 1, 1, 1, 0},   {1, 1, 1, 1, 7},   {1, 2, 2, 3, 3},     {2, 2, 3, 2, 5},     {3, 3, 8, 16, 9},
+    {1, 3, 16, 8, 12}, {2, 6, 17, 5, 10}, {1, 2, 32, 32, 13},  {2, 4, 5, 33, 14},   {1, 1, 64, 64, 11},
+    {1, 2, 65, 40, 9}, {3, 6, 4, 4, 15},  {1, 1, 128, 128, 6}, {1, 2, 130, 127, 4}, {2, 2, 128, 16, 2},
+    {2, 2, 16, 16, 1}, {1, 4, 12, 70, 8}, {1, 1, 33, 65, 12}};
+
+// Emulated, a shape costs by its blocks: of those that have few, one token and both sides of 32, 64 and 128 in K.
+static int delta_shape_is_left_out(size_t s) {
+    static const size_t kept[] = {0, 1, 6, 10, 12, 17};
+    for (size_t i = 0; i < COUNT_OF(kept); i++)
+        if (s == kept[i]) return 0;
+    return EMULATED && !all_cases();
+}
+
+TEST(conv) {
+    static const size_t taps[] = {4, 2, 1, 8, 3, 4};
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < 2 * COUNT_OF(spans_cases); s++) {
+        const size_t HV = 1 + s % 3, HK = HV == 2 ? 1 : HV, sizes[] = {1, 5, 16, 33, 3};
+        const size_t K = sizes[s % 5], V = sizes[(s + 3) % 5];
+        const DeltaShape shape = shape_of_case(span, s % COUNT_OF(spans_cases), HK, HV, K, V, taps[(s + s / 16) % 6]);
+        if (EMULATED && !all_cases() && s % 2) continue;
+        conv_forward_case(&shape);
+        conv_backward_case(&shape, s % 4 != 3);
+    }
+    for (size_t s = 0; s < 8; s++) { // shorter than the taps, in a document that is longer
+        const DeltaShape shape = shape_of_case(span, 1 + s / 2, 1, 2, 3, 5, s % 2 ? 8 : 4);
+        conv_backward_case(&shape, 1);
+    }
+    const DeltaShape wide = shape_of_case(span, 14, 2, 4, 128, 128, 4);
+    conv_forward_case(&wide);
+    conv_backward_case(&wide, 1);
+}
+
+// Roundings of a state and of what is solved for with it accumulate.
+static double delta_slack(const DeltaShape *shape) { return shape->K < 3 ? 12.0 : 4.0; }
+
+TEST(delta_forward) {
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(delta_shapes); s++) {
+        const size_t *of_case = delta_shapes[s];
+        const DeltaShape shape = shape_of_case(span, of_case[4], of_case[0], of_case[1], of_case[2], of_case[3], 4);
+        if (delta_shape_is_left_out(s)) continue;
+        delta_forward_case(&shape, GATES_USUAL, s % 3 == 1 ? DELTA_OUT | DELTA_WITH_TRANSFER : DELTA_OUT,
+                           delta_slack(&shape));
+        delta_forward_case(&shape, GATES_USUAL, s % 3 == 2 ? DELTA_WITH_TRANSFER : 0, delta_slack(&shape));
+    }
+}
+
+TEST(delta_backward) {
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(delta_shapes); s++) {
+        const size_t *of_case = delta_shapes[s];
+        const DeltaShape shape = shape_of_case(span, of_case[4], of_case[0], of_case[1], of_case[2], of_case[3], 4);
+        if (delta_shape_is_left_out(s)) continue;
+        delta_backward_case(&shape, GATES_USUAL, s % 5 == 4 ? DELTA_NO_HEADS : DELTA_ALL, delta_slack(&shape));
+        delta_backward_case(&shape, GATES_USUAL, DELTA_DSTATE, delta_slack(&shape));
+    }
+}
+
+// exp(-500) is 0, and what is exp(500) for another token must not be met; without decay, with beta 1 and keys that are
+// alike, what is solved for in a block has the largest powers.
+TEST(delta_of_extreme_gates) {
+    static const size_t spans[] = {11, 12, 14};
+    Span span[MOST_SPANS];
+    for (size_t i = 0; i < COUNT_OF(spans); i++)
+        for (int gates = GATES_LASTING; gates < GATES; gates++) {
+            const DeltaShape shape = shape_of_case(span, spans[i], 1, 2, i ? 16 : 5, i ? 8 : 33, 4);
+            if (EMULATED && !all_cases() && (size_t)gates % COUNT_OF(spans) != i) continue;
+            delta_forward_case(&shape, (GatesKind)gates, DELTA_OUT | DELTA_WITH_TRANSFER, 4.0);
+            delta_backward_case(&shape, (GatesKind)gates, DELTA_ALL, 4.0);
+        }
+}
+
+// Generation: documents begin in slots of 100 tokens; one token of each, a prompt in slot 2, prompts and single tokens.
+TEST(delta_of_slots) {
+    static const Span single[] = {{300, 305, 306, 0}, {0, 99, 100, 1}, {502, 510, 511, 2}, {100, 100, 101, 3}},
+                      prompt = {200, 200, 237, 0}, rest = {200, 237, 303, 0},
+                      both[] = {{400, 402, 403, 0}, {100, 100, 170, 1}, {0, 1, 2, 71}, {200, 250, 253, 72}};
+    static const Spans spans[] = {{single, 4, 0, 0.0}, {&prompt, 1, 0, 0.0}, {&rest, 1, 0, 0.0}, {both, 4, 0, 0.0}};
+    static const size_t heads[][4] = {{1, 2, 16, 8}, {2, 2, 3, 17}, {1, 1, 64, 33}};
+    for (size_t s = 0; s < COUNT_OF(spans) * COUNT_OF(heads); s++) {
+        const size_t *h = heads[s / COUNT_OF(spans)];
+        DeltaShape shape = {spans[s % COUNT_OF(spans)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100};
+        shape.stride = delta_channels(&shape) + s;
+        conv_forward_case(&shape);
+        delta_forward_case(&shape, GATES_USUAL, s % 5 ? DELTA_OUT : 0, delta_slack(&shape));
+    }
+}
+
+// ---- a call in parts ------------------------------------------------------------------------------------------------
+// Rows [begin, end) of a call, as a call of their own
+static DeltaShape part_of(const DeltaShape *whole, size_t begin, size_t end, Span *span) {
+    DeltaShape part = *whole;
+    part.spans.span = span, part.spans.count = 0;
+    for (size_t s = 0; s < whole->spans.count; s++) {
+        Span of = whole->spans.span[s];
+        const size_t last = of.row + span_length(&of), from = of.row > begin ? of.row : begin;
+        const size_t to = last < end ? last : end, first = of.begin;
+        if (from >= to) continue;
+        of.begin = first + from - of.row, of.end = first + to - of.row, of.row = from - begin;
+        span[part.spans.count++] = of;
+    }
+    return part;
+}
+
+static void *from(const Guarded *t, size_t element) { return (char *)t->data + element * dtype_size(t->type); }
+
+static void copy_tensor(const Guarded *to, size_t element, const Guarded *t, size_t count) {
+    ops->copy(from(to, element), t->data, count * dtype_size(t->type));
+}
+
+// What passes from call to call, and what calls leave
+typedef struct {
+    Guarded *conv, *columns, *kept_columns, *dconv, *dweight, *dcolumns;
+    Guarded *out, *state, *kept_state, *dx, *db, *da, *dA_log, *ddt_bias, *dstate;
+} Parts;
+enum { MOST_CALLS = 8 };
+
+static Parts parts_of(const DeltaShape *shape, const double *const *before) {
+    const size_t n = delta_rows(shape), W = delta_channels(shape), HV = shape->HV, each = delta_state_elements(shape);
+    const size_t columns = (shape->taps - 1) * W;
+    Parts p = {0};
+    p.conv = output("conv", n * W), p.dconv = rows_of(CHANGED, "dconv", n, W, shape->stride, 0.0);
+    p.columns = guarded_values(CHANGED, "columns", ops->stored, before[0], columns);
+    p.dcolumns = guarded_values(CHANGED, "dcolumns", ops->summed, before[1], columns);
+    p.state = guarded_values(CHANGED, "state", ops->summed, before[2], each);
+    p.dstate = guarded_values(CHANGED, "dstate", ops->summed, before[3], each);
+    p.kept_columns = guarded_poison(SCRATCH, "kept columns", ops->stored, MOST_CALLS * columns);
+    p.kept_state = guarded_poison(SCRATCH, "kept states", ops->summed, MOST_CALLS * each);
+    p.out = output("out", n * HV * shape->V), p.dx = output("dx", n * W);
+    p.db = rows_of(CHANGED, "db", n, HV, shape->stride, 0.0), p.da = rows_of(CHANGED, "da", n, HV, shape->stride, 0.0);
+    p.dweight = normal(CHANGED, "dweight", ops->summed, W * shape->taps, 0.0, 0.0);
+    p.dA_log = normal(CHANGED, "dA_log", ops->summed, HV, 0.0, 0.0);
+    p.ddt_bias = normal(CHANGED, "ddt_bias", ops->summed, HV, 0.0, 0.0);
+    return p;
+}
+
+// Forward in `count` calls that end at rows `cut`, backward in the same ones, the last first.
+static void run_parts(const Parts *p, const DeltaInputs *in, const Guarded *x, const Guarded *weight,
+                      const Guarded *dout, const Guarded *scratch, const DeltaShape *whole, const size_t *cut,
+                      size_t count) {
+    const size_t W = delta_channels(whole), HV = whole->HV, V = whole->V, stride = whole->stride;
+    const size_t columns = (whole->taps - 1) * W, each = delta_state_elements(whole);
+    Span span[MOST_SPANS];
+    for (size_t i = 0, row = 0; i < count; row = cut[i++]) {
+        const DeltaShape part = part_of(whole, row, cut[i], span);
+        copy_tensor(p->kept_columns, i * columns, p->columns, columns);
+        copy_tensor(p->kept_state, i * each, p->state, each);
+        ops->conv_forward(from(p->conv, row * W), p->columns->data, from(x, row * stride), weight->data, &part);
+        ops->delta_forward(from(p->out, row * HV * V), p->state->data, NULL, from(in->x, row * W),
+                           from(in->b, row * stride), from(in->a, row * stride), in->A_log->data, in->dt_bias->data,
+                           &part, scratch->data);
+    }
+    for (size_t i = count; i-- > 0;) {
+        const size_t row = i ? cut[i - 1] : 0;
+        const DeltaShape part = part_of(whole, row, cut[i], span);
+        ops->conv_backward(from(p->dconv, row * stride), p->dweight->data, p->dcolumns->data, from(in->x, row * W),
+                           from(x, row * stride), from(p->kept_columns, i * columns), weight->data, &part,
+                           scratch->data);
+        ops->delta_backward(from(p->dx, row * W), from(p->db, row * stride), from(p->da, row * stride), p->dA_log->data,
+                            p->ddt_bias->data, p->dstate->data, from(dout, row * HV * V), from(in->x, row * W),
+                            from(in->b, row * stride), from(in->a, row * stride), in->A_log->data, in->dt_bias->data,
+                            from(p->kept_state, i * each), &part, scratch->data);
+    }
+}
+
+// Results of two ways to the same
+static void expect_alike(const Guarded *found, const Guarded *wanted, double scale) {
+    double *values = case_doubles(wanted->count);
+    for (size_t i = 0; i < wanted->count; i++) values[i] = result(wanted, i);
+    expect_within(found, values, ops->summed == DTYPE_FP64 ? 100.0 : 8.0, scale);
+}
+
+static size_t scratch_for(const DeltaShape *shape) {
+    const size_t forward = ops->delta_forward_scratch(shape), backward = ops->delta_backward_scratch(shape);
+    const size_t conv = ops->conv_backward_scratch(shape), most = forward > backward ? forward : backward;
+    return most > conv ? most : conv;
+}
+
+TEST(delta_in_parts) { // one call, and several that pass on states, columns and their gradients
+    static const size_t cuts[][MOST_CALLS] = {{1, 2, 3, 4}, {64, 128}, {100}, {7, 71, 72, 130, 133}, {63, 65, 100}};
+    static const size_t cases[] = {12, 14, 10, 11, 9, 15}; // of spans
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(cases); s++) {
+        const size_t taps = s % 3 == 2 ? 8 : 4, K = s % 2 ? 16 : 5, V = s % 2 ? 8 : 20;
+        const DeltaShape shape = shape_of_case(span, cases[s], 1 + s % 2, 2, K, V, taps);
+        const size_t n = delta_rows(&shape), W = delta_channels(&shape), each = delta_state_elements(&shape);
+        size_t cut[MOST_CALLS], count = 0;
+        while (count < MOST_CALLS - 1 && cuts[s % 5][count] && cuts[s % 5][count] < n)
+            cut[count] = cuts[s % 5][count], count++;
+        cut[count++] = n;
+        if (EMULATED && !all_cases() && s % 2) continue;
+        delta_case("in parts", &shape, "");
+        const DeltaInputs in = delta_inputs(&shape, GATES_USUAL);
+        Guarded *x = rows_of(INPUT, "x before", n, W, shape.stride, 1.0), *weight = input("weight", W * taps);
+        Guarded *dout = input("dout", n * shape.HV * V), *scratch = scratch_of(scratch_for(&shape));
+        const double *before[] = {columns_before(SCRATCH, &shape, 1)->values, dcolumns_behind(&shape)->values,
+                                  states_of(SCRATCH, "state", ops->summed, &shape, 1, each)->values, normals(each)};
+        const Parts one = parts_of(&shape, before), several = parts_of(&shape, before);
+        tensors_load();
+        run_parts(&one, &in, x, weight, dout, scratch, &shape, &n, 1);
+        run_parts(&several, &in, x, weight, dout, scratch, &shape, cut, count);
+        tensors_check(0);
+        expect_alike(several.conv, one.conv, 0.0), expect_alike(several.columns, one.columns, 0.0);
+        expect_alike(several.dconv, one.dconv, 1.0), expect_alike(several.dweight, one.dweight, 1.0);
+        expect_alike(several.dcolumns, one.dcolumns, 1.0), expect_alike(several.out, one.out, 0.0);
+        expect_alike(several.state, one.state, 0.0), expect_alike(several.dstate, one.dstate, 1.0);
+        expect_alike(several.dx, one.dx, 1.0), expect_alike(several.db, one.db, 1.0);
+        expect_alike(several.da, one.da, 1.0), expect_alike(several.dA_log, one.dA_log, 1.0);
+        expect_alike(several.ddt_bias, one.ddt_bias, 1.0);
+    }
+}
+
+// ---- documents do not meet ------------------------------------------------------------------------------------------
+// Other values in the rows of one span of an input whose rows are `stride` elements apart
+static void change_rows(Guarded *t, const Span *span, size_t width, size_t stride) {
+    for (size_t i = span->row * stride; i < (span->row + span_length(span)) * stride; i++)
+        if (i % stride < width) element_write(t->before + t->offset, t->type, i, 100.0 * test_normal());
+}
+
+static void expect_rows_kept(const Guarded *t, const unsigned char *then, const Span *span, size_t stride) {
+    const size_t size = dtype_size(t->type) * stride, rows = t->count / stride;
+    for (size_t row = 0; row < rows; row++)
+        if ((row < span->row || row >= span->row + span_length(span)) &&
+            memcmp(then + t->offset + row * size, t->after + t->offset + row * size, size))
+            test_fail("%s: row %zu changed with another document's", t->name, row);
+}
+
+TEST(delta_of_other_documents) { // a document's tokens change no bit of others' results, whether before or behind
+    static const size_t cases[] = {9, 14, 10, 3};
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(cases) * 3; s++) {
+        const DeltaShape shape = shape_of_case(span, cases[s / 3], 1, 2, s % 2 ? 16 : 3, 8, 4);
+        const size_t n = delta_rows(&shape), W = delta_channels(&shape), HV = shape.HV, V = shape.V;
+        const size_t each = delta_state_elements(&shape), changed = s % 3 == 2 ? shape.spans.count - 1 : s % 3;
+        const Span *other = &span[changed];
+        if (EMULATED && !all_cases() && s % 5) continue;
+        delta_case("other documents", &shape, changed ? "" : ", the first");
+        const DeltaInputs in = delta_inputs(&shape, GATES_USUAL);
+        Guarded *x = rows_of(INPUT, "x before", n, W, shape.stride, 1.0), *weight = input("weight", W * 4);
+        Guarded *dout = input("dout", n * HV * V), *scratch = scratch_of(scratch_for(&shape));
+        const double *before[] = {columns_before(SCRATCH, &shape, 1)->values, dcolumns_behind(&shape)->values,
+                                  states_of(SCRATCH, "state", ops->summed, &shape, 1, each)->values, normals(each)};
+        const Parts p = parts_of(&shape, before);
+        const struct {
+            Guarded *t;
+            size_t stride;
+        } rows[] = {{p.conv, W}, {p.dconv, shape.stride}, {p.out, HV * V},
+                    {p.dx, W},   {p.db, shape.stride},    {p.da, shape.stride}},
+          passed[] = {
+              {p.columns, 1}, {p.state, 1}, {p.dcolumns, 0}, {p.dstate, 0}}; // 1: of the last span, 0: the first
+        unsigned char *then[COUNT_OF(rows) + COUNT_OF(passed)];
+        for (int second = 0; second < 2; second++) {
+            tensors_load();
+            run_parts(&p, &in, x, weight, dout, scratch, &shape, &n, 1);
+            tensors_check(0);
+            for (size_t i = 0; i < COUNT_OF(then) && !second; i++) {
+                const Guarded *t = i < COUNT_OF(rows) ? rows[i].t : passed[i - COUNT_OF(rows)].t;
+                then[i] = (unsigned char *)case_memory(t->bytes);
+                memcpy(then[i], t->after, t->bytes);
+            }
+            change_rows(in.x, other, W, W), change_rows(in.b, other, HV, shape.stride);
+            change_rows(in.a, other, HV, shape.stride), change_rows(x, other, W, shape.stride);
+            change_rows(dout, other, HV * V, HV * V);
+        }
+        for (size_t i = 0; i < COUNT_OF(rows); i++) expect_rows_kept(rows[i].t, then[i], other, rows[i].stride);
+        for (size_t i = 0; i < COUNT_OF(passed); i++) {
+            const Guarded *t = passed[i].t;
+            const size_t owner = passed[i].stride ? shape.spans.count - 1 : 0;
+            if (owner != changed && memcmp(then[COUNT_OF(rows) + i], t->after, t->bytes))
+                test_fail("%s changed with another document's tokens", t->name);
+        }
+    }
+}
+
+// ---- what a state does to the one behind ----------------------------------------------------------------------------
+TEST(delta_transfer) { // the state behind a call is transfer * the one before + the one behind it where that was 0
+    Span span[MOST_SPANS];
+    static const size_t cases[][3] = {{12, 16, 8}, {7, 5, 33}, {2, 3, 2}};
+    for (size_t s = 0; s < COUNT_OF(cases); s++) {
+        const size_t K = cases[s][1], V = cases[s][2];
+        const DeltaShape shape = shape_of_case(span, cases[s][0], 1, 2, K, V, 4);
+        const size_t each = delta_state_elements(&shape), HV = shape.HV;
+        delta_case("transfer", &shape, "");
+        const DeltaInputs in = delta_inputs(&shape, GATES_USUAL);
+        double *identity = case_doubles(HV * K * K), *expected = case_doubles(each);
+        for (size_t i = 0; i < HV * K; i++) identity[i * K + i % K] = 1.0;
+        Guarded *state = states_of(CHANGED, "state", ops->summed, &shape, 1, each);
+        Guarded *zero = guarded_values(CHANGED, "state from 0", ops->summed, case_doubles(each), each);
+        Guarded *transfer = guarded_values(CHANGED, "transfer", ops->summed, identity, HV * K * K);
+        Guarded *scratch = scratch_of(scratch_for(&shape));
+        tensors_load();
+        ops->delta_forward(NULL, state->data, NULL, in.x->data, in.b->data, in.a->data, in.A_log->data,
+                           in.dt_bias->data, &shape, scratch->data);
+        ops->delta_forward(NULL, zero->data, transfer->data, in.x->data, in.b->data, in.a->data, in.A_log->data,
+                           in.dt_bias->data, &shape, scratch->data);
+        tensors_check(0);
+        for (size_t i = 0; i < each; i++) {
+            const size_t row = i / V, head = row / K;
+            expected[i] = result(zero, i);
+            for (size_t k = 0; k < K; k++)
+                expected[i] += result(transfer, row * K + k) * state->values[(head * K + k) * V + i % V];
+        }
+        expect_within(state, expected, 8.0, 0.0);
+    }
+}
+
+#endif
