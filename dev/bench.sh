@@ -24,6 +24,9 @@ build/cpu-fp32/bench_ops attention "$REPEATS"
 echo "== the head and its loss, fp32"
 build/cpu-fp32/bench_ops head "$REPEATS"
 
+echo "== linear attention, fp32, against the same product and the rate of reading memory"
+build/cpu-fp32/bench_ops delta "$REPEATS"
+
 echo "== bf16 build against fp32 build, the same layers, T = 2048"
 i=0
 while [ $i -lt 5 ]; do

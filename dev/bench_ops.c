@@ -6,6 +6,8 @@ turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
     bench_ops head [REPEATS [V]]         the loss of a logits chunk over the head's three products
     bench_ops products [REPEATS [ROWS]]  products of linear layers: rate over the better of oneDNN's two ways
     bench_ops decode [REPEATS [TEXTS]]   a token of each text: share of the rate at which weights can be read
+    bench_ops delta [REPEATS [HV]]       linear attention of a chunk: the delta rule, share of the product's rate; the
+                                         rest, and a token of each of 16 texts, share of the rate of reading memory
 */
 #include "product_rate.c"
 
@@ -228,12 +230,137 @@ static void bench_decode(size_t repeats, size_t only) {
     }
 }
 
+// ---- linear attention -----------------------------------------------------------------------------------------------
+
+enum { DELTA_CHUNK = 1024, DELTA_TEXTS = 16 };
+
+typedef struct {
+    DeltaShape shape;
+    Span span, texts[DELTA_TEXTS];
+    floatX *x, *projected, *out, *dout, *dx, *dprojected, *gates, *columns;
+    floatS *state, *dstate, *parameters, *scratch;
+    size_t scratch_size;
+} DeltaBench;
+
+typedef enum {
+    RULE,
+    RULE_STATE,
+    RULE_BACK,
+    RULE_STATE_BACK,
+    STEPS_OF_TEXTS,
+    CONV,
+    CONV_BACK,
+    NORM,
+    NORM_BACK,
+    DELTA_OPS
+} DeltaOp;
+
+static void delta_op(const DeltaBench *b, DeltaOp op) {
+    const DeltaShape *s = &b->shape;
+    DeltaShape texts = *s;
+    texts.spans = (Spans){.span = b->texts, .count = DELTA_TEXTS}, texts.slot_tokens = 2;
+    Stored *out = (Stored *)b->out, *dx = (Stored *)b->dx, *x = (Stored *)b->x, *dout = (Stored *)b->dout;
+    Stored *beta = (Stored *)(b->projected + delta_channels(s) + s->HV * s->V), *a = (Stored *)((floatX *)beta + s->HV);
+    Stored *dbeta = (Stored *)(b->dprojected + delta_channels(s)), *da = (Stored *)((floatX *)dbeta + s->HV);
+    Stored *A = (Stored *)b->gates, *weight = (Stored *)b->gates, *z = (Stored *)(b->projected + delta_channels(s));
+    Summed *state = (Summed *)b->state, *dstate = (Summed *)b->dstate, *sums = (Summed *)b->parameters;
+    Summed *scratch = (Summed *)b->scratch;
+    const size_t n = delta_rows(s);
+    switch (op) {
+    case RULE: cpu_delta_forward(out, state, NULL, x, beta, a, A, A, s, scratch); break;
+    case RULE_STATE: cpu_delta_forward(NULL, state, NULL, x, beta, a, A, A, s, scratch); break;
+    case RULE_BACK:
+        cpu_delta_backward(dx, dbeta, da, sums, sums, dstate, dout, x, beta, a, A, A, state, s, scratch);
+        break;
+    case RULE_STATE_BACK:
+        cpu_delta_backward(NULL, NULL, NULL, NULL, NULL, dstate, dout, x, beta, a, A, A, NULL, s, scratch);
+        break;
+    case STEPS_OF_TEXTS: cpu_delta_forward(out, state, NULL, x, beta, a, A, A, &texts, scratch); break;
+    case CONV: cpu_conv_forward(x, (Stored *)b->columns, (Stored *)b->projected, weight, s); break;
+    case CONV_BACK:
+        cpu_conv_backward((Stored *)b->dprojected, sums, dstate, dx, (Stored *)b->projected, (Stored *)b->columns,
+                          weight, s, scratch);
+        break;
+    case NORM: cpu_gated_norm_forward(dout, out, z, weight, n, s->HV, s->V, s->stride, 1e-6); break;
+    default:
+        cpu_gated_norm_backward(dout, (Stored *)b->dprojected, sums, dout, out, z, weight, n, s->HV, s->V, s->stride,
+                                1e-6, scratch);
+    }
+}
+
+// Of an op: its FLOPs, or the bytes that it reads and writes where these are what it costs
+static double delta_work(const DeltaBench *b, DeltaOp op, int *moves) {
+    static const DeltaWork work[] = {DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD};
+    const DeltaShape *s = &b->shape;
+    const double n = (double)delta_rows(s), W = (double)delta_channels(s), V = (double)(s->HV * s->V);
+    *moves = op >= STEPS_OF_TEXTS;
+    switch (op) {
+    case STEPS_OF_TEXTS: return 2.0 * DELTA_TEXTS * (double)(delta_state_elements(s) * sizeof(floatS));
+    case CONV: return 2 * n * W * sizeof(floatX);
+    case CONV_BACK: return 3 * n * W * sizeof(floatX);
+    case NORM: return 3 * n * V * sizeof(floatX);
+    case NORM_BACK: return 5 * n * V * sizeof(floatX);
+    default: return n * delta_flops(s, work[op]);
+    }
+}
+
+static void bench_delta(size_t repeats, size_t only) {
+    static const size_t heads[][2] = {{16, 16}, {16, 32}, {16, 48}};
+    static const char *const names[] = {
+        "forward",     "state alone",  "backward",   "dstate alone", "a token of each of 16 texts",
+        "convolution", "its backward", "gated norm", "its backward"};
+    enum { READ = 1 << 26 };
+    floatX *memory = bench_tensor(READ);
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+        DeltaBench b = {.shape = {.HK = heads[i][0], .HV = heads[i][1], .K = 128, .V = 128, .taps = 4},
+                        .span = {0, DELTA_CHUNK, 2 * DELTA_CHUNK, 0}};
+        if (only && b.shape.HV != only) continue;
+        const size_t n = DELTA_CHUNK, W = delta_channels(&b.shape), V = b.shape.HV * b.shape.V;
+        b.shape.spans = (Spans){.span = &b.span, .count = 1};
+        b.shape.stride = W + V + 2 * b.shape.HV;
+        for (size_t j = 0; j < DELTA_TEXTS; j++) b.texts[j] = (Span){2 * j, 2 * j + 1, 2 * j + 2, j};
+        b.scratch_size = max_size(cpu_delta_backward_scratch(&b.shape), cpu_conv_backward_scratch(&b.shape));
+        b.scratch_size = max_size(b.scratch_size, cpu_delta_forward_scratch(&b.shape));
+        b.scratch_size = max_size(b.scratch_size, cpu_gated_norm_backward_scratch(n, b.shape.HV, b.shape.V));
+        floatX **const tensors[] = {&b.x, &b.projected, &b.out, &b.dout, &b.dx, &b.dprojected, &b.gates, &b.columns};
+        const size_t sizes[] = {n * W, n * b.shape.stride, n * V, n * V, n * W, n * b.shape.stride, 4 * W, 3 * W};
+        for (size_t j = 0; j < 8; j++) *tensors[j] = bench_tensor(sizes[j]);
+        floatS **const summed[] = {&b.state, &b.dstate, &b.parameters, &b.scratch};
+        const size_t state = delta_state_elements(&b.shape),
+                     counts[] = {DELTA_TEXTS * state, state, 4 * W, b.scratch_size};
+        for (size_t j = 0; j < 4; j++) *summed[j] = sums(counts[j]);
+        double share[DELTA_OPS][MOST];
+        for (size_t r = 0; r <= repeats; r++) { // the first warms up
+            const double rate = product_rate(), bytes = READ * sizeof(floatX) / reading_seconds(memory, READ);
+            for (DeltaOp op = RULE; op < DELTA_OPS; op++) {
+                int moves;
+                const double work = delta_work(&b, op, &moves), begin = seconds_now();
+                delta_op(&b, op);
+                if (r) share[op][r - 1] = work / (seconds_now() - begin) / (moves ? bytes : rate);
+            }
+        }
+        printf("delta: heads %zu / %zu of 128:", b.shape.HK, b.shape.HV);
+        for (DeltaOp op = RULE; op < DELTA_OPS; op++)
+            printf("%s %s %.3f%s", op ? "," : "", names[op], median(share[op], repeats),
+                   op + 1 == STEPS_OF_TEXTS ? " of the product's rate"
+                   : op + 1 == DELTA_OPS    ? " of memory's\n"
+                                            : "");
+        fflush(stdout);
+        for (size_t j = 0; j < 8; j++) cpu_release(*tensors[j], sizes[j] * sizeof(floatX));
+        for (size_t j = 0; j < 4; j++) cpu_release(*summed[j], counts[j] * sizeof(floatS));
+    }
+    cpu_release(memory, READ * sizeof(floatX));
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
-    } modes[] = {
-        {"attention", bench_attention}, {"head", bench_head}, {"products", bench_products}, {"decode", bench_decode}};
+    } modes[] = {{"attention", bench_attention},
+                 {"head", bench_head},
+                 {"products", bench_products},
+                 {"decode", bench_decode},
+                 {"delta", bench_delta}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -243,5 +370,5 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage("usage: bench_ops attention|head|products|decode [REPEATS [HD|V|ROWS|TEXTS]]");
+    die_usage("usage: bench_ops attention|head|products|decode|delta [REPEATS [HD|V|ROWS|TEXTS|HV]]");
 }

@@ -39,6 +39,11 @@ ROWS = [
      "--memory-limit 24GiB --host-limit 96GiB", None, [("Unsloth", "llama3.1-8b", 1, "24gb")]),
     ("", "12 GiB, host 64 GiB", "--init qwen3-8b --lora-rank 16 --seq-len 128000 --machine rtx3060 --memory-limit 12GiB --host-limit 64GiB",
      None, [("Unsloth", "llama3.1-8b", 1, "12gb")]),
+    ("Qwen3.5-9B, all weights", "80 GiB, host 460 GiB", f"--init qwen3.5-9b --seq-len 1M {H100} --host-limit 460GiB", 3, []),
+    ("Qwen3.5-9B, LoRA of rank 16", "80 GiB", "--init qwen3.5-9b --lora-rank 16 --seq-len 200000 --machine h100,host=0 --memory-limit 80GiB",
+     None, []),
+    ("", "24 GiB, host 96 GiB", "--init qwen3.5-9b --lora-rank 16 --seq-len 250000 --machine rtx4090 --memory-limit 24GiB "
+     "--host-limit 96GiB", None, []),
     ("Qwen3-32B, LoRA of rank 16", "80 GiB, host 320 GiB", f"--init qwen3-32b --lora-rank 16 --seq-len 500000 {H100} --host-limit 320GiB",
      None, [("ALST", "qwen3-32b", 1, "h100"), ("Unsloth", "llama3.3-70b", 1, "80gb")]),
     ("Llama-3.1-8B, all weights", "8 H100, host 1.8 TiB", "--init llama3.1-8b --seq-len 5000016 --ranks 8 --sp 8 --zero 3 --machine h100 "

@@ -27,15 +27,19 @@ def gradient_names(config):
     """Parameters whose gradients are held against each other, by transformers' names."""
     if config["model_type"] == "gpt2":
         last = config["n_layer"] - 1
+        linear = ()
         layer = "transformer.h.{}.attn.c_attn.weight", "transformer.h.{}.mlp.c_proj.weight"
         around = ["transformer.wte.weight", "transformer.ln_f.weight"]
     else:
         last = config["num_hidden_layers"] - 1
         layer = "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.down_proj.weight"
+        linear = "model.layers.{}.linear_attn.in_proj_qkv.weight", "model.layers.{}.linear_attn.A_log", layer[1]
         around = ["model.embed_tokens.weight", "model.norm.weight"]
         if not config.get("tie_word_embeddings", False):
             around.append("lm_head.weight")
-    return around + [name.format(number) for number in sorted({0, last}) for name in layer]
+    types = config.get("layer_types") or ["full_attention"] * (last + 1)
+    return around + [name.format(number) for number in sorted({0, last})
+                     for name in (linear if types[number] == "linear_attention" else layer)]
 
 
 class Tensors:

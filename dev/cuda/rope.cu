@@ -54,7 +54,8 @@ struct Rope {
 };
 
 static void real(Rope &c) {
-    cuda_rope(c.x.stored(), c.position.data, c.inverse_frequency.data, c.shape.n, c.shape.heads, c.shape.HD, 1, 0);
+    cuda_rope(c.x.stored(), c.position.data, c.inverse_frequency.data, c.shape.n, c.shape.heads, c.shape.HD, c.shape.HD,
+              1, 0);
 }
 
 template <int HEADS> static void packed(Rope &c) {
