@@ -61,8 +61,8 @@ products, `pairs` query-key pairs of a layer:
     chunk over the prefix. --keep attention saves attention's outputs and spares the 4 L Q pairs of R.
 
 A layer of linear attention projects E = 2 HK DK + 2 HV DV + 2 HV elements, of which W = 2 HK DK + HV DV go through a
-convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops in
-ops.h) take the place of those of pairs, and N / max(n, 1024) states of HV DK DV sums that of K, V, dK, dV, of which
+convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops
+in ops.h) take the place of those of pairs, and N / max(n, 1024) states of HV DK DV sums that of K, V, dK, dV, of which
 the layers of either kind have the memory in turn. States cost stream 2 N C (W + 2 HV) and the rule once more.
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
@@ -388,8 +388,8 @@ static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums 
     arena_pop(s->arena, mark);
 }
 
-// ddelta_out[n,HV*DV] -> all of dprojected[n,E] but z's part. The gradients of the state and of the convolution's inputs
-// pass from behind chunk c to before it. before: what chunk c's forward found
+// ddelta_out[n,HV*DV] -> all of dprojected[n,E] but z's part. The gradients of the state and of the convolution's
+// inputs pass from behind chunk c to before it. before: what chunk c's forward found
 static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
                            const Stored *ddelta_out, Stored *dprojected) {
     const DeltaShape shape = delta_shape(s, c);
@@ -510,7 +510,7 @@ static void keys_begin(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) chunk_kv_project(s, l, chunk_at(s, i), w);
 }
 
-// What chunk c passes the state on by: q, k, v behind the convolution, b and a; computed, or in backward what was kept
+// Inputs of chunk c's delta rule: q, k, v behind the convolution, b and a; computed, or in backward as kept
 static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     Activations a = norm1_activations(s, l, c, w);

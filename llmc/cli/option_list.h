@@ -218,13 +218,13 @@ TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|text|llmc",
-       "format to write: a flat .bin, a Hugging Face folder, one of the text model alone where the model also has images, or "
-       "llm.c's GPT-2 .bin; auto: flat where --out ends in .bin, else hf")
+       "format to write: a flat .bin, a Hugging Face folder, one of the text model alone where the model also has "
+       "images, or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", ON(BP) | ON(LOGPROBS) | ON(CONVERT),
      "replace what --out or --grads-out names if it is there; what is read is never replaced")
 TEXT(like, "like", NULL, ON(CONVERT), "DIR",
-     "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken, and the tensors of "
-     "what is not its text model")
+     "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken, and the tensors "
+     "of what is not its text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, ON(CONVERT), "BYTES",
       "split larger Hugging Face models into files of at most so much")
 FLAG(resume, "resume", ON(TRAIN), "continue from the last complete checkpoint in --out")

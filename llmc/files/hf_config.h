@@ -238,13 +238,13 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// What the top level and the objects of rotary positions say, once or in agreement
+// A value of the top level or of an object of rotary positions: given once, or in agreement
 typedef struct {
     const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
 } HfRope;
 
-// Checks of any type: an object without objects in it, and all of a head rotated where the family has it so. Returns the
-// type, or NULL.
+// Checks of any type: an object without objects in it, and all of a head rotated where the family has it so. Returns
+// the type, or NULL.
 static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
@@ -421,8 +421,8 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// In a composite model the head is tied by the outer tie_word_embeddings, in the text model alone by the inner one: where
-// both are given, they must agree.
+// In a composite model the head is tied by the outer tie_word_embeddings, in the text model alone by the inner one:
+// where both are given, they must agree.
 static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, const char *path) {
     const cJSON *outer = json_get(whole, "tie_word_embeddings"), *inner = json_get(text, "tie_word_embeddings");
     if (outer && inner && !cJSON_Compare(outer, inner, 1))
@@ -472,7 +472,8 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
 // The keys of the top level, or of an object of rotary positions: ways of scaling them belong there, rope_theta and
-// partial_rotary_factor to the top and into rope_parameters. Windows and types have functions of their own. GPT-2 has its original names.
+// partial_rotary_factor to the top and into rope_parameters. Windows and types have functions of their own. GPT-2 has
+// its original names.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -626,7 +627,7 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
 
 #define HF_ROPE_TEXT 4096 // bytes of rotary positions, at most
 
-// What rope_parameters says of images' positions, as the beginning of such an object, or NULL. The caller frees it.
+// The beginning of rope_parameters with its fields of images' positions, or NULL. The caller frees it.
 static char *hf_mrope(const char *text, size_t length) {
     static const char *const keys[] = {"mrope_section", "mrope_interleaved"};
     size_t begin, end, from, to, used = 0;

@@ -113,8 +113,8 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     return out;
 }
 
-// The prefix under which files have the final norm: that of the family, of its composite, or of the base model of either;
-// where none of these, the first, or the composite's if config.json is of that.
+// The prefix under which files have the final norm: that of the family, of its composite, or of the base model of
+// either; where none of these, the first, or the composite's if config.json is of that.
 static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
     const HfComposite *c = hf_composite_of(family);
     const char *norm = family->model_names[FINAL_NORM_WEIGHT];
@@ -198,7 +198,7 @@ static int hf_is_other(const Family *family, const char *name) {
     return 0;
 }
 
-// What is not of the text model goes to source->others, or is refused.
+// A tensor outside the text model goes to source->others, or is refused.
 static void hf_take_others(WeightSource *source, const SafeTensors *list) {
     const SafeTensor *first = NULL;
     SafeTensors *others = &source->others;

@@ -210,8 +210,8 @@ static void safetensors_free(SafeTensors *list) {
 /*
 Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the
 text that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D)
-is [cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file, or into memory, or is only counted: the size of a
-file is known before it is opened. Nothing is allocated.
+is [cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file, or into memory, or
+is only counted: the size of a file is known before it is opened. Nothing is allocated.
 */
 typedef struct {
     const OutputFile *file; // or NULL

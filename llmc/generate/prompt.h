@@ -178,7 +178,7 @@ static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, siz
     }
 }
 
-// What the model said in ids[count], without special tokens, appended.
+// Appends the model's answer ids[count], without special tokens.
 static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const int32_t *ids, size_t count) {
     const Tokenizer *t = prompt->tokenizer;
     char *text = (char *)checked_malloc(count * prompt_token_bytes(prompt), "an answer");

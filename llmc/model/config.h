@@ -231,7 +231,7 @@ static Config config_defaults(const Family *family) {
     return config;
 }
 
-// What a layer has in place of the others' attention
+// The kind of a layer's mixing of tokens
 typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_KINDS } LayerKind;
 
 static LayerKind layer_kind(const Config *config, size_t l) {

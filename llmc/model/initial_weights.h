@@ -26,8 +26,8 @@ static float square_root(float x) {
     return x * y;
 }
 
-// The natural logarithm of a positive number that is neither subnormal nor near the largest: exponent log 2 + log m with
-// m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2.
+// The natural logarithm of a positive number that is neither subnormal nor near the largest: exponent log 2 + log m
+// with m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2.
 static float natural_logarithm(float x) {
     float mantissa;
     uint32_t raw;

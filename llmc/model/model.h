@@ -36,7 +36,7 @@ typedef struct {
     size_t elements; // of the whole model
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
-    // Of layers with attention [0] and with linear attention [1]
+    // layers with attention [0], with linear attention [1]
     size_t layer_offset[2][LAYER_TENSORS]; // within a layer
     size_t layer_elements[2];
     size_t layer_begin; // of layer 0 (layer_start)
@@ -80,7 +80,7 @@ static size_t linear_channels(const Config *c) {
     return 2 * c->linear_num_key_heads * c->linear_key_head_dim + c->linear_num_value_heads * c->linear_value_head_dim;
 }
 
-// Of a layer with attention, or linear attention. rows == 0: it has no such tensor.
+// Shapes of a layer with attention, or linear attention. rows == 0: it has no such tensor.
 static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
@@ -98,7 +98,8 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
         {ROLE_LINEAR, family->hybrid ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
-        {ROLE_BIAS, (family->hybrid ? 2 * q : q) * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
+        {ROLE_BIAS, (family->hybrid ? 2 * q : q) * qkv_bias, 0},
+        {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
         {ROLE_NORM, head_norm, 0}, {ROLE_NORM, head_norm, 0},
         {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0},
         {ROLE_LINEAR, W, C}, {ROLE_LINEAR, values, C}, {ROLE_LINEAR, HV, C}, {ROLE_LINEAR, HV, C},

@@ -218,14 +218,15 @@ OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const St
    COUNT(dry_move(4 * delta_rows(shape) * delta_channels(shape), STORED)))
 OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 
-// The gated delta rule. x[n,W]: q, k, v behind the convolution; b, a: rows of HV elements, shape->stride apart. With q, k
-// of a head divided by sqrt(sum of squares + 1e-6), q also by sqrt(K), beta = 1 / (1 + exp(-b)), decay = exp(-exp(A_log)
-// log(1 + exp(a + dt_bias))), at each token and value head
+// The gated delta rule. x[n,W]: q, k, v behind the convolution; b, a: rows of HV elements, shape->stride apart. With q,
+// k of a head divided by sqrt(sum of squares + 1e-6), q also by sqrt(K), beta = 1 / (1 + exp(-b)), decay =
+// exp(-exp(A_log) log(1 + exp(a + dt_bias))), at each token and value head
 //     S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
-// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: the state alone. transfer[HV,K,K] (may be NULL; slot_tokens 0):
-// becomes T transfer, where a state before the call adds T state to the one behind it; T is 0 where a document begins
-OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b, const Stored *a,
-                         const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape, Summed *scratch),
+// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: the state alone. transfer[HV,K,K] (may be NULL; slot_tokens
+// 0): becomes T transfer, where a state before the call adds T state to the one behind it; T is 0 where a document
+// begins
+OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b,
+                         const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape, Summed *scratch),
    (out, state, transfer, x, b, a, A_log, dt_bias, shape, scratch),
    TENSOR(out, delta_rows(shape) * shape->HV * shape->V, STORED)
    TENSOR(state, delta_slots(shape) * delta_state_elements(shape), SUMMED)
@@ -265,13 +266,14 @@ OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer,
    TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
 // state[HV,K,V] += T before[HV,K,V], each head's T = transfer[K,K]: the state behind a range, from what it adds to a
 // state of zeros. back: T^T, of gradients from behind a range to before it. Neither spans nor slots are looked at
-OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back, const DeltaShape *shape),
+OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back,
+                         const DeltaShape *shape),
    (state, transfer, before, back, shape),
    TENSOR(state, delta_state_elements(shape), SUMMED) TENSOR(transfer, delta_transfer_elements(shape), SUMMED)
    TENSOR(before, delta_state_elements(shape), SUMMED) COUNT(dry_combine(shape)))
 
-// out[n,heads,V] = w[V] xhat silu(z), xhat = x / sqrt(mean(x^2) + eps) of each head; rows of z are stride apart. out may
-// be x
+// out[n,heads,V] = w[V] xhat silu(z), xhat = x / sqrt(mean(x^2) + eps) of each head; rows of z are stride apart. out
+// may be x
 OP(void, gated_norm_forward, (Stored *out, const Stored *x, const Stored *z, const Stored *w, size_t n, size_t heads,
                               size_t V, size_t stride, double eps),
    (out, x, z, w, n, heads, V, stride, eps),

@@ -88,8 +88,9 @@ typedef struct {
 static size_t attention_rows(const AttentionShape *shape) { return spans_rows(shape->spans) * shape->NH; }
 
 // Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of what they project is
-// q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; W = 2 HK K + HV V channels q, k, v pass through the convolution.
-// What passes from token to token is the state of a document: what its next span needs of the tokens before.
+// q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; W = 2 HK K + HV V channels q, k, v pass through the
+// convolution. What passes from token to token is the state of a document: what its next span needs of the tokens
+// before.
 typedef struct {
     Spans spans;         // window and pairs are not looked at
     size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)
@@ -108,11 +109,11 @@ static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->H
 
 typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD, DELTA_TRANSFER } DeltaWork;
 
-// FLOPs for each token of delta_forward with its output, or of the state alone, of delta_backward or of dstate alone, and
-// of a transfer. In blocks of B tokens, a multiply-add two, of triangles their half. Forward, each key head: k k^T and
-// q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each; the state
-// alone is without q. Backward computes the state and u of each block again, then k k^T and q k^T, and two products for
-// each of forward. dstate alone takes as many as forward. A transfer: k T, k^T u and its system.
+// FLOPs for each token of delta_forward with its output, or of the state alone, of delta_backward or of dstate alone,
+// and of a transfer. In blocks of B tokens, a multiply-add two, of triangles their half. Forward, each key head: k k^T
+// and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each; the
+// state alone is without q. Backward computes the state and u of each block again, then k k^T and q k^T, and two
+// products for each of forward. dstate alone takes as many as forward. A transfer: k T, k^T u and its system.
 static double delta_flops(const DeltaShape *shape, DeltaWork work) {
     const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
     const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;

@@ -41,7 +41,7 @@ static const double *conv_token(const double *x, const double *columns, const De
     return columns + (size_t)(t + (ptrdiff_t)shape->taps - 1) * delta_channels(shape);
 }
 
-// What silu is taken of: channel c at token t of a span
+// SiLU's argument: channel c at token t of a span
 static double conv_of(const double *x, const double *columns, const double *weight, const DeltaShape *shape,
                       const Span *span, size_t t, size_t c) {
     double sum = 0.0;

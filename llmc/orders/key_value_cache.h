@@ -182,8 +182,8 @@ static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
 // Keeps the states of a slot for cache_copy, where cache_keeps_all.
 static void cache_keep(const Cache *cache, StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
-// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all). With
-// layers of linear attention these must be the tokens that cache_keep was last called behind.
+// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
+// With layers of linear attention these must be the tokens that cache_keep was last called behind.
 static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
     size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;

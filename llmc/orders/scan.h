@@ -15,7 +15,7 @@ all-gather first, for U depends on them.
     backward   1. chunks last to first: all that needs no gradient from behind the part; of the delta rule only D
                2. the chain, back
                3. chunks last to first: delta rule, convolution and the products of their inputs
-               4. the gradients of inputs that other parts' convolutions read come home, through their products and norm 1
+               4. gradients of inputs that other parts' convolutions read come home, through their products and norm 1
 
 States before parts and T stay from forward to backward (RangeStates). Beside a process alone a token costs once more,
 forward and backward each, the products that make q, k, v, b and a: 2 C (W + 2 HV); the delta rule's state and 4 HV DK^2
@@ -257,7 +257,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
     drop(s, &a);
 }
 
-// Whether tail_backward needs tokens of chunk c.
+// True if tail_backward needs tokens of chunk c.
 static int has_tail(const StreamBP *s, size_t half, Chunk c) {
     const Range own = s->own[half];
     return c.token + c.n + shapes_of(s->model).taps - 1 > own.begin + own.count;

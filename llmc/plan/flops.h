@@ -1,7 +1,8 @@
 /*
 FLOPs that a pass executes, by formula: products (2 n in out), attention (4 forward, 10 backward for each query-key
-pair and element of the queries) and the delta rule (delta_flops), recomputation counted. A training step adds them up over its batches. The dry walk of
-plan.h counts the same (test_plan.c); of ranks that share a sequence both mean the one with the most tokens.
+pair and element of the queries) and the delta rule (delta_flops), recomputation counted. A training step adds them up
+over its batches. The dry walk of plan.h counts the same (test_plan.c); of ranks that share a sequence both mean the one
+with the most tokens.
 */
 #ifndef LLMC_FLOPS_H
 #define LLMC_FLOPS_H
@@ -80,7 +81,7 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     return size;
 }
 
-// What ranks that share a sequence compute besides in the layers of linear attention (scan.h), forward or backward
+// FLOPs of linear attention that only ranks that share a sequence compute (scan.h), forward or backward
 static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const Model *model = settings->model;
     const Shapes d = shapes_of(model);

@@ -94,8 +94,8 @@ typedef struct {
 // (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
 // Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
 // 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
-// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5. The delta rule is
-// taken to reach two fifths of that: its blocks of 64 tokens follow each other, a head's all on one multiprocessor.
+// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5. The delta rule
+// is taken to reach two fifths of that: its blocks of 64 tokens follow each other, a head's all on one multiprocessor.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
 // peak is all of its own. B200: FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products
 // at the H100's share, mma.sync as on an H100. Cards for desks and L40S: products at the shares of the peak that LLMQ

@@ -1,12 +1,12 @@
 /*
-What linear attention keeps: no keys and values, but the state of the document at hand, which passes from chunk to
+Memory of linear attention: no keys and values, but the state of the document at hand, which passes from chunk to
 chunk: S [HV,DK,DV] of the delta rule, and the last taps - 1 inputs of the convolution.
 
 Backward visits the chunks last to first and needs the state before each. A first walk over the layer keeps it at
 intervals of at least STATE_INTERVAL tokens. When backward comes to the last chunk of an interval, states before the
 chunks within it are computed again from there: of every chunk where there are at most STATE_FAN, else at intervals of
-their own, and so on. So memory is N / STATE_INTERVAL states and at most STATE_FAN - 1 for each level below, whatever the
-chunk, and is that of keys and values in layers with attention: one layer's at a time.
+their own, and so on. So memory is N / STATE_INTERVAL states and at most STATE_FAN - 1 for each level below, whatever
+the chunk, and is that of keys and values in layers with attention: one layer's at a time.
 
     level        0                        1                  ...   last
     every        STATE_INTERVAL tokens    1/STATE_FAN of it        chunk
@@ -17,7 +17,7 @@ chunk, and is that of keys and values in layers with attention: one layer's at a
 
 enum { STATE_INTERVAL = 1024, STATE_FAN = 16 };
 
-// ---- which chunks have a state ---------------------------------------------------------------------------------------
+// ---- which chunks have a state -------------------------------------------------------------------------------------
 // Chunks of so many tokens from one state of a level to the next
 static size_t state_spacing(size_t chunk, size_t level) {
     size_t spacing = (STATE_INTERVAL + chunk - 1) / chunk;
@@ -121,7 +121,7 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     return mark;
 }
 
-// ---- the state at hand -----------------------------------------------------------------------------------------------
+// ---- the state at hand ---------------------------------------------------------------------------------------------
 // A layer's states, one for each slot
 static size_t linear_layer(const StreamBP *s, size_t l) {
     return s->linear.layers > 1 ? layers_before(&s->model->config, LAYER_LINEAR, l) : 0;
@@ -141,7 +141,7 @@ static DeltaShape delta_shape(const StreamBP *s, Chunk c) {
     return shape;
 }
 
-// ---- states at intervals ---------------------------------------------------------------------------------------------
+// ---- states at intervals -------------------------------------------------------------------------------------------
 // The state before the index-th chunk of a range
 typedef struct {
     Summed *state;

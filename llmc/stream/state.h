@@ -44,7 +44,7 @@ typedef struct {
     Range halo[2];    // shared sequences: tokens stored of layers with a window, for each range (window_range_of_rank)
 } KeyValue;
 
-// What linear attention passes from chunk to chunk: of a layer, or of every such layer (linear_memory.h)
+// State that linear attention passes from chunk to chunk: of a layer, or of every such layer (linear_memory.h)
 typedef struct {
     Summed *state;             // [slots,HV,DK,DV] of the delta rule
     Stored *columns;           // [slots,taps-1,W] the convolution's last inputs

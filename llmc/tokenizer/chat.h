@@ -36,7 +36,7 @@ static void chat_append_text(Scratch *to, const char *text, size_t bytes, int tr
     scratch_append(to, trim ? text + begin : text, trim ? end - begin : bytes);
 }
 
-// Whether a model that reasons is asked to, in the order of the words of --thinking.
+// Request to a model that reasons, in the order of the words of --thinking.
 typedef enum { THINKING_AUTO, THINKING_ON, THINKING_OFF } Thinking;
 
 static int chat_forgets(const Tokenizer *t) { return (t->flags & TOKENIZER_FORGETS) != 0; }

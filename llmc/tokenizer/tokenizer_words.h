@@ -1,7 +1,7 @@
 /*
 What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2,
-Llama 3, Qwen and Qwen3.5, each written out as the function it is. Characters are those of well-formed UTF-8; classes and
-composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
+Llama 3, Qwen and Qwen3.5, each written out as the function it is. Characters are those of well-formed UTF-8; classes
+and composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
 */
 #ifndef LLMC_TOKENIZER_WORDS_H
 #define LLMC_TOKENIZER_WORDS_H

@@ -29,7 +29,8 @@ static int convert_to_folder(const Options *options) {
     return folder;
 }
 
-// dtype: NULL: keep what the source has. *written: what most tensors are in then. Returns the number of files of weights.
+// dtype: NULL: keep what the source has. *written: what most tensors are in then. Returns the number of files of
+// weights.
 static size_t convert_write(const Options *options, WeightSource *source, const DType *dtype, DType *written) {
     const DType type = dtype ? *dtype : source->dtype;
     char hub[PATH_MAX];

@@ -274,7 +274,7 @@ static void check_gated_norm_backward(const Config *c, size_t n) {
     expect(dw, sqrt((double)(n * HV)));
 }
 
-// Of three value heads of an odd width: what a range of tokens makes of the state before it
+// Three value heads of an odd width: the transfer of a range of tokens
 static void check_transfer_begin(const Config *c, size_t n) {
     const DeltaShape shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0};
     (void)c, (void)n;

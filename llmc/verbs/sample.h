@@ -30,8 +30,8 @@ typedef struct {
     size_t turns, answer_ids;
 } Conversation;
 
-// A user's turn: its ids, of which the sampler has the first that are returned. A template that forgets reasoning changes
-// what came before, so that all turns are encoded, and what follows the first change is fed anew.
+// A user's turn: its ids, of which the sampler has the first that are returned. A template that forgets reasoning
+// changes what came before, so that all turns are encoded, and what follows the first change is fed anew.
 static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt *prompt, const Options *o,
                                 const char *line, size_t bytes) {
     Tokenizer *t = prompt->tokenizer;

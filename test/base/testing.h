@@ -327,8 +327,8 @@ static void expect_exactly(const Guarded *t, const double *expected) {
 }
 
 // ---- the runner -----------------------------------------------------------------------------------------------------
-// Matrix instructions, a GPU's and AMX, take attention's weights, and the gradient of its scores, rounded to bf16. A GPU's
-// take what the delta rule has computed as two numbers in bf16 (llmc/ops/cuda/delta_blocks.cuh).
+// Matrix instructions, a GPU's and AMX, take attention's weights, and the gradient of its scores, rounded to bf16. A
+// GPU's take what the delta rule has computed as two numbers in bf16 (llmc/ops/cuda/delta_blocks.cuh).
 static double operand_error(const char *test) {
     const int on_gpu = ops_device && !strcmp(ops_device->name, "cuda");
 #if defined(__AMX_BF16__)

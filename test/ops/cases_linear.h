@@ -179,8 +179,8 @@ static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
 }
 
 // ---- the gated delta rule -------------------------------------------------------------------------------------------
-// USUAL: heads that remember few tokens and many; LASTING: no decay, beta 1; STRONG: log decay -500, beta 1; NOW_AND_THEN:
-// both. ALIKE: as LASTING, with the same key in every token
+// USUAL: heads that remember few tokens and many; LASTING: no decay, beta 1; STRONG: log decay -500, beta 1;
+// NOW_AND_THEN: both. ALIKE: as LASTING, with the same key in every token
 typedef enum { GATES_USUAL, GATES_LASTING, GATES_STRONG, GATES_NOW_AND_THEN, GATES_ALIKE, GATES } GatesKind;
 static const char *const gates_names[] = {"", ", lasting", ", strong decay", ", strong decay now and then",
                                           ", keys alike"};

@@ -294,7 +294,8 @@ static TinyResult document_run(const TinyCase *c, size_t chunk, size_t document,
     return tiny_case_run(c, METHOD_STREAM, chunk, chunk, &only, 1);
 }
 
-// Other tokens in every other document change no bit of a document's log-probabilities, nor of the gradient of its loss.
+// Other tokens in every other document change no bit of a document's log-probabilities, nor of the gradient of its
+// loss.
 TEST(documents_do_not_see_each_other) {
     static const size_t length[] = {9, 1, 2, 3, 21, 1, 7}, chunks[] = {4, 5, 9};
     enum { DOCUMENTS = COUNT_OF(length) };

@@ -6,8 +6,8 @@ gradient,
     y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
     dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]
 
-Rows are walked in strips of channels, which stay in the L1 cache for taps rows, their weights for all. Backward cuts the
-rows into parts, a function of their number alone, each with its own dw; d of the taps - 1 tokens behind a part is
+Rows are walked in strips of channels, which stay in the L1 cache for taps rows, their weights for all. Backward cuts
+the rows into parts, a function of their number alone, each with its own dw; d of the taps - 1 tokens behind a part is
 computed twice. So the result does not depend on the number of threads.
 */
 #ifndef LLMC_CPU_CONV_H
@@ -90,7 +90,7 @@ static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *
     }
 }
 
-// What columns hold behind a span
+// columns = the last taps - 1 inputs of a span, older ones from the columns before it
 static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape, const Span *span, size_t channel,
                       size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
@@ -177,7 +177,8 @@ typedef struct {
     const DeltaShape *shape;
 } ConvBackward;
 
-// Tokens [from, end) of a span, last to first. dw: of this part and strip. The last span of a call is read from behind it
+// Tokens [from, end) of a span, last to first. dw: of this part and strip. The last span of a call is read from behind
+// it
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];

@@ -1,7 +1,7 @@
 /*
-Op set "cpu": the gated delta rule of linear attention (arXiv 2412.06464), forward and backward (contract in op_list.h), in
-blocks of DELTA_BLOCK tokens from a span's first on. With c_i the logarithm of the decay from the block's begin to behind
-token i, S the state before the block and D_ij = exp(c_i - c_j), j <= i, a block is
+Op set "cpu": the gated delta rule of linear attention (arXiv 2412.06464), forward and backward (contract in op_list.h),
+in blocks of DELTA_BLOCK tokens from a span's first on. With c_i the logarithm of the decay from the block's begin to
+behind token i, S the state before the block and D_ij = exp(c_i - c_j), j <= i, a block is
 
     A_ij = beta_i k_i . k_j D_ij, j < i        (I + A) u = beta (v - exp(c) k S)
     P_ij = q_i . k_j D_ij, j <= i              out = exp(c) q S + P u
@@ -30,7 +30,7 @@ result depends on the number of threads.
 
 enum { DELTA_STEPS = 2 }; // tokens of a span up to which forward goes token by token
 
-// What a thread works on: the call's inputs, its scratch memory, the block at hand
+// A thread's work: the call's inputs, its scratch memory, the block at hand
 typedef struct {
     const DeltaShape *shape;
     const floatX *x, *b, *a, *A_log, *dt_bias;
@@ -63,7 +63,7 @@ static Delta delta_call(const Stored *x, const Stored *b, const Stored *a, const
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
-// Of a block and value head in a span's history
+// A span's history: one block and value head of it
 static size_t delta_history(const Delta *d) { return d->wide_v * d->wide_k + DELTA_BLOCK * d->wide_v; }
 
 // Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
@@ -403,8 +403,8 @@ static void delta_store_gates(const Delta *d, const DeltaBackward *g, size_t hea
     if (g->ddt_bias) g->ddt_bias[head] += (floatS)ddt_bias;
 }
 
-// dq, dk, dscores, dgram += what a value head of the block has for them; dv and what its gates came from. u, S before the
-// block (transposed; NULL: 0), dS behind it (NULL: 0)
+// dq, dk, dscores, dgram += what a value head of the block has for them; dv and what its gates came from. u, S before
+// the block (transposed; NULL: 0), dS behind it (NULL: 0)
 static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, const floatS *u, const floatS *S,
                                const floatS *dS) {
     const DeltaGates *gates = &d->gates;

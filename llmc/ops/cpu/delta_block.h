@@ -106,7 +106,8 @@ VECTOR_INLINE void solve_panel(floatS *x, size_t stride, const floatS *A, size_t
         solve_tile(x, stride, A, transposed ? rows - TILE_ROWS - done : done, rows, vectors, transposed);
 }
 
-// x[rows][columns] becomes (I + A)^-1 x, or transposed (I + A)^-T x, for a strictly lower triangle A[rows][DELTA_STRIDE]
+// x[rows][columns] becomes (I + A)^-1 x, or transposed (I + A)^-T x, for a strictly lower triangle
+// A[rows][DELTA_STRIDE]
 static VECTOR_FUNCTION void block_solve(floatS *x, size_t stride, const floatS *A, size_t rows, size_t columns,
                                         int transposed) {
     for (size_t column = 0, vectors; column < columns; column += vectors * VECTOR_LANES) {
@@ -139,7 +140,8 @@ VECTOR_INLINE void delta_look_ahead(const floatX *x, size_t t, size_t tokens, si
         for (size_t d = 0; d < width; d += 64 / sizeof(floatX)) __builtin_prefetch(x + (t + DELTA_AHEAD) * stride + d);
 }
 
-// block[rows][packed_width(K)] = scale x / sqrt(sum of squares + 1e-6) of each token's x[K]; inverse[token]: without scale
+// block[rows][packed_width(K)] = scale x / sqrt(sum of squares + 1e-6) of each token's x[K]; inverse[token]: without
+// scale
 static VECTOR_FUNCTION void delta_pack_unit(floatS *block, floatS *inverse, const floatX *x, size_t tokens, size_t rows,
                                             size_t stride, size_t K, double scale) {
     const size_t width = packed_width(K);
@@ -292,8 +294,8 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
 VECTOR_INLINE VectorBits lanes_to(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 VECTOR_INLINE Vector masked(Vector x, VectorBits mask) { return (Vector)((VectorBits)x & mask); }
 
-// Of the decays D_ij = exp(c_i - c_j), j <= i: A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij (NULL: not wanted),
-// and D itself (may be NULL); 0 above the diagonal as far as tiles read
+// By the decays D_ij = exp(c_i - c_j), j <= i: A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij (NULL: not
+// wanted), and D itself (may be NULL); 0 above the diagonal as far as tiles read
 static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const floatS *gram, const floatS *scores,
                                          const DeltaGates *g, size_t tokens, size_t rows) {
     floatS past[DELTA_BLOCK];
@@ -328,9 +330,9 @@ static VECTOR_FUNCTION void delta_values(floatS *u, const floatX *v, size_t stri
 
 // ---- the gradient of a block's matrices -----------------------------------------------------------------------------
 
-// In: dP = dout u^T and du u^T = -dA, in the lower triangle. dscores += dP D, dgram += dA beta D; dbeta[i] = sum over j of
-// dA_ij D_ij gram_ij; dlog[i] = sum of dP P + dA A over the pairs between which token i lies, r >= i > j: what the decay of
-// token i weakens. Sums of such terms alone: no difference of larger ones
+// In: dP = dout u^T and du u^T = -dA, in the lower triangle. dscores += dP D, dgram += dA beta D; dbeta[i] = sum over j
+// of dA_ij D_ij gram_ij; dlog[i] = sum of dP P + dA A over the pairs between which token i lies, r >= i > j: what the
+// decay of token i weakens. Sums of such terms alone: no difference of larger ones
 static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, double *dbeta, double *dlog,
                                               const floatS *dP, const floatS *minus_dA, const floatS *A,
                                               const floatS *P, const floatS *D, const floatS *gram, const DeltaGates *g,

@@ -39,8 +39,8 @@ VECTOR_INLINE void tile_sums(Vector sum[TILE_ROWS][TILE_VECTORS], const floatS *
     }
 }
 
-// c[TILE_ROWS][vectors] = or += such sums. A fresh sum is added to c at the end: blocked summation, whose rounding error
-// grows with the number of blocks, not of terms.
+// c[TILE_ROWS][vectors] = or += such sums. A fresh sum is added to c at the end: blocked summation, whose rounding
+// error grows with the number of blocks, not of terms.
 VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                 const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
     Vector sum[TILE_ROWS][TILE_VECTORS];

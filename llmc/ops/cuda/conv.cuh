@@ -1,9 +1,9 @@
 /*
-The causal convolution of linear attention in op set "cuda", and SiLU behind it. A thread has a pack of channels and walks
-a block of tokens of one span, the last taps - 1 inputs in registers. Backward computes the convolution's sums again; a
-block also meets the taps - 1 tokens behind its own, whose gradients reach its inputs. Its part of dweight goes to a line
-of scratch. Bytes moved per element: forward 2 s, backward 3 s, and as many more as there are taps - 1 tokens to a
-block's; lines of dweight.
+The causal convolution of linear attention in op set "cuda", and SiLU behind it. A thread has a pack of channels and
+walks a block of tokens of one span, the last taps - 1 inputs in registers. Backward computes the convolution's sums
+again; a block also meets the taps - 1 tokens behind its own, whose gradients reach its inputs. Its part of dweight goes
+to a line of scratch. Bytes moved per element: forward 2 s, backward 3 s, and as many more as there are taps - 1 tokens
+to a block's; lines of dweight.
 */
 #ifndef LLMC_CUDA_CONV_CUH
 #define LLMC_CUDA_CONV_CUH

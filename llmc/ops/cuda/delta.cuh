@@ -1,10 +1,10 @@
 /*
 The gated delta rule of op set "cuda". Forward: a kernel for what blocks of DELTA_BLOCK tokens need no state for
-(delta_blocks.cuh), then a walk over each span's blocks with the state in hand; spans of a few tokens are walked token by
-token (delta_tokens.cuh). Backward: blocks, a walk forward that leaves the state before each block and what each token
-adds, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh). Scratch is that of
-DELTA_SEGMENT blocks, whatever the call's length: longer calls go segment by segment, backward from the last, from states
-at their borders that a walk finds first.
+(delta_blocks.cuh), then a walk over each span's blocks with the state in hand; spans of a few tokens are walked token
+by token (delta_tokens.cuh). Backward: blocks, a walk forward that leaves the state before each block and what each
+token adds, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh). Scratch is
+that of DELTA_SEGMENT blocks, whatever the call's length: longer calls go segment by segment, backward from the last,
+from states at their borders that a walk finds first.
 */
 #ifndef LLMC_CUDA_DELTA_CUH
 #define LLMC_CUDA_DELTA_CUH

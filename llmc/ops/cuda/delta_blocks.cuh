@@ -1,9 +1,9 @@
 /*
-The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: what the kernels of
-op set "cuda" share, and the first of them, which has a block of one key head and works out what needs no state.
+The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: what the kernels
+of op set "cuda" share, and the first of them, which has a block of one key head and works out what needs no state.
 
-With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) = exp(c_i -
-c_j) for j <= i, S the state before the block and L its last token:
+With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) =
+exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
 
     A_ij = beta_i (k_i . k_j) decay(i, j) for j < i        inverse = (I + A)^-1
     P_ij = (q_i . k_j) decay(i, j) for j <= i               scores
@@ -72,7 +72,7 @@ __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
     return gate;
 }
 
-// What a block's kernels read of its gates and lengths; c is high + low, so that a difference of two keeps its digits
+// A block's gates and lengths, as its kernels read them; c is high + low, so that a difference of two keeps its digits
 struct BlockGates {
     float high[BLOCK], low[BLOCK], beta[BLOCK];
 };

@@ -276,7 +276,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
         finish(dq, q, G.dq, 0, false);
         finish(dk, k, G.dk, d.HK * K, true);
         __syncthreads();
-        // 6. gates: a lane has two tokens. All that passes one: pairs, what reads S behind it, what is added to S' before it
+        // 6. gates: a lane has two tokens. All that passes one: pairs, what reads S behind it, what is added to S'
+        // before it
         if (warp) continue;
         float reads[2], adds[2], overlap_sum = 0.0f, sums[2] = {};
         for (unsigned e = 0; e < 2; e++) {

@@ -29,7 +29,7 @@ struct DeltaWalk {
     bool values;
 };
 
-// Where a head's state begins
+// The first element of a head's state
 __device__ inline size_t state_place(const DeltaCall &d, const DeltaWalk &w, const Span &span, size_t head) {
     const size_t slot = d.slot_tokens ? span.document / d.slot_tokens : 0;
     return (slot * d.HV + head) * d.K * w.width;

@@ -9,8 +9,8 @@ and back, dS the gradient of the state behind the block, with dN = scores^T dout
 
     dR = inverse^T dN,  dS = exp(c_L) dS + Q^T (exp(c) dout) - K^T (beta exp(c) dR)
 
-A warp has 16 tokens of the products over tokens. Tiles of the next block's q and k come while this one's are used, where
-shared memory has room for two (stages).
+A warp has 16 tokens of the products over tokens. Tiles of the next block's q and k come while this one's are used,
+where shared memory has room for two (stages).
 */
 #ifndef LLMC_CUDA_DELTA_WALK_CUH
 #define LLMC_CUDA_DELTA_WALK_CUH
@@ -21,7 +21,7 @@ constexpr size_t WALK_LEAST_K = 16;
 constexpr unsigned WALK_THREADS = DELTA_THREADS_OF_BLOCK, WALK_WARPS = WALK_THREADS / LANES;
 constexpr unsigned TOKENS_TILE = BLOCK * padded<WALK_COLUMNS>; // of rows of tokens
 
-// What delta_blocks_kernel has found
+// Results of delta_blocks_kernel
 struct DeltaPairs {
     const float *inverse, *scores;
     const BlockGates *gates;
@@ -107,7 +107,7 @@ __device__ inline SplitA triangle_operand(const float (&values)[8]) {
     return a;
 }
 
-// What a lane needs of its two tokens
+// A lane's two tokens
 struct WalkRows {
     float beta[2], read_k[2], read_q[2], add[2]; // exp(c) and decay(L), times 1 / the length of k or q
     float keep;                                  // exp(c_L)

@@ -1,7 +1,8 @@
 /*
 Rotary position embedding of op set "cuda", in place on the first R elements of every head of x[n,heads,HD]: the pair
-(i, i + R/2) is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in llmc/ops/cpu/rope.h. A thread works out
-the sine and cosine of one pair of one token and turns that pair of every head it is given. Bytes moved per element: 2s.
+(i, i + R/2) is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
+llmc/ops/cpu/rope.h. A thread works out the sine and cosine of one pair of one token and turns that pair of every head
+it is given. Bytes moved per element: 2s.
 */
 #ifndef LLMC_CUDA_ROPE_CUH
 #define LLMC_CUDA_ROPE_CUH
