@@ -201,9 +201,9 @@ OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Sto
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
    COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
 // dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as forward found them. dcolumns
-// [taps-1,W]: on the way in the gradient that tokens behind the call have for x of its last taps - 1 tokens, of which
-// those before row 0 are before the call; on the way out for the taps - 1 tokens before the call, 0 where the first
-// span begins its document. slot_tokens is 0
+// [taps-1,W]: on the way in the gradient that tokens behind the call have for x of its last taps - 1 tokens, 0 for
+// tokens of another document; those before row 0 are before the call. On the way out for the taps - 1 tokens before the
+// call, 0 where the first span begins its document. slot_tokens is 0
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
                          const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
    (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
@@ -226,7 +226,8 @@ OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 // 0): becomes T transfer, where a state before the call adds T state to the one behind it; T is 0 where a document
 // begins
 OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b,
-                         const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape, Summed *scratch),
+                         const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape,
+                         Summed *scratch),
    (out, state, transfer, x, b, a, A_log, dt_bias, shape, scratch),
    TENSOR(out, delta_rows(shape) * shape->HV * shape->V, STORED)
    TENSOR(state, delta_slots(shape) * delta_state_elements(shape), SUMMED)

@@ -209,13 +209,13 @@ TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
 TEST(qwen2_sliding) { FOLDER("qwen2-sliding"); }
 TEST(mistral_full) { FOLDER("mistral-full"); }
+TEST(qwen3_5) { FOLDER("qwen3_5"); }
 
-// Not of ranks: other formats of the same, layers of linear attention
+// By one rank: variants of what ranks have above
 #define ALONE(call)                                                                                                    \
     if (dist_ranks() == 1 || all_cases()) call
 TEST(llama_linear) { ALONE(FOLDER("llama-linear")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
-TEST(qwen3_5) { ALONE(FOLDER("qwen3_5")); }
 TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
 TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }
 TEST(qwen3_5_linear) { ALONE(FOLDER("qwen3_5-linear")); }

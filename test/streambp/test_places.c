@@ -64,11 +64,8 @@ static size_t levels_of(int factor) {
     return only_one ? 1 : levels[factor];
 }
 
-// Method full keeps every activation, so nothing else is kept or computed again. Ranks do not share sequences of layers
-// with linear attention, which the last model has.
+// Method full keeps every activation, so nothing else is kept or computed again.
 static int possible(int a, size_t x, int b, size_t y) {
-    if (a == SHARED && b == MODEL) return possible(b, y, a, x);
-    if (a == MODEL && b == SHARED) return x < COUNT_OF(models) - 1 || y == 0;
     if (b == METHOD) return possible(b, y, a, x);
     return a != METHOD || x != METHOD_FULL || y == 0 || (b != KEPT && b != EVERY);
 }

@@ -20,9 +20,6 @@ static const char *const models[] = {
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
-// Ranks do not share sequences of layers with linear attention, which the last model has.
-static size_t models_tried(void) { return world.sp > 1 ? MODELS - 1 : MODELS; }
-
 static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 1e-5 : 0.03;
 }
@@ -122,7 +119,7 @@ static void stages_agree(Case *c) {
 // ranks take a third of the cases.
 TEST(families_and_objectives) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
-    for (size_t m = 0; m < models_tried(); m++)
+    for (size_t m = 0; m < MODELS; m++)
         for (size_t k = 0; k < COUNT_OF(kinds); k++)
             for (size_t lora = 0; lora < 2; lora++) {
                 if (!all_cases() && (lora != (m + k) % 2 || (world.ranks > 2 && (2 * m + k) % 3))) continue;
@@ -134,7 +131,7 @@ TEST(families_and_objectives) {
 // Stored in the type of weights, which in bf16 is not that of sums: then every stream is reduced, in all stages. In
 // other builds this is nothing new.
 TEST(gradients_of_the_type_of_weights) {
-    for (size_t m = 0; m < (ops_device->stored == DTYPE_BF16 ? models_tried() : 0); m++) {
+    for (size_t m = 0; m < (ops_device->stored == DTYPE_BF16 ? MODELS : 0); m++) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, m % 2 ? 1 : 3);
         c.tiny.settings.gradient_type = c.tiny.model.dtype;
         stages_agree(&c);
@@ -201,7 +198,7 @@ static double drift(const double *found, const double *alone, const double *star
 // differ in their rounding. Weights and state lie in other places in each stage, and a step waits for the next pass.
 TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
-    for (size_t m = 0; m<models_tried(); m += world.ranks> 2 ? 3 : 1) {
+    for (size_t m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
         const int small = m % 2; // moments, gradients and master weights
         if (small) c.tiny.settings.gradient_type = c.tiny.model.dtype;
@@ -277,7 +274,7 @@ static Traffic sent_by(const Case *c, RunSettings settings) {
 
 TEST(traffic_and_memory) {
     static const size_t chunks[] = {3, 1000};
-    for (size_t m = 0; m < models_tried(); m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         const size_t streams = m % 3 ? 1 : 3;
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, METHOD_STREAM, 0);
         for (size_t i = 0; i < streams * world_replicas(world); i++) // all alike
@@ -337,7 +334,7 @@ static double *passes(const Case *c, RunSettings settings) {
 }
 
 TEST(passes_without_gradients) {
-    for (size_t m = 0; m < models_tried(); m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, m % 2 == 0, METHOD_STREAM, 1);
         RunSettings settings = case_settings(&c, 3);
         settings.world.sp = 1;
@@ -351,7 +348,7 @@ TEST(passes_without_gradients) {
 
 // ---- weights come, gradients go -------------------------------------------------------------------------------------
 TEST(initial_weights_by_portions) {
-    for (size_t m = 0; m < models_tried(); m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
         const Model *model = &c.tiny.model;
         const Sharding own = sharding_of(world, ZERO_NONE);
@@ -405,7 +402,7 @@ TEST(gradients_are_written_together) {
     size_t bytes[2];
     snprintf(path[0], sizeof(path[0]), "build/test_zero-alone-%zu.safetensors", world.rank);
     snprintf(path[1], sizeof(path[1]), "build/test_zero-%zu.safetensors", world.ranks);
-    for (size_t m = 0; m < models_tried(); m += 2)
+    for (size_t m = 0; m < MODELS; m += 2)
         for (size_t stage = m / 2; stage < STAGES; stage += 2) {
             Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
             const Model *model = &c.tiny.model;
