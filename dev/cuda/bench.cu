@@ -1,9 +1,10 @@
 /*
-Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream
-of 32768 (the last chunk, which sees all keys) and logits chunks of 2048. One object of JSON on stdout, the same as a
-table on stderr: median milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best
-square product, measured in the same run. Bytes are those that an op cannot do without: every input read once, every
-output written once; a sum that is added to is read and written. dev/bench_gpu.sh runs it.
+Every op of the linked op set at the shapes of Qwen3-8B, as `stream` calls them for chunks of 4096 tokens of a stream of
+32768 (the last chunk, which sees all keys) and logits chunks of 2048; those of linear attention at Qwen3.5-9B's. One
+object of JSON on stdout, the same as a table on stderr: median milliseconds with cold caches, the rate, and its share
+of a copy's rate or of cuBLASLt's best square product, measured in the same run. Bytes are those that an op cannot do
+without: every input read once, every output written once; a sum that is added to is read and written.
+dev/bench_gpu.sh runs it.
 
     bench [REPEATS]
 
@@ -25,11 +26,14 @@ timed.
 // elements of a layer's matrices
 #ifdef CUDA_ON_CPU
 constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320, TEXTS = 3;
+constexpr size_t HK = 1, HV = 2, DK = 16, DV = 16; // of linear attention, as in streambp.h
 #else
 constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936,
                  TEXTS = 64;
+constexpr size_t HK = 16, HV = 32, DK = 128, DV = 128;
 #endif
 constexpr size_t LAYER = 2 * C * NH * HD + 2 * C * NKV * HD + 3 * C * FF;
+constexpr size_t CHANNELS = 2 * HK * DK + HV * DV, VALUES = HV * DV, PROJECTED = CHANNELS + VALUES + 2 * HV, TAPS = 4;
 constexpr double STORED = sizeof(floatX), SUMMED = sizeof(float);
 constexpr double PAIRS = (double)n * (double)(T - n) + 0.5 * (double)n * (double)(n + 1);
 
@@ -48,6 +52,10 @@ struct Tensors {
 
 constexpr size_t WIDE = n * 2 * FF > m *V ? n * 2 * FF : m *V, MATRIX = V * C > 3 * LAYER ? V *C : 3 * LAYER;
 static_assert(T * C <= MATRIX, "embedding_backward takes its dx from there");
+static_assert(n * PROJECTED <= WIDE && n * PROJECTED <= MATRIX && VALUES <= NH * HD, "so do linear attention's ops");
+
+// The whole chunk is one document's, which began before it.
+static DeltaShape delta_shape(const Span *span) { return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0}; }
 
 // Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order
 enum { ATTENTION_CHOICES = 3 };
@@ -63,7 +71,11 @@ static size_t scratch_of_all(void) {
         ops_device->attention_choose(attention_choice(i));
         attention = std::max(attention, ops_device->attention_scratch(n, NH, NKV, HD));
     }
+    const Span span = {0, T - n, T, 0};
+    const DeltaShape delta = delta_shape(&span);
     return std::max({attention, ops_device->embedding_backward_scratch(T, V, C),
+                     ops_device->conv_backward_scratch(&delta), ops_device->delta_forward_scratch(&delta),
+                     ops_device->delta_backward_scratch(&delta), ops_device->gated_norm_backward_scratch(n, HV, DV),
                      ops_device->norm_backward_scratch(n, C), ops_device->norm_backward_scratch(n * NH, HD)});
 }
 
@@ -273,6 +285,49 @@ static void bench_attention(const Bench &b) {
     ops->attention_choose(attention_choice(0));
 }
 
+// Linear attention; bytes and FLOPs of the chunked form as delta_flops counts them, not what the kernels move and issue
+// (dev/gpu_speed.md)
+static void bench_linear_attention(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const DeltaShape shape = delta_shape(&t.span);
+    const size_t state = HV * DK * DV;
+    Stored *const gates = (Stored *)(t.x.data + CHANNELS + VALUES), *const rates =
+                                                                        (Stored *)(t.x.data + PROJECTED - HV);
+    Stored *const A_log = t.q.stored(), *const dt_bias = (Stored *)(t.q.data + HV); // 0 on average
+    floatX *const dprojected = t.weight.data;
+    Summed *const before = t.sums.summed(), *const behind = (Summed *)(t.sums.data + state),
+                  *const sums = (Summed *)(t.sums.data + 2 * state);
+    b.bytes("conv_forward", "query, key, value", n, CHANNELS, 2.0 * n * CHANNELS * STORED,
+            [&] { ops->conv_forward(t.y.stored(), t.k.stored(), t.x.stored(), t.v.stored(), &shape); });
+    b.bytes("conv_backward", "query, key, value", n, CHANNELS, 3.0 * n * CHANNELS * STORED, [&] {
+        ops->conv_backward((Stored *)dprojected, sums, behind, t.z.stored(), t.x.stored(), t.k.stored(), t.v.stored(),
+                           &shape, t.scratch.summed());
+    });
+    b.flops("delta_forward", "the last chunk", n, VALUES, n * delta_flops(&shape, DELTA_FORWARD), [&] {
+        ops->delta_forward(t.out.stored(), before, NULL, t.y.stored(), gates, rates, A_log, dt_bias, &shape,
+                           t.scratch.summed());
+    });
+    b.flops("delta_forward", "the state alone", n, VALUES, n * delta_flops(&shape, DELTA_STATE), [&] {
+        ops->delta_forward(NULL, before, NULL, t.y.stored(), gates, rates, A_log, dt_bias, &shape, t.scratch.summed());
+    });
+    b.flops("delta_backward", "the last chunk", n, VALUES, n * delta_flops(&shape, DELTA_BACKWARD), [&] {
+        ops->delta_backward(t.z.stored(), (Stored *)(dprojected + CHANNELS + VALUES),
+                            (Stored *)(dprojected + PROJECTED - HV), sums, (Summed *)(t.sums.data + 2 * state + HV),
+                            behind, t.dout.stored(), t.y.stored(), gates, rates, A_log, dt_bias, before, &shape,
+                            t.scratch.summed());
+    });
+    b.bytes("gated_norm_forward", "value heads", n, VALUES, 3.0 * n * VALUES * STORED, [&] {
+        ops->gated_norm_forward(t.out.stored(), t.dout.stored(), (Stored *)(t.x.data + CHANNELS), t.k.stored(), n, HV,
+                                DV, PROJECTED, 1e-6);
+    });
+    b.bytes("gated_norm_backward", "value heads", n, VALUES, 5.0 * n * VALUES * STORED, [&] {
+        ops->gated_norm_backward(t.dq.stored(), (Stored *)(dprojected + CHANNELS), sums, t.dout.stored(), t.q.stored(),
+                                 (Stored *)(t.x.data + CHANNELS), t.k.stored(), n, HV, DV, PROJECTED, 1e-6,
+                                 t.scratch.summed());
+    });
+}
+
 static void bench_layer(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
@@ -317,6 +372,7 @@ static void bench_linear(const Bench &b, const char *of, size_t rows, size_t in,
 static void bench_all(const Bench &b) {
     bench_elements(b);
     bench_attention(b);
+    bench_linear_attention(b);
     bench_layer(b);
     bench_linear(b, "query", n, C, NH * HD);
     bench_linear(b, "key, value", n, C, NKV * HD);
