@@ -17,9 +17,10 @@ import signal
 import sys
 import time
 
-NAMES = {  # of log.jsonl: transformers' and TRL's
+NAMES = {  # of log.jsonl: transformers'
     "lr": "learning_rate",
     "tokens": "num_tokens",  # a sum over steps, as there
+    # of logs before version 0.1's metrics had TRL's names
     "clip_fraction": "clip_ratio/region_mean",
     "clip_low": "clip_ratio/low_mean",
     "clip_high": "clip_ratio/high_mean",

@@ -23,11 +23,12 @@ METRICS = {  # of log.jsonl, in the order of the panels; validations have val_ b
     "rewards/accuracies": "pairs ranked right, share",
     "rewards/margins": "reward: chosen - rejected",
     "kl": "KL from reference, nats",
-    "clip_fraction": "clipped share",
+    "clip_ratio/region_mean": "clipped share",
     "entropy": "entropy, nats per token",
-    "completion_length": "tokens of a completion",
+    "completions/mean_length": "tokens of a completion",
 }
-SHARES = ("rewards/accuracies", "clip_fraction")  # drawn from 0
+BEFORE = {"clip_fraction": "clip_ratio/region_mean", "completion_length": "completions/mean_length"}  # names of older logs
+SHARES = ("rewards/accuracies", "clip_ratio/region_mean")  # drawn from 0
 COLUMNS = 3
 ROUNDING = 1e-6  # below it a value is zero
 
@@ -37,7 +38,7 @@ def read(path):
     found, said, tokens = {}, {}, {0: 0}
     with open(path, encoding="utf-8") as file:
         for line in file:
-            record = json.loads(line)
+            record = {BEFORE.get(key, key): value for key, value in json.loads(line).items()}
             said = record.get("options", said)
             if "tokens" in record:
                 tokens[record["step"]] = tokens.get(record["step"] - 1, 0) + record["tokens"]

@@ -42,7 +42,7 @@ refuses() {
     else pass; fi
 }
 json() { # key of the one-line object in $WORK/out: its number or text
-    sed -n 's/.*"'"$1"'": "\{0,1\}\([^",}]*\).*/\1/p' "$WORK/out" | head -n 1
+    sed -n 's|.*"'"$1"'": "\{0,1\}\([^",}]*\).*|\1|p' "$WORK/out" | head -n 1
 }
 close() { # a, b, relative difference allowed
     awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a - b; if (x < 0) x = -x; s = b < 0 ? -b : b; exit !(a != "" && b != "" && x <= d * s) }'

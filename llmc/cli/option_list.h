@@ -127,9 +127,9 @@ TEXT(machine, "machine", "h100", PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-r
      "memory and disk; train, bp: its rates decide what lies where; bp: MFU, and --profile against them")
 
 SECTION("Objective")
-CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_PPO, LOSSES,
-       "sft|dpo|simpo|orpo|grpo|gspo|ppo",
-       "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo: of groups of "
+CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_CISPO, LOSSES,
+       "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo",
+       "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo, cispo: of groups of "
        "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many")
 CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_HINGE, LOSSES, "sigmoid|ipo|hinge",
        "dpo's function of a pair's margin")
@@ -137,16 +137,20 @@ REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
        "dpo with sigmoid: the probability that a pair is labelled the wrong way round")
 REAL(beta, "beta", "auto", 0, 1e6, LOSSES, "X",
        "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
-       "grpo, gspo, ppo: weight of the KL divergence from the reference (0: no reference is needed)")
+       "with advantages: weight of the KL divergence from the reference (0: no reference is needed)")
+CHOICE(KlCorrection, kl_correction, "kl-correction", "auto", KL_CORRECTION_AUTO, KL_CORRECTION_OFF, LOSSES,
+       "auto|on|off",
+       "with --beta above 0: weight the divergence by the ratio to the old policy, so that its gradient is unbiased; "
+       "auto: on, as in TRL since 1.16; a resumed run keeps its own")
 REAL(gamma, "gamma", "auto", 0, 1e6, LOSSES, "X", "simpo: the margin aimed at (1)")
 CHOICE(Normalisation, normalisation, "normalisation", "grpo", NORMALISE_GRPO, NORMALISE_DAPO, LOSSES,
        "grpo|bnpo|dr_grpo|dapo",
        "mean of grpo, gspo and ppo: over a completion's tokens, then over completions (grpo); over all tokens of a "
        "step (bnpo, and dapo, whose upper clip is wider); the sum over completions x --max-new-tokens (dr_grpo)")
 REAL(clip_low, "clip-low", "auto", 0, 1, LOSSES, "X",
-       "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003)")
+       "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003; cispo has none)")
 REAL(clip_high, "clip-high", "auto", 0, 1e6, LOSSES, "X",
-       "and above 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004)")
+       "and above 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004); cispo: above X (5)")
 SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
      "completions of a prompt that --rollout writes, and in a plan or a pass over random tokens")
 CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES,
@@ -175,6 +179,8 @@ REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
        "stop|skip",
        "when it fails: stop the run, or skip the groups without rewards and start it again")
+FLAG(mask_truncated, "mask-truncated", STEPS,
+     "completions that --max-new-tokens cut off have no weight in the loss; their rewards count in their groups")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
      "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most")
 IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's")

@@ -63,6 +63,7 @@ typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
+typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
@@ -204,7 +205,9 @@ static const struct {
     {"use-peft", "--lora-rank R trains adapters"},
     {"load-in-4bit", "weights in 4 bits are not in this version"},
     {"load-in-8bit", "weights in 8 bits are not in this version"},
-    {"loss-type", "of dpo it is --dpo-loss, of grpo, gspo and ppo --normalisation"},
+    {"loss-type", "of dpo it is --dpo-loss, of grpo, gspo and ppo --normalisation; cispo is an --objective"},
+    {"use-bias-correction-kl", "it is --kl-correction on or off"},
+    {"mask-truncated-completions", "it is --mask-truncated"},
     {"reward-funcs", "--reward-command starts a program that rewards completions"},
     {"max-prompt-length", "prompts are as long as in --data; --seq-len limits prompt and completion together"},
     {"entropy-bonus", "the gradient of an entropy is not a weight per token, so it is not in this version"},
@@ -222,7 +225,8 @@ static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epo
 
 // Options that belong to some objectives, as a bit for each, and are refused with the others.
 #define OF(kind)       (1u << (kind))
-#define OF_GROUPS      (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO))
+#define OF_CLIPPED     (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_PPO))
+#define OF_GROUPS      (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_CISPO))
 #define OF_POLICY      (OF_GROUPS | OF(OBJECTIVE_PPO))
 #define OF_PREFERENCES (OF(OBJECTIVE_DPO) | OF(OBJECTIVE_SIMPO) | OF(OBJECTIVE_ORPO))
 static const struct {
@@ -233,8 +237,9 @@ static const struct {
     {"label-smoothing", OF(OBJECTIVE_DPO)},
     {"beta", OF_PREFERENCES | OF_POLICY},
     {"gamma", OF(OBJECTIVE_SIMPO)},
-    {"normalisation", OF_POLICY},
-    {"clip-low", OF_POLICY},
+    {"kl-correction", OF_POLICY},
+    {"normalisation", OF_CLIPPED},
+    {"clip-low", OF_CLIPPED},
     {"clip-high", OF_POLICY},
     {"scale-rewards", OF_GROUPS},
     {"group-size", OF_GROUPS},
@@ -252,7 +257,7 @@ static const struct {
     {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
-    {"json-lines", "json"},        {"thinking", "chat"},
+    {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

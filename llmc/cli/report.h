@@ -18,9 +18,9 @@ static const struct {
                      {"rewards/margins", "margin", 1},
                      {"reward", "reward", 1},
                      {"kl", "KL", 0},
-                     {"completion_length", "length", 0},
+                     {"completions/mean_length", "length", 0},
                      {"entropy", "entropy", 0},
-                     {"clip_fraction", "clipped", 0}};
+                     {"clip_ratio/region_mean", "clipped", 0}};
 
 // A column of each. seen: bits of those that have had one in an earlier line, and keep it
 static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {

@@ -22,6 +22,7 @@ static Objective objective_from_options(const Options *o) {
     objective.kind = o->objective, objective.dpo_loss = o->dpo_loss, objective.normalisation = o->normalisation;
     objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
     objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
+    objective.kl_correction = objective_is_of_policy(&objective) && o->kl_correction != KL_CORRECTION_OFF;
     objective.completion_tokens = (double)o->max_new_tokens;
     objective.temperature = objective_is_of_policy(&objective) || o->verb == VERB_LOGPROBS ? o->temperature : 1;
     objective_resolve(&objective);

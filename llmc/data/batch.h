@@ -33,9 +33,9 @@ typedef struct {
 
 // Normalisers of losses, over the whole accumulated batch.
 typedef struct {
-    double tokens;    // sum of the weights of the targets
-    double documents; // that have such targets
-    double groups;    // pairs, or groups of completions
+    double tokens; // sum of the weights of the targets
+    double documents;
+    double groups; // pairs, or groups of completions
 } TargetCounts;
 
 static Batch batch_allocate(size_t N, size_t documents) {
@@ -111,7 +111,7 @@ static TargetCounts batch_count(const Batch *batch) {
         for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
         if (batch->document_weight) batch->document_weight[d] = sum;
-        counts.tokens += sum, counts.documents += sum > 0;
+        counts.tokens += sum, counts.documents++;
         counts.groups += batch->group && (d == 0 || batch->group[d] != batch->group[d - 1]);
     }
     return counts;

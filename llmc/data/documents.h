@@ -105,16 +105,17 @@ typedef struct {
 } DocumentRef;
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
-static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS, KIND_PAIRS,
-                                                     KIND_GROUPS,    KIND_GROUPS, KIND_VALUES}; // by ObjectiveKind
+// by ObjectiveKind
+static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS,
+                                                     KIND_GROUPS,    KIND_GROUPS, KIND_VALUES, KIND_GROUPS};
 
 // The content of a shard by its kind, and the objectives that take it.
 static const struct {
     const char *name, *objectives;
 } data_kinds[] = {{"documents", "sft"},
                   {"preference pairs", "dpo, simpo or orpo"},
-                  {"groups of completions with rewards", "grpo or gspo"},
-                  {"prompts alone", "grpo or gspo with --rollout"},
+                  {"groups of completions with rewards", "grpo, gspo or cispo"},
+                  {"prompts alone", "grpo, gspo or cispo with --rollout"},
                   {"documents with an advantage for each token", "ppo"}};
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }

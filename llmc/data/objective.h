@@ -22,14 +22,17 @@ simpo  (arXiv 2405.14734) -log sigma(beta (a_chosen - a_rejected) - gamma), a = 
 orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds. TRL
        takes the first term over prompts, too, and as a mean over all tokens at once instead of over pairs
 
-Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta k3) where
-k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020). n by normalisation:
-       grpo     1 / (the document's targets x Z), Z = documents with any (arXiv 2402.03300)
+Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta c k3) where
+k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020), and c is r with
+kl_correction: completions are the old policy's, the divergence is the policy's (arXiv 2512.02556, section 3.1); else 1.
+n by normalisation, where documents without a target count, too, as in TRL:
+       grpo     1 / (the document's targets x Z), Z = documents (arXiv 2402.03300)
        bnpo     1 / Z, Z = targets; TRL's Z is a micro-batch's
        dapo     the same, with an upper clip that is wider (arXiv 2503.14476)
        dr_grpo  1 / Z, Z = documents x completion_tokens (arXiv 2503.20783)
-       In grpo and dr_grpo, TRL's documents include those without a target.
 grpo   r = exp(logp - old). Where old is not known it is the policy's own: r is 1, its gradient that of logp
+cispo  (arXiv 2506.13585) -min(r, clip_high) A logp in place of the first term, where min(r, clip_high) is a weight
+       without a gradient: no token loses its gradient. n is that of bnpo
 ppo    (arXiv 1707.06347) the same with advantages that differ from token to token; the value function is not here
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
        other normalisations than grpo a document weighs as many times as it has tokens, as in TRL
@@ -51,12 +54,13 @@ typedef enum {
     OBJECTIVE_GRPO,
     OBJECTIVE_GSPO,
     OBJECTIVE_PPO,
+    OBJECTIVE_CISPO,
     OBJECTIVES
 } ObjectiveKind;
 typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_LOSSES } DpoLoss;
 typedef enum { NORMALISE_GRPO, NORMALISE_BNPO, NORMALISE_DR_GRPO, NORMALISE_DAPO, NORMALISATIONS } Normalisation;
 
-static const char *const objective_names[OBJECTIVES] = {"sft", "dpo", "simpo", "orpo", "grpo", "gspo", "ppo"};
+static const char *const objective_names[OBJECTIVES] = {"sft", "dpo", "simpo", "orpo", "grpo", "gspo", "ppo", "cispo"};
 static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
@@ -65,8 +69,9 @@ typedef struct {
     ObjectiveKind kind;
     DpoLoss dpo_loss;
     Normalisation normalisation;
+    int kl_correction; // the divergence is weighted by the ratio
     double label_smoothing;
-    double temperature;       // logits are divided by it; 1 but for grpo, gspo and ppo
+    double temperature;       // logits are divided by it; 1 but for objectives with advantages
     double completion_tokens; // dr_grpo: the most that a completion may have
 } Objective;
 
@@ -83,13 +88,17 @@ static int objective_is_of_pairs(const Objective *o) {
 
 // With advantages, a clipped ratio and perhaps a divergence.
 static int objective_is_of_policy(const Objective *o) {
-    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_GSPO || o->kind == OBJECTIVE_PPO;
+    return o->kind >= OBJECTIVE_GRPO && o->kind <= OBJECTIVE_CISPO;
 }
 
 // Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
-// from; the clips of dapo and gspo are those of their experiments.
+// from; the clips of dapo and gspo are those of their experiments, cispo's that of arXiv 2510.13786.
 static void objective_resolve(Objective *o) {
-    int gspo = o->kind == OBJECTIVE_GSPO;
+    const int gspo = o->kind == OBJECTIVE_GSPO;
+    if (o->kind == OBJECTIVE_CISPO) {
+        o->normalisation = NORMALISE_BNPO;
+        if (isnan(o->clip_high)) o->clip_high = 5;
+    }
     if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
     if (isnan(o->gamma)) o->gamma = 1;
     if (isnan(o->clip_high) && gspo) o->clip_high = 4e-4;
@@ -100,7 +109,7 @@ static void objective_resolve(Objective *o) {
 
 static ObjectiveWeights objective_weights_wait(const Objective *o) {
     if (o->kind == OBJECTIVE_SFT) return WEIGHTS_AT_ONCE;
-    return o->kind == OBJECTIVE_GRPO || o->kind == OBJECTIVE_PPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
+    return objective_is_of_policy(o) && o->kind != OBJECTIVE_GSPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
 }
 
 // True where the batch must know the reference's log-probabilities.
@@ -280,16 +289,22 @@ static void pair_weights(const Objective *o, const Batch *batch, double Z, const
 }
 
 // ---- completions with advantages ------------------------------------------------------------------------------------
-// -min(r A, clip(r) A), and its derivative by log r. clipped: -1 or 1 where the lower or the upper bound takes the
-// gradient away.
+// -min(r A, clip(r) A), and its derivative by log r; cispo's by logp. clipped: -1 or 1 where the lower or the upper
+// bound takes the gradient away, or of cispo weakens it.
 typedef struct {
     double loss, slope;
     int clipped;
 } Surrogate;
 
-static Surrogate surrogate_of(const Objective *o, double ratio, double A) {
-    double low = 1 - o->clip_low, high = 1 + o->clip_high;
+// logp: of the token, for cispo
+static Surrogate surrogate_of(const Objective *o, double ratio, double A, double logp) {
+    const double low = 1 - o->clip_low, high = 1 + o->clip_high;
     Surrogate s;
+    if (o->kind == OBJECTIVE_CISPO) {
+        s.slope = -A * (ratio > o->clip_high ? o->clip_high : ratio);
+        s.loss = s.slope * logp, s.clipped = A > 0 && ratio > o->clip_high;
+        return s;
+    }
     s.clipped = A > 0 && ratio > high ? 1 : A < 0 && ratio < low ? -1 : 0;
     s.loss = -A * (s.clipped > 0 ? high : s.clipped < 0 ? low : ratio);
     s.slope = s.clipped ? 0 : -A * ratio;
@@ -313,7 +328,13 @@ static double document_scale(const Objective *o, const Batch *batch, double Z, s
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
-// gspo's r of document d; logp[N] of the whole sequence.
+// What gspo's targets of document d have in common; logp[N] of the whole sequence. slope: the derivative of the sum of
+// its surrogates, and of corrected divergences as far as they depend on the ratio, by any of its log-probabilities,
+// whose share in log r is 1 / document_weight.
+typedef struct {
+    double ratio, slope;
+} DocumentRatio;
+
 static double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
     double sum = 0;
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
@@ -323,24 +344,31 @@ static double document_ratio(const Batch *batch, size_t d, const void *logp, DTy
     return exp(sum / batch->document_weight[d]);
 }
 
-// The derivative of the sum of gspo's surrogates in document d by any of its log-probabilities, whose share in log r is
-// 1 / counted.
-static double document_slope(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
-    double ratio = document_ratio(batch, d, logp, type), sum = 0;
+static DocumentRatio document_ratio_slope(const Objective *o, const Batch *batch, size_t d, const void *logp,
+                                          DType type) {
+    DocumentRatio r = {document_ratio(batch, d, logp, type), 0};
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-        double m = target_weight(batch, t);
-        if (m != 0) sum += m * surrogate_of(o, ratio, advantage_at(batch, t)).slope;
+        const double m = target_weight(batch, t);
+        if (m == 0) continue;
+        r.slope += m * surrogate_of(o, r.ratio, advantage_at(batch, t), 0).slope;
+        if (o->beta != 0 && o->kl_correction) {
+            const double over = reference_over(batch, t, logp_at(logp, type, t));
+            r.slope += m * o->beta * r.ratio * (expm1(over) - over);
+        }
     }
-    return sum / batch->document_weight[d];
+    r.slope /= batch->document_weight[d];
+    return r;
 }
 
-// The derivative of target t's terms by its log-probability; of_document: what gspo has in place of the ratio's.
-static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, double of_document) {
-    double slope = of_document;
-    if (o->kind != OBJECTIVE_GSPO)
-        slope = surrogate_of(o, exp(log_ratio_at(batch, t, logp)), advantage_at(batch, t)).slope;
-    if (o->beta != 0) slope -= o->beta * expm1(reference_over(batch, t, logp));
-    return slope;
+// The derivative of target t's terms by its log-probability; document: of gspo. Of a corrected divergence r k3 that is
+// r (k3 + dk3), and -r (ref - logp) where r is the token's own.
+static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, DocumentRatio document) {
+    const int gspo = o->kind == OBJECTIVE_GSPO;
+    const double ratio = gspo ? document.ratio : exp(log_ratio_at(batch, t, logp));
+    double slope = gspo ? document.slope : surrogate_of(o, ratio, advantage_at(batch, t), logp).slope;
+    if (o->beta == 0) return slope;
+    const double over = reference_over(batch, t, logp);
+    return slope - o->beta * (!o->kl_correction ? expm1(over) : ratio * (gspo ? expm1(over) : over));
 }
 
 static void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n, const void *logp,
@@ -348,11 +376,12 @@ static void policy_weights(const Objective *o, const Batch *batch, double Z, siz
     const size_t *start = batch->document_start;
     size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin);
     for (; d < batch->documents && start[d] < begin + n; d++) {
-        double scale = document_scale(o, batch, Z, d), of_document = 0;
-        if (o->kind == OBJECTIVE_GSPO) of_document = document_slope(o, batch, d, logp, type);
+        const double scale = document_scale(o, batch, Z, d);
+        DocumentRatio document = {1, 0};
+        if (o->kind == OBJECTIVE_GSPO) document = document_ratio_slope(o, batch, d, logp, type);
         for (size_t t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
             double m = target_weight(batch, t), w = 0;
-            if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), of_document);
+            if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), document);
             value_set(weight, type, t - begin, w);
         }
     }
@@ -388,11 +417,13 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
 }
 
 // ---- the loss, and what people watch --------------------------------------------------------------------------------
-// Sums and what they are divided by; those of two sequences add up.
-#define METRICS_MOST 16
+// Sums and what they are divided by, those of two sequences add up; or a least or greatest value, whose count is 1.
+#define METRICS_MOST 48
+typedef enum { METRIC_MEAN, METRIC_MIN, METRIC_MAX } MetricKind;
 typedef struct {
     const char *name; // as in log.jsonl
     double sum, count;
+    MetricKind kind;
 } Metric;
 
 typedef struct {
@@ -400,14 +431,29 @@ typedef struct {
     size_t count;
 } Metrics;
 
-// metrics may be NULL.
-static void metric_add(Metrics *m, const char *name, double sum, double count) {
+// metrics may be NULL; count 0: the name alone.
+static void metric_merge(Metrics *m, const char *name, MetricKind kind, double sum, double count) {
     size_t i;
     if (!m) return;
     for (i = 0; i < m->count && strcmp(m->metric[i].name, name) != 0; i++) continue;
     if (i == METRICS_MOST) die("internal: more than %d metrics", METRICS_MOST);
-    if (i == m->count) m->metric[i].name = name, m->metric[i].sum = m->metric[i].count = 0, m->count++;
-    m->metric[i].sum += sum, m->metric[i].count += count;
+    Metric *x = &m->metric[i];
+    if (i == m->count) x->name = name, x->kind = kind, x->sum = x->count = 0, m->count++;
+    if (kind == METRIC_MEAN)
+        x->sum += sum, x->count += count;
+    else if (count > 0 && (x->count == 0 || (kind == METRIC_MIN ? sum < x->sum : sum > x->sum)))
+        x->sum = sum, x->count = 1;
+}
+
+static void metric_add(Metrics *m, const char *name, double sum, double count) {
+    metric_merge(m, name, METRIC_MEAN, sum, count);
+}
+
+// Mean, least and greatest number of tokens of a completion
+static void metric_length(Metrics *m, const char *const names[3], double tokens) {
+    metric_add(m, names[0], tokens, 1);
+    metric_merge(m, names[1], METRIC_MIN, tokens, 1);
+    metric_merge(m, names[2], METRIC_MAX, tokens, 1);
 }
 
 // Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
@@ -428,49 +474,64 @@ static double pairs_loss(const Objective *o, const Batch *batch, double Z, const
     return sum / Z;
 }
 
-// Sums over the targets of a sequence; lengths over its documents.
+// Sums over the targets of a sequence; low, high: of those that are clipped, of gspo documents
 typedef struct {
-    double tokens, ratio, divergence, low, high, documents, reward;
+    double tokens, ratio, divergence, low, high, reward;
 } PolicySums;
 
 static double document_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type,
                             PolicySums *sums) {
-    double ratio = o->kind == OBJECTIVE_GSPO ? document_ratio(batch, d, logp, type) : 1, loss = 0;
+    const int gspo = o->kind == OBJECTIVE_GSPO;
+    double ratio = gspo ? document_ratio(batch, d, logp, type) : 1, loss = 0, low = 0, high = 0;
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         double m = target_weight(batch, t);
         if (m == 0) continue;
-        double p = logp_at(logp, type, t);
-        if (o->kind != OBJECTIVE_GSPO) ratio = exp(log_ratio_at(batch, t, p));
-        Surrogate s = surrogate_of(o, ratio, advantage_at(batch, t));
+        const double p = logp_at(logp, type, t);
+        if (!gspo) ratio = exp(log_ratio_at(batch, t, p));
+        const Surrogate s = surrogate_of(o, ratio, advantage_at(batch, t), p);
         loss += m * s.loss;
         sums->tokens += m, sums->ratio += m * ratio;
-        sums->low += s.clipped < 0 ? m : 0, sums->high += s.clipped > 0 ? m : 0;
+        low += s.clipped < 0 ? m : 0, high += s.clipped > 0 ? m : 0;
         if (batch->reference) {
-            double over = reference_over(batch, t, p), divergence = expm1(over) - over;
+            const double over = reference_over(batch, t, p);
+            const double divergence = (o->kl_correction ? ratio : 1) * (expm1(over) - over);
             sums->divergence += m * divergence;
             if (o->beta != 0) loss += m * o->beta * divergence;
         }
     }
+    // gspo's advantages may differ from token to token in data of one's own: the share of them that is clipped
+    const double weight = gspo ? 1 / batch->document_weight[d] : 1;
+    sums->low += weight * low, sums->high += weight * high;
     return loss;
 }
 
+// Metrics by TRL's names; `ratio`, the mean of r, is our own.
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
+    static const char *const lengths[] = {"completions/mean_length", "completions/min_length",
+                                          "completions/max_length"};
     double loss = 0;
     PolicySums sums = {0};
     for (size_t d = 0; d < batch->documents; d++) {
+        double length = 0;
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+            length += batch->targets[t] >= 0;
+        metric_length(metrics, lengths, length);
         if (batch->reward) sums.reward += (double)batch->reward[d];
         if (batch->document_weight[d] == 0) continue;
-        sums.documents++;
         loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);
     }
     if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
     if (batch->reference) metric_add(metrics, "kl", sums.divergence, sums.tokens);
     metric_add(metrics, "ratio", sums.ratio, sums.tokens);
-    metric_add(metrics, "clip_fraction", sums.low + sums.high, sums.tokens);
-    metric_add(metrics, "clip_low", sums.low, sums.tokens);
-    metric_add(metrics, "clip_high", sums.high, sums.tokens);
-    metric_add(metrics, "completion_length", sums.tokens, sums.documents);
+    const double clips = o->kind == OBJECTIVE_GSPO ? (double)batch->documents : sums.tokens;
+    if (o->kind == OBJECTIVE_CISPO) {
+        metric_add(metrics, "cispo_clip_ratio", sums.high, clips);
+    } else {
+        metric_add(metrics, "clip_ratio/region_mean", sums.low + sums.high, clips);
+        metric_add(metrics, "clip_ratio/low_mean", sums.low, clips);
+        metric_add(metrics, "clip_ratio/high_mean", sums.high, clips);
+    }
     return loss;
 }
 

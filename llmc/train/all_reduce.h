@@ -44,11 +44,11 @@ static double max_over_ranks(World w, double value) {
 }
 
 // ---- metrics --------------------------------------------------------------------------------------------------------
-#define METRIC_NAME 32
+#define METRIC_NAME 64
 
 typedef struct {
     char name[METRIC_NAME]; // empty: none
-    double sum, count;
+    double sum, count, kind;
 } MetricRecord;
 
 // A copy of the name that lasts: other ranks may send a metric that none of this rank's sequences had.
@@ -69,11 +69,13 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
         snprintf(own[i].name, METRIC_NAME, "%s", metrics->metric[i].name);
         own[i].sum = once_per_sequence(w, metrics->metric[i].sum);
         own[i].count = once_per_sequence(w, metrics->metric[i].count);
+        own[i].kind = metrics->metric[i].kind;
     }
     const MetricRecord *all = (const MetricRecord *)gather_from_all(w, own, sizeof(own));
     metrics->count = 0;
     for (size_t i = 0; i < world_ranks(w) * METRICS_MOST; i++)
-        if (*all[i].name) metric_add(metrics, metric_name_kept(all[i].name), all[i].sum, all[i].count);
+        if (*all[i].name)
+            metric_merge(metrics, metric_name_kept(all[i].name), (MetricKind)all[i].kind, all[i].sum, all[i].count);
 }
 
 // ---- traffic --------------------------------------------------------------------------------------------------

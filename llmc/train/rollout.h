@@ -46,6 +46,7 @@ typedef struct {
     SamplingSettings sampling; // its seed is the run's
     int in_order;              // prompts come as they stand in the data
     int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
+    int mask_truncated;        // completions that did not end have no weight in the loss
     int stop;                  // a reward command that fails ends the run; else its groups are left out
     int reference, old;        // allocate these log-probabilities, too
     const char *reward_command;
@@ -290,26 +291,29 @@ static size_t rollout_rewards(Rollout *r, size_t step) {
     memset(&r->line, 0, sizeof(r->line));
     const int failed = !reward_ask(&r->command, rollout_lines, r, texts, r->reward);
     const size_t known = failed ? r->command.answered : texts;
-    if (failed && s->stop)
-        die("step %zu: %s; --reward-failure skip leaves such groups out", step, r->command.message);
+    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, r->command.message);
     rollout_count_failures(r, step, failed, s->prompts - known / s->group_size);
     if (failed) reward_restart(&r->command);
     return known;
 }
 
+// Metrics by TRL's names
 static void rollout_group_metrics(Rollout *r, size_t p) {
+    static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
+                                          "completions/max_terminated_length"};
     size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
     double mean = 0, squares = 0;
     for (size_t g = 0; g < G; g++) {
         mean += (double)reward[g] / (double)G;
         spread += reward[g] != reward[0];
-        ended += r->completion[p * G + g].ended != 0;
+        if (!r->completion[p * G + g].ended) continue;
+        ended++, metric_length(&r->metrics, lengths, (double)r->completion[p * G + g].tokens);
     }
     for (size_t g = 0; g < G; g++) squares += ((double)reward[g] - mean) * ((double)reward[g] - mean);
     metric_add(&r->metrics, "reward_std", spread ? sqrt(squares / (double)(G - 1)) : 0, 1);
-    metric_add(&r->metrics, "zero_spread", !spread, 1);
-    metric_add(&r->metrics, "ended", (double)ended, (double)G);
+    metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
+    metric_add(&r->metrics, "completions/clipped_ratio", (double)(G - ended), (double)G);
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
@@ -334,14 +338,15 @@ static void rollout_pack(Rollout *r, size_t known) {
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
-// Appends a document to a sequence: it reads all but its last token, and predicts its completion.
-static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage) {
+// Appends a document to a sequence: it reads all but its last token, and predicts its completion. masked: of no weight
+static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage,
+                                 int masked) {
     size_t n = text->prompt_tokens + text->tokens - 1;
     for (size_t t = 0; t < n; t++, b->N++) {
         int answers = t + 1 >= text->prompt_tokens;
         b->tokens[b->N] = t < text->prompt_tokens ? text->prompt[t] : text->ids[t - text->prompt_tokens];
         b->targets[b->N] = answers ? text->ids[t + 1 - text->prompt_tokens] : -1;
-        b->loss_weight[b->N] = 1;
+        b->loss_weight[b->N] = masked ? 0 : 1;
         b->position[b->N] = (int32_t)t;
         b->advantage[b->N] = (float)advantage;
     }
@@ -362,7 +367,8 @@ static void rollout_fill(Rollout *r) {
         for (size_t p = 0; p < s->prompts; p++) {
             if (r->group_sequence[p] != i) continue;
             for (size_t k = p * G; k < (p + 1) * G; k++)
-                rollout_add_document(b, &r->completion[k], groups, r->reward[k], r->advantage[k]);
+                rollout_add_document(b, &r->completion[k], groups, r->reward[k], r->advantage[k],
+                                     s->mask_truncated && !r->completion[k].ended);
             groups++;
         }
         if (!groups) {                      // other replicas have more sequences
@@ -428,6 +434,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.sequence_tokens = s.group_size * o->seq_len;
     s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
+    s.mask_truncated = o->mask_truncated;
     s.in_order = o->shuffle == SHUFFLE_OFF;
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;

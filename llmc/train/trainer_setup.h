@@ -174,12 +174,17 @@ static void trainer_objective_settings(Trainer *t) {
                     objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
                     objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
                     objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
+    if (objective_is_of_policy(objective) && objective->beta != 0) {
+        add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off");
+        t->settings[t->state.setting_count - 1].absent = "off";
+    }
     if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
         add_setting(t, "--rollout", SETTING_KEPT,
-                    "%sgroup-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s",
-                    rollout->in_order ? "shuffle=off," : "", o->group_size, o->top_k, o->top_p, o->updates,
+                    "%s%sgroup-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s",
+                    rollout->in_order ? "shuffle=off," : "", rollout->mask_truncated ? "mask-truncated," : "",
+                    o->group_size, o->top_k, o->top_p, o->updates,
                     (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
     }
@@ -304,6 +309,11 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (isnan(o->lr)) {
         o->lr = *last ? run_state_peak(last) : options_learning_rate(o);
         o->given[option_find("lr")] = 1; // is echoed
+    }
+    if (*last && o->kl_correction == KL_CORRECTION_AUTO) {
+        char saved[8];
+        run_state_setting(last, "--kl-correction", saved, sizeof(saved));
+        o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
     }
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) trainer_keep_choices(t, last);

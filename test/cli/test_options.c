@@ -577,8 +577,8 @@ TEST(echo_and_json) {
          "\"lora_rank\": \"off\", \"lora_alpha\": \"auto\""},
         {"train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 --rslora",
          "train train --model m --data d --objective dpo --beta auto --lora-rank 8 --lora-alpha 16 \\\n    --rslora\n",
-         "\"objective\": \"dpo\", \"dpo_loss\": \"sigmoid\", \"label_smoothing\": 0, \"beta\": \"auto\", \"gamma\": "
-         "\"auto\", \"normalisation\": \"grpo\""},
+         "\"objective\": \"dpo\", \"dpo_loss\": \"sigmoid\", \"label_smoothing\": 0, \"beta\": \"auto\", "
+         "\"kl_correction\": \"auto\", \"gamma\": \"auto\", \"normalisation\": \"grpo\""},
         {"bp --init gpt2 --lora-rank 8 --lora-alpha 0.5 --objective grpo --beta 0",
          "train bp --init gpt2 --objective grpo --beta 0 --lora-rank 8 --lora-alpha 0.5\n",
          "\"lora_rank\": 8, \"lora_alpha\": 0.5, \"lora_targets\": \"all\", \"lora_dropout\": 0, \"rslora\": false"},

@@ -146,12 +146,13 @@ static Objective make_policy(ObjectiveKind kind, Normalisation normalisation, do
     Objective o = make(kind, beta);
     o.normalisation = normalisation;
     if (kind == OBJECTIVE_GSPO) o.clip_low = 0.03, o.clip_high = 0.04;
+    if (kind == OBJECTIVE_CISPO) o.clip_high = 1.2;
     return o;
 }
 
 // The i-th of the objectives under test; 0 behind the last.
 static int objective_at(size_t i, Objective *o) {
-    static const ObjectiveKind of_policy[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO, OBJECTIVE_PPO};
+    static const ObjectiveKind of_policy[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO, OBJECTIVE_PPO, OBJECTIVE_CISPO};
     switch (i) {
     case 0: *o = make(OBJECTIVE_SFT, 0); break;
     case 1: *o = make_dpo(DPO_SIGMOID, 0.4, 0); break;
@@ -161,8 +162,9 @@ static int objective_at(size_t i, Objective *o) {
     case 5: *o = make(OBJECTIVE_SIMPO, 2); break;
     case 6: *o = make(OBJECTIVE_ORPO, 0.5); break;
     default:
-        if ((i -= 7) >= 24) return 0;
-        *o = make_policy(of_policy[i % 3], (Normalisation)(i / 3 % 4), i / 12 ? 0.05 : 0);
+        if ((i -= 7) >= 32) return 0;
+        *o = make_policy(of_policy[i % 4], (Normalisation)(i / 4 % 4), i / 16 ? 0.05 : 0);
+        o->kl_correction = i / 4 % 2;
     }
     test_case("%s, %s, %s, beta %g", objective_names[o->kind], dpo_loss_names[o->dpo_loss],
               normalisation_names[o->normalisation], o->beta);

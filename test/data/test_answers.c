@@ -112,7 +112,7 @@ TEST(a_batch_has_what_its_objective_needs) {
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
 TEST(each_objective_takes_its_kind) {
-    static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4};
+    static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2};
     static const char *const holds[] = {
         "documents.bin: holds documents, --objective ", "pairs.bin: holds preference pairs, ",
         "groups.bin: holds groups of completions with rewards, ", "prompts.bin: holds prompts alone, ",

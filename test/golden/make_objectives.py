@@ -49,6 +49,13 @@ class Stream:
         self.old = self.fp32(self.logp + self.normal(0.25))
         self.entropy = self.fp32(self.normal(1.0).abs())
 
+    def kept(self, masked):
+        """The targets that count but for those of `masked` documents."""
+        kept = self.counted.clone()
+        for d in masked:
+            kept[self.start[d] : self.start[d + 1]] = 0
+        return kept
+
     def normal(self, deviation):
         return torch.randn(self.start[-1], dtype=F64, generator=self.generator) * deviation
 
@@ -116,7 +123,7 @@ def bare(trainer, **attributes):
 
 
 def metrics_of(trainer, names):
-    return {ours: trainer._metrics["train"][theirs][0] for ours, theirs in names.items()}
+    return {name: trainer._metrics["train"][name][0] for name in names}
 
 
 PAIR_METRICS = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"]
@@ -142,7 +149,7 @@ def dpo(stream, logp, kind, beta):
     ids = torch.zeros(len(mask), width, dtype=torch.int64)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": torch.cat([none, mask], dim=1)}
     loss = trainer._compute_loss(trainer.model, inputs, False)
-    return loss, metrics_of(trainer, {name: name for name in [*PAIR_METRICS, "entropy"]})
+    return loss, metrics_of(trainer, [*PAIR_METRICS, "entropy"])
 
 
 def document_sums(stream, values):
@@ -182,7 +189,7 @@ def orpo(stream, logp, beta):
     return -mean[0::2].mean() - losses.mean(), pair_metrics(chosen, rejected, mean[0::2], mean[1::2])
 
 
-def grpo(stream, logp, advantage, normalisation, beta, clip_low, clip_high, old, level, completion_tokens):
+def grpo(stream, logp, advantage, normalisation, beta, clip_low, clip_high, old, level, completion_tokens, correction=False, masked=()):
     width = max(completion for _, completion in stream.documents)
     prompts = [prompt for prompt, _ in stream.documents]
 
@@ -194,23 +201,26 @@ def grpo(stream, logp, advantage, normalisation, beta, clip_low, clip_high, old,
         trl.GRPOTrainer, model=types.SimpleNamespace(training=True), beta=beta, epsilon_low=clip_low, epsilon_high=clip_high,
         loss_type=normalisation, importance_sampling_level=level, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
         _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1, max_completion_length=completion_tokens,
-        args=types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        args=types.SimpleNamespace(delta=None, use_bias_correction_kl=correction, steps_per_generation=1),
     )
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (completions(logp), completions(stream.entropy), None)
     ids = torch.zeros_like(inside)
+    kept = stream.kept(masked)
     inputs = {
         "prompt_ids": ids[:, :1], "prompt_mask": torch.ones_like(ids[:, :1]), "completion_ids": ids, "completion_mask": inside,
-        "tool_mask": completions(stream.counted), "ref_per_token_logps": completions(stream.reference),
-        "advantages": completions(advantage), "num_items_in_batch": stream.counted.sum(),
+        "tool_mask": completions(kept), "ref_per_token_logps": completions(stream.reference),
+        "advantages": advantage if len(advantage) == len(prompts) else completions(advantage), "num_items_in_batch": kept.sum(),
     }
     if old:
         inputs["old_per_token_logps"] = completions(stream.old)
     loss = trainer._compute_loss(trainer.model, inputs)
-    names = {"entropy": "entropy"}
+    names = ["entropy"]
     if beta:
-        names["kl"] = "kl"
-    if level == "token":  # of gspo TRL counts documents
-        names |= {"clip_fraction": "clip_ratio/region_mean", "clip_low": "clip_ratio/low_mean", "clip_high": "clip_ratio/high_mean"}
+        names.append("kl")
+    if normalisation == "cispo":
+        names.append("cispo_clip_ratio")
+    elif level == "token" or len(advantage) == len(prompts):  # of gspo TRL counts documents
+        names += ["clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean"]
     return loss, metrics_of(trainer, names)
 
 
@@ -218,7 +228,7 @@ def case(stream, about, compute):
     logp = stream.logp.clone().requires_grad_()
     loss, metrics = compute(logp)
     (gradient,) = torch.autograd.grad(loss, logp)
-    assert loss.dtype == F64 and gradient[stream.counted == 0].abs().sum() == 0
+    assert loss.dtype == F64 and gradient[stream.kept(about.get("masked", ())) == 0].abs().sum() == 0
     return {**about, "loss": loss.item(), "weight": gradient.tolist(), "metrics": metrics}
 
 
@@ -251,6 +261,23 @@ def group_cases(stream, of_document, of_token):
                 yield case(stream, about, lambda logp: grpo(stream, logp, advantage, normalisation, beta, low, wide, old, level, tokens))
 
 
+def corrected_cases(stream, of_document):
+    """The divergence weighted by the ratio, cispo, and completions that were cut off."""
+    tokens, cut = 16, [1, 6]
+    kinds = [("grpo", "grpo", "token", 0.2, 0.2), ("grpo", "dapo", "token", 0.2, 0.28), ("gspo", "grpo", "sequence", 0.02, 0.03),
+             ("gspo", "dapo", "sequence", 0.02, 0.03), ("cispo", "cispo", "token", 0.2, 1.2)]
+    for name, normalisation, level, low, high in kinds:
+        for beta, old, masked in ((0.04, True, []), (0.3, False, cut), (0.0, True, cut)):
+            about = {"objective": name, "normalisation": "bnpo" if name == "cispo" else normalisation, "beta": beta, "clip_low": low,
+                     "clip_high": high, "old": old, "completion_tokens": tokens, "advantage": "document", "kl_correction": True,
+                     "masked": masked}
+            yield case(stream, about, lambda logp: grpo(
+                stream, logp, of_document, normalisation, beta, low, high, old, level, tokens, True, masked))
+    about = {"objective": "grpo", "normalisation": "dr_grpo", "beta": 0.0, "clip_low": 0.2, "clip_high": 0.2, "old": True,
+             "completion_tokens": tokens, "advantage": "document", "masked": cut}
+    yield case(stream, about, lambda logp: grpo(stream, logp, of_document, "dr_grpo", 0.0, 0.2, 0.2, True, "token", tokens, False, cut))
+
+
 def main():
     generator = torch.Generator().manual_seed(20)
     documents = [(3, 4), (3, 7), (1, 1), (2, 5), (5, 6), (5, 2), (2, 3), (2, 3)]
@@ -262,18 +289,20 @@ def main():
     centred = grouped - grouped.mean(dim=1, keepdim=True)
     scaled = centred / (grouped.std(dim=1, keepdim=True) + 1e-4)
     lengths = torch.tensor([sum(lengths) for lengths in groups.documents])
-    of_document = Stream.fp32(scaled.flatten().repeat_interleave(lengths))
+    of_document = Stream.fp32(scaled.flatten())
     of_token = Stream.fp32(groups.normal(1.0))
     made = {
         "versions": f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
         "pairs": pairs.json(),
         "groups": {
             **groups.json(), "reward": reward.tolist(), "centred": centred.flatten().tolist(), "scaled": scaled.flatten().tolist(),
-            "document_advantage": of_document.tolist(), "token_advantage": of_token.tolist(),
+            "document_advantage": of_document.repeat_interleave(lengths).tolist(), "token_advantage": of_token.tolist(),
         },
     }
     lines = [f'"{key}": {json.dumps(value)}' for key, value in made.items()]
-    for key, cases in (("pair_cases", pair_cases(pairs)), ("group_cases", group_cases(groups, of_document, of_token))):
+    for key, cases in (("pair_cases", pair_cases(pairs)),
+                       ("group_cases", group_cases(groups, of_document, of_token)),
+                       ("corrected_cases", corrected_cases(groups, of_document))):
         lines.append(f'"{key}": [\n' + ",\n".join(json.dumps(c) for c in cases) + "\n]")
     (HERE / "objectives.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -302,18 +302,19 @@ TEST(metrics) {
                    {"rewards/accuracies", 10, 16},
                    {"reward", 2, 8},
                    {"kl", 0, 0},
-                   {"clip_fraction", 0, 1024},
-                   {"completion_length", 1024, 8},
+                   {"clip_ratio/region_mean", 0, 1024},
+                   {"completions/mean_length", 1024, 8},
                    {"entropy", 1536, 1024}};
 #define SHOWN "acc 0.6250  margin  0.7500  reward  0.2500  length 128.00  entropy 1.5000  clipped 0.0000"
     static const char step[] =
         "\"memory_bytes\": 3000000000, \"rewards/chosen\": 0.5, \"rewards/margins\": 0.75, "
         "\"logps/chosen\": -12.5, \"rewards/accuracies\": 0.625, \"reward\": 0.25, \"kl\": null, "
-        "\"clip_fraction\": 0, \"completion_length\": 128, \"entropy\": 1.5}\n";
+        "\"clip_ratio/region_mean\": 0, \"completions/mean_length\": 128, \"entropy\": 1.5}\n";
     static const char validation[] =
         "{\"step\": 2, \"val_loss\": 0.5, \"val_tokens\": 100, \"val_rewards/chosen\": 0.5, "
         "\"val_rewards/margins\": 0.75, \"val_logps/chosen\": -12.5, \"val_rewards/accuracies\": 0.625, "
-        "\"val_reward\": 0.25, \"val_kl\": null, \"val_clip_fraction\": 0, \"val_completion_length\": 128, "
+        "\"val_reward\": 0.25, \"val_kl\": null, \"val_clip_ratio/region_mean\": 0, \"val_completions/mean_length\": "
+        "128, "
         "\"val_entropy\": 1.5}\n";
     FILE *people = tmpfile();
     RunLog log = runlog_open(people, scratch_path("metrics"), 1, 0, 9);

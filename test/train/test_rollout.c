@@ -266,7 +266,7 @@ TEST(lines_and_sequences) {
                 assert_true(text->tokens == NEW || text->ended);
             }
             expect_sequences(r, sequences, P * G, r->rollout.settings.sequence_tokens);
-            assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "zero_spread") < 1);
+            assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "frac_reward_zero_std") < 1);
             // the command keeps its file open and buffered: it is whole when the command has ended
             reward_close(&r->rollout.command);
             expect_lines(r, read_whole(scratch_path("lines"), NULL));
@@ -324,7 +324,8 @@ TEST(a_step_follows_from_its_number) {
 TEST(groups_without_spread) {
     Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
     size_t sequences = step(r, 1);
-    assert_true(sequences > 0 && metric(&r->rollout, "zero_spread") == 1 && metric(&r->rollout, "reward_std") == 0);
+    assert_true(sequences > 0 && metric(&r->rollout, "frac_reward_zero_std") == 1 &&
+                metric(&r->rollout, "reward_std") == 0);
     for (size_t t = 0; t < r->rollout.sequence[0].N; t++) assert_true(r->rollout.sequence[0].advantage[t] == 0);
     rolling_close(r);
 }

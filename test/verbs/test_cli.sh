@@ -253,7 +253,7 @@ succeeds bp --init $TINY --seq-len 50 --objective dpo --json
 check 'dpo begins at ln 2' close "$(json loss)" 0.693147180559945 1e-9
 check 'where no pair has a margin' [ "$(json rewards.margins)" = 0 ]
 succeeds bp --init $TINY --seq-len 50 --objective grpo --group-size 4 --beta 0.1 --json
-check 'grpo begins with ratio 1' [ "$(json ratio)" = 1 -a "$(json clip_fraction)" = 0 -a "$(json tokens)" = 200 ]
+check 'grpo begins with ratio 1' [ "$(json ratio)" = 1 -a "$(json clip_ratio/region_mean)" = 0 -a "$(json tokens)" = 200 ]
 check 'and next to its reference' [ "$(json kl)" = 0 ]
 for options in '--lora-rank 4' '--lora-rank 4 --objective dpo' '--objective grpo --group-size 3 --beta 0.1'; do
     succeeds bp --init $TINY --seq-len 50 $options --json

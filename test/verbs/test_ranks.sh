@@ -105,10 +105,10 @@ check 'metrics of pairs are those of all ranks' [ "$margin" = 0 ]
 alone --init $TINY --seq-len 40 --batch 2 --objective dpo --data "$WORK/pairs.bin" --lora-rank 3 --lora-dropout 0.3 --seed 5
 each '2 --zero 3' -- '4 --sp 2 --zero 1'
 alone --init $TINY --seq-len 30 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data "$WORK/groups.bin"
-reward=$(json reward) length=$(json completion_length)
+reward=$(json reward) length=$(json completions/mean_length)
 each '2 --sp 2 --zero 3' -- '3 --zero 2' '4 --zero 1'
 check 'rewards are those of all ranks' close "$(json reward)" "$reward" 1e-6
-check 'lengths are those of all ranks' close "$(json completion_length)" "$length" 1e-6
+check 'lengths are those of all ranks' close "$(json completions/mean_length)" "$length" 1e-6
 alone --init $TINY --seq-len 30 --batch 2 --objective ppo --data "$WORK/values.bin"
 together 3 --zero 2
 alone --init $TINY --seq-len 30 --batch 4 --objective gspo --group-size 3
