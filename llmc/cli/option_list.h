@@ -131,10 +131,11 @@ CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_CI
        "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo",
        "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo, cispo: of groups of "
        "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many")
-CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_HINGE, LOSSES, "sigmoid|ipo|hinge",
+CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_ROBUST, LOSSES,
+       "sigmoid|ipo|hinge|robust",
        "dpo's function of a pair's margin")
 REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
-       "dpo with sigmoid: the probability that a pair is labelled the wrong way round")
+       "dpo with sigmoid or robust: the probability that a pair is labelled the wrong way round")
 REAL(beta, "beta", "auto", 0, 1e6, LOSSES, "X",
        "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
        "with advantages: weight of the KL divergence from the reference (0: no reference is needed)")

@@ -381,8 +381,8 @@ static void options_check(const Options *o) {
         {o->any_reference && o->reference_logprobs && o->val_data.count,
          "--any-reference leaves nobody to compute the reference of --val-data, which is not the model at hand; eval "
          "the checkpoints on it"},
-        {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID,
-         "--label-smoothing has no meaning but with --dpo-loss sigmoid"},
+        {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID && o->dpo_loss != DPO_ROBUST,
+         "--label-smoothing has no meaning but with --dpo-loss sigmoid or robust"},
         {o->beta == 0 && kind & OF_PREFERENCES, "--beta 0 leaves nothing of the objective; give a number above 0"},
         {o->temperature == 0 && kind & OF_POLICY,
          "--temperature 0 has no gradient; the objective takes a number above 0"},

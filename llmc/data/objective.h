@@ -15,6 +15,8 @@ Pairs of documents, chosen and rejected: L = sum of the pairs' losses / Z, Z = p
 dpo    (arXiv 2305.18290) c = sum_t m (logp - ref) of the chosen less that of the rejected, and by dpo_loss
        sigmoid  -(1 - e) log sigma(beta c) - e log sigma(-beta c), e = label_smoothing (cDPO, Mitchell 2023; TRL's
                 DPOTrainer knows it without e only, its CPOTrainer with)
+       robust   (-(1 - e) log sigma(beta c) + e log sigma(-beta c)) / (1 - 2e), e = label_smoothing: what sigmoid
+                would be without the labels that are wrong, on average (arXiv 2403.00409)
        hinge    max(0, 1 - beta c) (SLiC-HF, arXiv 2305.10425)
        ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The paper has
                 no such means; TRL does, and says that the paper's experiments did
@@ -57,11 +59,11 @@ typedef enum {
     OBJECTIVE_CISPO,
     OBJECTIVES
 } ObjectiveKind;
-typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_LOSSES } DpoLoss;
+typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_ROBUST, DPO_LOSSES } DpoLoss;
 typedef enum { NORMALISE_GRPO, NORMALISE_BNPO, NORMALISE_DR_GRPO, NORMALISE_DAPO, NORMALISATIONS } Normalisation;
 
 static const char *const objective_names[OBJECTIVES] = {"sft", "dpo", "simpo", "orpo", "grpo", "gspo", "ppo", "cispo"};
-static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge"};
+static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge", "robust"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
@@ -221,6 +223,9 @@ static double margin_loss(const Objective *o, double margin, double *slope) {
         rest = 1 - scaled;
         *slope = rest <= 0 ? 0 : isnan(rest) ? rest : -o->beta;
         return rest <= 0 ? 0 : rest;
+    case DPO_ROBUST:
+        *slope = -o->beta * (e * sigmoid(scaled) + (1 - e) * sigmoid(-scaled)) / (1 - 2 * e);
+        return (-(1 - e) * log_sigmoid(scaled) + e * log_sigmoid(-scaled)) / (1 - 2 * e);
     default:
         *slope = o->beta * (e * sigmoid(scaled) - (1 - e) * sigmoid(-scaled));
         return -(1 - e) * log_sigmoid(scaled) - e * log_sigmoid(-scaled);

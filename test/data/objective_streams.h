@@ -161,8 +161,9 @@ static int objective_at(size_t i, Objective *o) {
     case 4: *o = make_dpo(DPO_HINGE, 1, 0); break;
     case 5: *o = make(OBJECTIVE_SIMPO, 2); break;
     case 6: *o = make(OBJECTIVE_ORPO, 0.5); break;
+    case 7: *o = make_dpo(DPO_ROBUST, 0.4, 0.1); break;
     default:
-        if ((i -= 7) >= 32) return 0;
+        if ((i -= 8) >= 32) return 0;
         *o = make_policy(of_policy[i % 4], (Normalisation)(i / 4 % 4), i / 16 ? 0.05 : 0);
         o->kl_correction = i / 4 % 2;
     }

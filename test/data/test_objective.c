@@ -138,7 +138,7 @@ static void check_golden_cases(const char *list, const char *data, int count) {
     cJSON_Delete(golden);
 }
 
-TEST(trl_pairs) { check_golden_cases("pair_cases", "pairs", 15); }
+TEST(trl_pairs) { check_golden_cases("pair_cases", "pairs", 17); }
 
 TEST(trl_groups) { check_golden_cases("group_cases", "groups", 44); }
 
@@ -339,6 +339,8 @@ TEST(extremes_of_pairs) {
     } rows[] = {{OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0, -1e4, 0, 5000, {-0.5, 0.5}},
                 {OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0, 0, -1e4, 0, {0, 0}},
                 {OBJECTIVE_DPO, DPO_SIGMOID, 0.5, 0.25, 0, -1e4, 1250, {0.125, -0.125}},
+                {OBJECTIVE_DPO, DPO_ROBUST, 0.5, 0.25, -1e4, 0, 7500, {-0.75, 0.75}},
+                {OBJECTIVE_DPO, DPO_ROBUST, 0.5, 0.25, 0, -1e4, -2500, {-0.25, 0.25}},
                 {OBJECTIVE_DPO, DPO_IPO, 0.5, 0, -1e4, 0, 10001.0 * 10001.0, {-20002, 20002}},
                 {OBJECTIVE_DPO, DPO_HINGE, 0.5, 0, -1e4, 0, 5001, {-0.5, 0.5}},
                 {OBJECTIVE_DPO, DPO_HINGE, 0.5, 0, 0, -1e4, 0, {0, 0}},

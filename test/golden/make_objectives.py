@@ -134,7 +134,7 @@ def chosen_first(rows):
     return torch.cat([rows[0::2], rows[1::2]])
 
 
-def dpo(stream, logp, kind, beta):
+def dpo(stream, logp, kind, beta, smoothing=0.0):
     width = max(sum(lengths) for lengths in stream.documents)
     mask = chosen_first(stream.padded(stream.counted, lambda d: 0, width - 1))
     log_probs = chosen_first(stream.padded(logp, lambda d: 0, width - 1)) * mask
@@ -142,7 +142,7 @@ def dpo(stream, logp, kind, beta):
     entropy = chosen_first(stream.padded(stream.entropy, lambda d: 0, width - 1))
     trainer = bare(
         trl.DPOTrainer, model=Answers(log_probs, entropy), ref_model=Answers(reference, entropy), beta=beta, loss_types=[kind],
-        loss_weights=[1.0], label_smoothing=0.0, f_divergence_type="reverse_kl", ld_alpha=None, use_weighting=False,
+        loss_weights=[1.0], label_smoothing=smoothing, f_divergence_type="reverse_kl", ld_alpha=None, use_weighting=False,
         precompute_ref_logps=False, _tp_size=1, _total_train_tokens=0, args=types.SimpleNamespace(gradient_checkpointing_kwargs=None),
     )
     none = torch.zeros(len(mask), 1, dtype=mask.dtype)  # the first token is no target
@@ -239,6 +239,9 @@ def pair_cases(stream):
             yield case(stream, about, lambda logp: dpo(stream, logp, kind, beta))
     about = {"objective": "dpo", "dpo_loss": "sigmoid", "beta": 0.3, "label_smoothing": 0.15}
     yield case(stream, about, lambda logp: smoothed_dpo(stream, logp, 0.3, 0.15))
+    for beta, smoothing in ((0.3, 0.15), (2.0, 0.45)):
+        about = {"objective": "dpo", "dpo_loss": "robust", "beta": beta, "label_smoothing": smoothing}
+        yield case(stream, about, lambda logp: dpo(stream, logp, "robust", beta, smoothing))
     for beta, gamma in ((2.0, 1.0), (2.5, 0.0), (10.0, 3.0)):
         about = {"objective": "simpo", "beta": beta, "gamma": gamma}
         yield case(stream, about, lambda logp: simpo(stream, logp, beta, gamma))
