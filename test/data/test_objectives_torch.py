@@ -164,27 +164,35 @@ def advantage_of(d, documents, scale):
     return (d.reward - rewards.mean()) / (rewards.std() + 1e-4 if scale else 1) * torch.ones_like(d.m)
 
 
-def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, most=0, scale=True):
+def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, most=0, scale=True, correction=True, cispo=False):
     def formula(documents):
         tokens, loss = sum(d.m.sum() for d in documents), 0
-        totals = dict.fromkeys(("ratio", "clip_low", "clip_high", "entropy"), 0.0)
+        totals = dict.fromkeys(("ratio", "entropy"), 0.0)
+        clipped = np.zeros(2)  # below, above
         for d in documents:
             A = advantage_of(d, documents, scale)
             over = d.logp - (d.logp.detach() if d.old is None else d.old)
             r = (d.mean(over).exp() if sequence else over.exp()) * torch.ones_like(over)
-            each = -torch.minimum(r * A, r.clamp(1 - low, 1 + high) * A)
+            each = -r.detach().clamp(max=high) * A * d.logp if cispo else -torch.minimum(r * A, r.clamp(1 - low, 1 + high) * A)
             if d.reference is not None:
-                k3 = (d.reference - d.logp).exp() - (d.reference - d.logp) - 1
+                k3 = ((d.reference - d.logp).exp() - (d.reference - d.logp) - 1) * (r if correction else 1)
                 each = each + beta * k3
                 totals["kl"] = totals.get("kl", 0) + d.sum(k3)
             totals["ratio"] += d.sum(r)
             totals["entropy"] += d.sum(d.entropy)
-            totals["clip_low"] += d.sum(((r < 1 - low) & (A < 0)).to(F64))
-            totals["clip_high"] += d.sum(((r > 1 + high) & (A > 0)).to(F64))
+            outside = ((r < 1 - low) & (A < 0) & (not cispo), (r > (high if cispo else 1 + high)) & (A > 0))
+            clipped += [float((d.mean if sequence else d.sum)(side.to(F64))) for side in outside]
             loss += {"grpo": d.mean(each) / len(documents), "dr_grpo": d.sum(each) / (len(documents) * max(most, 1)),
                      "bnpo": d.sum(each) / tokens, "dapo": d.sum(each) / tokens}[normalisation]
         metrics = {key: total / tokens for key, total in totals.items()}
-        metrics |= {"clip_fraction": metrics["clip_low"] + metrics["clip_high"], "completion_length": tokens / len(documents)}
+        clipped = clipped / (len(documents) if sequence else float(tokens))
+        if cispo:
+            metrics["cispo_clip_ratio"] = clipped[1]
+        else:
+            metrics |= {"clip_ratio/low_mean": clipped[0], "clip_ratio/high_mean": clipped[1], "clip_ratio/region_mean": clipped.sum()}
+        lengths = [float((d.m > 0).sum()) for d in documents]
+        metrics |= {"completions/mean_length": np.mean(lengths), "completions/min_length": min(lengths),
+                    "completions/max_length": max(lengths)}
         if documents[0].values is None:
             metrics["reward"] = sum(d.reward for d in documents) / len(documents)
         return loss, metrics
@@ -213,6 +221,8 @@ CASES = [
 ]
 MORE = [  # with the first model
     Case("pairs", "dpo --dpo-loss ipo --beta 0.4", dpo(0.4, ipo=True), "reference"),
+    Case("groups", "grpo --beta 0.05 --kl-correction off", policy(beta=0.05, correction=False), "reference old"),
+    Case("groups", "cispo --beta 0.05 --clip-high 1.01", policy("bnpo", 0.05, high=1.01, cispo=True), "reference old"),
     Case("groups", "grpo --normalisation dapo", policy("dapo", high=0.28), "old", 1.5),
     Case("groups", "grpo --normalisation dr_grpo --max-new-tokens 50", policy("dr_grpo", most=50, scale=False), "old"),
 ]
