@@ -10,10 +10,13 @@ dev/bench.sh.
                                     a copy's
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
+    bench decode MODEL TEXTS PROMPT NEW [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout seconds
+                                    and ids. dev/compare/decode.py does so in turns with transformers
 */
 #include "llmc/plan/plan.h"
 #include "llmc/plan/profile.h"
 #include "llmc/cli/threads.h"
+#include "llmc/generate/sampler.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/files/weights.h"
 
@@ -110,7 +113,7 @@ static void bench_methods(size_t repeats, size_t T) {
         checkpoint = pass_open(LAYERS, METHOD_CHECKPOINT, 1, lengths[j], 0, 0);
         pass_begin(&stream), pass_begin(&checkpoint);
         if (lengths[j] <= 16384) pass_seconds(&stream, 1), pass_seconds(&checkpoint, 1); // of minutes none is lost
-        for (size_t i = 0; i < repeats; i++) { // the order alternates
+        for (size_t i = 0; i < repeats; i++) {                                           // the order alternates
             double a = i % 2 ? 0 : pass_seconds(&stream, 1), b = pass_seconds(&checkpoint, 1);
             if (i % 2) a = pass_seconds(&stream, 1);
             ratio[i] = a / b;
@@ -190,11 +193,51 @@ static void bench_pass(size_t T, size_t V, size_t repeats) {
     }
 }
 
+// Token t of text i is a number that decode.py makes, too. TEMPERATURE 0 (unless given): greedy. TEXTS is 2 at least.
+static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t new_tokens,
+                         SamplingSettings settings) {
+    static BenchPass pass;
+    static const Batch none;
+    WeightSource *source = weights_open(folder);
+    SamplerBatch sampler;
+    char line[64];
+    const size_t V = source->config.vocab_size;
+    int32_t *ids = (int32_t *)checked_calloc(texts * (prompt + new_tokens), sizeof(int32_t), "texts");
+    Completion *text = (Completion *)checked_calloc(texts, sizeof(Completion), "texts");
+    pass.model = model_build(&source->config, ops_device->stored);
+    pass.settings = (RunSettings){.model = &pass.model, .gradient_type = ops_device->stored};
+    pass.settings.moment_type = dtype_of_sums(ops_device->stored);
+    pass.settings.rollout_slots = texts, pass.settings.rollout_tokens = prompt + new_tokens;
+    pass.plan = plan_make(&pass.settings, &none);
+    pass.memory = ops_device->allocate(pass.plan.total_bytes);
+    if (!pass.memory) die("no memory for %zu bytes", pass.plan.total_bytes);
+    arena_init(pass.arena, pass.memory, pass.plan.total_bytes);
+    run_begin(&pass.stream, &pass.state, &pass.settings, ops_device, pass.arena, &none);
+    weights_load(source, &pass.model, sharding_whole(), ops_device, pass.stream.memory.weights);
+    weights_close(source);
+    sampler_batch_allocate(&sampler, &pass.model, texts, prompt + new_tokens);
+    for (size_t i = 0; i < texts; i++) {
+        int32_t *begin = ids + i * (prompt + new_tokens);
+        for (size_t t = 0; t < prompt; t++) begin[t] = (int32_t)((i * 7919 + t * 104729 + 1) % V);
+        text[i] = (Completion){.prompt = begin, .prompt_tokens = prompt, .seed = i, .ids = begin + prompt};
+        text[i].room = new_tokens;
+    }
+    while (fgets(line, sizeof(line), stdin)) {
+        const double begin = seconds_now();
+        sampler_batch(&sampler, &pass.stream, text, texts, &settings, NULL, 0);
+        printf("%.6f", seconds_now() - begin);
+        for (size_t i = 0; i < texts; i++)
+            for (size_t t = 0; t < new_tokens; t++) printf(" %d", text[i].ids[t]);
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
 int main(int argc, char **argv) {
     threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
     size_t repeats = 7, B = 0, T = 0;
-    int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : 2;
+    int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : !strcmp(what, "decode") ? argc : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
     if (!strcmp(what, "methods") && argc > 3 && (!parse_size(argv[3], &T) || !T)) die_usage("T is a number of tokens");
@@ -210,8 +253,13 @@ int main(int argc, char **argv) {
         bench_gpt2(B, T, argv[4], repeats);
     else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
         bench_pass(T, B, repeats);
+    else if (!strcmp(what, "decode") && argc > 5 && parse_size(argv[3], &B) && B > 1 && parse_size(argv[4], &T) && T &&
+             parse_size(argv[5], &repeats) && repeats)
+        bench_decode(
+            argv[2], B, T, repeats,
+            (SamplingSettings){.temperature = argc > 6 ? atof(argv[6]) : 0, .top_p = argc > 7 ? atof(argv[7]) : 1});
     else
         die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
-                  "METHOD [REPEATS]");
+                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW [TEMPERATURE [TOP_P]]");
     return 0;
 }

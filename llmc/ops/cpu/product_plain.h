@@ -32,7 +32,8 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row
 #define ITEM_TILES         (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
 #define PACKING_COST       6.0                                    // of an element, in multiply-adds
 #define PACKED_STEPS       4                                      // rows of transposed a at a time
-#define STREAMED_DEPTH     1024
+#define STREAMED_DEPTH     512 // of rows that are streamed, in the L1 cache; and of those they meet, in the L2 cache
+#define STREAMED_LENGTH    4096
 #define MOST_STREAMED_ROWS (sizeof(floatX) < sizeof(floatS) ? 4 : 32) // of products that do not pack transposed b
 #define FEW_COLUMNS        (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16)  // likewise, of out
 #define MOST_ROWS          2                                          // of products that do not pack b
@@ -305,87 +306,148 @@ static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *i
     }
 }
 
+// ---- scratch memory ------------------------------------------------------------------------------------------------
+
+// Packed panels and tiles of each thread, or packed rows. Made by the first product, kept for all others.
+#define ITEM_A    (ITEM_PANELS * PANEL_A_SIZE)
+#define ITEM_SIZE (ITEM_A + PANEL_B_SIZE + (sizeof(floatX) < sizeof(floatS)) * ITEM_TILES * PANEL_ROWS * PANEL_COLUMNS)
+static floatS *product_scratch(size_t elements) {
+    static floatS *scratch;
+    static size_t bytes;
+    if (bytes < elements * sizeof(floatS)) {
+        memory_unmap(scratch, bytes);
+        bytes = elements * sizeof(floatS);
+        scratch = (floatS *)cpu_allocate(bytes);
+        if (!scratch) die("out of memory: %zu bytes wanted for packed panels of a matrix product", bytes);
+    }
+    return scratch;
+}
+
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
-// Dot products of a few rows with many, all of length k: the few stay in the caches, the many are streamed.
-// total[FEW_ROWS][MANY_ROWS] += the sums of `depth` products, by lanes. Meanwhile `ahead` is asked for.
-#define FEW_MOST  32 // at least PANEL_COLUMNS, FEW_COLUMNS and MOST_STREAMED_ROWS
-#define FEW_ROWS  4
-#define MANY_ROWS (PANEL_ROWS > 6 ? 4 : 2)
-VECTOR_INLINE void dot_products(int few, Vector total[FEW_ROWS][MANY_ROWS], const floatX *x, size_t x_stride,
+// Dot products of a few rows with many, all of length k: the many are streamed from memory, where they are read once.
+// The few are packed so that a tile of FEW_ROWS of them is read straight on; they stay in the L2 cache, a tile's MANY_ROWS in the L1 cache
+// while all of the few meet them. Rows that fill the last tile are zeros. A row's sums do not depend on the others.
+#define FEW_ROWS      (PANEL_ROWS > 6 ? 4 : 2)
+#define MANY_ROWS     (PANEL_ROWS > 6 ? 6 : 5)
+#define FEW_MOST      32              // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#define STREAMED_ROWS (8 * MANY_ROWS) // of an item of work, at most
+
+// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows of
+// `ahead` are asked for.
+VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
-    for (int r = 0; r < few; r++)
+    for (int r = 0; r < FEW_ROWS; r++)
         for (int c = 0; c < MANY_ROWS; c++) sum[r][c] = (Vector){0};
-    for (size_t i = 0; i + VECTOR_LANES <= depth; i += VECTOR_LANES) {
+    for (size_t i = 0; i < depth; i += VECTOR_LANES, few += FEW_ROWS * VECTOR_LANES) {
         for (int c = 0; c < MANY_ROWS; c++) {
             right[c] = vector_load_stored(many[c] + i);
-            __builtin_prefetch(ahead[c] + i, 0, 2);
+            VECTOR_KEEP(right[c]);
         }
-        for (int r = 0; r < few; r++) {
-            const Vector left = vector_load_stored(x + (size_t)r * x_stride + i);
+        for (int c = 0; c < asked; c++) __builtin_prefetch(ahead[c] + i, 0, 2);
+        for (int r = 0; r < FEW_ROWS; r++) {
+            const Vector left = vector_load(few + r * VECTOR_LANES);
             for (int c = 0; c < MANY_ROWS; c++) sum[r][c] += left * right[c];
         }
     }
-    for (int r = 0; r < few; r++)
-        for (int c = 0; c < MANY_ROWS; c++) total[r][c] += sum[r][c];
+    for (int r = 0; r < FEW_ROWS; r++)
+        for (int c = 0; c < MANY_ROWS; c++) total[r][c] = accumulate ? total[r][c] + sum[r][c] : sum[r][c];
 }
 
-// sums[r * few_step + c * many_step] for MANY_ROWS rows c of many[rows,k], from `first` on; where there are fewer, the
-// last one again
-static VECTOR_FUNCTION void dots_of_group(floatS *sums, size_t few_step, size_t many_step, const floatX *x,
-                                          size_t x_stride, size_t few, const floatX *many, size_t stride, size_t first,
-                                          size_t rows, size_t k) {
-    Vector total[FEW_MOST][MANY_ROWS];
-    const size_t whole = k / VECTOR_LANES * VECTOR_LANES;
-    for (size_t r = 0; r < few; r++)
-        for (size_t c = 0; c < MANY_ROWS; c++) total[r][c] = (Vector){0};
-    for (size_t from = 0; from < whole; from += STREAMED_DEPTH) {
-        const size_t depth = min_size(STREAMED_DEPTH, whole - from);
-        const floatX *row[MANY_ROWS], *next[MANY_ROWS], *ahead[MANY_ROWS];
+typedef struct {
+    const floatS *few; // packed, [tiles][whole / VECTOR_LANES][FEW_ROWS][VECTOR_LANES]
+    const floatX *x, *many;
+    size_t x_stride, stride;
+    size_t count, tiles, rows; // of the few; of the many
+    size_t whole, k;           // elements of a row, in whole vectors; all
+} FewRows;
+
+// sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; where
+// there are fewer, the last one again. It has room for a vector more.
+static VECTOR_FUNCTION void dots_of_group(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
+    Vector total[FEW_MOST * MANY_ROWS + VECTOR_LANES];
+    const size_t sums = f->tiles * FEW_ROWS * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
+    for (size_t i = sums; i < round_up(sums, VECTOR_LANES); i++) total[i] = (Vector){0};
+    for (size_t from = begin; from < end; from += STREAMED_DEPTH) {
+        const size_t depth = min_size(STREAMED_DEPTH, end - from);
+        const floatX *row[MANY_ROWS], *next[2 * MANY_ROWS];
         for (size_t c = 0; c < MANY_ROWS; c++) {
-            row[c] = many + min_size(first + c, rows - 1) * stride + from;
-            next[c] = from + depth < whole ? row[c] + depth : many + min_size(first + MANY_ROWS + c, rows - 1) * stride;
+            row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
+            next[c] = row[c] + depth;
+            if (from + depth == end)
+                next[c] = f->many + min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
+            next[MANY_ROWS + c] = row[c]; // which are here: nothing is left to ask for
         }
-        for (size_t r = 0; r < few; r += FEW_ROWS) { // each of the few asks for a share of what comes next
-            const floatX *some = x + r * x_stride + from;
-            for (size_t c = 0; c < MANY_ROWS; c++)
-                ahead[c] = c * panels_of(few, FEW_ROWS) / MANY_ROWS == r / FEW_ROWS ? next[c] : row[c];
-            switch (few - r) {
-            case 1: dot_products(1, total + r, some, x_stride, row, ahead, depth); break;
-            case 2: dot_products(2, total + r, some, x_stride, row, ahead, depth); break;
-            case 3: dot_products(3, total + r, some, x_stride, row, ahead, depth); break;
-            default: dot_products(FEW_ROWS, total + r, some, x_stride, row, ahead, depth); break;
+        for (size_t t = 0; t < f->tiles; t++) { // each tile asks for a share of what comes next
+            Vector(*tile)[MANY_ROWS] = (Vector(*)[MANY_ROWS])(total + t * FEW_ROWS * MANY_ROWS);
+            const floatS *few = f->few + (t * f->whole + from) * FEW_ROWS;
+            const floatX *const *ahead = next + min_size(t * asked, MANY_ROWS);
+            switch (asked) {
+            case 1: dot_products(1, tile, from > begin, few, row, ahead, depth); break;
+            case 2: dot_products(2, tile, from > begin, few, row, ahead, depth); break;
+            case 3: dot_products(3, tile, from > begin, few, row, ahead, depth); break;
+            default: dot_products(MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
             }
         }
     }
-    for (size_t r = 0; r < few; r++)
-        for (size_t c = 0; c < MANY_ROWS; c++) {
-            const floatX *row = many + min_size(first + c, rows - 1) * stride;
-            floatS sum = vector_sum_across(total[r][c]);
-            for (size_t i = whole; i < k; i++) sum += load(x[r * x_stride + i]) * load(row[i]);
-            sums[r * few_step + c * many_step] = sum;
-        }
+    for (size_t i = 0; i < sums; i += VECTOR_LANES)
+        vector_store(sum + i, vector_load(sum + i) + vector_sums(total + i));
+}
+
+// Rows [first, first + count) of the many, at most STREAMED_ROWS, which become columns of out, or rows of it
+static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
+    floatS sums[STREAMED_ROWS / MANY_ROWS][FEW_MOST * MANY_ROWS + VECTOR_LANES], out[STREAMED_ROWS];
+    const size_t groups = panels_of(count, MANY_ROWS);
+    memset(sums, 0, groups * sizeof(sums[0]));
+    for (size_t from = 0; from < f->whole; from += STREAMED_LENGTH)
+        for (size_t i = 0; i < groups; i++)
+            dots_of_group(sums[i], f, first + i * MANY_ROWS, from, min_size(from + STREAMED_LENGTH, f->whole));
+    for (size_t i = f->whole; i < f->k; i++)
+        for (size_t c = 0; c < count; c++)
+            for (size_t r = 0; r < f->count; r++)
+                sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] +=
+                    load(f->x[r * f->x_stride + i]) * load(f->many[(first + c) * f->stride + i]);
+    for (size_t r = 0; r < f->count && columns; r++) {
+        for (size_t i = 0; i < groups; i++)
+            memcpy(out + i * MANY_ROWS, sums[i] + r * MANY_ROWS, MANY_ROWS * sizeof(floatS));
+        finish_row(p, 1, p->accumulate, out, r * out_stride(p) + first, first, count);
+    }
+    for (size_t c = 0; c < count && !columns; c++) {
+        for (size_t r = 0; r < f->count; r++) out[r] = sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS];
+        finish_row(p, 1, p->accumulate, out, (first + c) * out_stride(p), 0, f->count);
+    }
+}
+
+// A tile of x[rows], which may be fewer than FEW_ROWS
+static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride, size_t rows, size_t whole) {
+    for (size_t i = 0; i < whole; i += VECTOR_LANES)
+        for (size_t r = 0; r < FEW_ROWS; r++, out += VECTOR_LANES)
+            vector_store(out, r < rows ? vector_load_stored(x + r * stride + i) : (Vector){0});
 }
 
 // out[m,n] where rows of a and of b lie as long as they are, and there are few of one of them: the others pass once, as
-// they lie.
-static VECTOR_FUNCTION void product_of_few(const Product *p) {
-    const int few_of_a = p->m <= MOST_STREAMED_ROWS;
-    const floatX *x = few_of_a ? p->a : p->b, *many = few_of_a ? p->b : p->a;
-    const size_t x_stride = few_of_a ? a_stride(p) : p->k, stride = few_of_a ? p->k : a_stride(p);
-    const size_t few = few_of_a ? p->m : p->n, rows = few_of_a ? p->n : p->m;
-#pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
-    for (size_t first = 0; first < rows; first += PANEL_COLUMNS) {
-        floatS tile[FEW_MOST * PANEL_COLUMNS];
-        const size_t count = min_size(PANEL_COLUMNS, rows - first);
-        for (size_t i = 0; i < count; i += MANY_ROWS)
-            dots_of_group(tile + i * (few_of_a ? 1 : PANEL_COLUMNS), few_of_a ? PANEL_COLUMNS : 1,
-                          few_of_a ? 1 : PANEL_COLUMNS, x, x_stride, few, many, stride, first + i, rows, p->k);
-        if (few_of_a)
-            finish_tile(p, 1, p->accumulate, tile, 0, few, first, count);
-        else
-            finish_tile(p, 1, p->accumulate, tile, first, count, 0, few);
+// they lie, STREAMED_LENGTH of their elements at a time.
+static void product_of_few(const Product *p) {
+    const int columns = p->m <= MOST_STREAMED_ROWS; // there are few of a
+    const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
+    FewRows f = {.k = p->k, .whole = p->k / VECTOR_LANES * VECTOR_LANES};
+    f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
+    f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
+    f.tiles = panels_of(f.count, FEW_ROWS);
+    const size_t tile = FEW_ROWS * f.whole, share = round_up(panels_of(f.rows, 4 * threads), MANY_ROWS);
+    const size_t step = min_size(STREAMED_ROWS, share);
+    floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, f.tiles * tile));
+    f.few = packed;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (size_t t = 0; t < f.tiles; t++)
+            pack_few(packed + t * tile, f.x + t * FEW_ROWS * f.x_stride, f.x_stride,
+                     min_size(FEW_ROWS, f.count - t * FEW_ROWS), f.whole);
+#pragma omp for schedule(dynamic)
+        for (size_t first = 0; first < f.rows; first += step)
+            item_of_few(p, &f, columns, first, min_size(step, f.rows - first));
     }
 }
 
@@ -465,21 +527,6 @@ static ProductGrid product_grid(const Product *p, size_t threads) {
     return best;
 }
 
-// Packed panels and tiles of each thread. Made by the first product, kept for all others.
-#define ITEM_A    (ITEM_PANELS * PANEL_A_SIZE)
-#define ITEM_SIZE (ITEM_A + PANEL_B_SIZE + (sizeof(floatX) < sizeof(floatS)) * ITEM_TILES * PANEL_ROWS * PANEL_COLUMNS)
-static floatS *product_scratch(size_t threads) {
-    static floatS *scratch;
-    static size_t bytes;
-    if (bytes < threads * ITEM_SIZE * sizeof(floatS)) {
-        memory_unmap(scratch, bytes);
-        bytes = threads * ITEM_SIZE * sizeof(floatS);
-        scratch = (floatS *)cpu_allocate(bytes);
-        if (!scratch) die("out of memory: %zu bytes wanted for packed panels of a matrix product", bytes);
-    }
-    return scratch;
-}
-
 static VECTOR_FUNCTION void product_item(const Product *p, const ProductGrid *grid, size_t i, floatS *memory) {
     const size_t depth = block_size(p->k, PANEL_DEPTH, VECTOR_LANES);
     ProductItem item;
@@ -500,7 +547,7 @@ static void product_plain(const Product *p) {
     }
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
     const ProductGrid grid = product_grid(p, threads);
-    floatS *scratch = product_scratch(threads);
+    floatS *scratch = product_scratch(threads * ITEM_SIZE);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < grid.items; i++)
         product_item(p, &grid, i, scratch + (size_t)omp_get_thread_num() * ITEM_SIZE);

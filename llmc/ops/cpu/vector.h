@@ -102,6 +102,15 @@ VECTOR_INLINE Vector vector_load_stored(const floatX *x) { return vector_load(x)
 VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v); }
 #endif
 
+// Keeps a loaded vector in its register: gcc would rather load it again for each multiply-add, and be bound by loads.
+#if defined(__x86_64__)
+#define VECTOR_KEEP(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define VECTOR_KEEP(v) __asm__("" : "+w"(v))
+#else
+#define VECTOR_KEEP(v) (void)(v)
+#endif
+
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
 // The end of a row: lanes [0, count) alone are read and written, where count is less than a vector has; the others are
@@ -182,6 +191,18 @@ VECTOR_INLINE void vector_transpose_square(Vector *a) {
     }
 }
 
+// Lane i is the sum across a[i], to the bit what vector_sum_across says. Each round adds halves of two vectors, of which
+// one has the sums in even lanes, the other in odd ones.
+VECTOR_INLINE Vector vector_sums(const Vector *a) {
+    Vector sum[VECTOR_LANES];
+    for (int i = 0; i < VECTOR_LANES; i++) sum[i] = a[i];
+    for (int half = VECTOR_LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            sum[i] = VECTOR_SHUFFLE(sum[i], sum[i + half], LANE_INTERLEAVE_LOW) +
+                     VECTOR_SHUFFLE(sum[i], sum[i + half], LANE_INTERLEAVE_HIGH);
+    return sum[0];
+}
+
 // out[j][i] = in[i][j] for such a square
 VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS *in, size_t in_stride) {
     Vector a[VECTOR_LANES];
@@ -199,16 +220,18 @@ which would make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)
-    static const double q[] = {1.36914888539041281e-12, 2.56784359934882055e-11, 4.44553827187081162e-10,
-                               7.05491162080112336e-09, 1.01780860092396999e-07, 1.32154867901443095e-06,
-                               1.52527338040598411e-05, 1.54035303933816088e-04, 1.33335581464284433e-03,
-                               9.61812910762847688e-03, 5.55041086648215831e-02, 2.40226506959100722e-01,
+    static const double q[] = {1.36914888539041281e-12, 2.56784359934882055e-11,
+                               4.44553827187081162e-10, 7.05491162080112336e-09,
+                               1.01780860092396999e-07, 1.32154867901443095e-06,
+                               1.52527338040598411e-05, 1.54035303933816088e-04,
+                               1.33335581464284433e-03, 9.61812910762847688e-03,
+                               5.55041086648215831e-02, 2.40226506959100722e-01,
                                6.93147180559945286e-01, 1};
     const double magic = 6755399441055744.0 + 1023;
     const int mantissa = 52;
 #else
-    static const float q[] = {1.53533620e-4f, 1.33988739e-3f, 9.61843692e-3f, 5.55033237e-2f,
-                              2.40226477e-1f, 6.93147182e-1f, 1};
+    static const float q[] = {
+        1.53533620e-4f, 1.33988739e-3f, 9.61843692e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f, 1};
     const float magic = 12582912.0f + 127;
     const int mantissa = 23;
 #endif
