@@ -1,20 +1,95 @@
 /*
-The draw of a token from its logits: temperature, top-k, top-p and a uniform number.
+The draw of a token from its logits: temperature, top-k, top-p and a uniform number. Rows go to threads, and nothing of
+a row's length is sorted. With temperature alone a row's weights are summed in blocks; the block that the number hits is
+walked token by token. Else weights are summed in bins of the logit, from the largest down, which are skipped as a whole
+until the k-th token, the end of top-p or the number lies in one; that bin's tokens alone come one by one, by a heap.
 */
 #ifndef LLMC_CPU_DRAW_H
 #define LLMC_CPU_DRAW_H
 #include "elements.h"
+#include "simd_math.h"
 
+enum {
+    DRAW_BLOCK = 256,
+    DRAW_BINS = 2048,
+    DRAW_ROWS = 16, // at once, at most: each has scratch memory of its own
+};
+#define DRAW_WIDTH 40.0 // of all bins but the last, in units of the temperature, at most: e^-40 of the largest weight
+
+typedef struct {
+    const floatX *logits;
+    size_t V;
+    double temperature, largest; // logit
+    // bins of the logit
+    double bins_per_logit;
+    double weight[DRAW_BINS];
+    int32_t count[DRAW_BINS];
+    size_t left;   // in the heap
+    int32_t *heap; // [V] ids, likelier ones above
+} DrawRow;
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+// exp(x), x <= 0, to about 1e-15 of it; 0 below -708. As simd_sincos: straight-line code, the Taylor series.
+static inline double simd_exp(double x) {
+    const double magic = 6755399441055744.0, y = x > -708.0 ? x : -708.0; // 1.5 * 2^52
+    const double shifted = fused_double(y, 1.4426950408889634, magic), n = shifted - magic;
+    const double r = fused_double(n, -2.3190468138462996e-17, fused_double(n, -0.69314718055994529, y));
+    double p = 1.0 / 6227020800.0, power;
+    uint64_t bits;
+    p = fused_double(p, r, 1.0 / 479001600.0);
+    p = fused_double(p, r, 1.0 / 39916800.0);
+    p = fused_double(p, r, 1.0 / 3628800.0);
+    p = fused_double(p, r, 1.0 / 362880.0);
+    p = fused_double(p, r, 1.0 / 40320.0);
+    p = fused_double(p, r, 1.0 / 5040.0);
+    p = fused_double(p, r, 1.0 / 720.0);
+    p = fused_double(p, r, 1.0 / 120.0);
+    p = fused_double(p, r, 1.0 / 24.0);
+    p = fused_double(p, r, 1.0 / 6.0);
+    p = fused_double(p, r, 0.5);
+    p = fused_double(p, r, 1.0);
+    p = fused_double(p, r, 1.0);
+    memcpy(&bits, &shifted, sizeof(bits));
+    bits = (bits + 1023) << 52; // 2^n
+    memcpy(&power, &bits, sizeof(power));
+    return x > -708.0 ? p * power : 0.0;
+}
+
+// A token's probability up to a factor; that of the likeliest is 1.
+static inline double token_weight(const DrawRow *row, size_t id) {
+    return simd_exp(((double)load(row->logits[id]) - row->largest) / row->temperature);
+}
+
+static void weights_of_block(const DrawRow *row, size_t first, size_t count, double *weight) {
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) weight[i] = token_weight(row, first + i);
+}
+
+// ---- temperature alone ----------------------------------------------------------------------------------------------
+// By falling ids. sums: of blocks, [V / DRAW_BLOCK + 1]
+static int32_t draw_of_all(const DrawRow *row, double uniform, double *sums) {
+    const size_t blocks = (row->V + DRAW_BLOCK - 1) / DRAW_BLOCK;
+    double weight[DRAW_BLOCK], whole = 0, passed = 0;
+    for (size_t b = blocks; b-- > 0;) {
+        const size_t count = min_size(DRAW_BLOCK, row->V - b * DRAW_BLOCK);
+        double sum = 0;
+        weights_of_block(row, b * DRAW_BLOCK, count, weight);
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = 0; i < count; i++) sum += weight[i];
+        whole += sums[b] = sum;
+    }
+    size_t b = blocks;
+    while (b > 1 && passed + sums[b - 1] <= uniform * whole) passed += sums[--b];
+    size_t id = min_size(b * DRAW_BLOCK, row->V);
+    while (id-- > 1)
+        if ((passed += token_weight(row, id)) > uniform * whole) return (int32_t)id;
+    return 0;
+}
+
+// ---- the likeliest --------------------------------------------------------------------------------------------------
 // Before b in the order of likelihood: the higher logit, of equal ones the lower id.
 static int likelier(const floatX *logits, int32_t a, int32_t b) {
     return load(logits[a]) > load(logits[b]) || (load(logits[a]) == load(logits[b]) && a < b);
-}
-
-static int32_t likeliest(const floatX *logits, size_t V) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < (int32_t)V; i++)
-        if (likelier(logits, i, best)) best = i;
-    return best;
 }
 
 // heap[count], likelier tokens above: restores the order below `root`.
@@ -30,68 +105,129 @@ static void heap_sift(int32_t *heap, size_t count, size_t root, const floatX *lo
     heap[root] = id;
 }
 
-// Moves the likeliest of heap[count] behind the heap.
-static void heap_pop(int32_t *heap, size_t count, const floatX *logits) {
-    int32_t top = heap[0];
-    heap[0] = heap[count - 1];
-    heap[count - 1] = top;
-    heap_sift(heap, count - 1, 0, logits);
+// Bins of a block's tokens: 0 has the largest logit, the last one all that lie far below.
+static void bins_of_block(const DrawRow *row, size_t first, size_t count, int32_t *bin) {
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) {
+        const double below = (row->largest - (double)load(row->logits[first + i])) * row->bins_per_logit;
+        bin[i] = (int32_t)(below < DRAW_BINS - 1 ? below : DRAW_BINS - 1);
+    }
 }
 
-// Probability of a token, up to a factor; that of the likeliest is 1.
-static double token_mass(const SamplingSettings *settings, const floatX *logits, double largest, int32_t id) {
-    return exp(((double)load(logits[id]) - largest) / settings->temperature);
+static void bins_fill(DrawRow *row, double smallest) {
+    const double width = fmin(row->largest - smallest, DRAW_WIDTH * row->temperature) / (DRAW_BINS - 1);
+    row->bins_per_logit = width > 0 ? fmin(1 / width, 1e300) : 0;
+    memset(row->weight, 0, sizeof(row->weight)), memset(row->count, 0, sizeof(row->count));
+    for (size_t first = 0; first < row->V; first += DRAW_BLOCK) {
+        const size_t count = min_size(DRAW_BLOCK, row->V - first);
+        double weight[DRAW_BLOCK];
+        int32_t bin[DRAW_BLOCK];
+        weights_of_block(row, first, count, weight), bins_of_block(row, first, count, bin);
+        for (size_t i = 0; i < count; i++) row->weight[bin[i]] += weight[i], row->count[bin[i]]++;
+    }
 }
 
-// The tokens to draw from: the last `count` (returned) of order[V]. A heap gives the likeliest one by one, so that a
-// short list out of a large vocabulary needs no sorting of the rest.
-static size_t sampling_candidates(const SamplingSettings *settings, const floatX *logits, double largest, size_t V,
-                                  int32_t *order) {
-    size_t k = settings->top_k && settings->top_k < V ? settings->top_k : V, count;
-    double mass = 0, held = 0;
-    for (size_t i = 0; i < V; i++) order[i] = (int32_t)i;
-    if (k == V && settings->top_p >= 1) return V;
-    for (size_t i = V / 2; i-- > 0;) heap_sift(order, V, i, logits);
-    for (size_t i = 0; i < V && k == V; i++) mass += token_mass(settings, logits, largest, (int32_t)i);
-    for (size_t i = 0; i < k && k < V; i++) {
-        heap_pop(order, V - i, logits);
-        mass += token_mass(settings, logits, largest, order[V - 1 - i]);
+// The bin's tokens become the heap.
+static void bin_open(DrawRow *row, size_t b) {
+    row->left = 0;
+    for (size_t first = 0; first < row->V && row->left < (size_t)row->count[b]; first += DRAW_BLOCK) {
+        const size_t count = min_size(DRAW_BLOCK, row->V - first);
+        int32_t bin[DRAW_BLOCK];
+        int some = 0;
+        bins_of_block(row, first, count, bin);
+#pragma omp simd reduction(| : some)
+        for (size_t i = 0; i < count; i++) some |= bin[i] == (int32_t)b;
+        for (size_t i = 0; some && i < count; i++)
+            if (bin[i] == (int32_t)b) row->heap[row->left++] = (int32_t)(first + i);
     }
-    if (settings->top_p >= 1) return k;
-    for (count = 0; count < k && (count == 0 || held < settings->top_p * mass); count++) {
-        if (k == V) heap_pop(order, V - count, logits);
-        held += token_mass(settings, logits, largest, order[V - 1 - count]);
-    }
-    return count;
+    for (size_t i = row->left / 2; i-- > 0;) heap_sift(row->heap, row->left, i, row->logits);
 }
 
-// The token for a uniform number in [0, 1). order[V] is scratch.
-static int32_t sampling_draw(const SamplingSettings *settings, const floatX *logits, size_t V, int32_t *order,
-                             double uniform) {
-    int32_t best = likeliest(logits, V);
-    double largest = (double)load(logits[best]), mass = 0, passed = 0;
-    size_t i;
-    if (settings->temperature == 0) return best;
-    size_t count = sampling_candidates(settings, logits, largest, V, order);
-    for (i = 0; i < count; i++) mass += token_mass(settings, logits, largest, order[V - 1 - i]);
-    for (i = 0; i + 1 < count; i++) {
-        passed += token_mass(settings, logits, largest, order[V - 1 - i]);
-        if (passed > uniform * mass) break;
-    }
-    return order[V - 1 - i];
+static int32_t heap_pop(DrawRow *row) {
+    const int32_t top = row->heap[0];
+    row->heap[0] = row->heap[--row->left];
+    if (row->left) heap_sift(row->heap, row->left, 0, row->logits);
+    return top;
 }
+
+typedef struct {
+    size_t tokens; // in the order of likelihood, at least one
+    double weight; // of all of them
+    int32_t last;
+} Likeliest;
+
+// The likeliest tokens until their weight reaches `target`, or with `pass` is more than it; at most `most`.
+static Likeliest likeliest_until(DrawRow *row, size_t most, double target, int pass) {
+    Likeliest held = {0, 0, 0};
+    row->left = 0;
+    for (size_t b = 0; b < DRAW_BINS; b++) {
+        const double all = held.weight + row->weight[b];
+        if (held.tokens + (size_t)row->count[b] < most && (pass ? all <= target : all < target)) {
+            held.tokens += (size_t)row->count[b], held.weight = all;
+            continue;
+        }
+        bin_open(row, b);
+        while (row->left) {
+            held.last = heap_pop(row);
+            held.weight += token_weight(row, (size_t)held.last);
+            if (++held.tokens == most || (pass ? held.weight > target : held.weight >= target)) return held;
+        }
+    }
+    return held;
+}
+
+static int32_t draw_of_likeliest(DrawRow *row, const SamplingSettings *settings, double uniform) {
+    const size_t k = settings->top_k && settings->top_k < row->V ? settings->top_k : row->V;
+    Likeliest from = {k, 0, 0};
+    if (k < row->V) from = likeliest_until(row, k, INFINITY, 0);
+    for (size_t b = 0; b < DRAW_BINS && k == row->V; b++) from.weight += row->weight[b];
+    if (settings->top_p < 1) from = likeliest_until(row, k, settings->top_p * from.weight, 0);
+    return likeliest_until(row, from.tokens, uniform * from.weight, 1).last;
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+// Ids of a heap, or sums of blocks; in whole lines of the cache
+static size_t draw_row_bytes(size_t V) { return round_up((V + 2) * sizeof(int32_t), 64); }
+
+static int32_t draw_row(const SamplingSettings *settings, const floatX *logits, size_t V, void *memory,
+                        double uniform) {
+    floatS largest = load(logits[0]), smallest = largest;
+    int bad = 0;
+    size_t id = 0;
+#pragma omp simd reduction(max : largest) reduction(min : smallest) reduction(| : bad)
+    for (size_t i = 0; i < V; i++) {
+        const floatS x = load(logits[i]);
+        largest = x > largest ? x : largest, smallest = x < smallest ? x : smallest;
+        bad |= !(x - x == 0);
+    }
+    if (bad) {
+        while (isfinite(load(logits[id]))) id++;
+        return -1 - (int32_t)id;
+    }
+    if (settings->temperature == 0) {
+        while (load(logits[id]) != largest) id++;
+        return (int32_t)id;
+    }
+    DrawRow row;
+    row.logits = logits, row.V = V, row.temperature = settings->temperature, row.largest = (double)largest;
+    row.heap = (int32_t *)memory;
+    if ((!settings->top_k || settings->top_k >= V) && settings->top_p >= 1)
+        return draw_of_all(&row, uniform, (double *)memory);
+    bins_fill(&row, (double)smallest);
+    return draw_of_likeliest(&row, settings, uniform);
+}
+
+static size_t draw_rows_at_once(void) { return min_size((size_t)omp_get_max_threads(), DRAW_ROWS); }
 
 static void cpu_draw(int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
                      const SamplingSettings *settings, Summed *scratch) {
-    for (size_t t = 0; t < n; t++) {
-        const floatX *x = (const floatX *)logits + t * stride;
-        size_t finite = 0;
-        while (finite < V && isfinite(load(x[finite]))) finite++;
-        token[t] = finite < V ? -1 - (int32_t)finite : sampling_draw(settings, x, V, (int32_t *)scratch, uniform[t]);
-    }
+    char *memory = (char *)round_up((size_t)scratch, 64);
+#pragma omp parallel for schedule(dynamic) num_threads(min_size(n, draw_rows_at_once())) if (n > 1)
+    for (size_t t = 0; t < n; t++)
+        token[t] = draw_row(settings, (const floatX *)logits + t * stride, V,
+                            memory + (size_t)omp_get_thread_num() * draw_row_bytes(V), uniform[t]);
 }
 
-// order[V]
-static size_t cpu_draw_scratch(size_t V) { return (V * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS); }
+static size_t cpu_draw_scratch(size_t V) { return (draw_rows_at_once() * draw_row_bytes(V) + 64) / sizeof(floatS); }
 
 #endif
