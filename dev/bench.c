@@ -10,7 +10,7 @@ dev/bench.sh.
                                     a copy's
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
-    bench decode MODEL TEXTS PROMPT NEW [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout seconds
+    bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout seconds
                                     and ids. dev/compare/decode.py does so in turns with transformers
 */
 #include "llmc/plan/plan.h"
@@ -193,8 +193,8 @@ static void bench_pass(size_t T, size_t V, size_t repeats) {
     }
 }
 
-// Token t of text i is a number that decode.py makes, too. TEMPERATURE 0 (unless given): greedy. TEXTS is 2 at least.
-static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t new_tokens,
+// Token t of text i is a number that decode.py makes, too; GROUP texts have the same. TEMPERATURE 0 (unless given): greedy. TEXTS is 2 at least.
+static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t new_tokens, size_t group,
                          SamplingSettings settings) {
     static BenchPass pass;
     static const Batch none;
@@ -218,8 +218,11 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
     sampler_batch_allocate(&sampler, &pass.model, texts, prompt + new_tokens);
     for (size_t i = 0; i < texts; i++) {
         int32_t *begin = ids + i * (prompt + new_tokens);
-        for (size_t t = 0; t < prompt; t++) begin[t] = (int32_t)((i * 7919 + t * 104729 + 1) % V);
-        text[i] = (Completion){.prompt = begin, .prompt_tokens = prompt, .seed = i, .ids = begin + prompt};
+        for (size_t t = 0; t < prompt; t++) begin[t] = (int32_t)((i / group * 7919 + t * 104729 + 1) % V);
+        text[i] = (Completion){.prompt = ids + i / group * group * (prompt + new_tokens),
+                               .prompt_tokens = prompt,
+                               .seed = i,
+                               .ids = begin + prompt};
         text[i].room = new_tokens;
     }
     while (fgets(line, sizeof(line), stdin)) {
@@ -236,7 +239,7 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
 int main(int argc, char **argv) {
     threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
-    size_t repeats = 7, B = 0, T = 0;
+    size_t repeats = 7, B = 0, T = 0, group = 0;
     int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : !strcmp(what, "decode") ? argc : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -253,13 +256,13 @@ int main(int argc, char **argv) {
         bench_gpt2(B, T, argv[4], repeats);
     else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
         bench_pass(T, B, repeats);
-    else if (!strcmp(what, "decode") && argc > 5 && parse_size(argv[3], &B) && B > 1 && parse_size(argv[4], &T) && T &&
-             parse_size(argv[5], &repeats) && repeats)
+    else if (!strcmp(what, "decode") && argc > 6 && parse_size(argv[3], &B) && B > 1 && parse_size(argv[4], &T) && T &&
+             parse_size(argv[5], &repeats) && repeats && parse_size(argv[6], &group) && group)
         bench_decode(
-            argv[2], B, T, repeats,
-            (SamplingSettings){.temperature = argc > 6 ? atof(argv[6]) : 0, .top_p = argc > 7 ? atof(argv[7]) : 1});
+            argv[2], B, T, repeats, group,
+            (SamplingSettings){.temperature = argc > 7 ? atof(argv[7]) : 0, .top_p = argc > 8 ? atof(argv[8]) : 1});
     else
         die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
-                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW [TEMPERATURE [TOP_P]]");
+                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
     return 0;
 }

@@ -23,7 +23,7 @@ from contenders import HERE, ROOT, last_line
 WORKER = "--as-transformers"
 
 
-def transformers_side(folder, texts, prompt, new_tokens, threads):
+def transformers_side(folder, texts, prompt, new_tokens, group, threads):
     """What `bench decode` does, by transformers."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -34,7 +34,7 @@ def transformers_side(folder, texts, prompt, new_tokens, threads):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model = model.eval()
     V = model.config.vocab_size
-    ids = torch.tensor([[(i * 7919 + t * 104729 + 1) % V for t in range(prompt)] for i in range(texts)])
+    ids = torch.tensor([[(i // group * 7919 + t * 104729 + 1) % V for t in range(prompt)] for i in range(texts)])
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     for _ in sys.stdin:
@@ -75,6 +75,7 @@ def parse_options():
     parser.add_argument("--texts", default="4,32", help="numbers of texts, of 2 at least")
     parser.add_argument("--prompt", type=int, default=32, metavar="TOKENS")
     parser.add_argument("--new", type=int, default=32, metavar="TOKENS")
+    parser.add_argument("--group", type=int, default=1, metavar="TEXTS", help="that have the same prompt, as in GRPO")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", default=os.path.join(ROOT, "build", "compare-decode"))
@@ -96,9 +97,9 @@ def main():
     made = subprocess.run(convert, capture_output=True, text=True)
     if made.returncode:
         raise SystemExit(f"decode.py: {last_line(made.stderr)}")
-    print(f"{machine.cpu_name()}; {o.threads} threads, {o.init}, fp32, prompts of {o.prompt} tokens, {o.new} new ones")
+    print(f"{machine.cpu_name()}; {o.threads} threads, {o.init}, fp32, prompts of {o.prompt} tokens, {o.new} new ones, {o.group} texts a prompt")
     for texts in map(int, o.texts.split(",")):
-        shape = [folder, str(texts), str(o.prompt), str(o.new)]
+        shape = [folder, *map(str, (texts, o.prompt, o.new, o.group))]
         sides = [
             Side("bench decode", [os.path.join(build, "bench"), "decode", *shape], o.threads),
             Side("transformers", [o.python, os.path.join(HERE, "decode.py"), WORKER, *shape, str(o.threads)], o.threads),
