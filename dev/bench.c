@@ -10,8 +10,8 @@ dev/bench.sh.
                                     a copy's
     bench seconds   [REPEATS]       median seconds of a `layers` pass, for comparing builds
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
-    bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout seconds
-                                    and ids. dev/compare/decode.py does so in turns with transformers
+    bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
+                                    seconds and ids. dev/compare/decode.py does so in turns with transformers
 */
 #include "llmc/plan/plan.h"
 #include "llmc/plan/profile.h"
@@ -193,7 +193,8 @@ static void bench_pass(size_t T, size_t V, size_t repeats) {
     }
 }
 
-// Token t of text i is a number that decode.py makes, too; GROUP texts have the same. TEMPERATURE 0 (unless given): greedy. TEXTS is 2 at least.
+// Token t of text i is a number that decode.py makes, too; GROUP texts have the same prompt. TEXTS is 2 at least.
+// TEMPERATURE 0, unless given: greedy.
 static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t new_tokens, size_t group,
                          SamplingSettings settings) {
     static BenchPass pass;

@@ -325,16 +325,16 @@ static floatS *product_scratch(size_t elements) {
 
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
-// Dot products of a few rows with many, all of length k: the many are streamed from memory, where they are read once.
-// The few are packed so that a tile of FEW_ROWS of them is read straight on; they stay in the L2 cache, a tile's MANY_ROWS in the L1 cache
+// Dot products of a few rows with many, all of length k: the many are read from memory once. The few are packed so that
+// a tile of FEW_ROWS of them is read straight on; they stay in the L2 cache, MANY_ROWS of the others in the L1 cache
 // while all of the few meet them. Rows that fill the last tile are zeros. A row's sums do not depend on the others.
 #define FEW_ROWS      (PANEL_ROWS > 6 ? 4 : 2)
 #define MANY_ROWS     (PANEL_ROWS > 6 ? 6 : 5)
 #define FEW_MOST      32              // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
 #define STREAMED_ROWS (8 * MANY_ROWS) // of an item of work, at most
 
-// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows of
-// `ahead` are asked for.
+// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
+// of `ahead` are asked for.
 VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];

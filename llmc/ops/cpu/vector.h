@@ -191,8 +191,8 @@ VECTOR_INLINE void vector_transpose_square(Vector *a) {
     }
 }
 
-// Lane i is the sum across a[i], to the bit what vector_sum_across says. Each round adds halves of two vectors, of which
-// one has the sums in even lanes, the other in odd ones.
+// Lane i is the sum across a[i], to the bit what vector_sum_across says. Each round adds halves of two vectors: one has
+// its sums in even lanes, the other in odd ones.
 VECTOR_INLINE Vector vector_sums(const Vector *a) {
     Vector sum[VECTOR_LANES];
     for (int i = 0; i < VECTOR_LANES; i++) sum[i] = a[i];
