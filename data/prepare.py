@@ -176,13 +176,16 @@ def report(work, arguments):
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
     if work.notes.get("long"):
-        later = "does not split pairs and groups, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS) else "splits them"
+        whole = kind in (shards.PAIRS, shards.GROUPS, shards.LABELS)
+        later = "does not split such answers, but has --long truncate" if whole else "splits them"
         print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}")
     if work.notes.get("truncated"):
         print(f"{work.notes['truncated']:,} documents were cut to {arguments.max_tokens} tokens")
     if work.notes.get("straddles"):
         print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
               "Where prompts end with a space, move it to the completions")
+    if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
+        print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
     formats = {name[7:]: count for name, count in sorted(work.notes.items()) if name.startswith("format ")}
     if len(formats) > 1:
         print(f"samples of several formats: {', '.join(f'{name} {count:,}' for name, count in formats.items())}")
@@ -196,6 +199,7 @@ def report(work, arguments):
 NEXT = {  # of each kind: options, what a step takes of it and how many, the learning rate
     shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
     shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
+    shards.LABELS: (" --objective kto", "documents", "--samples", 16, "5e-7"),
     shards.GROUPS: (" --objective grpo", "groups", "--samples", 8, "1e-6"),
     shards.PROMPTS: (" --objective grpo --rollout --reward-command COMMAND", "prompts", "--batch", 8, "1e-6"),
     shards.ADVANTAGES: (" --objective ppo", "documents", "--samples", 16, "1e-6")}
@@ -265,6 +269,7 @@ def show(arguments):
                 continue
             for i, document in enumerate(documents):
                 which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
+                         shards.LABELS: " desirable" if document.reward else " undesirable",
                          shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
                 prompt = f", {document.prompt} of the prompt" if document.prompt else ""
                 print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
@@ -300,6 +305,8 @@ def inspect(paths):
         print(f"  tokenizer {shard.name!r}, vocabulary {shard.vocabulary:,}, {made}; {shard.file_bytes:,} bytes")
         if shard.kind == shards.PAIRS:
             print(f"  {shard.documents // 2:,} pairs")
+        if shard.kind == shards.LABELS:
+            print(f"  {int(table['reward'].sum()):,} desirable")
         if shard.kind == shards.GROUPS:
             sizes = np.bincount(table["group"].astype(np.int64))
             print(f"  {len(sizes):,} groups of {sizes.min():,} to {sizes.max():,} documents, rewards {table['reward'].min():g} to "

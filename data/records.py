@@ -3,6 +3,7 @@
 Shapes of an object (keys that are None count as absent):
 
   {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
+  {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
   {"prompt", "chosen", "rejected"}                                                  a preference pair, two documents
   {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
   {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
@@ -16,12 +17,12 @@ from dataclasses import dataclass, field
 
 import shards
 
-FORMATS = ("auto", "text", "messages", "completion", "preference", "groups", "prompts", "advantages")
+FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
-           "ids", "train", "advantages", "tools", "chat_template_kwargs")
-UNUSED = ("label", "score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
+           "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
+UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
 BESIDE_PROMPTS = {"prompt", "answer", "tools", "chat_template_kwargs"}
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
@@ -137,11 +138,13 @@ def detect(record):
     if beside and "prompt" in has and "completion" not in has:
         raise Rejected(UNKNOWN_FORMAT, f"has prompt and {beside}; rename {beside} to completion (SFT) or answer, or --format prompts "
                                        "takes the prompt alone")
-    if "prompt" in has and has <= BESIDE_PROMPTS:
+    if "prompt" in has and has - {"label"} <= BESIDE_PROMPTS:
         return "prompts"
-    if record.get("label") in (True, False) and has & {"completion", "messages", "conversations"}:
-        raise Rejected(UNKNOWN_FORMAT, "has a label, as for KTO, which is not trained here; keep the rows whose label is true, or make "
-                                       "pairs for DPO; --format takes all rows")
+    if {"prompt", "completion", "label"} <= has:
+        return "unpaired"
+    if record.get("label") in (True, False) and has & {"messages", "conversations"}:
+        raise Rejected(UNKNOWN_FORMAT, "has messages and a label, as for KTO, which takes prompt, completion and label; --format messages "
+                                       "trains on all rows")
     found = [name for name, there in (("messages", bool(has & {"messages", "conversations"})),
                                       ("completion", {"prompt", "completion"} <= has), ("text", "text" in has), ("prompts", {"prompt", "text"} <= has)) if there]
     if len(found) > 1:
@@ -157,7 +160,8 @@ def understand(record, name="auto", more_roles=()):
     """The Record of an object."""
     name = detect(record) if name == "auto" else name
     reader = Reader(record, (*ROLES, *more_roles))
-    result = Record(*getattr(reader, name)(), name, [key for key in UNUSED if record.get(key) is not None])
+    unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
+    result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
     if record.get("tools"):
         tools = record["tools"]
         if isinstance(tools, str):
@@ -194,6 +198,12 @@ class Reader:
 
     def completion(self):
         return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
+
+    def unpaired(self):
+        label = self.get("label")
+        if label not in (True, False):
+            raise Rejected(WRONG_TYPE, f"label is {json.dumps(label)[:40]}, neither true nor false; --format completion trains on all rows")
+        return shards.LABELS, [self.pair(self.get("prompt"), self.get("completion"), "completion", float(label))]
 
     def preference(self):
         chosen, rejected = self.get("chosen"), self.get("rejected")

@@ -18,8 +18,8 @@ HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64s64x")
 FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",
           "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name")
 HEADER_CRC_AT = 124
-DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES = range(5)  # the last: documents with values, which the format calls kind 0
-KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages")
+DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES, LABELS = range(6)  # ADVANTAGES: documents with values, which the format calls kind 0
+KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages", "labelled answers")
 VALUES = np.dtype("<f4")
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
 TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
@@ -216,7 +216,7 @@ class Shard:
         ids_end = self.ids_at + self.tokens * self.id_bytes
         counts_end = self.counts_at + self.tokens
         end = self.values_at + self.tokens * VALUES.itemsize if self.values_at else counts_end
-        wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind > PROMPTS
+        wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind not in (DOCUMENTS, PAIRS, GROUPS, PROMPTS, LABELS)
                  else "byte order" if self.byte_order != BYTE_ORDER
                  else "kind, with values," if self.values_at and self.kind != DOCUMENTS
                  else "number of documents" if not self.documents
@@ -239,7 +239,7 @@ class Shard:
             raise ShardError(f"{path}: its header's sums are not those of its documents; make it again")
         group = table["group"].astype(np.int64)
         steps = np.diff(group)
-        if self.kind in (DOCUMENTS, PROMPTS):
+        if self.kind in (DOCUMENTS, PROMPTS, LABELS):
             grouped = np.array_equal(group, np.arange(self.documents))
         elif self.kind == PAIRS:
             grouped = self.documents % 2 == 0 and np.array_equal(group, np.arange(self.documents) // 2)
@@ -251,6 +251,8 @@ class Shard:
             raise ShardError(f"{path}: group {int(np.argmin(np.bincount(group)))} has one completion alone; make it again")
         if not np.isfinite(table["reward"]).all():
             raise ShardError(f"{path}: has rewards that are not finite numbers; make it again")
+        if self.kind == LABELS and not np.isin(table["reward"], (0, 1)).all():
+            raise ShardError(f"{path}: has labels that are neither 0 nor 1; make it again")
         for number, entry in enumerate(table):
             self._verify_document(number, entry, int(begins[number]))
         self._verify_padding()

@@ -116,7 +116,8 @@ static const struct {
                   {"preference pairs", "dpo, simpo or orpo"},
                   {"groups of completions with rewards", "grpo, gspo or cispo"},
                   {"prompts alone", "grpo, gspo or cispo with --rollout"},
-                  {"documents with an advantage for each token", "ppo"}};
+                  {"documents with an advantage for each token", "ppo"},
+                  {"labelled answers", "kto"}};
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
 
@@ -147,10 +148,9 @@ static void documents_check_kinds(const DataLoader *d) {
             data_kinds[first->kind].objectives);
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
         die("%s: holds prompts alone, none of whose tokens is a target; give data with answers", first->path);
-    if (d->settings.use == DATA_PROMPTS && first->kind == KIND_PAIRS)
-        die("%s: holds preference pairs, --rollout takes prompts alone, prompts with completions, or groups; prepare "
-            "the prompts",
-            first->path);
+    if (d->settings.use == DATA_PROMPTS && (first->kind == KIND_PAIRS || first->kind == KIND_LABELS))
+        die("%s: holds %s, --rollout takes prompts alone, prompts with completions, or groups; prepare the prompts",
+            first->path, data_kinds[first->kind].name);
 }
 
 static void documents_check_tokenizers(const DataLoader *d) {
@@ -238,11 +238,11 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
     const DataSettings *settings = &d->settings;
     const size_t document = at->shard->documents_before + at->number, T = settings->T;
     const size_t positions = at->entry.tokens - 1, whole = settings->long_documents == LONG_SPLIT ? positions : T;
-    const int answers = kind_has_groups(at->shard->header.kind);
+    const int answers = kind_is_whole(at->shard->header.kind);
     if (positions > T && (settings->long_documents == LONG_REFUSE || (answers && whole > T)))
         die("%s: document %zu has %zu tokens, --seq-len %zu takes %zu%s; take a longer --seq-len or --long %s",
             at->shard->header.path, at->number, at->entry.tokens, T, T + 1,
-            answers ? ", and pairs and groups are not split" : "", answers ? "truncate" : "split or truncate");
+            answers ? ", and answers are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
     d->long_documents += positions > T;
     if (positions > whole) d->positions_cut += positions - T;

@@ -148,8 +148,9 @@ static void file_header_check(const FileHeader *h, const InputFile *file, const 
 }
 
 // Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts
-// without targets, some with a reference answer behind; and, in memory alone, documents that have values.
-typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS, KIND_VALUES } ShardKind;
+// without targets, some with a reference answer behind; in memory alone, documents that have values; answers with a
+// label, desirable (1) or not (0), in the place of a reward.
+typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS, KIND_VALUES, KIND_LABELS } ShardKind;
 
 // A shard as its header has it, and what is known of it besides.
 typedef struct {
@@ -177,6 +178,9 @@ typedef struct {
 static_assert(sizeof(ShardDocument) == TOKEN_SHARD_ENTRY, "an entry of a shard's table has 48 bytes");
 
 static int kind_has_groups(uint32_t kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
+
+// Answers are compared as wholes.
+static int kind_is_whole(uint32_t kind) { return kind_has_groups(kind) || kind == KIND_LABELS; }
 
 static size_t shard_align(size_t offset) {
     return (offset + TOKEN_SHARD_ALIGN - 1) / TOKEN_SHARD_ALIGN * TOKEN_SHARD_ALIGN;
@@ -208,8 +212,9 @@ static void shard_check_sections(const TokenShard *s) {
 
 // Every field against the others.
 static void shard_check_header(const TokenShard *s) {
-    if (s->kind > KIND_PROMPTS)
-        die("%s: kind %u of a token shard is not known; kinds are 0 to %d", s->path, s->kind, KIND_PROMPTS);
+    if (s->kind > KIND_PROMPTS && s->kind != KIND_LABELS)
+        die("%s: kind %u of a token shard is not known; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
+            KIND_LABELS);
     if (s->kind != KIND_DOCUMENTS && s->values)
         die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without",
             s->path, s->kind);
@@ -277,7 +282,9 @@ static void shard_check_document(const TokenShard *s, size_t number, const Shard
                         : d->prompt > d->tokens                        ? "has a prompt that is longer than itself"
                         : d->prompt < 1 && prompts                     ? "has no prompt"
                         : !isfinite(d->reward)                         ? "has a reward that is not a finite number"
-                                                                       : NULL;
+                        : s->kind == KIND_LABELS && d->reward != 0 && d->reward != 1
+                            ? "has a label that is neither 0 nor 1"
+                            : NULL;
     if (fault) die("%s: document %zu %s; write the shard again", s->path, number, fault);
 }
 

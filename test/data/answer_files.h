@@ -36,7 +36,8 @@ static size_t made_groups(const MadeShard *made, MadeDocument *document, size_t 
             *d = made_document(first + count++, 2 + test_random_below(longest - 1), 4);
             float *value = (float *)case_memory(d->tokens * sizeof(float));
             for (size_t t = 0; t < d->tokens; t++) value[t] = (float)test_normal();
-            d->group = g, d->reward = (float)test_normal(), d->value = value;
+            d->group = g, d->reward = made->kind == KIND_LABELS ? (float)(count % 2) : (float)test_normal();
+            d->value = value;
             d->prompt = 1 + test_random_below(d->tokens - 1);
             if (made->kind == KIND_PROMPTS) memset((unsigned char *)(uintptr_t)d->counts, 0, d->tokens);
         }
@@ -54,7 +55,8 @@ static size_t write_two(const MadeShard *made, MadeDocument *document, size_t gr
     return first + second;
 }
 
-static const char *const kind_files[] = {"documents.bin", "pairs.bin", "groups.bin", "prompts.bin", "values.bin"};
+static const char *const kind_files[] = {"documents.bin", "pairs.bin",  "groups.bin",
+                                         "prompts.bin",   "values.bin", "labels.bin"};
 
 // A shard of each kind, by ShardKind.
 static void write_kinds(void) {

@@ -51,6 +51,8 @@ KINDS = {  # of each: its number in the header, samples, and what is said of the
               ("MODEL --objective dpo", "preference pairs", " pairs\n")),
     "groups": (2, [{"prompt": "2+2", "completions": [" 4", " 5", " 6", " 7"][:2 + i % 3], "rewards": [i / 2, -1.0, 0.0, 3.0][:2 + i % 3]}
                    for i in range(40)], ("MODEL --objective grpo", "groups of 2 to 4 documents, rewards -1 to ")),
+    "unpaired": (5, [{"prompt": f"{i} + 2 =", "completion": f" {i + 2}" if i % 3 else " many", "label": bool(i % 3)} for i in range(60)],
+                 ("MODEL --objective kto", "labelled answers", " desirable\n")),
     "prompts": (3, [{"prompt": f"{i} + 2 =", "answer": f" {i + 2}" if i % 2 else None} for i in range(90)],
                 ("--rollout --reward-command", "prompts in ")),
     "advantages": (0, [samples.rollout(i) for i in range(100)], ("MODEL --objective ppo", "documents with advantages", "advantages -"))}

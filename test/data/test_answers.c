@@ -113,15 +113,17 @@ TEST(a_batch_has_what_its_objective_needs) {
 // ---- refusals -------------------------------------------------------------------------------------------------------
 TEST(each_objective_takes_its_kind) {
     static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2};
-    static const char *const holds[] = {
-        "documents.bin: holds documents, --objective ", "pairs.bin: holds preference pairs, ",
-        "groups.bin: holds groups of completions with rewards, ", "prompts.bin: holds prompts alone, ",
-        "values.bin: holds documents with an advantage for each token, "};
+    static const char *const holds[] = {"documents.bin: holds documents, --objective ",
+                                        "pairs.bin: holds preference pairs, ",
+                                        "groups.bin: holds groups of completions with rewards, ",
+                                        "prompts.bin: holds prompts alone, ",
+                                        "values.bin: holds documents with an advantage for each token, ",
+                                        "labels.bin: holds labelled answers, "};
     write_kinds();
     for (int o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);
         refusal_settings = answer_settings(1, 20, &objective);
-        for (int k = 0; k < 5; k++) {
+        for (int k = 0; k < 6; k++) {
             test_case("%s on %s", objective_names[o], kind_files[k]);
             if (k == takes[o])
                 assert_int_equal(run_child(read_all, scratch_path(kind_files[k]))->code, 0);
@@ -144,9 +146,8 @@ TEST(long_answers_are_not_split) {
     memset((unsigned char *)(uintptr_t)document[3].counts, 0, 25); // its answer begins behind 24 positions
     const char *path = write_shard("long.bin", &made, document, 6);
     refusal_settings = answer_settings(1, 24, &dpo);
-    refused(path,
-            "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and pairs and groups are not split; take a "
-            "longer --seq-len or --long truncate");
+    refused(path, "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and answers are not split; take a "
+                  "longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_REFUSE;
     refused(path, "take a longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_TRUNCATE;

@@ -270,7 +270,7 @@ TEST(every_field_of_the_header) {
         FIELD(56, 8, 21, "20 tokens at most, its header says 37"),
         FIELD(64, 4, 3, "has ids of 3 bytes, expected 2 or 4"),
         FIELD(64, 4, 2, "a vocabulary of 2147483648 does not go with ids of 2 bytes"),
-        FIELD(68, 4, 4, "kind 4 of a token shard is not known; kinds are 0 to 3"),
+        FIELD(68, 4, 4, "kind 4 of a token shard is not known; kinds are 0 to 3, and 5"),
         FIELD(72, 8, 0, "a vocabulary of 0 does not go"),
         FIELD(72, 8, (uint64_t)1 << 31 | 1, "a vocabulary of 2147483649 does not go"),
         FIELD(72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"),

@@ -435,8 +435,7 @@ class Rejections(Tested):
                     ({}, "keys are none"), ({"content": "x"}, "keys are content"), ({"text": "a", "messages": messages}, "messages or text"),
                     ({"chosen": "a", "rejected": "b"}, "no prompt"), ({"answer": "a"}, "answer"), (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    *(({**kind, "label": label}, "KTO") for kind in ({"prompt": "a", "completion": "b"}, {"messages": messages})
-                      for label in (True, False)),
+                    *(({"messages": messages, "label": label}, "KTO") for label in (True, False)),
                     ({"prompt": "a", "response": "b"}, "rename response to completion"), ({"prompt": "a", "text": "b"}, "could be text or prompts"),
                     (group(), "keys are prompt, completions"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
@@ -449,6 +448,7 @@ class Rejections(Tested):
                     (tokens(advantages=[0, 1, 2]), "2 ids, 2 of train, 3 advantages"), (tokens(train=[0]), "1 of train"),
                     (tokens(ids=[1, -2]), "ids[1] is -2, not a token's number"), (tokens(ids=[1.5, 2]), "ids[0] is 1.5"),
                     (tokens(ids=[1, 2000]), "ids[1] is 2000, the vocabulary has"), (tokens(train=[0, 2]), "train[1] is 2, not 0 or 1"),
+                    *(({"prompt": "a", "completion": "b", "label": label}, "neither true nor false") for label in ("yes", 0.5, 2, [])),
                     (tokens(advantages=[0, float("inf")]), "advantages[1] is inf"), ({"messages": messages, "tools": 3}, "tools"),
                     ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "not JSON"),
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
