@@ -1,7 +1,8 @@
 """Input files as batches of lines or rows, read in a stream, with positions from which reading can go on.
 
 JSONL comes as lines of bytes; text and Markdown as documents, each a whole file or what stands between separators; both gzipped,
-too, by their names. Parquet comes as rows, of which only columns that mean something are read. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
+too, by their names. Parquet comes as rows, of which only columns that mean something are read; where they are prompts alone, all.
+A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
 it, and lines or rows, for messages.
 """
 
@@ -52,13 +53,14 @@ def identity(path):
     return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": head}
 
 
-def batches(paths, position, separator=None):
+def batches(paths, position, separator=None, name="auto"):
     """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
-    none."""
+    none. `name`: the format."""
     sizes = [os.path.getsize(path) for path in paths]
     for i in range(position["file"], len(paths)):
         begin = position if i == position["file"] else START
-        for batch in parquet_batches(paths[i], begin) if is_parquet(paths[i]) else line_batches(paths[i], begin, separator):
+        found = parquet_batches(paths[i], begin, name) if is_parquet(paths[i]) else line_batches(paths[i], begin, separator)
+        for batch in found:
             batch.end["file"] = i
             batch.done = sum(sizes[:i]) + min(int(batch.done), sizes[i])
             yield batch
@@ -106,7 +108,7 @@ def line_batches(path, begin, separator):
         raise InputFailure(f"{path}:{number + 1}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def parquet_batches(path, begin):
+def parquet_batches(path, begin, name):
     try:
         import pyarrow
         import pyarrow.parquet
@@ -115,9 +117,12 @@ def parquet_batches(path, begin):
     row, total = begin["offset"], os.path.getsize(path)
     try:
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            columns = [name for name in file.schema_arrow.names if name in records.COLUMNS + records.UNUSED]
+            names = file.schema_arrow.names
+            alone = "prompt" in names and (name == "prompts" or name == "auto" and not set(names) & set(records.BESIDE_NO_PROMPT))
+            columns = [column for column in names if alone or column in records.COLUMNS + records.UNUSED]
+            unread = dict.fromkeys(set(names) - set(columns))
             if not set(columns) & set(records.COLUMNS):
-                raise InputFailure(f"{path}: none of its columns ({', '.join(file.schema_arrow.names[:4])}) is read; "
+                raise InputFailure(f"{path}: none of its columns ({', '.join(names[:4])}) is read; "
                                    "rename them to text, messages, prompt, ... (data/README.md)")
             all_rows, group_begin = file.metadata.num_rows, 0
             for group in range(file.num_row_groups):
@@ -125,7 +130,7 @@ def parquet_batches(path, begin):
                 skip = max(row - group_begin, 0)
                 if row < group_end:
                     for piece in parquet_pieces(file, group, columns, skip):
-                        rows = [(row + i + 1, record) for i, record in enumerate(piece.to_pylist())]
+                        rows = [(row + i + 1, {**record, **unread}) for i, record in enumerate(piece.to_pylist())]
                         row += len(rows)
                         yield Batch(path, rows, piece.nbytes, {"offset": row, "number": row}, total * row / all_rows)
                 group_begin = group_end

@@ -256,7 +256,7 @@ def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
     left = arguments.show
-    for batch in inputs.batches(arguments.files, inputs.START, arguments.separator):
+    for batch in inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format):
         for line, row in batch.rows:
             if not left:
                 return
@@ -314,6 +314,8 @@ def inspect(paths):
         if table["prompt"].any():
             print(f"  prompts in {np.count_nonzero(table['prompt']):,} documents, of {table['prompt'].mean():.1f} tokens in the mean, the "
                   f"longest {int(table['prompt'].max()):,}")
+        if shard.columns_at:
+            print(f"  other columns, of at most {shard.longest_columns:,} bytes: {', '.join(sorted(set().union(*shard.columns()))[:20])}")
         if shard.values is not None:
             print(f"  advantages {shard.values.min():g} to {shard.values.max():g}, in the mean {shard.values.mean(dtype=np.float64):.4g}")
     return 1 if bad else 0

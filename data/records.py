@@ -23,10 +23,14 @@ SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "a
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
 UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
-BESIDE_PROMPTS = {"prompt", "answer", "tools", "chat_template_kwargs"}
+BESIDE_PROMPTS = {"prompt", "answer", "label", "tools", "chat_template_kwargs"}
+BESIDE_NO_PROMPT = ("text", "messages", "conversations", "completion", "chosen", "rejected", "completions")  # of prompts alone
+OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward")  # keys of the
+# lines that reward commands get and give, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
+CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
 NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
 ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
@@ -61,6 +65,7 @@ class Record:
     unused: list = field(default_factory=list)
     tools: list = None
     template_arguments: dict = field(default_factory=dict)
+    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and answer, as a JSON object
 
 
 def parse_line(line):
@@ -162,6 +167,8 @@ def understand(record, name="auto", more_roles=()):
     reader = Reader(record, (*ROLES, *more_roles))
     unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
     result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
+    if result.kind == shards.PROMPTS:
+        result.columns, result.unused = other_columns(record, result.documents[0].body is record.get("completion")), []
     if record.get("tools"):
         tools = record["tools"]
         if isinstance(tools, str):
@@ -173,6 +180,21 @@ def understand(record, name="auto", more_roles=()):
     if record.get("chat_template_kwargs") is not None:
         result.template_arguments = template_arguments(record["chat_template_kwargs"], "chat_template_kwargs")
     return result
+
+
+def other_columns(record, completion_is_answer):
+    """A prompt's row without prompt and answer, nor what is null, as bytes of a JSON object."""
+    taken = {"prompt", "answer", *(["completion"] if completion_is_answer else [])}
+    columns = {key: value for key, value in record.items() if key not in taken and value is not None}
+    wrong = next((key for key in OURS if key in columns), None)
+    if wrong:
+        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; rename it")
+    try:
+        return json.dumps(columns, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise Rejected(MALFORMED, "holds half of a surrogate pair, which is not text") from None
+    except ValueError:
+        raise Rejected(WRONG_TYPE, "a column holds a number that is not finite, which JSON does not have; make it null or a text") from None
 
 
 class Reader:

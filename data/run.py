@@ -23,7 +23,7 @@ import workers
 STATE_SECONDS = 10  # between states, beside those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
 SHOWN = 10  # rejected samples of each kind that are printed
-OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
+OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
 
 
 class Failure(Exception):
@@ -252,7 +252,8 @@ class Run:
         if position != inputs.START:
             self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
         last = time.monotonic()
-        for batch, result in pool.results(inputs.batches(self.settings.paths, position, self.settings.separator), CHECKED):
+        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format)
+        for batch, result in pool.results(batches, CHECKED):
             if result.fatal:
                 if ordinal < CHECKED:
                     self.rejected.file.close()
@@ -300,7 +301,8 @@ class Run:
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
         values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
-        self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values)
+        columns = result.columns[begin:end] if self.kind == shards.PROMPTS else None
+        self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values, columns)
         self.parts[name].add(table, len(documents))
 
     def save_state(self, status, position, ordinal):

@@ -1,10 +1,11 @@
 """Token shards of streambp.c, version 1: writing and verifying. data/README.md describes the format byte by byte.
 
-A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp), because the document table, whose
-size nobody knows before the end, comes first. They are joined to NAME.tmp, which the caller renames. ShardWriter.state() is all
+A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp, or .index.tmp and .columns.tmp),
+because the document table, whose size nobody knows before the end, comes first. They are joined to NAME.tmp, which the caller renames. ShardWriter.state() is all
 that is needed to go on after a crash: sections are cut back to the lengths it implies. Needs numpy.
 """
 
+import json
 import os
 import shutil
 import struct
@@ -14,9 +15,10 @@ import numpy as np
 
 MAGIC, VERSION, BYTE_ORDER = b"SBPSHARD", 1, 0x01020304
 HEADER_BYTES, ALIGNMENT, NAME_BYTES = 256, 64, 64
-HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64s64x")
+HEADER = struct.Struct("<8sIIQQQQQQIIQQQQQQII64sQQI44x")
 FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "documents", "tokens", "counted", "longest", "id_bytes",
-          "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name")
+          "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name",
+          "columns_at", "longest_columns", "columns_crc")
 HEADER_CRC_AT = 124
 DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES, LABELS = range(6)  # ADVANTAGES: documents with values, which the format calls kind 0
 KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages", "labelled answers")
@@ -24,8 +26,10 @@ VALUES = np.dtype("<f4")
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
 TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
                   ("crc", "<u4")])
+COLUMNS = np.dtype([("begin", "<u8"), ("bytes", "<u4"), ("crc", "<u4")])  # the index of prompts' columns; behind it their text
+EMPTY_COLUMNS = b"{}"
 STRETCH = 1 << 22  # tokens that verifying looks at together
-assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48
+assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48 and COLUMNS.itemsize == 16
 
 
 class ShardError(Exception):
@@ -64,20 +68,26 @@ class ShardWriter:
         self._begin()
         if state:
             self.shard = state["shard"]
-            for key in ("documents", "samples", "tokens", "counted", "longest", "table_crc"):
-                setattr(self, key, state[key])
+            for key in self.COUNTS:
+                if key not in state and self.kind == PROMPTS and state["documents"]:
+                    raise ShardError(f"{self.path()}.tmp: was begun by an older prepare.py, without columns; --force begins anew")
+                setattr(self, key, state.get(key, 0))
             if self.documents:
                 self._open("r+b")
 
+    COUNTS = ("documents", "samples", "tokens", "counted", "longest", "table_crc", "column_bytes", "longest_columns", "columns_crc")
+
     def _begin(self):
-        self.documents = self.samples = self.tokens = self.counted = self.longest = self.table_crc = 0
+        for key in self.COUNTS:
+            setattr(self, key, 0)
 
     def path(self, shard=None):
         return os.path.join(self.folder, f"{self.stem}-{self.shard if shard is None else shard:05d}.bin")
 
     def _sizes(self):
-        values = {"values": self.tokens * VALUES.itemsize} if self.kind == ADVANTAGES else {}
-        return {"table": self.documents * TABLE.itemsize, "ids": self.tokens * self.id_bytes, "counts": self.tokens, **values}
+        more = {ADVANTAGES: {"values": self.tokens * VALUES.itemsize},
+                PROMPTS: {"index": self.documents * COLUMNS.itemsize, "columns": self.column_bytes}}.get(self.kind, {})
+        return {"table": self.documents * TABLE.itemsize, "ids": self.tokens * self.id_bytes, "counts": self.tokens, **more}
 
     def _open(self, mode):
         self.files = {}
@@ -89,9 +99,10 @@ class ShardWriter:
             file.truncate(size)
             file.seek(size)
 
-    def add(self, ids, counts, table, documents_of_sample, values=None):
+    def add(self, ids, counts, table, documents_of_sample, values=None, columns=None):
         """Whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted
-        from ids[0], for every sample its number of documents, and of ADVANTAGES `values` [tokens] float32."""
+        from ids[0], for every sample its number of documents; of ADVANTAGES `values` [tokens] float32, of PROMPTS `columns`, for
+        every document the bytes of a JSON object."""
         ends = np.cumsum(documents_of_sample)  # one past each sample's last document
         token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
         first = token = document = 0
@@ -103,15 +114,27 @@ class ShardWriter:
                     continue
                 fitting = first + 1
             last, until = int(ends[fitting - 1]), int(token_ends[fitting - 1])
+            if self.files is None:
+                self._open("w+b")
             sections = {"ids": ids[token:until], "counts": counts[token:until]}
             if values is not None:
                 sections["values"] = values[token:until].astype(VALUES)
+            if self.kind == PROMPTS:
+                sections |= self._columns(columns[document:last])
             self._append(sections, table[document:last], token, documents_of_sample[first:fitting])
             first, token, document = fitting, until, last
 
+    def _columns(self, columns):
+        """Sections of the columns of further prompts."""
+        index = np.zeros(len(columns), COLUMNS)
+        index["bytes"], index["crc"] = [len(text) for text in columns], [zlib.crc32(text) for text in columns]
+        index["begin"] = self.column_bytes + np.cumsum(index["bytes"], dtype=np.uint64) - index["bytes"]
+        self.column_bytes += int(index["bytes"].sum(dtype=np.uint64))
+        self.longest_columns = max(self.longest_columns, int(index["bytes"].max()))
+        self.columns_crc = zlib.crc32(index.tobytes(), self.columns_crc)
+        return {"index": index.view(np.uint8), "columns": np.frombuffer(b"".join(columns), np.uint8)}
+
     def _append(self, sections, table, begin, documents_of_sample):
-        if self.files is None:
-            self._open("w+b")
         table = table.copy()
         table["begin"] = table["begin"].astype(np.int64) + (self.tokens - begin)
         table["group"] = self.samples + np.repeat(np.arange(len(documents_of_sample), dtype=np.uint64), documents_of_sample)
@@ -134,11 +157,16 @@ class ShardWriter:
         if kind == ADVANTAGES:
             values_at, kind = aligned(end), DOCUMENTS
             end = values_at + self.tokens * VALUES.itemsize
+        columns_at = 0
+        if self.longest_columns > len(EMPTY_COLUMNS):  # some prompt has columns
+            columns_at = aligned(end)
+            end = columns_at + self.documents * COLUMNS.itemsize + self.column_bytes
         fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, end, self.documents, self.tokens, self.counted,
                   self.longest, self.id_bytes, kind, self.vocabulary, self.tokenizer, table_at, ids_at, counts_at, values_at,
-                  self.table_crc, 0, short_name(self.name)]
-        fields[-2] = zlib.crc32(HEADER.pack(*fields))
-        return HEADER.pack(*fields), {"table": table_at, "ids": ids_at, "counts": counts_at, "values": values_at}
+                  self.table_crc, 0, short_name(self.name), columns_at, *(columns_at and (self.longest_columns, self.columns_crc) or (0, 0))]
+        fields[FIELDS.index("header_crc")] = zlib.crc32(HEADER.pack(*fields))
+        at = {"table": table_at, "ids": ids_at, "counts": counts_at, "values": values_at}
+        return HEADER.pack(*fields), {**at, "index": columns_at, "columns": columns_at and columns_at + self.documents * COLUMNS.itemsize}
 
     def close(self):
         """Joins the sections to NAME.tmp, safely on the disk. Nothing is done for a shard without documents."""
@@ -148,10 +176,11 @@ class ShardWriter:
         with open(self.path() + ".tmp", "wb") as whole:
             whole.write(header)
             for section, file in self.files.items():
-                whole.write(b"\0" * (at[section] - whole.tell()))
                 file.flush()
-                file.seek(0)
-                shutil.copyfileobj(file, whole, 1 << 20)
+                if at[section]:
+                    whole.write(b"\0" * (at[section] - whole.tell()))
+                    file.seek(0)
+                    shutil.copyfileobj(file, whole, 1 << 20)
                 file.close()
                 self.old.append(file.name)
             whole.flush()
@@ -165,8 +194,7 @@ class ShardWriter:
         for file in (self.files or {}).values():
             file.flush()
             os.fsync(file.fileno())
-        return {"shard": self.shard, "documents": self.documents, "samples": self.samples, "tokens": self.tokens,
-                "counted": self.counted, "longest": self.longest, "table_crc": self.table_crc}
+        return {"shard": self.shard, **{key: getattr(self, key) for key in self.COUNTS}}
 
     def forget_old(self):
         """The last state() has been saved: sections of shards closed before it are not needed again."""
@@ -177,8 +205,8 @@ class ShardWriter:
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 class Shard:
-    """A shard's header, and its table, ids, counts and values (None: it has none) as maps of the file. What is out of place is a
-    ShardError."""
+    """A shard's header, and its table, ids, counts and values and columns_index (None: it has none) as maps of the file. What is
+    out of place is a ShardError."""
 
     def __init__(self, path):
         self.path = path
@@ -206,6 +234,7 @@ class Shard:
         self.ids = self._map(np.dtype("<u2" if self.id_bytes == 2 else "<u4"), self.ids_at, self.tokens)
         self.counts = self._map(np.dtype("u1"), self.counts_at, self.tokens)
         self.values = self._map(VALUES, self.values_at, self.tokens) if self.values_at else None
+        self.columns_index = self._map(COLUMNS, self.columns_at, self.documents) if self.columns_at else None
         self.holds = KINDS[ADVANTAGES if self.values_at else self.kind]
 
     def _map(self, dtype, at, length):
@@ -216,16 +245,54 @@ class Shard:
         ids_end = self.ids_at + self.tokens * self.id_bytes
         counts_end = self.counts_at + self.tokens
         end = self.values_at + self.tokens * VALUES.itemsize if self.values_at else counts_end
+        if self.columns_at:  # whose length the index tells
+            end = max(self.file_bytes, self.columns_text())
         wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind not in (DOCUMENTS, PAIRS, GROUPS, PROMPTS, LABELS)
                  else "byte order" if self.byte_order != BYTE_ORDER
                  else "kind, with values," if self.values_at and self.kind != DOCUMENTS
+                 else "kind, with columns," if self.columns_at and self.kind != PROMPTS
                  else "number of documents" if not self.documents
                  else "vocabulary" if self.id_bytes == 2 and self.vocabulary > 1 << 16
-                 else "layout" if (self.header_bytes, self.table_at, self.ids_at, self.counts_at, self.values_at, self.file_bytes)
-                 != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end), self.values_at and aligned(counts_end), end)
+                 else "layout" if (self.header_bytes, self.table_at, self.ids_at, self.counts_at, self.values_at, self.columns_at,
+                              self.file_bytes) != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end),
+                                                   self.values_at and aligned(counts_end), self.columns_at and aligned(counts_end), end)
                  else None)
         if wrong:
             raise ShardError(f"{self.path}: its header's {wrong} cannot be right; make it again")
+
+    def columns_text(self):
+        """Where the text of the columns begins."""
+        return self.columns_at + self.documents * COLUMNS.itemsize
+
+    def columns(self):
+        """For each prompt the object of its other columns."""
+        if not self.columns_at:
+            yield from ({} for _ in range(self.documents))
+            return
+        with open(self.path, "rb") as file:
+            for number, (begin, size, crc) in enumerate(self.columns_index.tolist()):
+                file.seek(self.columns_text() + begin)
+                text = file.read(size)
+                if zlib.crc32(text) != crc:
+                    raise ShardError(f"{self.path}: the columns of document {number} are damaged (checksum); make it again")
+                try:
+                    value = json.loads(text.decode("utf-8"))
+                except (ValueError, RecursionError):
+                    value = None
+                if not isinstance(value, dict) or min(text, default=0) < 0x20:
+                    raise ShardError(f"{self.path}: the columns of document {number} are no JSON object on one line; make it again")
+                yield value
+
+    def _verify_columns(self):
+        index = self.columns_index
+        begins = np.concatenate([[0], np.cumsum(index["bytes"], dtype=np.uint64)])
+        if zlib.crc32(index.data) != self.columns_crc:
+            raise ShardError(f"{self.path}: its index of columns is damaged (checksum); make it again")
+        if (not np.array_equal(begins[:-1], index["begin"]) or self.columns_text() + int(begins[-1]) != self.file_bytes
+                or int(index["bytes"].max()) != self.longest_columns):
+            raise ShardError(f"{self.path}: its columns do not lie one behind the other up to its end; make it again")
+        for _ in self.columns():
+            pass
 
     def verify(self):
         """Every checksum and every rule of the format."""
@@ -255,6 +322,8 @@ class Shard:
             raise ShardError(f"{path}: has labels that are neither 0 nor 1; make it again")
         for number, entry in enumerate(table):
             self._verify_document(number, entry, int(begins[number]))
+        if self.columns_at:
+            self._verify_columns()
         self._verify_padding()
 
     def _verify_document(self, number, entry, begin):
@@ -287,7 +356,7 @@ class Shard:
     def _verify_padding(self):
         gaps = ((HEADER_BYTES + self.documents * TABLE.itemsize, self.ids_at),
                 (self.ids_at + self.tokens * self.id_bytes, self.counts_at),
-                (self.counts_at + self.tokens, self.values_at or self.counts_at + self.tokens))
+                (self.counts_at + self.tokens, self.values_at or self.columns_at or self.counts_at + self.tokens))
         with open(self.path, "rb") as file:
             for begin, end in gaps:
                 file.seek(begin)

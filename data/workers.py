@@ -35,6 +35,7 @@ class Result:
     rows: list  # of taken samples: their row in the batch
     kinds: list  # and their kind
     documents: list  # and how many documents they are
+    columns: list  # of each document, the other columns of a prompt's row as bytes of a JSON object
     rejected: list = field(default_factory=list)  # (row in the batch, reason, detail)
     notes: dict = field(default_factory=dict)
     fatal: str = None
@@ -50,7 +51,7 @@ def parsed(row):
 def process(encoder, file, rows, checked):
     """The Result of (number, line or object) rows; the first `checked` of them have their masks checked."""
     id_type = np.dtype("<u2" if shards.id_bytes_of(encoder.vocabulary) == 2 else "<u4")
-    result = Result(None, None, None, None, [], [], [])
+    result = Result(None, None, None, None, [], [], [], [])
     ids, counts, values, tables, notes, begin = [], [], [], [], collections.Counter(), 0
     for i, (number, row) in enumerate(rows):
         try:
@@ -79,6 +80,7 @@ def process(encoder, file, rows, checked):
         result.rows.append(i)
         result.kinds.append(kind)
         result.documents.append(len(documents))
+        result.columns += [record.columns] * len(documents)
         notes[f"format {record.format}"] += 1
         for key in record.unused:
             notes[f"unused {key}"] += 1

@@ -83,6 +83,7 @@ typedef struct {
     size_t positions_cut;                         // by truncation
     uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
+    size_t longest_columns;                       // bytes of the other columns of a prompt's row; 0: there are none
     unsigned char *checked; // a bit for each document that is not one segment: its checksum was right. NULL: none
     Packing packing;
     EpochSequences epoch[2]; // of even and odd epochs
@@ -445,6 +446,7 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
         shard->documents_before = d->documents, shard->tokens_before = tokens;
         d->documents += shard->header.documents, tokens += shard->header.tokens;
         longest = max_size(longest, shard->header.longest);
+        d->longest_columns = max_size(d->longest_columns, shard->header.longest_columns);
         input_close(&file);
     }
     d->buffer_bytes = max_size(min_size(d->settings.T + 1, longest) * SHARD_TOKEN_BYTES, DOCUMENTS_BUFFER);

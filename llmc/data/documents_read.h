@@ -222,4 +222,27 @@ static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room
     }
 }
 
+// text: [longest_columns] the other columns of the prompt's row, as a JSON object on one line. Returns its bytes; 0:
+// the shard has none.
+static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
+    const DocumentRef at = documents_find(d, d->prompt[prompt]);
+    const TokenShard *s = &at.shard->header;
+    ShardColumns entry;
+    if (!s->columns) return 0;
+    input_read(at.file, s->columns + at.number * TOKEN_SHARD_COLUMNS, &entry, TOKEN_SHARD_COLUMNS);
+    if (entry.bytes > d->longest_columns || entry.first > s->begin.bytes - shard_columns_text(s))
+        die("%s: the columns of document %zu are not where they were when the file was opened; leave the data alone "
+            "while a run reads it",
+            s->path, at.number);
+    input_read(at.file, shard_columns_text(s) + entry.first, text, entry.bytes);
+    if (crc32_of(0, text, entry.bytes) != entry.crc)
+        die("%s: the checksum of the columns of document %zu is wrong, the file is damaged; copy or write it again",
+            s->path, at.number);
+    int good = entry.bytes >= 2 && text[0] == '{' && text[entry.bytes - 1] == '}';
+    for (size_t i = 0; i < entry.bytes; i++) good &= (unsigned char)text[i] >= 0x20; // lines are what a command reads
+    if (!good)
+        die("%s: the columns of document %zu are no JSON object on one line; write it again", s->path, at.number);
+    return entry.bytes;
+}
+
 #endif

@@ -1,7 +1,8 @@
 /*
 Token shards: the files that a run reads, and the format of data/prepare.py (data/README.md), one file of whole
-documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and an
-advantage for each token where there are any. Little-endian. llm.c's shards are llmc_shard.h's.
+documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and,
+where there are any, an advantage for each token or the other columns of each prompt. Little-endian. llm.c's shards are
+llmc_shard.h's.
 
 A shard is checked when it is opened: every field of the header against the others and against the size of the file, and
 the whole table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's
@@ -20,6 +21,7 @@ own checksum is checked when it is read (documents_read.h).
 #define TOKEN_SHARD_HEADER  256
 #define TOKEN_SHARD_ENTRY   48
 #define TOKEN_SHARD_ALIGN   64
+#define TOKEN_SHARD_COLUMNS 16                         // bytes of an entry of the index of columns
 #define LLMC_SHARD_16       20240520                   // llm.c's magic numbers: ids of 16 bits,
 #define LLMC_SHARD_32       20240801                   // and of 32
 #define TABLE_ENTRIES       4096                       // read at a time
@@ -162,7 +164,10 @@ typedef struct {
     size_t table, ids, masks, values; // offsets in the file; 0: there are none
     uint32_t table_crc, header_crc;   // header_crc: with itself 0
     char tokenizer_name[64];          // printable
-    unsigned char zeros[64];
+    size_t columns;                   // offset of the index of the prompts' columns; 0: there are none
+    size_t longest_columns;           // bytes of one prompt's, at most
+    uint32_t columns_crc;             // of the index
+    unsigned char zeros[44];
     char *path;
     size_t groups, largest_group; // pairs or groups, documents of the largest; 0 before the table's check
     size_t regular;               // T of the documents of one of llm.c's shards; 0: documents are as the table says
@@ -176,6 +181,13 @@ typedef struct {
     uint32_t crc;
 } ShardDocument;
 static_assert(sizeof(ShardDocument) == TOKEN_SHARD_ENTRY, "an entry of a shard's table has 48 bytes");
+
+// One entry of the index of columns: where a prompt's lie in the text behind the index.
+typedef struct {
+    size_t first;
+    uint32_t bytes, crc;
+} ShardColumns;
+static_assert(sizeof(ShardColumns) == TOKEN_SHARD_COLUMNS, "an entry of a shard's index of columns has 16 bytes");
 
 static int kind_has_groups(uint32_t kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
 
@@ -193,17 +205,24 @@ static uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i
     return id;
 }
 
-// Sections in their order, each at the next multiple of 64, the last one up to the file's end.
+// The text of the columns, behind their index.
+static size_t shard_columns_text(const TokenShard *s) { return s->columns + s->documents * TOKEN_SHARD_COLUMNS; }
+
+// Sections in their order, each at the next multiple of 64, the last one up to the file's end, but for the text of
+// columns, whose length the index of columns tells.
 static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
         size_t begins, expected;
-    } section[] = {
-        {"document table is", s->table, TOKEN_SHARD_HEADER},
-        {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
-        {"masks are", s->masks, shard_align(s->ids + s->tokens * s->id_bytes)},
-        {"values are", s->values, s->values ? shard_align(s->masks + s->tokens) : 0},
-        {"end is", s->begin.bytes, s->values ? s->values + s->tokens * sizeof(float) : s->masks + s->tokens}};
+    } section[] = {{"document table is", s->table, TOKEN_SHARD_HEADER},
+                   {"ids are", s->ids, shard_align(s->table + s->documents * TOKEN_SHARD_ENTRY)},
+                   {"masks are", s->masks, shard_align(s->ids + s->tokens * s->id_bytes)},
+                   {"values are", s->values, s->values ? shard_align(s->masks + s->tokens) : 0},
+                   {"columns are", s->columns, s->columns ? shard_align(s->masks + s->tokens) : 0},
+                   {"end is", s->begin.bytes,
+                    s->columns  ? max_size(s->begin.bytes, shard_columns_text(s))
+                    : s->values ? s->values + s->tokens * sizeof(float)
+                                : s->masks + s->tokens}};
     for (size_t i = 0; i < sizeof(section) / sizeof(section[0]); i++)
         if (section[i].begins != section[i].expected)
             die("%s: its %s at byte %zu, with %zu documents and %zu tokens it should be %zu; write it again", s->path,
@@ -218,6 +237,9 @@ static void shard_check_header(const TokenShard *s) {
     if (s->kind != KIND_DOCUMENTS && s->values)
         die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without",
             s->path, s->kind);
+    if (s->kind != KIND_PROMPTS && s->columns)
+        die("%s: is of kind %u and holds columns, which only prompts alone (kind 3) have; prepare it without", s->path,
+            s->kind);
     if (s->id_bytes != 2 && s->id_bytes != 4) die("%s: has ids of %u bytes, expected 2 or 4", s->path, s->id_bytes);
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
         die("%s: a vocabulary of %zu does not go with ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
@@ -225,6 +247,8 @@ static void shard_check_header(const TokenShard *s) {
         die("%s: %zu documents and %zu tokens cannot lie in %zu bytes", s->path, s->documents, s->tokens,
             s->begin.bytes);
     shard_check_sections(s);
+    if (s->longest_columns > (s->columns ? s->begin.bytes - s->columns : 0))
+        die("%s: columns of %zu bytes cannot lie in it; write it again", s->path, s->longest_columns);
     if (!memchr(s->tokenizer_name, 0, sizeof(s->tokenizer_name)))
         die("%s: the name of its tokenizer has no end; write it again", s->path);
 }
@@ -234,7 +258,7 @@ static void shard_check_padding(const TokenShard *s, const InputFile *file) {
     static const unsigned char zeros[TOKEN_SHARD_ALIGN] = {0};
     const size_t end[3] = {s->table + s->documents * TOKEN_SHARD_ENTRY, s->ids + s->tokens * s->id_bytes,
                            s->masks + s->tokens};
-    const size_t next[3] = {s->ids, s->masks, s->values ? s->values : end[2]};
+    const size_t next[3] = {s->ids, s->masks, s->values ? s->values : s->columns ? s->columns : end[2]};
     unsigned char found[TOKEN_SHARD_ALIGN];
     for (int i = 0; i < 3; i++) {
         input_read(file, end[i], found, next[i] - end[i]);
@@ -322,6 +346,29 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, Sh
         die("%s: the checksum of its document table is wrong, the file is damaged; copy or write it again", s->path);
 }
 
+// The index of columns: by its checksum, then each behind the one before up to the file's end. entry: [TABLE_ENTRIES]
+static void shard_check_columns(const TokenShard *s, const InputFile *file, ShardColumns *entry) {
+    const size_t text = s->begin.bytes - shard_columns_text(s);
+    size_t end = 0, longest = 0;
+    uint32_t crc = 0;
+    int in_order = 1;
+    for (size_t first = 0, count; first < s->documents; first += count) {
+        count = min_size(s->documents - first, TABLE_ENTRIES);
+        input_read(file, s->columns + first * TOKEN_SHARD_COLUMNS, entry, count * TOKEN_SHARD_COLUMNS);
+        crc = crc32_of(crc, entry, count * TOKEN_SHARD_COLUMNS);
+        for (size_t i = 0; i < count && in_order; i++) {
+            in_order = entry[i].first == end && entry[i].bytes <= text - end;
+            end += entry[i].bytes, longest = max_size(longest, entry[i].bytes);
+        }
+    }
+    if (crc != s->columns_crc)
+        die("%s: the checksum of its index of columns is wrong, the file is damaged; copy or write it again", s->path);
+    if (!in_order || end != text || longest != s->longest_columns)
+        die("%s: its columns do not lie one behind the other up to its end, or not as long as its header says; write "
+            "it again",
+            s->path);
+}
+
 // The whole table, once, through entry[TABLE_ENTRIES].
 static void shard_check_table(TokenShard *s, const InputFile *file, ShardDocument *entry) {
     size_t tokens = 0, targets = 0, longest = 0, members = 0;
@@ -336,6 +383,7 @@ static void shard_check_table(TokenShard *s, const InputFile *file, ShardDocumen
         }
     }
     if (members) shard_end_group(s, s->documents, members);
+    if (s->columns) shard_check_columns(s, file, (ShardColumns *)entry);
     if (tokens != s->tokens || targets != s->targets || longest != s->longest)
         die("%s: its documents have %zu tokens, %zu targets and %zu tokens at most, its header says %zu, %zu and %zu",
             s->path, tokens, targets, longest, s->tokens, s->targets, s->longest);

@@ -15,11 +15,12 @@ other has: where there are no more groups a sequence is empty (batch.h).
 The command is given a line for each completion, which is valid JSON whatever the texts are:
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
-     "ended": true}
+     "ended": true, "difficulty": 3, "tests": ["..."]}
 
-Special tokens are not shown; `reference` is the answer that the data has after the prompt, `prompt_number` the prompt's
-number in the data, `ended` whether the model ended the completion. Where tokens have no text there are prompt_ids,
-completion_ids and reference_ids instead.
+Behind `ended` stand the other columns of the prompt's row, as data/prepare.py has kept them. Special tokens are not
+shown; `reference` is the answer that the data has after the prompt, `prompt_number` the prompt's number in the data,
+`ended` whether the model ended the completion. Where tokens have no text there are prompt_ids, completion_ids and
+reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
@@ -59,6 +60,7 @@ typedef struct {
 // How far the lines for the reward command are written.
 typedef struct {
     size_t completion, field, token; // token: of the field, once it has begun
+    size_t column;                   // byte of the columns' text
     int begun;
     TextOut text; // of the field
 } RolloutLine;
@@ -81,8 +83,10 @@ typedef struct {
     float *reward;                  // [P*G]
     double *advantage;              // [P*G]
     RolloutLine line;
-    size_t piece;  // bytes of a line that are made at once, at most
-    char *scratch; // a token as text, before it is escaped
+    char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
+    size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
+    size_t piece;                     // bytes of a line that are made at once, at most
+    char *scratch;                    // a token as text, before it is escaped
     // packed sequences
     Packing packing;                         // of groups
     size_t *group_sequence;                  // [P] SIZE_MAX: left out
@@ -152,6 +156,8 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->reward = (float *)checked_calloc(texts, sizeof(float), of_step);
     r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
     for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
+    r->columns = (char *)checked_malloc(max_size(data->longest_columns, 1), "the columns of a prompt's row");
+    r->columns_of = SIZE_MAX;
 
     // 2. Packed sequences of groups.
     r->packing.capacity = r->settings.sequence_tokens;
@@ -167,7 +173,7 @@ static void rollout_free(Rollout *r) {
     reward_close(&r->command);
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
-    free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch);
+    free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
     packing_free(&r->packing);
     free(r->group_sequence), free(r->sequence);
     batch_free(&r->all);
@@ -197,6 +203,22 @@ static void rollout_prompts(Rollout *r, size_t step) {
 }
 
 // ---- lines for the reward command: made a piece at a time, so of any length -----------------------------------------
+// What follows the line's other fields: the members of the object of columns, and the end of the line.
+static size_t rollout_columns_piece(Rollout *r, size_t number, char *out) {
+    RolloutLine *line = &r->line;
+    if (r->columns_of != number)
+        r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
+    const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
+    const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
+    memcpy(out, ", ", before);
+    memcpy(out + before, r->columns + line->column, bytes);
+    line->column += bytes;
+    if (bytes) return before + bytes;
+    line->completion++, line->field = 0, line->begun = 0;
+    memcpy(out, "}\n", 2);
+    return 2;
+}
+
 // The next piece of the line at r->line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
 // or the end of the line.
 static size_t rollout_piece(Rollout *r, char *out) {
@@ -207,9 +229,11 @@ static size_t rollout_piece(Rollout *r, char *out) {
     const Completion *text = &r->completion[line->completion];
     const size_t p = line->completion / r->settings.group_size;
     const int with_text = r->decoder.tokenizer || r->decoder.bytes, as_ids = !with_text || line->field == 3;
-    if (line->field == (with_text ? 4 : 3)) {
-        line->completion++, line->field = 0, line->begun = 0;
-        return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s}\n", r->number[p],
+    const size_t fields = with_text ? 4 : 3;
+    if (line->field > fields) return rollout_columns_piece(r, r->number[p], out);
+    if (line->field == fields) {
+        line->field++, line->column = 1;
+        return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s", r->number[p],
                                 text->ended ? "true" : "false");
     }
 

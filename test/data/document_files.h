@@ -34,7 +34,7 @@ static MadeDocument *made_documents(size_t first, size_t count, size_t most, siz
 }
 
 static MadeShard made_shard(size_t id_bytes) {
-    MadeShard made = {id_bytes, id_bytes == 2 ? 65536 : 1u << 31, 0, KIND_DOCUMENTS, "some tokenizer", 0};
+    MadeShard made = {id_bytes, id_bytes == 2 ? 65536 : 1u << 31, 0, KIND_DOCUMENTS, "some tokenizer", 0, 0};
     return made;
 }
 

@@ -15,7 +15,7 @@ static MadeDocument make_document(size_t tokens, size_t vocabulary, size_t seed,
     uint32_t *id = (uint32_t *)checked_calloc(tokens, sizeof(uint32_t), "ids");
     unsigned char *counts = (unsigned char *)checked_calloc(tokens, 1, "counts");
     float *value = (float *)checked_calloc(tokens, sizeof(float), "values");
-    MadeDocument made = {tokens, id, counts, value, masked, 0, (float)random_uniform(seed, 3, 0)};
+    MadeDocument made = {tokens, id, counts, value, masked, 0, (float)random_uniform(seed, 3, 0), NULL};
     for (size_t i = 0; i < tokens; i++) {
         int jump = i == 0 || random_below(seed, 1, i, 8) == 0;
         id[i] = jump ? (uint32_t)random_below(seed, 2, i, vocabulary) : (uint32_t)((id[i - 1] + 1) % vocabulary);
@@ -28,7 +28,7 @@ static MadeDocument make_document(size_t tokens, size_t vocabulary, size_t seed,
 }
 
 int main(int argc, char **argv) {
-    MadeShard made = {2, 0, 0, KIND_DOCUMENTS, "made for tests", 0};
+    MadeShard made = {2, 0, 0, KIND_DOCUMENTS, "made for tests", 0, 0};
     const char *kind = argc > 6 ? argv[6] : "documents";
     MadeDocument document[1024];
     size_t documents = 0, members = 1;

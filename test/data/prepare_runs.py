@@ -53,7 +53,8 @@ KINDS = {  # of each: its number in the header, samples, and what is said of the
                    for i in range(40)], ("MODEL --objective grpo", "groups of 2 to 4 documents, rewards -1 to ")),
     "unpaired": (5, [{"prompt": f"{i} + 2 =", "completion": f" {i + 2}" if i % 3 else " many", "label": bool(i % 3)} for i in range(60)],
                  ("MODEL --objective kto", "labelled answers", " desirable\n")),
-    "prompts": (3, [{"prompt": f"{i} + 2 =", "answer": f" {i + 2}" if i % 2 else None} for i in range(90)],
+    "prompts": (3, [{"prompt": f"{i} + 2 =", "answer": f" {i + 2}" if i % 2 else None, "level": [str(i), "\u00e9\n"] if i > 60 else None}
+                    for i in range(90)],
                 ("--rollout --reward-command", "prompts in ")),
     "advantages": (0, [samples.rollout(i) for i in range(100)], ("MODEL --objective ppo", "documents with advantages", "advantages -"))}
 
@@ -147,8 +148,8 @@ class WithCommand(unittest.TestCase):
         self.assertEqual((a.keys(), [name for name in a if a[name] != b[name]]), (b.keys(), []))
 
 
-def shard_bytes(of, kind, samples):
-    """A shard of these samples, each a list of documents, as data/README.md has it."""
+def shard_bytes(of, kind, samples, columns=()):
+    """A shard of these samples, each a list of documents, with the columns of prompts, as data/README.md has it."""
     documents = [(group, document) for group, sample in enumerate(samples) for document in sample]
     width, values_follow = 2 if of.vocabulary <= 65536 else 4, documents[0][1].values is not None
     table, sections, counted = b"", [b"", b"", b""], 0
@@ -161,23 +162,30 @@ def shard_bytes(of, kind, samples):
     for section in sections[:2 + values_follow]:
         at.append(len(padded(whole)))
         whole = padded(whole) + section
+    texts, index, text = [json.dumps(each, ensure_ascii=False).encode() for each in columns if any(columns)], b"", b""
+    for each in texts:
+        index, text = index + struct.pack("<QII", len(text), len(each), zlib.crc32(each)), text + each
+    more = struct.pack("<QQI44x", texts and len(padded(whole)) or 0, max(map(len, texts), default=0), zlib.crc32(index))
+    whole = padded(whole) + index + text if texts else whole
     longest = max(len(d.ids) for _, d in documents)
     header = struct.pack("<8s2I6Q2I6QI", b"SBPSHARD", 1, 0x01020304, 256, len(whole), len(documents), len(sections[1]), counted, longest,
                          width, kind, of.vocabulary, of.fingerprint, 256, *at, *[0] * (3 - len(at)), zlib.crc32(table))
-    name = of.name.encode().ljust(128, b"\0")
+    name = of.name.encode().ljust(64, b"\0") + more
     return header + struct.pack("<I", zlib.crc32(header + bytes(4) + name)) + name + whole[256:]
 
 
 def expected_shards(of, kind, rows, most):
     """The bytes of each shard of up to `most` tokens: a sample that does not fit begins another."""
-    shards, size = [[]], 0
-    for _, documents in map(of.encode, rows):
+    shards, columns, size = [[]], [[]], 0
+    for row in rows:
+        _, documents = of.encode(row)
         tokens = sum(len(document.ids) for document in documents)
         if shards[-1] and size + tokens > most:
-            shards, size = [*shards, []], 0
+            shards, columns, size = [*shards, []], [*columns, []], 0
         shards[-1].append(documents)
+        columns[-1].append({key: value for key, value in row.items() if kind == 3 and key not in ("prompt", "answer") and value is not None})
         size += tokens
-    return [shard_bytes(of, kind, samples) for samples in shards]
+    return [shard_bytes(of, kind, *both) for both in zip(shards, columns)]
 
 
 class Runs(WithCommand):
@@ -459,9 +467,9 @@ class Damage(WithCommand):
     def test_damage_is_found(self):
         """In any byte, and in the length."""
         for kind, rows, _ in KINDS.values():
-            (raw,) = expected_shards(encoder("chatml"), kind, rows[:9], 10**6)
-            ids, counts, values = struct.unpack_from("<3Q", raw, 96)
-            last = values or counts
+            (raw,) = expected_shards(encoder("chatml"), kind, rows[56:65] if kind == 3 else rows[:9], 10**6)
+            ids, counts, values, columns = *struct.unpack_from("<3Q", raw, 96), *struct.unpack_from("<Q", raw, 192)
+            last = columns or values or counts
             for at in (*range(0, 256, 5), *range(256, ids, 17), *range(ids, last, 101), *range(last - 3, len(raw), 11)):
                 self.damaged("", raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1:])
             for length in (0, 7, 100, 255, 256, 300, ids, len(raw) - 1):

@@ -13,6 +13,7 @@ typedef struct {
     const float *value;          // [tokens], of shards with values
     size_t prompt, group;        // group: of kind 2 only, elsewhere it follows from the document's number
     float reward;
+    const char *columns; // of shards with columns
 } MadeDocument;
 
 typedef struct {
@@ -20,12 +21,12 @@ typedef struct {
     uint64_t vocabulary, tokenizer;
     uint32_t kind;
     const char *name;
-    int values;
+    int values, columns;
 } MadeShard;
 
 typedef struct {
     unsigned char *bytes;
-    size_t size, table, ids, counts, values; // where the sections begin; values 0: there are none
+    size_t size, table, ids, counts, values, columns; // where the sections begin; values, columns 0: there are none
 } ShardImage;
 
 static void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &value, bytes); }
@@ -33,6 +34,8 @@ static void put(unsigned char *at, uint64_t value, size_t bytes) { memcpy(at, &v
 // The checksums of the table and of the header.
 static void shard_image_seal(ShardImage *image, size_t documents) {
     put(image->bytes + 120, crc32_of(0, image->bytes + image->table, documents * TOKEN_SHARD_ENTRY), 4);
+    if (image->columns)
+        put(image->bytes + 208, crc32_of(0, image->bytes + image->columns, documents * TOKEN_SHARD_COLUMNS), 4);
     put(image->bytes + 124, 0, 4);
     put(image->bytes + 124, crc32_of(0, image->bytes, TOKEN_SHARD_HEADER), 4);
 }
@@ -72,24 +75,42 @@ static size_t shard_image_document(ShardImage *image, const MadeShard *made, con
     return counted;
 }
 
+// The columns of document number `d`, whose text is at `first` of the text.
+static void shard_image_columns(ShardImage *image, const MadeDocument *document, size_t d, size_t first, char *text) {
+    unsigned char *entry = image->bytes + image->columns + d * TOKEN_SHARD_COLUMNS;
+    const size_t bytes = strlen(document->columns);
+    memcpy(text + first, document->columns, bytes);
+    put(entry, first, 8), put(entry + 8, bytes, 4), put(entry + 12, crc32_of(0, document->columns, bytes), 4);
+}
+
 // The caller frees image.bytes.
 static ShardImage shard_image(const MadeShard *made, const MadeDocument *document, size_t documents) {
-    size_t tokens = 0, counted = 0, longest = 0, first = 0;
+    size_t tokens = 0, counted = 0, longest = 0, first = 0, text = 0, longest_columns = 0;
     ShardImage image;
     crc32_prepare();
-    for (size_t d = 0; d < documents; d++)
+    for (size_t d = 0; d < documents; d++) {
+        const size_t bytes = made->columns ? strlen(document[d].columns) : 0;
         tokens += document[d].tokens, longest = max_size(longest, document[d].tokens);
+        text += bytes, longest_columns = max_size(longest_columns, bytes);
+    }
     image.table = TOKEN_SHARD_HEADER;
     image.ids = (size_t)shard_align(image.table + documents * TOKEN_SHARD_ENTRY);
     image.counts = (size_t)shard_align(image.ids + tokens * made->id_bytes);
     image.values = made->values ? (size_t)shard_align(image.counts + tokens) : 0;
-    image.size = made->values ? image.values + tokens * sizeof(float) : image.counts + tokens;
+    image.columns = made->columns ? (size_t)shard_align(image.counts + tokens) : 0;
+    image.size = made->values    ? image.values + tokens * sizeof(float)
+                 : made->columns ? image.columns + documents * TOKEN_SHARD_COLUMNS + text
+                                 : image.counts + tokens;
     image.bytes = (unsigned char *)calloc(image.size, 1);
     if (!image.bytes) die("no memory for a shard of %zu bytes", image.size);
     for (size_t d = 0; d < documents; d++) {
         counted += shard_image_document(&image, made, &document[d], d, first);
         first += document[d].tokens;
     }
+    put(image.bytes + 192, image.columns, 8), put(image.bytes + 200, longest_columns, 8);
+    for (size_t d = 0, at = 0; made->columns && d < documents; at += strlen(document[d++].columns))
+        shard_image_columns(&image, &document[d], d, at,
+                            (char *)image.bytes + image.columns + documents * TOKEN_SHARD_COLUMNS);
     shard_image_header(&image, made, documents, tokens, counted, longest);
     return image;
 }

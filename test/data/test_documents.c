@@ -92,7 +92,7 @@ TEST(ids_of_two_bytes_and_many_shards) { // more shards than are kept open
     for (size_t s = 0; s < 100; s++) { // one document each: 600 s, 600 s + 1, ... for 10 tokens
         uint32_t id[10];
         const unsigned char counts[10] = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-        const MadeDocument document = {10, id, counts, NULL, 0, 0, 0};
+        const MadeDocument document = {10, id, counts, NULL, 0, 0, 0, NULL};
         for (size_t n = 0; n < 10; n++) id[n] = (uint32_t)(600 * s + n);
         snprintf(name, sizeof(name), "many-%zu.bin", s);
         write_shard(name, &made, &document, 1);
@@ -113,7 +113,7 @@ TEST(documents_larger_than_the_buffer) {
     enum { TOKENS = 600000 };
     uint32_t *id = (uint32_t *)case_memory(TOKENS * sizeof(uint32_t));
     unsigned char *counts = (unsigned char *)case_memory(TOKENS);
-    const MadeDocument document = {TOKENS, id, counts, NULL, 0, 0, 0};
+    const MadeDocument document = {TOKENS, id, counts, NULL, 0, 0, 0, NULL};
     MadeShard made = made_shard(4);
     for (size_t i = 0; i < TOKENS; i++) id[i] = (uint32_t)i, counts[i] = i % 3 == 1;
     const char *path = write_shard("large.bin", &made, &document, 1);

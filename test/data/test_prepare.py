@@ -444,7 +444,7 @@ class Rejections(Tested):
                     (says(role="user", content=[{"type": "image"}]), "not text"), ({"prompt": "a", "completion": messages}, "completion"),
                     (group(rewards=[1]), "2 completions, 1 rewards"), (group(completions=["b"], rewards=[1]), "one completion alone"),
                     (group(rewards=[0, float("nan")]), "rewards[1] is nan"), (group(rewards=[None, 1]), "rewards[0] is null"),
-                    (group(rewards=["1", 1]), "rewards[0]"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "answer": 5}, "a number"),
+                    (group(rewards=["1", 1]), "rewards[0]"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "answer": 5}, "a number"), ({"prompt": "a", "level": [float("nan")]}, "not finite"),
                     (tokens(advantages=[0, 1, 2]), "2 ids, 2 of train, 3 advantages"), (tokens(train=[0]), "1 of train"),
                     (tokens(ids=[1, -2]), "ids[1] is -2, not a token's number"), (tokens(ids=[1.5, 2]), "ids[0] is 1.5"),
                     (tokens(ids=[1, 2000]), "ids[1] is 2000, the vocabulary has"), (tokens(train=[0, 2]), "train[1] is 2, not 0 or 1"),
@@ -453,6 +453,7 @@ class Rejections(Tested):
                     ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "not JSON"),
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
                     *(({"messages": messages, "chat_template_kwargs": {name: []}}, name) for name in records.TAKEN)),
+                records.CLASH: tuple(({"prompt": "a", "answer": "b", key: 1}, f"column {key} has a name") for key in records.OURS[1:]),
                 EMPTY: (
                     ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
                     ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), ({"prompt": ""}, "prompt"),
@@ -462,7 +463,7 @@ class Rejections(Tested):
                     ({"conversations": [{"from": "observation", "value": "x"}]}, "observation"),
                     ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "gpt")),
                 NO_TARGET: ((tokens(train=[1, 0]), ""), ({"messages": chat("Hi")}, "")),
-                MALFORMED: ((says(role="assistant", content="\ud800"), "surrogate"),)}.items():
+                MALFORMED: (({"prompt": "a", "level": "\ud800"}, "surrogate"), (says(role="assistant", content="\ud800"), "surrogate"),)}.items():
             for record, detail in cases:
                 with self.subTest(record=str(record)[:100]):
                     self.rejected("chatml", record, reason, detail)

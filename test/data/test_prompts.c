@@ -152,11 +152,43 @@ TEST(prompts_of_any_kind_that_has_them) {
     }
 }
 
+// Columns of prompts from two shards, one of them without.
+TEST(columns_of_a_prompt) {
+    static const char *const columns[] = {"{}", "{\"level\": 3}", "{\"a\": \"\xc3\xa9\", \"b\": [1, null]}",
+                                          "{\"c\": {}}"};
+    DataSettings settings = data_settings(1, 5);
+    MadeShard made = made_kind(KIND_PROMPTS);
+    MadeDocument document[2 * 4];
+    const char *paths[2];
+    char *text = (char *)case_memory(100);
+    settings.use = DATA_PROMPTS;
+    const size_t count = made_groups(&made, document, 0, 2, 2, 20);
+    for (size_t i = 0; i < count; i++) document[i].columns = columns[i];
+    paths[1] = write_shard("without.bin", &made, document, count);
+    made.columns = 1;
+    paths[0] = write_shard("with.bin", &made, document, count);
+    SCOPED_LOADER loader = dataloader_open(paths, 2, &settings);
+    assert_int_equal(count, 4);
+    assert_int_equal(loader.longest_columns, strlen(columns[2]));
+    allocation_guard = 1;
+    for (size_t i = 0; i < 2 * count; i++) {
+        const size_t bytes = prompts_columns(&loader, i, text);
+        assert_int_equal(bytes, i < count ? strlen(columns[i]) : 0);
+        assert_memory_equal(text, columns[i % count], bytes);
+    }
+    allocation_guard = 0;
+}
+
 static void read_prompts(const void *context) {
     SCOPED_LOADER loader = open_data((const char *)context, &refusal_settings);
     size_t prompt_tokens, tokens;
     int32_t ids[64];
-    for (size_t i = 0; i < loader.prompts; i++) prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
+    char *columns = (char *)checked_malloc(loader.longest_columns + 1, "columns");
+    for (size_t i = 0; i < loader.prompts; i++) {
+        prompts_read(&loader, i, ids, 64, &prompt_tokens, &tokens);
+        prompts_columns(&loader, i, columns);
+    }
+    free(columns);
 }
 
 static void prompts_refused(const char *path, const char *words) {
@@ -187,6 +219,49 @@ TEST(prompts_that_are_none) {
     made.kind = KIND_DOCUMENTS;
     prompts_refused(write_shard("bad.bin", &made, document, 0), "bad.bin: holds no prompts");
     prompts_refused("test/golden/tokens_uint16.bin", "llm.c's shards, which have no prompts");
+}
+
+TEST(columns_that_are_none) {
+    static const struct {
+        int from; // 0: the header; 1: the index; 2: the text
+        size_t at, bytes;
+        uint64_t value;
+        int seal; // the checksums of header and index are made right
+        const char *words;
+    } damage[] = {{0, 68, 4, 0, 1, "is of kind 0 and holds columns, which only prompts alone"},
+                  {0, 192, 8, 64, 1, "its columns are at byte 64,"},
+                  {0, 192, 8, 0, 1, "its end is at byte"},
+                  {0, 200, 8, 1000, 1, "columns of 1000 bytes cannot lie in it"},
+                  {0, 200, 8, 14, 1, "its columns do not lie one behind the other up to its end, or not as long as"},
+                  {1, 8, 1, 3, 0, "the checksum of its index of columns is wrong"},
+                  {1, 8, 4, 3, 1, "its columns do not lie one behind the other"},
+                  {1, 16, 8, UINT64_MAX, 1, "its columns do not lie one behind the other"},
+                  {1, 16 + 8, 4, UINT32_MAX, 1, "its columns do not lie one behind the other"},
+                  {1, 16 + 12, 4, 0, 1, "the checksum of the columns of document 1 is wrong"},
+                  {2, 4, 1, 'x', 1, "the checksum of the columns of document 1 is wrong"}};
+    static const char *const wrong[] = {"[1]", "{\"a\":\n1}", "", "{"};
+    MadeShard made = made_kind(KIND_PROMPTS);
+    MadeDocument document[4];
+    refusal_settings = data_settings(1, 100);
+    refusal_settings.use = DATA_PROMPTS;
+    made_groups(&made, document, 0, 2, 2, 20);
+    made.columns = 1;
+    for (size_t i = 0; i < 4; i++) document[i].columns = i ? "{\"level\": 3}" : "{}";
+    for (size_t c = 0; c < COUNT_OF(damage); c++) {
+        ShardImage image = shard_image(&made, document, 4);
+        const size_t from[] = {0, image.columns, image.columns + 4 * TOKEN_SHARD_COLUMNS};
+        put(image.bytes + from[damage[c].from] + damage[c].at, damage[c].value, damage[c].bytes);
+        if (damage[c].seal) shard_image_seal(&image, 4);
+        prompts_refused(write_image("bad.bin", image), damage[c].words);
+    }
+    ShardImage image = shard_image(&made, document, 4);
+    image.bytes[image.columns - 1] = 1; // before the section
+    prompts_refused(write_image("bad.bin", image), "are not zero, the file is damaged");
+    for (size_t c = 0; c < COUNT_OF(wrong); c++) {
+        document[2].columns = wrong[c];
+        prompts_refused(write_shard("bad.bin", &made, document, 4),
+                        "the columns of document 2 are no JSON object on one line; write it again");
+    }
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -135,13 +135,13 @@ static void mend_flat(unsigned char *bytes, size_t count) {
 }
 
 static void mend_shard(unsigned char *bytes, size_t count) {
-    ShardImage image = {bytes, count, TOKEN_SHARD_HEADER, 0, 0, 0};
-    uint64_t documents, ids, masks, first, tokens;
+    ShardImage image = {bytes, count, TOKEN_SHARD_HEADER, 0, 0, 0, 0};
+    uint64_t documents, ids, masks, columns, first, tokens;
     uint32_t id_bytes;
     if (count < TOKEN_SHARD_HEADER) return;
     put(bytes + 24, count, 8);
     memcpy(&documents, bytes + 32, 8), memcpy(&id_bytes, bytes + 64, 4);
-    memcpy(&ids, bytes + 96, 8), memcpy(&masks, bytes + 104, 8);
+    memcpy(&ids, bytes + 96, 8), memcpy(&masks, bytes + 104, 8), memcpy(&columns, bytes + 192, 8);
     if (documents > (count - TOKEN_SHARD_HEADER) / TOKEN_SHARD_ENTRY) return;
     crc32_prepare();
     for (size_t d = 0; d < documents; d++) {
@@ -151,6 +151,15 @@ static void mend_shard(unsigned char *bytes, size_t count) {
         if (ids + (first + tokens) * id_bytes > count || masks + first + tokens > count) break;
         uint32_t crc = crc32_of(0, bytes + ids + first * id_bytes, tokens * id_bytes);
         put(entry + 44, crc32_of(crc, bytes + masks + first, tokens), 4);
+    }
+    if (columns && columns < count && documents * TOKEN_SHARD_COLUMNS <= count - columns) image.columns = columns;
+    for (size_t d = 0; image.columns && d < documents; d++) {
+        unsigned char *entry = bytes + columns + d * TOKEN_SHARD_COLUMNS;
+        const size_t text = columns + documents * TOKEN_SHARD_COLUMNS;
+        uint32_t length;
+        memcpy(&first, entry, 8), memcpy(&length, entry + 8, 4);
+        if (first > count - text || length > count - text - first) break;
+        put(entry + 12, crc32_of(0, bytes + text + first, length), 4);
     }
     shard_image_seal(&image, documents);
 }
@@ -243,8 +252,10 @@ static void open_data_as(const char *path, DataUse use, size_t B) {
     if (use == DATA_PROMPTS) {
         int32_t ids[4096];
         size_t prompt, tokens;
+        char *columns = (char *)checked_malloc(d.longest_columns + 1, "columns");
         for (size_t i = 0; i < d.prompts && d.longest_text <= 4096; i++)
-            prompts_read(&d, i, ids, 4096, &prompt, &tokens);
+            prompts_read(&d, i, ids, 4096, &prompt, &tokens), prompts_columns(&d, i, columns);
+        free(columns);
     } else {
         Batch batch = dataloader_batch(&d);
         for (size_t i = 0; i < min_size(dataloader_batches(&d), 8); i++) dataloader_next(&d, &batch);
@@ -449,12 +460,13 @@ static void each_kind(const Target *t, TakeInput take) {
     static const uint32_t id[] = {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24};
     static const unsigned char counts[22] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     static const unsigned char none[22] = {0};
-    for (uint32_t kind = KIND_DOCUMENTS; kind <= KIND_LABELS; kind++) {
-        if (kind == KIND_VALUES) continue;
-        const MadeShard made = {kind % 2 ? 2 : 4, 96, 0, kind, "some tokenizer", 0};
+    for (uint32_t k = KIND_DOCUMENTS; k <= KIND_LABELS; k++) { // KIND_VALUES stands for prompts with columns
+        const uint32_t kind = k == KIND_VALUES ? KIND_PROMPTS : k;
+        const MadeShard made = {kind % 2 ? 2 : 4, 96, 0, kind, "some tokenizer", 0, k == KIND_VALUES};
         MadeDocument document[4];
         for (size_t d = 0; d < 4; d++) {
-            const MadeDocument one = {d ? 3 + d : 22, id, kind == KIND_PROMPTS ? none : counts, NULL, 2, d / 2, 1};
+            const MadeDocument one = {d ? 3 + d : 22, id, kind == KIND_PROMPTS ? none : counts, NULL, 2,
+                                      d / 2,          1,  d ? "{\"level\": 3}" : "{}"};
             document[d] = one;
         }
         ShardImage image = shard_image(&made, document, 4);
