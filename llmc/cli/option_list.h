@@ -172,14 +172,18 @@ SECTION("Rollout")
 FLAG(rollout, "rollout", STEPS,
      "grpo, gspo: write the completions: --batch prompts of --data a step, --group-size completions each, by "
      "--temperature, --top-p and --max-new-tokens")
-TEXT(reward_command, "reward-command", NULL, ON(TRAIN), "COMMAND",
-     "started once by the shell; gets a JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line for "
-     "each completion, answers with a number on a line")
+PATHS(reward_command, "reward-command", ON(TRAIN), "COMMAND...",
+      "one or more, each quoted and started once by the shell; gets a JSON object {\"prompt\", \"completion\", "
+      "\"reference\", ...} on a line for each completion, answers with a number, or null, on a line")
+TEXT(reward_names, "reward-names", NULL, ON(TRAIN), "NAME,...",
+     "what log.jsonl calls their rewards; else by the commands: python3 length.py is length")
+TEXT(reward_weights, "reward-weights", NULL, ON(TRAIN), "W,W,...",
+     "weights of their rewards in a completion's own, which is the sum; 1 each")
 REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
        "time limit of the command for the completions of a step")
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
        "stop|skip",
-       "when it fails: stop the run, or skip the groups without rewards and start it again")
+       "when one fails: stop the run, or skip the groups without rewards and start it again")
 FLAG(mask_truncated, "mask-truncated", STEPS,
      "completions that --max-new-tokens cut off have no weight in the loss; their rewards count in their groups")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",

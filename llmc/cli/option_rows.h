@@ -258,6 +258,7 @@ static const struct {
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
     {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
+    {"reward-names", "rollout"},   {"reward-weights", "rollout"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

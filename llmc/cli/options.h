@@ -350,7 +350,7 @@ static void options_check(const Options *o) {
                                                           "weights; to keep them apart, their folder is copied "
                                                           "as it is"},
         {o->merge && !o->adapter, "--merge: give --adapter with the adapters to add"},
-        {rollout && train && !o->reward_command,
+        {rollout && train && !o->reward_command.count,
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,
          "a plan with --rollout needs --data, whose prompts have a length"},

@@ -28,7 +28,7 @@ static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
         const char *text = "      -";
         for (size_t i = 0; i < m->count; i++)
             if (!strcmp(m->metric[i].name, metrics_shown[k].metric) && m->metric[i].count > 0)
-                text = human_fixed(m->metric[i].sum / m->metric[i].count, 6), *seen |= 1u << k;
+                text = human_fixed(metric_value(&m->metric[i]), 6), *seen |= 1u << k;
         if (*seen >> k & 1) line_add(line, "  %s %s", metrics_shown[k].label, text + !metrics_shown[k].is_signed);
     }
 }
@@ -43,10 +43,10 @@ static void metrics_print(FILE *out, const Metrics *m) {
 
 // prefix: before every name
 static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
-    char name[64];
+    char name[80];
     for (size_t i = 0; i < m->count; i++) {
         snprintf(name, sizeof(name), "%s%s", prefix, m->metric[i].name);
-        json_number(json, name, m->metric[i].count > 0 ? m->metric[i].sum / m->metric[i].count : NAN);
+        json_number(json, name, metric_value(&m->metric[i]));
     }
 }
 

@@ -48,7 +48,7 @@ static double max_over_ranks(World w, double value) {
 
 typedef struct {
     char name[METRIC_NAME]; // empty: none
-    double sum, count, kind;
+    Metric metric; // its name is above
 } MetricRecord;
 
 // A copy of the name that lasts: other ranks may send a metric that none of this rank's sequences had.
@@ -67,15 +67,17 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
     memset(own, 0, sizeof(own));
     for (size_t i = 0; i < metrics->count; i++) {
         snprintf(own[i].name, METRIC_NAME, "%s", metrics->metric[i].name);
-        own[i].sum = once_per_sequence(w, metrics->metric[i].sum);
-        own[i].count = once_per_sequence(w, metrics->metric[i].count);
-        own[i].kind = metrics->metric[i].kind;
+        own[i].metric = metrics->metric[i];
+        if (!once_per_sequence(w, 1)) own[i].metric.sum = own[i].metric.count = own[i].metric.squares = 0;
     }
     const MetricRecord *all = (const MetricRecord *)gather_from_all(w, own, sizeof(own));
     metrics->count = 0;
-    for (size_t i = 0; i < world_ranks(w) * METRICS_MOST; i++)
-        if (*all[i].name)
-            metric_merge(metrics, metric_name_kept(all[i].name), (MetricKind)all[i].kind, all[i].sum, all[i].count);
+    for (size_t i = 0; i < world_ranks(w) * METRICS_MOST; i++) {
+        if (!*all[i].name) continue;
+        Metric more = all[i].metric;
+        more.name = metric_name_kept(all[i].name);
+        metric_merge(metrics, &more);
+    }
 }
 
 // ---- traffic --------------------------------------------------------------------------------------------------

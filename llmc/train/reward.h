@@ -1,15 +1,15 @@
 /*
-The user's reward command: /bin/sh -c COMMAND, started once, asked once a step. Lines go to its standard input, a JSON
-object each; on its standard output it answers each with a line, in order: a JSON number, or an object with a number
-"reward". Its standard error is ours.
+The user's reward commands: /bin/sh -c COMMAND each, started once, asked once a step, all at a time. Lines go to their
+standard inputs, a JSON object each; on its standard output a command answers each with a line, in order: a JSON number,
+or an object with a number "reward"; null is no reward, as in TRL. Its standard error is ours.
 
-    reward_open      starts it
-    reward_ask       a batch of lines, their answers; 0: something is wrong, of which `message` tells people
+    reward_open      starts one
+    rewards_ask      a batch of lines, their answers; 0: something is wrong with one, of which its `message` tells people
     reward_restart   after a failure: whatever is left of the command ends, a new one begins
     reward_close
 
 Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
-other, and nothing waits longer than the timeout. The command is a process group of its own, which a guard (a shell that
+other, and nothing waits longer than the timeout. A command is a process group of its own, which a guard (a shell that
 waits for the end of a pipe from us) kills however this program ends. Nothing is allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
@@ -28,12 +28,15 @@ waits for the end of a pipe from us) kills however this program ends. Nothing is
 #define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
 #define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
 
-// Writes the next bytes of the lines, at most `room` (at least reward.room), each line with its newline; 0: no more.
-typedef size_t (*RewardLines)(void *context, char *out, size_t room);
+#define REWARD_COMMANDS 16
+
+// Writes the next bytes of the lines for a command, at most `room` (at least reward.room), each line with its newline;
+// 0: no more.
+typedef size_t (*RewardLines)(void *context, size_t command, char *out, size_t room);
 
 typedef struct {
-    const char *command;
-    double timeout;        // seconds for a batch
+    const char *command, *name; // name: NULL where it is the only one
+    double timeout;             // seconds for a batch
     pid_t process, guard;  // 0: none; process leads the group
     int to, from, guarded; // its input, its output, what the guard waits for the end of; -1: none
     char **environment;    // what the command finds there, NULL behind the last
@@ -43,7 +46,9 @@ typedef struct {
     size_t answer_bytes;
     // of the batch that was asked last
     size_t lines, sent, answered; // how many; newlines written; the first `answered` rewards are known
+    int more;                     // lines are not all made
     int closed, ended;            // it has closed its input; it has ended, or closed its output
+    int failed;
     double deadline;
     char message[512]; // what is wrong
 } Reward;
@@ -135,9 +140,9 @@ static void reward_stop(Reward *r) {
 }
 
 // room: 0, or the most bytes that `lines` of reward_ask wants to make at once
-static void reward_open(Reward *r, const char *command, double timeout, size_t room) {
+static void reward_open(Reward *r, const char *command, const char *name, double timeout, size_t room) {
     memset(r, 0, sizeof(*r));
-    r->command = command, r->timeout = timeout;
+    r->command = command, r->name = name, r->timeout = timeout;
     r->room = max_size(room, REWARD_BUFFER);
     r->out = (char *)checked_malloc(r->room, "lines for the reward command");
     r->environment = reward_environment();
@@ -177,8 +182,10 @@ static void reward_close(Reward *r) {
 // ---- verdicts -------------------------------------------------------------------------------------------------------
 // Returns 0.
 __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const char *format, ...) {
-    size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command ");
+    size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command %s%s", r->name ? r->name : "",
+                                   r->name ? " " : "");
     va_list args;
+    r->failed = 1;
     va_start(args, format);
     vsnprintf(r->message + used, sizeof(r->message) - used, format, args);
     va_end(args);
@@ -216,16 +223,18 @@ static int reward_late(Reward *r) {
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
-// text is zero-terminated. Not a number: 0. NaN and infinities are numbers here, and refused as such.
-static int reward_number(const char *text, double *value) {
+// text is zero-terminated. Not a number: 0. NaN and infinities are numbers here, and refused as such; null is NAN.
+static int reward_number(const char *text, double *value, int *missing) {
     char *end;
+    *missing = !strcmp(text, "null");
+    if (*missing) return 1;
     if (!*text || strchr("+ \t\f\v\r", *text) || strpbrk(text, "xX(")) return 0; // strtod takes more than JSON has
     *value = strtod(text, &end);
     return *end == 0;
 }
 
 // The number of an object's key "reward", which must occur once.
-static int reward_of_object(const char *text, double *value) {
+static int reward_of_object(const char *text, double *value, int *missing) {
     cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
     const cJSON *item, *found = NULL;
     size_t count = 0;
@@ -233,16 +242,18 @@ static int reward_of_object(const char *text, double *value) {
     cJSON_ArrayForEach(item, object) {
         if (item->string && !strcmp(item->string, "reward")) found = item, count++;
     }
-    good = count == 1 && cJSON_IsNumber(found);
+    *missing = count == 1 && cJSON_IsNull(found);
+    good = count == 1 && (cJSON_IsNumber(found) || *missing);
     if (good) *value = found->valuedouble;
     cJSON_Delete(object);
     return good;
 }
 
-// One answer, text[bytes] without its newline; text[bytes] may be written. 0: it is none.
+// One answer, text[bytes] without its newline; text[bytes] may be written. 0: it is none. A missing reward is NAN.
 static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     const char *quote = reward_quote(text, bytes);
     double value;
+    int missing;
     if (r->answered == r->sent) {
         r->answered = 0; // which belongs to which is not known
         return reward_fail(r, "gave more answers than it had lines: after %zu of them also '%s'", r->sent, quote);
@@ -250,10 +261,11 @@ static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;
-    if (strlen(text) != bytes || !(*text == '{' ? reward_of_object(text, &value) : reward_number(text, &value)))
+    if (strlen(text) != bytes || !(*text == '{' ? reward_of_object(text, &value, &missing) : reward_number(text, &value, &missing)))
         return reward_fail(r, "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, is wanted", quote,
                            r->answered + 1, r->lines);
-    if (!isfinite(value) || fabs(value) > 3e38)
+    if (missing) value = NAN;
+    if (!missing && (!isfinite(value) || fabs(value) > 3e38))
         return reward_fail(r, "answered '%s' to line %zu of %zu; a finite number is wanted", quote, r->answered + 1,
                            r->lines);
     reward[r->answered++] = (float)value;
@@ -311,11 +323,18 @@ static void reward_write(Reward *r) {
     if (put > 0) r->out_begin += (size_t)put;
 }
 
-// Waits until there is something to read or there is room to write, and does it.
-static int reward_exchange(Reward *r, double seconds, float *reward) {
-    const int writing = r->out_begin < r->out_end && !r->closed;
-    struct pollfd ends[2] = {{r->from, POLLIN, 0}, {r->closed ? -1 : r->to, (short)(writing ? POLLOUT : 0), 0}};
-    if (poll(ends, 2, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) <= 0) return 1;
+// The ends that a command is waited for at: of its output, and of its input where there is something to write
+static int reward_writes(const Reward *r) { return r->out_begin < r->out_end && !r->closed; }
+
+static void reward_ends(const Reward *r, struct pollfd ends[2]) {
+    ends[0].fd = r->from, ends[0].events = POLLIN;
+    ends[1].fd = r->closed ? -1 : r->to, ends[1].events = (short)(reward_writes(r) ? POLLOUT : 0);
+    ends[0].revents = ends[1].revents = 0;
+}
+
+// Reads and writes what the ends are ready for. 0: the command has failed.
+static int reward_serve(Reward *r, const struct pollfd ends[2], float *reward) {
+    const int writing = reward_writes(r);
     if (ends[0].revents && !reward_read(r, reward)) return 0; // before more is sent: an answer cannot be to that
     if (writing && ends[1].revents)
         reward_write(r);
@@ -324,27 +343,63 @@ static int reward_exchange(Reward *r, double seconds, float *reward) {
     return 1;
 }
 
-// The rewards of n lines. 0: the command is in no state to be asked again; of the rewards the first r->answered are
-// good.
-static int reward_ask(Reward *r, RewardLines lines, void *context, size_t n, float *reward) {
-    int more = 1;
-    double now = seconds_now();
-    r->deadline = now + r->timeout;
-    r->lines = n, r->sent = r->answered = 0, r->closed = r->ended = 0;
-    r->out_begin = r->out_end = 0;
-    while (r->answered < n || more || r->out_begin < r->out_end) {
-        if (more && r->out_begin == r->out_end) {
-            r->out_begin = 0, r->out_end = lines(context, r->out, r->room);
-            more = r->out_end > 0;
-        }
-        now = seconds_now();
-        if (now >= r->deadline) return reward_late(r);
-        if (!reward_exchange(r, r->deadline - now, reward)) return 0;
+static void reward_wait(struct pollfd *ends, size_t count, double seconds) {
+    if (poll(ends, (nfds_t)count, (int)ceil(1e3 * fmin(fmax(seconds, 0), 1e6))) < 0) // interrupted, or out of memory
+        for (size_t i = 0; i < count; i++) ends[i].revents = 0;
+}
+
+static void rewards_send(Reward *r, size_t count, size_t lines) {
+    for (size_t k = 0; k < count; k++) {
+        r[k].deadline = seconds_now() + r[k].timeout;
+        r[k].lines = lines, r[k].sent = r[k].answered = 0, r[k].more = 1;
+        r[k].closed = r[k].ended = r[k].failed = 0;
+        r[k].out_begin = r[k].out_end = 0;
     }
-    r->deadline = seconds_now() + REWARD_LINGER;
-    while ((now = seconds_now()) < r->deadline)
-        if (!reward_exchange(r, r->deadline - now, reward)) return r->ended; // with all answered; next time it matters
-    return 1;
+}
+
+static int reward_is_done(const Reward *r) {
+    return r->failed || (r->answered >= r->lines && !r->more && r->out_begin == r->out_end);
+}
+
+// The rewards of n lines by each of `count` commands: reward[k][n] of command k. 0: some have failed, and are in no
+// state to be asked again; of their rewards the first `answered` are good.
+static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context, size_t n, float *const *reward) {
+    struct pollfd ends[2 * REWARD_COMMANDS];
+    int good = 1;
+    rewards_send(r, count, n);
+    for (size_t busy = 1; busy;) {
+        const double now = seconds_now();
+        double least = HUGE_VAL;
+        busy = 0;
+        for (size_t k = 0; k < count; k++) {
+            if (!r[k].failed && r[k].more && r[k].out_begin == r[k].out_end) {
+                r[k].out_begin = 0, r[k].out_end = lines(context, k, r[k].out, r[k].room);
+                r[k].more = r[k].out_end > 0;
+            }
+            if (!reward_is_done(&r[k]) && now >= r[k].deadline) reward_late(&r[k]);
+            reward_ends(&r[k], ends + 2 * k);
+            if (reward_is_done(&r[k]))
+                ends[2 * k].fd = ends[2 * k + 1].fd = -1;
+            else
+                busy++, least = fmin(least, r[k].deadline - now);
+        }
+        if (!busy) break;
+        reward_wait(ends, 2 * count, least);
+        for (size_t k = 0; k < count; k++)
+            if (ends[2 * k].fd >= 0) reward_serve(&r[k], ends + 2 * k, reward[k]);
+    }
+    // answers that are too many fail; that a command ended with all answered matters the next time
+    for (double until = seconds_now() + REWARD_LINGER, now; (now = seconds_now()) < until;) {
+        for (size_t k = 0; k < count; k++) {
+            reward_ends(&r[k], ends + 2 * k);
+            if (r[k].failed || r[k].ended) ends[2 * k].fd = ends[2 * k + 1].fd = -1;
+        }
+        reward_wait(ends, 2 * count, until - now);
+        for (size_t k = 0; k < count; k++)
+            if (ends[2 * k].fd >= 0 && !reward_serve(&r[k], ends + 2 * k, reward[k]) && r[k].ended) r[k].failed = 0;
+    }
+    for (size_t k = 0; k < count; k++) good &= !r[k].failed;
+    return good;
 }
 
 #endif

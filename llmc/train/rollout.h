@@ -1,18 +1,19 @@
 /*
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
-model as it is (sampler.h), their rewards from the user's command (reward.h), advantages within each prompt's group, and
-packed sequences of whole groups to train on.
+model as it is (sampler.h), their rewards from the user's commands (reward.h), advantages within each prompt's group,
+and packed sequences of whole groups to train on. A completion's reward is the weighted sum of those that commands gave
+it; one that has none leaves its group out of the step.
 
     rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
-    rollout_allocate   all memory; the command starts
+    rollout_allocate   all memory; the commands start
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
     rollout_free
 
 A step follows from the seed, its number and the weights alone. Every epoch has a new order of prompts. Each of several
-replicas takes its share of the step's prompts, asks a reward command of its own, and trains on as many sequences as any
+replicas takes its share of the step's prompts, asks reward commands of its own, and trains on as many sequences as any
 other has: where there are no more groups a sequence is empty (batch.h).
 
-The command is given a line for each completion, which is valid JSON whatever the texts are:
+A command is given a line for each completion, which is valid JSON whatever the texts are:
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
      "ended": true, "difficulty": 3, "tests": ["..."]}
@@ -34,6 +35,7 @@ reference_ids instead.
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
 #define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
+#define REWARD_NAME           40
 #define ROLLOUT_FAILURES      10 // steps in a row without any reward that end a run; the first one does
 
 typedef struct {
@@ -50,18 +52,22 @@ typedef struct {
     int mask_truncated;        // completions that did not end have no weight in the loss
     int stop;                  // a reward command that fails ends the run; else its groups are left out
     int reference, old;        // allocate these log-probabilities, too
-    const char *reward_command;
+    size_t rewards; // commands, each with its name in metrics and its weight in a completion's reward
+    const char *reward_command[REWARD_COMMANDS];
+    char reward_name[REWARD_COMMANDS][REWARD_NAME];
+    double reward_weight[REWARD_COMMANDS];
     double reward_timeout;
     const Prompt *text;      // tokens to text
     const uint32_t *end_ids; // [end_count] the ids that end a completion
     size_t end_count;
 } RolloutSettings;
 
-// How far the lines for the reward command are written.
+// How far the lines for a reward command are written.
 typedef struct {
     size_t completion, field, token; // token: of the field, once it has begun
     size_t column;                   // byte of the columns' text
     int begun;
+    char *scratch; // a token as text, before it is escaped
     TextOut text; // of the field
 } RolloutLine;
 
@@ -69,7 +75,7 @@ typedef struct {
     RolloutSettings settings;
     DataLoader *data; // opened with DATA_PROMPTS
     SamplerBatch sampler;
-    Reward command;
+    Reward command[REWARD_COMMANDS];
     Prompt decoder;
     uint32_t *order; // [prompts of the data] of epoch `epoch`
     uint64_t epoch;  // UINT64_MAX: none
@@ -80,13 +86,15 @@ typedef struct {
     size_t *number;                 // [P] of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
     Completion *completion;         // [P*G]
-    float *reward;                  // [P*G]
+    float *reward;                  // [P*G] NAN: none
+    float *rewards_of;              // [rewards,P*G] by each command
+    char *answered;                 // [P*G] by every command that did not fail
     double *advantage;              // [P*G]
-    RolloutLine line;
+    RolloutLine line[REWARD_COMMANDS];
     char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
     size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
     size_t piece;                     // bytes of a line that are made at once, at most
-    char *scratch;                    // a token as text, before it is escaped
+    char *scratch;                    // those of lines
     // packed sequences
     Packing packing;                         // of groups
     size_t *group_sequence;                  // [P] SIZE_MAX: left out
@@ -96,6 +104,7 @@ typedef struct {
     TargetCounts counts;                     // of the step, of all replicas
     Metrics metrics;                         // of the step, beside those of the objective
     double sampling_seconds, reward_seconds; // of the step
+    char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // of rewards by name: mean, standard deviation
     size_t failures;                         // steps in a row
     int rewarded;                            // some step of this process has had a reward
 } Rollout;
@@ -127,7 +136,8 @@ static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->decoder = *text;
     r->decoder.text = NULL; // a prompt's text is begun anew
     size_t token = prompt_token_bytes(&r->decoder) + 8;
-    r->scratch = (char *)checked_malloc(token, "the text of a token");
+    r->scratch = (char *)checked_calloc(REWARD_COMMANDS, token, "the text of a token");
+    for (size_t k = 0; k < REWARD_COMMANDS; k++) r->line[k].scratch = r->scratch + k * token;
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
 }
 
@@ -154,10 +164,17 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->ids = (int32_t *)checked_calloc(texts * settings->max_new_tokens, sizeof(int32_t), of_step);
     r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), of_step);
     r->reward = (float *)checked_calloc(texts, sizeof(float), of_step);
+    r->rewards_of = (float *)checked_calloc(settings->rewards * texts, sizeof(float), of_step);
+    r->answered = (char *)checked_calloc(texts, 1, of_step);
     r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
     for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
     r->columns = (char *)checked_malloc(max_size(data->longest_columns, 1), "the columns of a prompt's row");
     r->columns_of = SIZE_MAX;
+
+    for (size_t k = 0; k < settings->rewards; k++) {
+        snprintf(r->metric_names[k][0], METRIC_NAME, "rewards/%s/mean", settings->reward_name[k]);
+        snprintf(r->metric_names[k][1], METRIC_NAME, "rewards/%s/std", settings->reward_name[k]);
+    }
 
     // 2. Packed sequences of groups.
     r->packing.capacity = r->settings.sequence_tokens;
@@ -166,14 +183,17 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
-    reward_open(&r->command, settings->reward_command, settings->reward_timeout, r->piece);
+    for (size_t k = 0; k < settings->rewards; k++)
+        reward_open(&r->command[k], settings->reward_command[k], settings->rewards > 1 ? settings->reward_name[k] : NULL,
+                    settings->reward_timeout, r->piece);
 }
 
 static void rollout_free(Rollout *r) {
-    reward_close(&r->command);
+    for (size_t k = 0; k < r->settings.rewards; k++) reward_close(&r->command[k]);
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
     free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
+    free(r->rewards_of), free(r->answered);
     packing_free(&r->packing);
     free(r->group_sequence), free(r->sequence);
     batch_free(&r->all);
@@ -202,10 +222,9 @@ static void rollout_prompts(Rollout *r, size_t step) {
     }
 }
 
-// ---- lines for the reward command: made a piece at a time, so of any length -----------------------------------------
+// ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
 // What follows the line's other fields: the members of the object of columns, and the end of the line.
-static size_t rollout_columns_piece(Rollout *r, size_t number, char *out) {
-    RolloutLine *line = &r->line;
+static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number, char *out) {
     if (r->columns_of != number)
         r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
     const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
@@ -219,18 +238,17 @@ static size_t rollout_columns_piece(Rollout *r, size_t number, char *out) {
     return 2;
 }
 
-// The next piece of the line at r->line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
+// The next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
 // or the end of the line.
-static size_t rollout_piece(Rollout *r, char *out) {
+static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     static const char *const names[2][4] = {
         {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
         {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
-    RolloutLine *line = &r->line;
     const Completion *text = &r->completion[line->completion];
     const size_t p = line->completion / r->settings.group_size;
     const int with_text = r->decoder.tokenizer || r->decoder.bytes, as_ids = !with_text || line->field == 3;
     const size_t fields = with_text ? 4 : 3;
-    if (line->field > fields) return rollout_columns_piece(r, r->number[p], out);
+    if (line->field > fields) return rollout_columns_piece(r, line, r->number[p], out);
     if (line->field == fields) {
         line->field++, line->column = 1;
         return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s", r->number[p],
@@ -247,7 +265,7 @@ static size_t rollout_piece(Rollout *r, char *out) {
     }
     if (!line->begun) {
         line->begun = 1, line->token = 0;
-        line->text = text_out_to(NULL, r->scratch);
+        line->text = text_out_to(NULL, line->scratch);
         line->text.bytes = line->field != 0; // only the beginning of a text may lose its first space
         const char *open = !ids ? "null" : as_ids ? "[" : "\"";
         return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field], open);
@@ -274,81 +292,117 @@ static size_t rollout_piece(Rollout *r, char *out) {
 }
 
 // RewardLines of reward.h
-static size_t rollout_lines(void *context, char *out, size_t room) {
+static size_t rollout_lines(void *context, size_t command, char *out, size_t room) {
     Rollout *r = (Rollout *)context;
+    RolloutLine *line = &r->line[command];
     size_t bytes = 0;
-    while (r->line.completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room)
-        bytes += rollout_piece(r, out + bytes);
+    while (line->completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room)
+        bytes += rollout_piece(r, line, out + bytes);
     return bytes;
 }
 
+static void rollout_line_begin(RolloutLine *line, size_t completion) {
+    char *scratch = line->scratch;
+    memset(line, 0, sizeof(*line));
+    line->scratch = scratch, line->completion = completion;
+}
+
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// A replica's command has failed: rank 0 reports it, and that the command is started again; a run that gets no rewards
-// ends. left_out: groups of this replica. Collective.
-static void rollout_count_failures(Rollout *r, size_t step, int failed, size_t left_out) {
+// A replica's command has failed, or completions have no reward: rank 0 reports it, and that the command is started
+// again; a run that gets no rewards ends. left_out: groups of this replica. Collective.
+static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
     const size_t prompts = r->settings.step_prompts;
-    double sums[2] = {(double)failed, (double)left_out};
-    char message[sizeof(r->command.message)], whose[256] = "", others[64] = "";
+    double sums[2] = {failed != NULL, (double)left_out};
+    char message[sizeof(failed->message)] = "", whose[256] = "", others[64] = "";
     size_t first;
     dist_sum(RANKS_ALL, sums, 2);
     const int rewarded = sums[1] < (double)prompts;
     r->rewarded |= rewarded, r->failures = rewarded ? 0 : r->failures + 1;
-    if (sums[0] == 0) return;
+    if (sums[0] == 0 && sums[1] == 0) return;
+    if (failed) memcpy(message, failed->message, sizeof(message));
     dist_smallest(failed ? 0 : 1, &first);
-    memcpy(message, r->command.message, sizeof(message));
     dist_broadcast(RANKS_ALL, message, sizeof(message), first);
-    if (dist_ranks() > 1) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
+    if (!*message) snprintf(message, sizeof(message), "reward commands answered null");
+    if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
     if (!rewarded && !r->rewarded)
         die("step %zu: %s%s; no completion was rewarded in the first step; try the command by hand on a line of JSON",
             step, whose, message);
     if (r->failures == ROLLOUT_FAILURES)
         die("step %zu: %s%s; there was no reward in %d steps", step, whose, message, ROLLOUT_FAILURES);
     if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
-    note("step %zu: %s%s%s; it is started again, and %.0f of %zu groups are left out", step, whose, message, others,
-         sums[1], prompts);
+    note("step %zu: %s%s%s;%s %.0f of %zu groups are left out", step, whose, message, others,
+         sums[0] > 0 ? " it is started again, and" : "", sums[1], prompts);
 }
 
-// Asks for the rewards; returns how many completions, from the first on, have theirs: all, unless the command fails.
-static size_t rollout_rewards(Rollout *r, size_t step) {
+static int rollout_group_rewarded(const Rollout *r, size_t p) {
+    const size_t G = r->settings.group_size;
+    for (size_t i = p * G; i < (p + 1) * G; i++)
+        if (!r->answered[i] || isnan(r->reward[i])) return 0;
+    return 1;
+}
+
+// Asks for the rewards, and adds them up.
+static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
-    memset(&r->line, 0, sizeof(r->line));
-    const int failed = !reward_ask(&r->command, rollout_lines, r, texts, r->reward);
-    const size_t known = failed ? r->command.answered : texts;
-    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, r->command.message);
-    rollout_count_failures(r, step, failed, s->prompts - known / s->group_size);
-    if (failed) reward_restart(&r->command);
-    return known;
+    float *of[REWARD_COMMANDS];
+    const Reward *failed = NULL;
+    size_t left_out = 0;
+    for (size_t k = 0; k < s->rewards; k++) rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
+    rewards_ask(r->command, s->rewards, rollout_lines, r, texts, of);
+    for (size_t k = s->rewards; k-- > 0;)
+        if (r->command[k].failed) failed = &r->command[k];
+    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
+    for (size_t i = 0; i < texts; i++) {
+        double sum = 0;
+        size_t given = 0;
+        r->answered[i] = 1;
+        for (size_t k = 0; k < s->rewards; k++) {
+            if (r->command[k].failed && i >= r->command[k].answered)
+                r->answered[i] = 0, of[k][i] = NAN;
+            else if (!isnan(of[k][i]))
+                sum += s->reward_weight[k] * (double)of[k][i], given++;
+        }
+        r->reward[i] = given ? (float)sum : NAN;
+    }
+    for (size_t p = 0; p < s->prompts; p++) left_out += !rollout_group_rewarded(r, p);
+    rollout_count_failures(r, step, failed, left_out);
+    for (size_t k = 0; k < s->rewards; k++)
+        if (r->command[k].failed) reward_restart(&r->command[k]);
 }
 
 // Metrics by TRL's names
 static void rollout_group_metrics(Rollout *r, size_t p) {
+    const size_t texts = r->settings.prompts * r->settings.group_size;
     static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
                                           "completions/max_terminated_length"};
     size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
-    double mean = 0, squares = 0;
     for (size_t g = 0; g < G; g++) {
-        mean += (double)reward[g] / (double)G;
         spread += reward[g] != reward[0];
+        metric_deviation(&r->metrics, "reward_std", (double)reward[g]);
+        for (size_t k = 0; k < r->settings.rewards; k++) {
+            const double of = (double)r->rewards_of[k * texts + p * G + g];
+            if (isnan(of)) continue;
+            metric_add(&r->metrics, r->metric_names[k][0], of, 1);
+            metric_deviation(&r->metrics, r->metric_names[k][1], of);
+        }
         if (!r->completion[p * G + g].ended) continue;
         ended++, metric_length(&r->metrics, lengths, (double)r->completion[p * G + g].tokens);
     }
-    for (size_t g = 0; g < G; g++) squares += ((double)reward[g] - mean) * ((double)reward[g] - mean);
-    metric_add(&r->metrics, "reward_std", spread ? sqrt(squares / (double)(G - 1)) : 0, 1);
     metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
     metric_add(&r->metrics, "completions/clipped_ratio", (double)(G - ended), (double)G);
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
 // Packs the groups whose rewards are known into as few sequences as first-fit decreasing finds.
-static void rollout_pack(Rollout *r, size_t known) {
+static void rollout_pack(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, count = 0;
     for (size_t p = 0; p < s->prompts; p++) {
         size_t positions = 0;
         r->group_sequence[p] = SIZE_MAX;
-        if ((p + 1) * G > known) continue;
+        if (!rollout_group_rewarded(r, p)) continue;
         for (size_t g = 0; g < G; g++)
             positions += r->completion[p * G + g].prompt_tokens + r->completion[p * G + g].tokens - 1;
         group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
@@ -416,9 +470,9 @@ static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     sampler_batch(&r->sampler, streambp, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
                   s->end_count);
     double written = seconds_now();
-    size_t known = rollout_rewards(r, step);
+    rollout_rewards(r, step);
     double rewarded = seconds_now();
-    rollout_pack(r, known);
+    rollout_pack(r);
     rollout_fill(r);
     r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
     return r->sequences;
@@ -435,6 +489,73 @@ static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     s->world = w;
     s->step_prompts = prompts, s->most_prompts = (prompts + D - 1) / D;
     s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
+}
+
+// The name of a reward command that was given none: of its first word that names a file with an ending, without folder
+// and ending (python3 checks/reward.py: reward), or else of its first word.
+static void reward_name_of(const char *command, char name[REWARD_NAME]) {
+    char words[256], *rest = words;
+    const char *found = NULL;
+    snprintf(words, sizeof(words), "%s", command);
+    for (char *word; (word = strsep(&rest, " \t\n;|&\"'()<>"));) {
+        char *base = strrchr(word, '/') ? strrchr(word, '/') + 1 : word, *end = strrchr(base, '.');
+        if (!*base) continue;
+        if (!found) found = base;
+        if (!end || end == base || !end[1] || strchr(base, '=')) continue;
+        *end = 0, found = base;
+        break;
+    }
+    snprintf(name, REWARD_NAME, "%.39s", found ? found : "reward");
+}
+
+// The entries of a list "a,b" in text[size], a copy; refused where they are not as many as the reward commands.
+static void reward_list(const char *option, const char *list, size_t count, char *text, size_t size,
+                        const char *entry[REWARD_COMMANDS]) {
+    size_t found = 0;
+    char *rest = text;
+    if (strlen(list) >= size) die_usage("--%s: the list is longer than %zu bytes; shorten it", option, size - 1);
+    snprintf(text, size, "%s", list);
+    for (char *word; (word = strsep(&rest, ","));)
+        if (found++ < REWARD_COMMANDS) entry[found - 1] = word;
+    if (found != count)
+        die_usage("--%s has %zu entries for %zu --reward-command; give one for each", option, found, count);
+}
+
+// --reward-command, --reward-names, --reward-weights
+static void rewards_from_options(RolloutSettings *s, const Options *o) {
+    const char *entry[REWARD_COMMANDS];
+    char text[1024];
+    double size = 0;
+    s->rewards = o->reward_command.count;
+    if (s->rewards > REWARD_COMMANDS)
+        die_usage("--reward-command: %zu commands were given, %d are the most", s->rewards, REWARD_COMMANDS);
+    for (size_t k = 0; k < s->rewards; k++) {
+        s->reward_command[k] = o->reward_command.path[k], s->reward_weight[k] = 1;
+        reward_name_of(s->reward_command[k], s->reward_name[k]);
+    }
+    if (o->reward_names) {
+        reward_list("reward-names", o->reward_names, s->rewards, text, sizeof(text), entry);
+        for (size_t k = 0; k < s->rewards; k++) {
+            if (!*entry[k] || strlen(entry[k]) >= REWARD_NAME || strpbrk(entry[k], "\"\\/ \t\n"))
+                die_usage("--reward-names: '%.60s' is no name of at most %d characters without quotes, slashes and blanks",
+                          entry[k], REWARD_NAME - 1);
+            snprintf(s->reward_name[k], REWARD_NAME, "%s", entry[k]);
+        }
+    }
+    for (size_t k = 0; k < s->rewards; k++)
+        for (size_t i = 0; i < k; i++)
+            if (!strcmp(s->reward_name[k], s->reward_name[i]))
+                die_usage("two reward commands are called %s; --reward-names tells them apart", s->reward_name[k]);
+    if (!o->reward_weights) return;
+    reward_list("reward-weights", o->reward_weights, s->rewards, text, sizeof(text), entry);
+    for (size_t k = 0; k < s->rewards; k++) {
+        char *end;
+        s->reward_weight[k] = strtod(entry[k], &end);
+        if (!*entry[k] || *end || !(fabs(s->reward_weight[k]) <= 1e6))
+            die_usage("--reward-weights: '%.60s' is no weight from -1e6 to 1e6", entry[k]);
+        size += fabs(s->reward_weight[k]);
+    }
+    if (size == 0) die_usage("--reward-weights are all 0, which leaves no reward; give one that is not");
 }
 
 // The settings keep `text`; their end_ids are to be freed: the tokenizer's end tokens and those of --stop-ids.
@@ -462,7 +583,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.in_order = o->shuffle == SHUFFLE_OFF;
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
-    s.reward_command = o->reward_command, s.reward_timeout = o->reward_timeout;
+    s.reward_timeout = o->reward_timeout;
+    rewards_from_options(&s, o);
     s.text = text, s.end_ids = end_ids, s.end_count = ends;
     return s;
 }

@@ -196,6 +196,19 @@ static void trainer_objective_settings(Trainer *t) {
                     lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
 }
 
+// Commands, and the weights of several, in the order in which they are given
+static void trainer_reward_settings(Trainer *t) {
+    const RolloutSettings *s = &t->rollout.settings;
+    char text[sizeof(t->setting_text[0])] = "";
+    for (size_t k = 0, used = 0; k < s->rewards && used < sizeof(text); k++) {
+        const char *weight = t->run.options->reward_weights ? ", weight " : "";
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s%s", k ? "; " : "", s->reward_command[k], weight);
+        if (*weight && used < sizeof(text))
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "%.17g", s->reward_weight[k]);
+    }
+    add_setting(t, "--reward-command", SETTING_ROUNDS, "%s", text);
+}
+
 static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
     const World world = t->run.settings.world;
@@ -233,7 +246,7 @@ static void trainer_settings(Trainer *t) {
     t->settings[t->state.setting_count - 1].absent = "own";
     add_setting(t, "--grad-dtype", SETTING_ROUNDS, "%s", dtype_name(t->run.settings.gradient_type));
     if (o->rollout) add_setting(t, "--slots", SETTING_ROUNDS, "%zu", t->rollout.settings.slots);
-    if (o->rollout) add_setting(t, "--reward-command", SETTING_ROUNDS, "%s", o->reward_command);
+    if (o->rollout) trainer_reward_settings(t);
     add_setting(t, "threads", SETTING_ROUNDS, "%d", cpu_threads());
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);

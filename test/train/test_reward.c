@@ -17,7 +17,8 @@ typedef struct {
     size_t line, at;         // the next byte
 } Asked;
 
-static size_t asked_lines(void *context, char *out, size_t room) {
+static size_t asked_lines(void *context, size_t command, char *out, size_t room) {
+    (void)command;
     Asked *asked = (Asked *)context;
     size_t bytes = 0, most = asked->piece < room ? asked->piece : room;
     char head[64];
@@ -31,6 +32,10 @@ static size_t asked_lines(void *context, char *out, size_t room) {
         if (out[bytes - 1] == '\n') asked->line++, asked->at = 0;
     }
     return bytes;
+}
+
+static size_t asked_lines_of_each(void *context, size_t command, char *out, size_t room) {
+    return asked_lines((Asked *)context + command, command, out, room);
 }
 
 static Asked asking(size_t n, size_t length) {
@@ -73,7 +78,7 @@ static const char *answering(const char *how) {
 // ---- what must hold -------------------------------------------------------------------------------------------------
 static int ask(Reward *r, Asked asked, float *reward) {
     allocation_guard = 1;
-    const int answered = reward_ask(r, asked_lines, &asked, asked.n, reward);
+    const int answered = rewards_ask(r, 1, asked_lines, &asked, asked.n, &reward);
     allocation_guard = 0;
     return answered;
 }
@@ -119,7 +124,7 @@ static void expect_verdicts(const Verdict *verdict, size_t count) {
         const double begin = seconds_now();
         Reward r;
         test_case("%.120s", v->command);
-        reward_open(&r, v->command, 1.5, 0);
+        reward_open(&r, v->command, NULL, 1.5, 0);
         if (ask(&r, asking(v->n, v->length), reward)) test_fail("all were answered");
         if (!strstr(r.message, v->words)) test_fail("%s; expected: %s", r.message, v->words);
         if (strchr(r.message, '\n')) test_fail("not one line: %s", r.message);
@@ -138,7 +143,7 @@ static void expect_verdicts(const Verdict *verdict, size_t count) {
 static void expect_answers(const char *command, const Asked *asked, size_t count, double factor, double offset) {
     Reward r;
     test_case("%.100s", command);
-    reward_open(&r, command, 300, 0);
+    reward_open(&r, command, NULL, 300, 0);
     for (size_t i = 0; i < count; i++) expect_rewards(&r, asked[i], factor, offset);
     close_and_expect_gone(&r);
 }
@@ -178,8 +183,8 @@ TEST(numbers) {
     static const char *const answers[] = {
         "1|-2.5e-3|  7 |0|{\"reward\": 1}|{\"a\": {\"reward\": 2}, \"reward\": -3e2}",
         "NaN|nan|-inf|Infinity|1e999|{\"reward\": 1e999}|1e39",
-        ("|one|1 2|1,|+1|0x10|true|null|[1]|{}|1.0.0|e|-|{\"reward\": \"1\"}|{\"reward\": 1} 2|{\"reward\": 1|"
-         "{\"rewards\": 1}|{\"reward\": 1, \"reward\": 2}|{\"reward\": null}|{\"reward\": NaN}")};
+        ("|one|1 2|1,|+1|0x10|true|Null|[1]|{}|1.0.0|e|-|{\"reward\": \"1\"}|{\"reward\": 1} 2|{\"reward\": 1|"
+         "{\"rewards\": 1}|{\"reward\": 1, \"reward\": 2}|{\"reward\": nul}|{\"reward\": NaN}")};
     static const float values[] = {1, -2.5e-3f, 7, 0, 1, -300};
     char text[64];
     float reward;
@@ -197,6 +202,45 @@ TEST(numbers) {
     }
     r.answered = 0;
     assert_false(reward_take(&r, memcpy(text, "1\0002", 4), 3, &reward));
+}
+
+// No reward is not a failure.
+TEST(nulls) {
+    static const char *const answers[] = {"null", " null\r", "{\"reward\": null}", "{\"reward\": null, \"why\": 1}"};
+    for (size_t i = 0; i < COUNT_OF(answers); i++) {
+        char text[64];
+        float reward = 7;
+        Reward r = {0};
+        r.lines = r.sent = 1;
+        snprintf(text, sizeof(text), "%s", answers[i]);
+        assert_true(reward_take(&r, text, strlen(text), &reward) && r.answered == 1 && isnan(reward));
+    }
+}
+
+// All are asked at a time, and get all lines: one that dies and one that hangs cost the others nothing.
+TEST(several_commands) {
+    static const char *const commands[] = {"while read a; do sleep 0.05; echo 2; done", "read a; echo 5; exit 4",
+                                           "read a; echo null; sleep 1000", "while read a; do echo ${#a}; done"};
+    static const char *const names[] = {"slow", "dying", "hanging", "length"};
+    float found[4][6], *reward[4];
+    Asked asked[4];
+    Reward r[4];
+    pid_t group[4];
+    for (size_t k = 0; k < 4; k++) {
+        reward_open(&r[k], commands[k], names[k], 1.5, 0);
+        asked[k] = asking(6, 100), reward[k] = found[k], group[k] = r[k].process;
+    }
+    allocation_guard = 1;
+    assert_false(rewards_ask(r, 4, asked_lines_of_each, asked, 6, reward));
+    allocation_guard = 0;
+    assert_true(!r[0].failed && r[1].failed && r[2].failed && !r[3].failed);
+    assert_true(r[0].answered == 6 && r[1].answered == 1 && r[2].answered == 1 && r[3].answered == 6);
+    assert_true(found[1][0] == 5 && isnan(found[2][0]));
+    for (size_t i = 0; i < 6; i++) assert_true(found[0][i] == 2 && found[3][i] == found[3][0] && found[3][i] > 90);
+    assert_non_null(strstr(r[1].message, "the reward command dying ended after 1 of 6 answers, with exit code 4"));
+    assert_non_null(strstr(r[2].message, "the reward command hanging gave 1 of 6 answers within 1.5 seconds"));
+    for (size_t k = 0; k < 4; k++) reward_close(&r[k]);
+    for (size_t k = 0; k < 4; k++) expect_gone(group[k]);
 }
 
 TEST(commands_that_die) {
@@ -242,7 +286,7 @@ TEST(commands_that_print_garbage) {
 TEST(between_two_batches) {
     float reward;
     Reward r;
-    reward_open(&r, "read a; echo 1; sleep 0.2; echo 2; cat >/dev/null", 10, 0);
+    reward_open(&r, "read a; echo 1; sleep 0.2; echo 2; cat >/dev/null", NULL, 10, 0);
     assert_true(ask(&r, asking(1, 10), &reward));
     usleep(600000);
     assert_false(ask(&r, asking(1, 10), &reward));
@@ -273,7 +317,7 @@ TEST(signals_stay_as_they_are) {
 static void start_and_end(const void *context) {
     const char *how = (const char *)context;
     Reward r;
-    reward_open(&r, "trap '' TERM INT HUP; sh -c 'sleep 1000 & sleep 1001' & wait", 60, 0);
+    reward_open(&r, "trap '' TERM INT HUP; sh -c 'sleep 1000 & sleep 1001' & wait", NULL, 60, 0);
     fprintf(stderr, "%ld", (long)r.process);
     fflush(stderr);
     usleep(50000);

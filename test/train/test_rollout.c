@@ -123,7 +123,8 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how, scratch_path("lines"));
     remove(scratch_path("lines"));
     r->settings = settings;
-    r->settings.text = &r->text, r->settings.reward_command = r->command;
+    r->settings.text = &r->text, r->settings.rewards = 1, r->settings.reward_weight[0] = 1;
+    r->settings.reward_command[0] = r->command, snprintf(r->settings.reward_name[0], REWARD_NAME, "sum");
     SequenceBound bound = rollout_bound(&r->settings, &r->data);
     RunSettings run = {0};
     run.model = &r->model, run.chunk = 8, run.logits_chunk = 3, run.backward = 1;
@@ -292,10 +293,10 @@ TEST(lines_and_sequences) {
             expect_sequences(r, sequences, P * G, r->rollout.settings.sequence_tokens);
             assert_true(metric(&r->rollout, "left_out") == 0 && metric(&r->rollout, "frac_reward_zero_std") < 1);
             // the command keeps its file open and buffered: it is whole when the command has ended
-            reward_close(&r->rollout.command);
+            reward_close(&r->rollout.command[0]);
             expect_lines(r, read_whole(scratch_path("lines"), NULL));
             remove(scratch_path("lines")); // before the next command makes it
-            reward_open(&r->rollout.command, r->command, 100, r->rollout.piece);
+            reward_open(&r->rollout.command[0], r->command, NULL, 100, r->rollout.piece);
         }
         rolling_close(r);
     }
@@ -377,7 +378,7 @@ static void expect_tokenizer_line(const char *style, const char *prompt, const c
     r.settings.prompts = r.settings.most_prompts = r.settings.step_prompts = r.settings.group_size = 1;
     r.completion = &completion, r.tokens = &completion.prompt_tokens, r.number = &number;
     rollout_allocate_text(&r, &text);
-    while ((made = rollout_lines(&r, line + bytes, r.piece)) > 0) bytes += made;
+    while ((made = rollout_lines(&r, 0, line + bytes, r.piece)) > 0) bytes += made;
     line[bytes] = 0;
     cJSON *object = cJSON_Parse(line);
     if (!object) test_fail("not JSON: %s", line);
