@@ -186,6 +186,9 @@ CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_S
        "when one fails: stop the run, or skip the groups without rewards and start it again")
 FLAG(mask_truncated, "mask-truncated", STEPS,
      "completions that --max-new-tokens cut off have no weight in the loss; their rewards count in their groups")
+SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
+     "steps whose completions and rewards rollouts.jsonl in --out holds, and rollouts.1.jsonl as many before; 0: none")
+SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions of a step that are printed, with rewards")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
      "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most")
 IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's")

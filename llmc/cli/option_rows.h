@@ -258,7 +258,8 @@ static const struct {
     {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
     {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
-    {"reward-names", "rollout"},   {"reward-weights", "rollout"},
+    {"reward-names", "rollout"},   {"reward-weights", "rollout"}, {"keep-rollouts", "rollout"},
+    {"show", "rollout"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

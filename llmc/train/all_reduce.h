@@ -48,7 +48,7 @@ static double max_over_ranks(World w, double value) {
 
 typedef struct {
     char name[METRIC_NAME]; // empty: none
-    Metric metric; // its name is above
+    Metric metric;          // its name is above
 } MetricRecord;
 
 // A copy of the name that lasts: other ranks may send a metric that none of this rank's sequences had.

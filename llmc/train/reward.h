@@ -37,10 +37,10 @@ typedef size_t (*RewardLines)(void *context, size_t command, char *out, size_t r
 typedef struct {
     const char *command, *name; // name: NULL where it is the only one
     double timeout;             // seconds for a batch
-    pid_t process, guard;  // 0: none; process leads the group
-    int to, from, guarded; // its input, its output, what the guard waits for the end of; -1: none
-    char **environment;    // what the command finds there, NULL behind the last
-    char *out;             // [room] lines on their way
+    pid_t process, guard;       // 0: none; process leads the group
+    int to, from, guarded;      // its input, its output, what the guard waits for the end of; -1: none
+    char **environment;         // what the command finds there, NULL behind the last
+    char *out;                  // [room] lines on their way
     size_t room, out_begin, out_end;
     char answer[REWARD_ANSWER]; // the beginning of one that is not there as a whole yet
     size_t answer_bytes;
@@ -261,7 +261,8 @@ static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;
-    if (strlen(text) != bytes || !(*text == '{' ? reward_of_object(text, &value, &missing) : reward_number(text, &value, &missing)))
+    if (strlen(text) != bytes ||
+        !(*text == '{' ? reward_of_object(text, &value, &missing) : reward_number(text, &value, &missing)))
         return reward_fail(r, "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, is wanted", quote,
                            r->answered + 1, r->lines);
     if (missing) value = NAN;

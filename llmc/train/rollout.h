@@ -52,7 +52,7 @@ typedef struct {
     int mask_truncated;        // completions that did not end have no weight in the loss
     int stop;                  // a reward command that fails ends the run; else its groups are left out
     int reference, old;        // allocate these log-probabilities, too
-    size_t rewards; // commands, each with its name in metrics and its weight in a completion's reward
+    size_t rewards;            // commands, each with its name in metrics and its weight in a completion's reward
     const char *reward_command[REWARD_COMMANDS];
     char reward_name[REWARD_COMMANDS][REWARD_NAME];
     double reward_weight[REWARD_COMMANDS];
@@ -68,7 +68,7 @@ typedef struct {
     size_t column;                   // byte of the columns' text
     int begun;
     char *scratch; // a token as text, before it is escaped
-    TextOut text; // of the field
+    TextOut text;  // of the field
 } RolloutLine;
 
 typedef struct {
@@ -96,17 +96,17 @@ typedef struct {
     size_t piece;                     // bytes of a line that are made at once, at most
     char *scratch;                    // those of lines
     // packed sequences
-    Packing packing;                         // of groups
-    size_t *group_sequence;                  // [P] SIZE_MAX: left out
-    Batch all;                               // the memory of all sequences
-    Batch *sequence;                         // [P]
-    size_t sequences;                        // of every replica
-    TargetCounts counts;                     // of the step, of all replicas
-    Metrics metrics;                         // of the step, beside those of the objective
-    double sampling_seconds, reward_seconds; // of the step
+    Packing packing;                                    // of groups
+    size_t *group_sequence;                             // [P] SIZE_MAX: left out
+    Batch all;                                          // the memory of all sequences
+    Batch *sequence;                                    // [P]
+    size_t sequences;                                   // of every replica
+    TargetCounts counts;                                // of the step, of all replicas
+    Metrics metrics;                                    // of the step, beside those of the objective
+    double sampling_seconds, reward_seconds;            // of the step
     char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // of rewards by name: mean, standard deviation
-    size_t failures;                         // steps in a row
-    int rewarded;                            // some step of this process has had a reward
+    size_t failures;                                    // steps in a row
+    int rewarded;                                       // some step of this process has had a reward
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
     for (size_t k = 0; k < settings->rewards; k++)
-        reward_open(&r->command[k], settings->reward_command[k], settings->rewards > 1 ? settings->reward_name[k] : NULL,
-                    settings->reward_timeout, r->piece);
+        reward_open(&r->command[k], settings->reward_command[k],
+                    settings->rewards > 1 ? settings->reward_name[k] : NULL, settings->reward_timeout, r->piece);
 }
 
 static void rollout_free(Rollout *r) {
@@ -537,8 +537,9 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
         reward_list("reward-names", o->reward_names, s->rewards, text, sizeof(text), entry);
         for (size_t k = 0; k < s->rewards; k++) {
             if (!*entry[k] || strlen(entry[k]) >= REWARD_NAME || strpbrk(entry[k], "\"\\/ \t\n"))
-                die_usage("--reward-names: '%.60s' is no name of at most %d characters without quotes, slashes and blanks",
-                          entry[k], REWARD_NAME - 1);
+                die_usage(
+                    "--reward-names: '%.60s' is no name of at most %d characters without quotes, slashes and blanks",
+                    entry[k], REWARD_NAME - 1);
             snprintf(s->reward_name[k], REWARD_NAME, "%s", entry[k]);
         }
     }

@@ -15,6 +15,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #include "llmc/plan/flops.h"
 #include "optimizer.h"
 #include "rollout.h"
+#include "rollout_log.h"
 
 #define TRAINER_SETTINGS 40
 
@@ -32,6 +33,7 @@ typedef struct {
     TrainedTensors tensors; // of the checkpoints
     Rollout rollout;        // with --rollout: the source of batches
     Prompt rollout_text;
+    RolloutLog rollout_log;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
     Update update;            // --update forward: the step that waits for the next pass
@@ -94,6 +96,9 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
         const size_t rounds = (s->prompts * s->group_size + s->slots - 1) / s->slots;
         trainer_expect(t, step, 1, (double)(rounds * s->max_new_tokens * t->run.model.config.num_hidden_layers));
         rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
+        progress_clear(&t->log.progress);
+        rollout_log_show(&t->rollout_log, rollout, t->log.text);
+        rollout_log_write(&t->rollout_log, rollout, step, (step - 1) / updates);
         report->rollout_seconds = rollout->sampling_seconds;
         report->reward_seconds = rollout->reward_seconds;
         for (size_t i = 0; i < rollout->sequences; i++) {

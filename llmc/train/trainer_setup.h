@@ -202,7 +202,8 @@ static void trainer_reward_settings(Trainer *t) {
     char text[sizeof(t->setting_text[0])] = "";
     for (size_t k = 0, used = 0; k < s->rewards && used < sizeof(text); k++) {
         const char *weight = t->run.options->reward_weights ? ", weight " : "";
-        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s%s", k ? "; " : "", s->reward_command[k], weight);
+        used +=
+            (size_t)snprintf(text + used, sizeof(text) - used, "%s%s%s", k ? "; " : "", s->reward_command[k], weight);
         if (*weight && used < sizeof(text))
             used += (size_t)snprintf(text + used, sizeof(text) - used, "%.17g", s->reward_weight[k]);
     }
@@ -348,6 +349,9 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (t->has_folder) checkpoint_check_space(&t->folder, &t->tensors, o->out);
     t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
                          t->state.step, t->state.schedule.steps);
+    if (o->rollout)
+        t->rollout_log =
+            rollout_log_open(&t->rollout, o->out, o->keep_rollouts, o->show, t->state.step, t->state.step / o->updates);
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out);
     t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, &t->run);
@@ -359,6 +363,7 @@ static void trainer_end(Trainer *t) {
     if (t->has_folder) checkpoint_close(&t->folder);
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);
+        rollout_log_close(&t->rollout_log);
         rollout_free(&t->rollout);
         prompt_free(&t->rollout_text);
     }

@@ -211,7 +211,7 @@ static void expect_sequences(Rolling *r, size_t sequences, size_t known, size_t 
 
 static double metric(const Rollout *r, const char *name) {
     for (size_t i = 0; i < r->metrics.count; i++)
-        if (!strcmp(r->metrics.metric[i].name, name)) return r->metrics.metric[i].sum / r->metrics.metric[i].count;
+        if (!strcmp(r->metrics.metric[i].name, name)) return metric_value(&r->metrics.metric[i]);
     test_fail("no metric %s", name);
     return 0;
 }

@@ -61,6 +61,26 @@ refuses 1 'was trained with --rollout shuffle=off' train $any --objective grpo -
 refuses 1 'rollout group-size=6, now it is group-size=5' \
     train $any --objective grpo --group-size 5 --reward-command "$reward" --steps 24 --out "$WORK/straight" --resume
 
+# ---- completions that are kept and shown, by two commands ----------------------------------------------------------------
+length='while read -r line; do case $line in *"\"ended\": true"*) echo null ;; *) echo 2 ;; esac; done'
+set -- $any --group-size 6 --objective cispo --keep-rollouts 3 --reward-names first,whole --reward-weights 1,-0.5 --stop-ids 7,9 --mask-truncated
+succeeds train "$@" --steps 8 --out "$WORK/kept-a" --reward-command "$reward" "$length" --show 2
+check 'a table of two completions a step' [ "$(grep -c ' > ' "$WORK/out")" = 24 ]
+check 'rewards by name' grep -q '"rewards/first/mean": .*"rewards/whole/std": ' "$WORK/kept-a/log.jsonl"
+succeeds train "$@" --steps 4 --out "$WORK/kept-c" --reward-command "$reward" "$length"
+succeeds train "$@" --steps 8 --out "$WORK/kept-c" --reward-command "$reward" "$length" --resume
+check 'resumed to the bit, by two commands' same_run "$WORK/kept-a" "$WORK/kept-c" checkpoint-00000008
+for file in rollouts.jsonl rollouts.1.jsonl; do
+    check "$file is that of a run that was never stopped" cmp "$WORK/kept-a/$file" "$WORK/kept-c/$file"
+done
+check 'a line for each completion of three steps' [ "$(wc -l <"$WORK/kept-a/rollouts.1.jsonl")" = 72 ]
+check 'each is JSON, and a sum of its rewards' awk '
+    { first = $0; sub(/.*"first": /, "", first); whole = $0; sub(/.*"whole": /, "", whole); sum = $0; sub(/.*"reward": /, "", sum)
+      wanted = first + (whole ~ /^null/ ? 0 : -0.5 * whole); if (wanted != sum + 0) bad = 1 } END { exit bad || !NR }' "$WORK/kept-a/rollouts.jsonl"
+refuses 2 'reward-weights has 3 entries for 2 --reward-command' train $common --reward-command a b --reward-weights 1,1,1
+refuses 2 'reward-weights are all 0' train $common --reward-command a b --reward-weights 0,0
+refuses 2 'two reward commands are called reward; --reward-names' train $common --reward-command 'python3 x/reward.py' 'sh reward.sh'
+
 unset STREAMBP_ALLOCATION_GUARD
 
 # ---- commands that fail: the last good step stays ------------------------------------------------------------------------
