@@ -422,8 +422,8 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
 }
 
 // ---- the loss, and what people watch --------------------------------------------------------------------------------
-// Sums and what they are divided by, those of two sequences add up; or a least or greatest value, whose count is 1; or a
-// standard deviation (over count - 1), from the sum of squares of differences to the mean.
+// Sums and what they are divided by, those of two sequences add up; or a least or greatest value, whose count is 1; or
+// a standard deviation (over count - 1), from the sum of squares of differences to the mean.
 #define METRICS_MOST 48
 typedef enum { METRIC_MEAN, METRIC_MIN, METRIC_MAX, METRIC_DEVIATION } MetricKind;
 typedef struct {

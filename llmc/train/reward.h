@@ -4,7 +4,7 @@ standard inputs, a JSON object each; on its standard output a command answers ea
 or an object with a number "reward"; null is no reward, as in TRL. Its standard error is ours.
 
     reward_open      starts one
-    rewards_ask      a batch of lines, their answers; 0: something is wrong with one, of which its `message` tells people
+    rewards_ask      a batch of lines, their answers; 0: something is wrong with one, whose `message` tells people
     reward_restart   after a failure: whatever is left of the command ends, a new one begins
     reward_close
 
