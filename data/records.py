@@ -25,7 +25,7 @@ COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen"
 UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
 BESIDE_PROMPTS = {"prompt", "answer", "label", "tools", "chat_template_kwargs"}
 BESIDE_NO_PROMPT = ("text", "messages", "conversations", "completion", "chosen", "rejected", "completions")  # of prompts alone
-OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "rewards",
+OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward",
         "advantage", "step", "tokens")  # keys of rollouts.jsonl, and of the
 # lines that reward commands get and give, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
