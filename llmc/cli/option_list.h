@@ -87,7 +87,7 @@ CHOICE(int, update, "update", "now", 0, 1, STEPS, "now|forward",
        "forward: weights are stepped in the next forward pass, each layer's before they are used, so that transfers of "
        "the optimizer's state run beside it; results are the same bits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
-       "--rollout with --beta above 0 and a whole model: where its weights at the start are, the reference's")
+       "kto, and --rollout with --beta above 0, of a whole model: where its weights at the start are, the reference's")
 TEXT(disk, "disk", NULL, PASSES | ON(DOCTOR), "DIR",
      "folder on a local disk for what is placed there; its space is taken before the first step and free again at any "
      "end")
@@ -127,18 +127,19 @@ TEXT(machine, "machine", "h100", PASSES, "CARD[,host=BYTES][,disk=BYTES][,disk-r
      "memory and disk; train, bp: its rates decide what lies where; bp: MFU, and --profile against them")
 
 SECTION("Objective")
-CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_CISPO, LOSSES,
-       "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo",
+CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, LOSSES,
+       "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo|kto",
        "sft: cross entropy of the next token; dpo, simpo, orpo: of preference pairs; grpo, gspo, cispo: of groups of "
-       "completions with rewards; ppo: of tokens with advantages. Of pairs and groups --batch counts as many")
+       "completions with rewards; ppo: of tokens with advantages; kto: of labelled answers. Of pairs and groups "
+       "--batch counts as many")
 CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_ROBUST, LOSSES,
        "sigmoid|ipo|hinge|robust",
        "dpo's function of a pair's margin")
 REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
        "dpo with sigmoid or robust: the probability that a pair is labelled the wrong way round")
 REAL(beta, "beta", "auto", 0, 1e6, LOSSES, "X",
-       "dpo: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio (0.1); "
-       "with advantages: weight of the KL divergence from the reference (0: no reference is needed)")
+       "dpo, kto: strength of the reference (0.1); simpo: scale of the reward (2); orpo: weight of the odds ratio "
+       "(0.1); with advantages: weight of the KL divergence from the reference (0: no reference is needed)")
 CHOICE(KlCorrection, kl_correction, "kl-correction", "auto", KL_CORRECTION_AUTO, KL_CORRECTION_OFF, LOSSES,
        "auto|on|off",
        "with --beta above 0: weight the divergence by the ratio to the old policy, so that its gradient is unbiased; "
@@ -152,6 +153,11 @@ REAL(clip_low, "clip-low", "auto", 0, 1, LOSSES, "X",
        "clip the ratio to the old policy below 1 - X (0.2; gspo: 0.0003; cispo has none)")
 REAL(clip_high, "clip-high", "auto", 0, 1e6, LOSSES, "X",
        "and above 1 + X (as --clip-low; dapo: 0.28, gspo: 0.0004); cispo: above X (5)")
+CHOICE(KtoLoss, kto_loss, "kto-loss", "kto", KTO_KTO, KTO_APO_ZERO, LOSSES,
+       "kto|apo_zero",
+       "kto: beside the KL divergence from the reference, estimated from mismatched completions, or beside 0")
+REAL(desirable_weight, "desirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of desirable answers in the loss")
+REAL(undesirable_weight, "undesirable-weight", "1", 0, 1e6, LOSSES, "X", "and of the others")
 SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
      "completions of a prompt that --rollout writes, and in a plan or a pass over random tokens")
 CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES,
@@ -209,8 +215,8 @@ SECTION("Optimization")
 SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: as --epochs says")
 REAL(epochs, "epochs", "1", 1e-6, 1e6, ON(TRAIN), "E", "how often to go through the data where --steps is not given")
 REAL(lr, "lr", "auto", 0, 100, ON(TRAIN), "RATE",
-     "peak learning rate of AdamW; auto: with --init 3e-4; else sft 1e-5, dpo, simpo and orpo 5e-7, grpo, gspo and ppo "
-     "1e-6, of adapters ten times as much; a resumed run keeps its own")
+     "peak learning rate of AdamW; auto: with --init 3e-4; else sft 1e-5, dpo, simpo, orpo and kto 5e-7, grpo, gspo "
+     "and ppo 1e-6, of adapters ten times as much; a resumed run keeps its own")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")

@@ -126,8 +126,7 @@ static_assert(OPTION_ROWS <= 160, "Options.given has a place for every row");
 static const struct {
     const char *option, *word;
 } not_in_this_version[] = {
-    {"method", "mst"}, {"method", "seco"}, {"method", "lora"},  {"objective", "kto"},
-    {"dtype", "fp16"}, {"dtype", "fp8"},   {"moments", "int8"},
+    {"method", "mst"}, {"method", "seco"}, {"method", "lora"}, {"dtype", "fp16"}, {"dtype", "fp8"}, {"moments", "int8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 
@@ -205,7 +204,8 @@ static const struct {
     {"use-peft", "--lora-rank R trains adapters"},
     {"load-in-4bit", "weights in 4 bits are not in this version"},
     {"load-in-8bit", "weights in 8 bits are not in this version"},
-    {"loss-type", "of dpo it is --dpo-loss, of grpo, gspo and ppo --normalisation; cispo is an --objective"},
+    {"loss-type",
+     "of dpo it is --dpo-loss, of kto --kto-loss, of grpo, gspo and ppo --normalisation; cispo is an --objective"},
     {"use-bias-correction-kl", "it is --kl-correction on or off"},
     {"mask-truncated-completions", "it is --mask-truncated"},
     {"reward-funcs", "--reward-command starts a program that rewards completions"},
@@ -235,7 +235,10 @@ static const struct {
 } of_objectives[] = {
     {"dpo-loss", OF(OBJECTIVE_DPO)},
     {"label-smoothing", OF(OBJECTIVE_DPO)},
-    {"beta", OF_PREFERENCES | OF_POLICY},
+    {"kto-loss", OF(OBJECTIVE_KTO)},
+    {"desirable-weight", OF(OBJECTIVE_KTO)},
+    {"undesirable-weight", OF(OBJECTIVE_KTO)},
+    {"beta", OF_PREFERENCES | OF(OBJECTIVE_KTO) | OF_POLICY},
     {"gamma", OF(OBJECTIVE_SIMPO)},
     {"kl-correction", OF_POLICY},
     {"normalisation", OF_CLIPPED},
@@ -243,7 +246,7 @@ static const struct {
     {"clip-high", OF_POLICY},
     {"scale-rewards", OF_GROUPS},
     {"group-size", OF_GROUPS},
-    {"reference-logprobs", OF(OBJECTIVE_DPO) | OF_POLICY},
+    {"reference-logprobs", OF(OBJECTIVE_DPO) | OF(OBJECTIVE_KTO) | OF_POLICY},
     {"old-logprobs", OF_POLICY},
     {"rollout", OF_GROUPS},
 };

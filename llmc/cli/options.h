@@ -383,7 +383,13 @@ static void options_check(const Options *o) {
          "the checkpoints on it"},
         {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID && o->dpo_loss != DPO_ROBUST,
          "--label-smoothing has no meaning but with --dpo-loss sigmoid or robust"},
-        {o->beta == 0 && kind & OF_PREFERENCES, "--beta 0 leaves nothing of the objective; give a number above 0"},
+        {o->objective == OBJECTIVE_KTO && o->kto_loss == KTO_KTO && o->reference_logprobs,
+         "--reference-logprobs knows nothing of the mismatched completions that kto's KL divergence is estimated from; "
+         "leave it out, or give --kto-loss apo_zero"},
+        {o->objective == OBJECTIVE_KTO && o->desirable_weight == 0 && o->undesirable_weight == 0,
+         "--desirable-weight and --undesirable-weight 0 leave nothing of the objective; give one above 0"},
+        {o->beta == 0 && kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)),
+         "--beta 0 leaves nothing of the objective; give a number above 0"},
         {o->temperature == 0 && kind & OF_POLICY,
          "--temperature 0 has no gradient; the objective takes a number above 0"},
         {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,
@@ -400,7 +406,9 @@ static double options_learning_rate(const Options *o) {
     static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
     const unsigned kind = OF(o->objective);
     if (o->init) return 3e-4;
-    return rates[kind & OF_PREFERENCES ? 1 : kind & OF_POLICY ? 2 : 0][o->lora_rank || o->adapter];
+    return rates[kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)) ? 1
+                 : kind & OF_POLICY                          ? 2
+                                                             : 0][o->lora_rank || o->adapter];
 }
 
 // ---- the whole line ------------------------------------------------------------------------------------------------

@@ -47,7 +47,10 @@ typedef struct {
     Arena arena[PLACES];
     StreamBP streambp;
     OptimizerState optimizer;
-    LogprobFile reference, old;    // of --data, where they are named
+    LogprobFile reference, old; // of --data, where they are named
+    Batch mismatched;           // of kto: documents of the micro-batch (batch_mismatch), and the sums of the
+    double *document_reference; // [documents] reference's log-probabilities of its own; NULL: not needed
+    int kl_told;
     char model_path[PATH_MAX];     // --model, or what it stands for; empty: --init
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
@@ -241,6 +244,7 @@ static void run_close(Run *run) {
     if (run->disk_memory) ops_device->disk_release(run->disk_memory, run->plan.disk_bytes);
     run_close_source(run);
     logprobs_close(&run->reference), logprobs_close(&run->old);
+    batch_free(&run->mismatched), free(run->document_reference);
     model_free(&run->model);
     lora_free(&run->lora);
 }
@@ -248,15 +252,12 @@ static void run_close(Run *run) {
 // The table that is trained: the model or its adapters.
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
-// Layers of `micro_batches` passes as residency.h counts them for the progress bar, the computed reference's too.
+// Layers of `micro_batches` passes as residency.h counts them for the progress bar, the computed reference's and those
+// of mismatched documents too.
 static double layer_passes(const Run *run, size_t micro_batches) {
-    const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED);
+    const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED) +
+                          2 * objective_needs_mismatched(&run->settings.objective);
     return (double)(run->model.config.num_hidden_layers * passes * micro_batches);
-}
-
-static void run_reference(Run *run, Batch *batch) {
-    const ReferenceModel reference = run->settings.reference;
-    if (reference) forward_policy(&run->streambp, batch, reference != REFERENCE_MODEL, batch->reference);
 }
 
 #endif

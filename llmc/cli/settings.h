@@ -20,6 +20,8 @@ static int options_train(const Options *o) {
 static Objective objective_from_options(const Options *o) {
     Objective objective = {0};
     objective.kind = o->objective, objective.dpo_loss = o->dpo_loss, objective.normalisation = o->normalisation;
+    objective.kto_loss = o->kto_loss;
+    objective.desirable_weight = o->desirable_weight, objective.undesirable_weight = o->undesirable_weight;
     objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
     objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
     objective.kl_correction = objective_is_of_policy(&objective) && o->kl_correction != KL_CORRECTION_OFF;
@@ -61,11 +63,13 @@ static World world_from_options(const Options *o) {
 
 // The model whose log-probabilities are computed as they are needed: of a single pass the model itself, under new
 // adapters and in an evaluation the base model. A run that trains a model, or goes on from adapters, has computed them
-// before its first step (reference.h), or keeps a second set of weights for what it writes itself.
+// before its first step (reference.h), or keeps a second set of weights for what it writes itself, or for mismatched
+// completions, which follow from what a sequence holds.
 static ReferenceModel computed_reference(const Options *o, const Objective *objective, const Lora *lora) {
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     if (!objective_needs_reference(objective) || o->reference_logprobs) return REFERENCE_NOT_COMPUTED;
-    if (o->rollout && (o->adapter || !lora)) return REFERENCE_START;
+    const int at_hand = o->rollout || (objective_needs_mismatched(objective) && options_train(o));
+    if (at_hand && (o->adapter || !lora)) return REFERENCE_START;
     if (single) return o->adapter ? REFERENCE_MODEL : REFERENCE_BASE;
     return lora && !(o->adapter && options_train(o)) ? REFERENCE_BASE : REFERENCE_NOT_COMPUTED;
 }

@@ -25,10 +25,13 @@ typedef struct {
     size_t *group; // [documents] 0, 0, 1, 1, ...: which pair or group of the sequence a document is in, ascending; of
                    // a pair the chosen one comes first
     double *document_weight; // [documents] the sum of the loss weights of its targets (batch_count)
-    float *reward;           // [documents] as it was given
+    float *reward;           // [documents] as it was given, or its label: 1 desirable, 0 not
     float *advantage;        // [N] of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
                             // them; NULL: not known
+    const double *document_reference; // [documents] in place of `reference`: its sums over a document's targets. NULL:
+                                      // not known; not the batch's
+    double kl;                        // of kto
 } Batch;
 
 // Normalisers of losses, over the whole accumulated batch.
@@ -124,6 +127,34 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
 
 // Tokens that the model computes.
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
+
+// ---- mismatched documents -------------------------------------------------------------------------------------------
+// Where the completion of document d begins: the first target, or the last position where there is none.
+static size_t batch_completion(const Batch *batch, size_t d) {
+    size_t t = batch->document_start[d];
+    while (t + 1 < batch->document_start[d + 1] && batch->targets[t] < 0) t++;
+    return t;
+}
+
+// Each prompt of the batch with the completion of the document before it, the first with the last one's, cut to
+// `longest` positions. Together they are as long as the batch; out has memory for as many.
+static void batch_mismatch(const Batch *batch, size_t longest, Batch *out) {
+    out->N = 0, out->documents = batch->documents, out->empty = 0;
+    for (size_t d = 0; d < batch->documents; d++) {
+        const size_t other = (d ? d : batch->documents) - 1, begin = batch_completion(batch, other);
+        const size_t start = batch->document_start[d], prompt = batch_completion(batch, d) - start;
+        const size_t n = min_size(prompt + batch->document_start[other + 1] - begin, longest);
+        out->document_start[d] = out->N;
+        for (size_t i = 0; i < n; i++) {
+            const size_t from = i < prompt ? start + i : begin + i - prompt, to = out->N + i;
+            out->tokens[to] = batch->tokens[i <= prompt ? start + i : from];
+            out->targets[to] = i < prompt ? -1 : batch->targets[from];
+            out->loss_weight[to] = batch->loss_weight[from];
+        }
+        out->N += n;
+    }
+    batch_set_positions(out);
+}
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
 // The memory of a batch behind so many of its positions and documents.

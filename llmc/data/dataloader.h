@@ -173,12 +173,14 @@ static Batch dataloader_batch(const DataLoader *d) {
     if (!d->regular)
         batch.origin = (size_t *)checked_calloc(d->bound.documents, sizeof(size_t), "the documents of a batch");
     if (s->use != DATA_TRAINS || objective == OBJECTIVE_SFT) return batch;
-    batch_allocate_answers(&batch, objective_needs_reference(s->objective), s->old != NULL);
+    const int reference = objective_needs_reference(s->objective) && !objective_needs_mismatched(s->objective);
+    batch_allocate_answers(&batch, reference, s->old != NULL);
     if (batch.reference)
         for (size_t t = 0; t < d->bound.N; t++) batch.reference[t] = NAN;
-    if (objective_data[objective] != KIND_GROUPS) free(batch.reward), batch.reward = NULL;
-    if (!kind_has_groups(objective_data[objective])) free(batch.group), batch.group = NULL;
-    if (objective_data[objective] == KIND_PAIRS) free(batch.advantage), batch.advantage = NULL;
+    const ShardKind kind = objective_data[objective];
+    if (kind != KIND_GROUPS && kind != KIND_LABELS) free(batch.reward), batch.reward = NULL;
+    if (!kind_has_groups(kind)) free(batch.group), batch.group = NULL;
+    if (kind == KIND_PAIRS || kind == KIND_LABELS) free(batch.advantage), batch.advantage = NULL;
     return batch;
 }
 

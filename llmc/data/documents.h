@@ -107,8 +107,8 @@ typedef struct {
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
 // by ObjectiveKind
-static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS,
-                                                     KIND_GROUPS,    KIND_GROUPS, KIND_VALUES, KIND_GROUPS};
+static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
+                                                     KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
 
 // The content of a shard by its kind, and the objectives that take it.
 static const struct {

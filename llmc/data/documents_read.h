@@ -193,7 +193,7 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
         if (batch->group) batch->group[batch->documents] = group;
         documents_read_segment(d, &segment, batch);
     }
-    if (!batch->reward) return;
+    if (!batch->reward || !batch->advantage) return;
     group_advantages(batch->reward + first, batch->documents - first, d->settings.scale_rewards, d->advantage);
     for (i = first; i < batch->documents; i++)
         for (size_t t = batch->document_start[i]; t < batch->document_start[i + 1]; t++)

@@ -24,6 +24,15 @@ simpo  (arXiv 2405.14734) -log sigma(beta (a_chosen - a_rejected) - gamma), a = 
 orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds. TRL
        takes the first term over prompts, too, and as a mean over all tokens at once instead of over pairs
 
+Answers with a label, desirable or not (arXiv 2402.01306): L = sum of the documents' losses / Z, Z = documents.
+kto    with x = sum_t m (logp - ref), by kto_loss
+       kto       w (1 - sigma(beta (x - kl))) of a desirable document, w' (1 - sigma(beta (kl - x))) of another; kl =
+                 max(0, mean over mismatched documents of their x), without a gradient. Mismatched documents are the
+                 prompts of a sequence, each with the completion of the document before it, the first with the
+                 last one's (batch_mismatch), in the mean over all sequences of a micro-batch. TRL rotates the
+                 documents of a device's batch alike; its mean is over devices, not over their documents
+       apo_zero  the same with kl = 0, TRL's apo_zero_unpaired (arXiv 2408.06266)
+
 Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta c k3) where
 k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020), and c is r with
 kl_correction: completions are the old policy's, the divergence is the policy's (arXiv 2512.02556, section 3.1); else 1.
@@ -57,24 +66,30 @@ typedef enum {
     OBJECTIVE_GSPO,
     OBJECTIVE_PPO,
     OBJECTIVE_CISPO,
+    OBJECTIVE_KTO,
     OBJECTIVES
 } ObjectiveKind;
 typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_ROBUST, DPO_LOSSES } DpoLoss;
+typedef enum { KTO_KTO, KTO_APO_ZERO, KTO_LOSSES } KtoLoss;
 typedef enum { NORMALISE_GRPO, NORMALISE_BNPO, NORMALISE_DR_GRPO, NORMALISE_DAPO, NORMALISATIONS } Normalisation;
 
-static const char *const objective_names[OBJECTIVES] = {"sft", "dpo", "simpo", "orpo", "grpo", "gspo", "ppo", "cispo"};
+static const char *const objective_names[OBJECTIVES] = {"sft",  "dpo", "simpo", "orpo", "grpo",
+                                                        "gspo", "ppo", "cispo", "kto"};
 static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge", "robust"};
+static const char *const kto_loss_names[KTO_LOSSES] = {"kto", "apo_zero"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
     double beta, gamma, clip_low, clip_high; // NAN: as objective_resolve has it
     ObjectiveKind kind;
     DpoLoss dpo_loss;
+    KtoLoss kto_loss;
     Normalisation normalisation;
     int kl_correction; // the divergence is weighted by the ratio
     double label_smoothing;
-    double temperature;       // logits are divided by it; 1 but for objectives with advantages
-    double completion_tokens; // dr_grpo: the most that a completion may have
+    double desirable_weight, undesirable_weight; // kto: w and w'
+    double temperature;                          // logits are divided by it; 1 but for objectives with advantages
+    double completion_tokens;                    // dr_grpo: the most that a completion may have
 } Objective;
 
 // When the weights of an objective are known.
@@ -88,10 +103,15 @@ static int objective_is_of_pairs(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_SIMPO || o->kind == OBJECTIVE_ORPO;
 }
 
+// The divergence is estimated from mismatched documents.
+static int objective_needs_mismatched(const Objective *o) { return o->kind == OBJECTIVE_KTO && o->kto_loss == KTO_KTO; }
+
 // With advantages, a clipped ratio and perhaps a divergence.
 static int objective_is_of_policy(const Objective *o) {
     return o->kind >= OBJECTIVE_GRPO && o->kind <= OBJECTIVE_CISPO;
 }
+
+static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO; }
 
 // Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
 // from; the clips of dapo and gspo are those of their experiments, cispo's that of arXiv 2510.13786.
@@ -101,7 +121,8 @@ static void objective_resolve(Objective *o) {
         o->normalisation = NORMALISE_BNPO;
         if (isnan(o->clip_high)) o->clip_high = 5;
     }
-    if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : objective_is_of_pairs(o) ? 0.1 : 0;
+    const int preferences = objective_is_of_pairs(o) || o->kind == OBJECTIVE_KTO;
+    if (isnan(o->beta)) o->beta = o->kind == OBJECTIVE_SIMPO ? 2 : preferences ? 0.1 : 0;
     if (isnan(o->gamma)) o->gamma = 1;
     if (isnan(o->clip_high) && gspo) o->clip_high = 4e-4;
     if (isnan(o->clip_high) && o->normalisation == NORMALISE_DAPO) o->clip_high = 0.28;
@@ -116,12 +137,14 @@ static ObjectiveWeights objective_weights_wait(const Objective *o) {
 
 // True where the batch must know the reference's log-probabilities.
 static int objective_needs_reference(const Objective *o) {
-    return o->kind == OBJECTIVE_DPO || (objective_is_of_policy(o) && o->beta != 0);
+    if (o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_KTO) return 1;
+    return (objective_is_of_policy(o) && o->beta != 0);
 }
 
 // Denominator of the losses of a step.
 static double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
+    if (o->kind == OBJECTIVE_KTO) return counts.documents;
     if (!objective_is_of_policy(o)) return counts.tokens;
     switch (o->normalisation) {
     case NORMALISE_GRPO: return counts.documents;
@@ -202,8 +225,10 @@ static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t
         const double m = target_weight(batch, t);
         if (m == 0) continue;
         sums.logp += m * logp_at(logp, type, t), sums.weight += m;
-        if (objective_needs_reference(o)) sums.reference += m * finite_or_nan((double)batch->reference[t]);
+        if (objective_needs_reference(o) && !batch->document_reference)
+            sums.reference += m * finite_or_nan((double)batch->reference[t]);
     }
+    if (batch->document_reference) sums.reference = finite_or_nan(batch->document_reference[d]);
     return sums;
 }
 
@@ -289,6 +314,32 @@ static void pair_weights(const Objective *o, const Batch *batch, double Z, const
                 double m = target_weight(batch, t);
                 value_set(weight, type, t, m == 0 ? 0 : m * pair.slope[side] / Z);
             }
+        }
+    }
+}
+
+// ---- answers with a label -------------------------------------------------------------------------------------------
+// A document's loss, and its derivative by the sum of its log-probabilities.
+typedef struct {
+    double loss, slope, reward, logps; // the last two for people
+} LabelLoss;
+
+static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
+    const DocumentSums sums = document_sums(o, batch, d, logp, type);
+    const double sign = batch->reward[d] != 0 ? 1 : -1, w = sign > 0 ? o->desirable_weight : o->undesirable_weight;
+    const double x = sums.logp - sums.reference, kl = objective_needs_mismatched(o) ? batch->kl : 0;
+    const double scaled = sign * o->beta * (x - finite_or_nan(kl)), rest = sigmoid(-scaled);
+    const LabelLoss found = {w * rest, -w * sign * o->beta * rest * sigmoid(scaled), o->beta * x, sums.logp};
+    return found;
+}
+
+static void label_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
+                          DType type) {
+    for (size_t d = 0; d < batch->documents; d++) {
+        const LabelLoss document = label_loss(o, batch, d, logp, type);
+        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+            const double m = target_weight(batch, t);
+            value_set(weight, type, t, m == 0 ? 0 : m * document.slope / Z);
         }
     }
 }
@@ -398,7 +449,8 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
         die("internal: a batch of %s without groups", objective_names[o->kind]);
     if (objective_is_of_policy(o) && !(batch->advantage && batch->document_weight))
         die("internal: a batch of %s without advantages", objective_names[o->kind]);
-    if (objective_needs_reference(o) && !batch->reference)
+    if (o->kind == OBJECTIVE_KTO && !batch->reward) die("internal: a batch of kto without labels");
+    if (objective_needs_reference(o) && !batch->reference && !batch->document_reference)
         die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
 }
 
@@ -414,6 +466,8 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
         for (size_t i = 0; i < n; i++) value_set(weight, type, i, 0);
     } else if (objective_is_of_pairs(o)) {
         pair_weights(o, batch, Z, logp, weight, type);
+    } else if (o->kind == OBJECTIVE_KTO) {
+        label_weights(o, batch, Z, logp, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
     } else {
@@ -501,6 +555,24 @@ static double pairs_loss(const Objective *o, const Batch *batch, double Z, const
     return sum / Z;
 }
 
+// Metrics as TRL has them; rewards/margins, a difference of means, is made of whole steps (metrics_margin).
+static double labels_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
+                          Metrics *metrics) {
+    static const char *const names[] = {"rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"};
+    double sum = 0;
+    for (size_t i = 0; i < 4; i++) metric_add(metrics, names[i], 0, 0); // in one order, whichever comes first
+    for (size_t d = 0; d < batch->documents; d++) {
+        const LabelLoss document = label_loss(o, batch, d, logp, type);
+        const int side = batch->reward[d] == 0;
+        sum += document.loss;
+        metric_add(metrics, names[side], document.reward, 1);
+        metric_add(metrics, names[2 + side], document.logps, 1);
+    }
+    if (objective_needs_mismatched(o))
+        metric_add(metrics, "kl", (double)batch->documents * batch->kl, (double)batch->documents);
+    return sum / Z;
+}
+
 // Sums over the targets of a sequence; low, high: of those that are clipped, of gspo documents
 typedef struct {
     double tokens, ratio, divergence, low, high, reward;
@@ -574,6 +646,7 @@ static double objective_loss(const Objective *o, const Batch *batch, double Z, c
         metric_add(metrics, "entropy", sum, weight);
     }
     if (objective_is_of_pairs(o)) return pairs_loss(o, batch, Z, logp, type, metrics);
+    if (o->kind == OBJECTIVE_KTO) return labels_loss(o, batch, Z, logp, type, metrics);
     if (objective_is_of_policy(o)) return policy_loss(o, batch, Z, logp, type, metrics);
     return Z == 0 ? 0.0 : -target_sum(batch, logp, type, &weight) / Z;
 }

@@ -104,7 +104,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (settings->backward)
         s->memory.squares = (double *)checked_calloc(trained->parameter_count, sizeof(double), "squares of gradients");
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
-    if (objective_is_of_policy(&s->objective))
+    if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (world_sp(settings->world) > 1) {
         const size_t S = world_sp(settings->world), most = sequence_share_max(largest->N, S);
@@ -177,7 +177,12 @@ static int plan_countable(const Model *model, size_t N) {
 
 // The passes of a run over one micro-batch, the step's last one or an earlier one
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
-    if (settings->reference) forward_logprobs(s, batch, 1, settings->reference != REFERENCE_MODEL);
+    const int reference = settings->reference != REFERENCE_MODEL;
+    if (objective_needs_mismatched(&s->objective)) {
+        forward_logprobs(s, batch, 1, 0);
+        forward_logprobs(s, batch, 1, reference);
+    }
+    if (settings->reference) forward_logprobs(s, batch, 1, reference);
     if (settings->backward)
         forward_backward(s, batch, 1, last, NULL);
     else

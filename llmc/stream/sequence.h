@@ -236,7 +236,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
     s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
     s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
-    s->entropy = objective_is_of_policy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
+    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
     if (s->dry) return;
     if (batch->N > s->host_tokens || batch->documents > s->host_documents)
         die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,

@@ -61,7 +61,21 @@ static const char *metric_name_kept(const char *name) {
     return kept[i];
 }
 
-static void metrics_over_sequences(World w, Metrics *metrics) {
+// kto's rewards/margins: the difference of the means of its rewards, where there are both.
+static void metrics_margin(Metrics *metrics) {
+    double mean[2] = {0, 0};
+    size_t found = 0;
+    for (size_t i = 0; i < metrics->count; i++) {
+        const Metric *m = &metrics->metric[i];
+        if (!strcmp(m->name, "rewards/margins")) return; // of pairs
+        const int rejected = !strcmp(m->name, "rewards/rejected");
+        if (m->count == 0 || (!rejected && strcmp(m->name, "rewards/chosen") != 0)) continue;
+        mean[rejected] = m->sum / m->count, found++;
+    }
+    if (found == 2) metric_add(metrics, "rewards/margins", mean[0] - mean[1], 1);
+}
+
+static void metrics_over_ranks(World w, Metrics *metrics) {
     MetricRecord own[METRICS_MOST];
     if (world_ranks(w) == 1) return;
     memset(own, 0, sizeof(own));
@@ -78,6 +92,12 @@ static void metrics_over_sequences(World w, Metrics *metrics) {
         more.name = metric_name_kept(all[i].name);
         metric_merge(metrics, &more);
     }
+}
+
+// What all sequences of a step found
+static void metrics_over_sequences(World w, Metrics *metrics) {
+    metrics_over_ranks(w, metrics);
+    metrics_margin(metrics);
 }
 
 // ---- traffic --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ a fixed number of tokens. A document that was split for length begins at 0 again
 #include "llmc/base/progress.h"
 #include "llmc/cli/run.h"
 #include "llmc/data/prefetch.h"
+#include "kl.h"
 
 // ---- the curve ------------------------------------------------------------------------------------------------------
 typedef struct {

@@ -6,6 +6,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
 #include "evaluate.h"
+#include "kl.h"
 #include "log.h"
 #include "llmc/cli/device.h"
 #include "llmc/cli/memory.h"
@@ -75,9 +76,8 @@ static void trainer_save(Trainer *t) {
 // Log-probabilities of a batch under the base model below new adapters, or the model at the start, where that is the
 // reference.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
-    if (!t->run.settings.reference) return;
     run_reference(&t->run, batch);
-    report->flops += flops_forward(&t->run.settings, batch, t->run.settings.reference != REFERENCE_BASE);
+    report->flops += flops_reference(&t->run, batch);
 }
 
 // Lets the progress bar move within a step as `layers` are passed. With --rollout its first half is writing.

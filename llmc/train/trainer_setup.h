@@ -68,6 +68,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
+    kl_allocate(&t->run, bound);
     if (o->rollout)
         rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
     else
@@ -174,6 +175,9 @@ static void trainer_objective_settings(Trainer *t) {
                     objective_names[o->objective], dpo_loss_names[o->dpo_loss], normalisation_names[o->normalisation],
                     objective->beta, objective->gamma, objective->label_smoothing, objective->clip_low,
                     objective->clip_high, objective->temperature, option_chosen(o, "scale-rewards"));
+    if (objective->kind == OBJECTIVE_KTO)
+        add_setting(t, "--kto-loss", SETTING_KEPT, "%s,desirable-weight=%.17g,undesirable-weight=%.17g",
+                    kto_loss_names[objective->kto_loss], objective->desirable_weight, objective->undesirable_weight);
     if (objective_is_of_policy(objective) && objective->beta != 0) {
         add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off");
         t->settings[t->state.setting_count - 1].absent = "off";

@@ -8,6 +8,7 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
 #include "llmc/plan/profile.h"
+#include "llmc/train/kl.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
@@ -58,8 +59,7 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
         Batch batch = bp_batch(run, loader, i, whole);
         counts = target_counts_add(counts, batch_count(&batch));
         result.flops += flops_forward_backward(&run->settings, &batch);
-        if (run->settings.reference)
-            result.flops += flops_forward(&run->settings, &batch, run->settings.reference == REFERENCE_MODEL);
+        result.flops += flops_reference(run, &batch);
         once[0] += batch_tokens(&batch);
         if (batch.empty) continue;
         once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
@@ -200,6 +200,7 @@ static void bp_json(const Run *run, const PassResult *result) {
 static int verb_bp(const Options *options) {
     const size_t documents = options->batch * sample_documents(options);
     Run run;
+    const Objective *objective = &run.settings.objective;
     run_open(&run, options, NULL);
     DataLoader loader = {0};
     if (options->data.count) loader = bp_open_data(&run);
@@ -214,7 +215,9 @@ static int verb_bp(const Options *options) {
     Batch batch =
         options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
-        batch_allocate_answers(&batch, objective_needs_reference(&run.settings.objective), 0);
+        batch_allocate_answers(&batch, objective_needs_reference(objective) && !objective_needs_mismatched(objective),
+                               0);
+    kl_allocate(&run, bound);
     run_load_weights(&run);
     report_run(&run, options->data.count ? &loader : NULL, bound, "");
     PassResult result = bp_measure(&run, &loader, &batch);

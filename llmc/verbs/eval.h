@@ -45,10 +45,14 @@ static int verb_eval(const Options *options) {
     if (options->val_steps) steps = min_size(steps, options->val_steps);
     if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
         options_refuse(options->verb,
-                       "--objective %s needs --reference-logprobs, those of the model that training began with",
+                       objective_needs_mismatched(&run.settings.objective)
+                           ? "--objective %s needs --adapter, whose base model is the reference; that of a whole model "
+                             "is known while it is trained: give train --val-data"
+                           : "--objective %s needs --reference-logprobs, those of the model that training began with",
                        objective_names[options->objective]);
     reference_check(&run, &loader, 0);
     run_allocate(&run, bound);
+    kl_allocate(&run, bound);
     prefetch_allocate(&data, &loader, run.assignment);
     Curve curve = curve_allocate(options->curve_tokens, bound.longest);
     run_load_weights(&run);

@@ -436,6 +436,9 @@ TEST(lines_are_refused) {
         {"bp --init gpt2 --lora-rank off --rslora", "--rslora has no meaning without --lora-rank; give both or none"},
         {"train --model m --data d --lora-rank 4 --adapter a", "--lora-rank and --adapter exclude each other"},
         {"bp --init gpt2 --objective dpo --dpo-loss ipo --label-smoothing 0.1", "has no meaning but with --dpo-loss"},
+        {"bp --init gpt2 --objective kto --beta 0", "leaves nothing of the objective"},
+        {"bp --init gpt2 --objective kto --desirable-weight 0 --undesirable-weight 0", "give one above 0"},
+        {"bp --init gpt2 --data d --objective kto --reference-logprobs r", "nothing of the mismatched completions"},
         {"bp --init gpt2 --objective orpo --beta 0", "--beta 0 leaves nothing of the objective"},
         {"bp --init gpt2 --objective grpo --temperature 0", "--temperature 0 has no gradient"},
         {"bp --init gpt2 --objective dpo --any-reference",
@@ -463,6 +466,7 @@ TEST(options_of_objectives) {
             snprintf(text, sizeof(text), "--objective=%s", objective_names[kind]);
             add(&line, text);
             add_example(&line, &option_rows[option_find(option)]);
+            if (kind == OBJECTIVE_KTO && !strcmp(option, "reference-logprobs")) add(&line, "--kto-loss=apo_zero");
             snprintf(text, sizeof(text), "--%s has no meaning with --objective %s; it belongs to ", option,
                      objective_names[kind]);
             if (of_objectives[i].objectives & OF(kind))

@@ -78,6 +78,7 @@ static Stream stream_of(const Stream *s, const size_t *document, size_t document
     size_t *length = (size_t *)case_memory(documents * sizeof(*length));
     for (size_t d = 0; d < documents; d++) length[d] = start[document[d] + 1] - start[document[d]];
     Stream p = stream_allocate(length, documents);
+    p.batch.kl = s->batch.kl;
     for (size_t d = 0; d < documents; d++) {
         for (size_t i = 0; i < length[d]; i++)
             copy_target(&p, p.batch.document_start[d] + i, s, start[document[d]] + i);
@@ -132,6 +133,7 @@ static Objective make(ObjectiveKind kind, double beta) {
     Objective o = {0};
     o.kind = kind, o.beta = beta, o.gamma = o.clip_low = o.clip_high = NAN;
     o.temperature = 1, o.completion_tokens = 16;
+    o.desirable_weight = 1.5, o.undesirable_weight = 0.75;
     objective_resolve(&o);
     return o;
 }
@@ -162,8 +164,10 @@ static int objective_at(size_t i, Objective *o) {
     case 5: *o = make(OBJECTIVE_SIMPO, 2); break;
     case 6: *o = make(OBJECTIVE_ORPO, 0.5); break;
     case 7: *o = make_dpo(DPO_ROBUST, 0.4, 0.1); break;
+    case 8: *o = make(OBJECTIVE_KTO, 0.4); break;
+    case 9: *o = make(OBJECTIVE_KTO, 0.4), o->kto_loss = KTO_APO_ZERO; break;
     default:
-        if ((i -= 8) >= 32) return 0;
+        if ((i -= 10) >= 32) return 0;
         *o = make_policy(of_policy[i % 4], (Normalisation)(i / 4 % 4), i / 16 ? 0.05 : 0);
         o->kl_correction = i / 4 % 2;
     }
@@ -172,7 +176,12 @@ static int objective_at(size_t i, Objective *o) {
     return 1;
 }
 
-static Stream stream_for(const Objective *o) { return random_stream(6, objective_is_of_pairs(o) ? 2 : 4); }
+static Stream stream_for(const Objective *o) {
+    Stream s = random_stream(6, objective_is_of_pairs(o) ? 2 : 4);
+    if (o->kind == OBJECTIVE_KTO) s.batch.kl = 0.7;
+    for (size_t d = 0; d < s.batch.documents && o->kind == OBJECTIVE_KTO; d++) s.batch.reward[d] = d % 3 ? 1 : 0;
+    return s;
+}
 
 // A stream of its own, and what the objective makes of it.
 typedef struct {

@@ -85,6 +85,32 @@ TEST(pairs_and_groups_stay_whole) {
     }
 }
 
+// Of documents whose tokens say where they are from: 10 d + position, the last target 10 d + 9.
+TEST(mismatched_documents) {
+    static const size_t length[] = {4, 3, 6}, prompt[] = {2, 1, 4}; // positions; tokens of the prompts
+    static const int32_t tokens[] = {0, 1, 24, 25, 10, 2, 3, 20, 21, 22, 23, 11, 12};
+    static const int32_t targets[] = {-1, 24, 25, 29, 2, 3, 9, -1, -1, -1, 11, 12, 19}, cut[] = {-1, 24, 25, 2, 3, 9};
+    Batch batch = batch_allocate(13, 3), out = batch_allocate(13, 3);
+    for (size_t d = 0; d < 3; d++) {
+        const size_t begin = batch.document_start[d], end = batch.document_start[d + 1] = begin + length[d];
+        for (size_t t = begin; t < end; t++) {
+            const int32_t next = (int32_t)(t + 1 < end ? 10 * d + t + 1 - begin : 10 * d + 9);
+            batch.tokens[t] = (int32_t)(10 * d + t - begin), batch.loss_weight[t] = 1;
+            batch.targets[t] = t + 1 < begin + prompt[d] ? -1 : next;
+        }
+    }
+    batch_set_positions(&batch);
+    batch_mismatch(&batch, 13, &out);
+    assert_int_equal(out.N, 13);
+    assert_memory_equal(out.tokens, tokens, sizeof(tokens));
+    assert_memory_equal(out.targets, targets, sizeof(targets));
+    assert_true(out.document_start[1] == 4 && out.document_start[2] == 7 && out.position[6] == 2);
+    batch_mismatch(&batch, 3, &out);
+    assert_true(out.N == 9 && out.document_start[2] == 6);
+    assert_memory_equal(out.targets, cut, sizeof(cut));
+    batch_free(&batch), batch_free(&out);
+}
+
 TEST(a_batch_has_what_its_objective_needs) {
     static const struct {
         ObjectiveKind objective;
@@ -92,7 +118,8 @@ TEST(a_batch_has_what_its_objective_needs) {
         int answers, group, reward, advantage, reference;
     } rows[] = {{OBJECTIVE_SFT, 0, 0, 0, 0, 0, 0},   {OBJECTIVE_DPO, 0, 1, 1, 0, 0, 1},
                 {OBJECTIVE_SIMPO, 0, 1, 1, 0, 0, 0}, {OBJECTIVE_GRPO, 0.1, 1, 1, 1, 1, 1},
-                {OBJECTIVE_GRPO, 0, 1, 1, 1, 1, 0},  {OBJECTIVE_PPO, 0, 1, 0, 0, 1, 0}};
+                {OBJECTIVE_GRPO, 0, 1, 1, 1, 1, 0},  {OBJECTIVE_PPO, 0, 1, 0, 0, 1, 0},
+                {OBJECTIVE_KTO, 0.1, 1, 0, 1, 0, 0}};
     write_kinds();
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         Objective objective = objective_of(rows[i].objective);
@@ -112,7 +139,7 @@ TEST(a_batch_has_what_its_objective_needs) {
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
 TEST(each_objective_takes_its_kind) {
-    static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2};
+    static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2, 5};
     static const char *const holds[] = {"documents.bin: holds documents, --objective ",
                                         "pairs.bin: holds preference pairs, ",
                                         "groups.bin: holds groups of completions with rewards, ",

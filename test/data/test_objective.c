@@ -88,6 +88,9 @@ static Objective golden_objective(const cJSON *object) {
     o.beta = golden_number(object, "beta", NAN), o.gamma = golden_number(object, "gamma", NAN);
     o.clip_low = golden_number(object, "clip_low", NAN), o.clip_high = golden_number(object, "clip_high", NAN);
     o.label_smoothing = golden_number(object, "label_smoothing", 0);
+    o.kto_loss = (KtoLoss)golden_word(object, "kto_loss", kto_loss_names, KTO_LOSSES);
+    o.desirable_weight = golden_number(object, "desirable_weight", 1);
+    o.undesirable_weight = golden_number(object, "undesirable_weight", 1);
     o.kl_correction = cJSON_IsTrue(json_get(object, "kl_correction"));
     o.completion_tokens = golden_number(object, "completion_tokens", NAN);
     return o;
@@ -132,6 +135,10 @@ static void check_golden_cases(const char *list, const char *data, int count) {
                 for (size_t i = start[d]; i < start[d + 1]; i++) s.batch.loss_weight[i] = 0;
             }
         }
+        if (o.kind == OBJECTIVE_KTO) {
+            golden_floats(documents, "label", s.batch.documents, s.batch.reward);
+            s.batch.kl = golden_number(expected, "kl", NAN);
+        }
         check_golden_case(expected, &s);
     }
     assert_int_equal(cJSON_GetArraySize(json_get(golden, list)), count);
@@ -139,6 +146,8 @@ static void check_golden_cases(const char *list, const char *data, int count) {
 }
 
 TEST(trl_pairs) { check_golden_cases("pair_cases", "pairs", 17); }
+
+TEST(trl_labels) { check_golden_cases("label_cases", "pairs", 6); }
 
 TEST(trl_groups) { check_golden_cases("group_cases", "groups", 44); }
 
@@ -220,6 +229,7 @@ static Stream stream_in_halves(const Stream *s) {
     for (size_t d = 0; d < s->batch.documents; d++)
         length[d] = 2 * (s->batch.document_start[d + 1] - s->batch.document_start[d]);
     Stream halves = stream_allocate(length, s->batch.documents);
+    halves.batch.kl = s->batch.kl;
     for (size_t t = 0; t < halves.batch.N; t++) {
         copy_target(&halves, t, s, t / 2);
         halves.batch.loss_weight[t] /= 2;
@@ -287,7 +297,7 @@ TEST(documents_without_counted_targets) {
         for (size_t t = 0; t < e.N; t++) assert_true(isfinite(e.weight[t]));
         for (size_t t = 0; t < e.N; t++) e.s.batch.targets[t] = -1;
         double loss = evaluate(&e.o, &e.s, normaliser(&e.o, &e.s, 1), e.weight, NULL);
-        assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&e.o)));
+        assert_true(isfinite(loss) && (loss == 0 || objective_is_of_pairs(&e.o) || e.o.kind == OBJECTIVE_KTO));
         for (size_t t = 0; t < e.N; t++) assert_true(e.weight[t] == 0);
     }
 }
@@ -393,6 +403,7 @@ TEST(words_are_those_of_the_options) {
         int count;
     } rows[] = {{"objective", objective_names, OBJECTIVES},
                 {"dpo-loss", dpo_loss_names, DPO_LOSSES},
+                {"kto-loss", kto_loss_names, KTO_LOSSES},
                 {"normalisation", normalisation_names, NORMALISATIONS}};
     for (size_t r = 0; r < COUNT_OF(rows); r++) {
         char words[200] = "";
@@ -409,9 +420,10 @@ TEST(defaults) {
     static const struct {
         ObjectiveKind kind;
         double given, beta, low, high;
-    } rows[] = {{OBJECTIVE_DPO, NAN, 0.1, NAN, NAN},  {OBJECTIVE_ORPO, NAN, 0.1, NAN, NAN},
-                {OBJECTIVE_SIMPO, NAN, 2, NAN, NAN},  {OBJECTIVE_PPO, NAN, 0, 0.2, 0.2},
-                {OBJECTIVE_GSPO, NAN, 0, 3e-4, 4e-4}, {OBJECTIVE_GRPO, 0.5, 0.5, 0.2, 0.2}};
+    } rows[] = {{OBJECTIVE_DPO, NAN, 0.1, NAN, NAN}, {OBJECTIVE_ORPO, NAN, 0.1, NAN, NAN},
+                {OBJECTIVE_KTO, NAN, 0.1, NAN, NAN}, {OBJECTIVE_SIMPO, NAN, 2, NAN, NAN},
+                {OBJECTIVE_PPO, NAN, 0, 0.2, 0.2},   {OBJECTIVE_GSPO, NAN, 0, 3e-4, 4e-4},
+                {OBJECTIVE_GRPO, 0.5, 0.5, 0.2, 0.2}};
     Objective o;
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         o = make(rows[i].kind, rows[i].given);

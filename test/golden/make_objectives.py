@@ -152,6 +152,34 @@ def dpo(stream, logp, kind, beta, smoothing=0.0):
     return loss, metrics_of(trainer, [*PAIR_METRICS, "entropy"])
 
 
+class KtoAnswers(Answers):
+    """The same with the sums of mismatched completions."""
+
+    def __init__(self, log_probs, entropy, mismatched):
+        super().__init__(log_probs, entropy)
+        self.mismatched = mismatched
+
+
+def kto(stream, logp, kind, beta, weights, mismatched):
+    width = max(sum(lengths) for lengths in stream.documents)
+    mask = stream.padded(stream.counted, lambda d: 0, width - 1)
+    padded = lambda values: stream.padded(values, lambda d: 0, width - 1)
+    trainer = bare(
+        trl.KTOTrainer, model=KtoAnswers(padded(logp) * mask, padded(stream.entropy), mismatched[0]),
+        ref_model=KtoAnswers(padded(stream.reference) * mask, padded(stream.entropy), mismatched[1]), beta=beta, loss_type=kind,
+        desirable_weight=weights[0], undesirable_weight=weights[1], calculate_KL=kind == "kto", precompute_ref_logps=False, _tp_size=1,
+        _total_train_tokens=0, args=types.SimpleNamespace(gradient_checkpointing_kwargs=None),
+    )
+    trainer._compute_kl_logps = lambda model, batch: model.mismatched
+    none = torch.zeros(len(mask), 1, dtype=mask.dtype)  # the first token is no target
+    ids = torch.zeros(len(mask), width, dtype=torch.int64)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": torch.cat([none, mask], dim=1),
+              "label": LABELS == 1}
+    loss = trainer._compute_loss(trainer.model, inputs, False)
+    names = ["rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "entropy", *["kl"] * (kind == "kto")]
+    return loss, metrics_of(trainer, {name: name for name in names})
+
+
 def document_sums(stream, values):
     return torch.stack([(values * stream.counted)[a:b].sum() for a, b in zip(stream.start, stream.start[1:])])
 
@@ -249,6 +277,20 @@ def pair_cases(stream):
         yield case(stream, {"objective": "orpo", "beta": beta}, lambda logp: orpo(stream, logp, beta))
 
 
+LABELS = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1])
+
+
+def label_cases(stream, generator):
+    for kind, beta, weights, more in (("kto", 0.1, (1.0, 1.0), 2.0), ("kto", 0.7, (1.0, 1.0), 0.5), ("kto", 0.7, (1.3, 0.8), 1.0),
+                                      ("kto", 0.3, (1.0, 1.0), -3.0),  # a divergence of 0
+                                      ("apo_zero_unpaired", 0.1, (1.0, 1.0), 2.0), ("apo_zero_unpaired", 0.7, (0.5, 1.0), 2.0)):
+        reference = -torch.rand(8, dtype=F64, generator=generator) * 9 - 3
+        mismatched = reference + more + torch.randn(8, dtype=F64, generator=generator), reference
+        about = {"objective": "kto", "kto_loss": kind.removesuffix("_unpaired"), "beta": beta, "desirable_weight": weights[0],
+                 "undesirable_weight": weights[1], "kl": max(0.0, (mismatched[0] - mismatched[1]).mean().item())}
+        yield case(stream, about, lambda logp: kto(stream, logp, kind, beta, weights, mismatched))
+
+
 def group_cases(stream, of_document, of_token):
     tokens = 16  # dr_grpo's completion_tokens
     kinds = [("grpo", of_document, "token", 0.2, 0.2), ("gspo", of_document, "sequence", 3e-4, 4e-4),
@@ -296,14 +338,14 @@ def main():
     of_token = Stream.fp32(groups.normal(1.0))
     made = {
         "versions": f"trl {trl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
-        "pairs": pairs.json(),
+        "pairs": {**pairs.json(), "label": LABELS.tolist()},
         "groups": {
             **groups.json(), "reward": reward.tolist(), "centred": centred.flatten().tolist(), "scaled": scaled.flatten().tolist(),
             "document_advantage": of_document.repeat_interleave(lengths).tolist(), "token_advantage": of_token.tolist(),
         },
     }
     lines = [f'"{key}": {json.dumps(value)}' for key, value in made.items()]
-    for key, cases in (("pair_cases", pair_cases(pairs)),
+    for key, cases in (("pair_cases", pair_cases(pairs)), ("label_cases", label_cases(pairs, generator)),
                        ("group_cases", group_cases(groups, of_document, of_token)),
                        ("corrected_cases", corrected_cases(groups, of_document))):
         lines.append(f'"{key}": [\n' + ",\n".join(json.dumps(c) for c in cases) + "\n]")

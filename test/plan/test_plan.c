@@ -286,7 +286,7 @@ TEST(shorter_streams_need_no_more) {
 // The formula of flops.h counts what the dry walk counts, to the bit.
 TEST(formula_counts_what_the_walk_counts) {
     static const size_t lengths[4][5] = {{300, 0, 0, 0, 0}, {1, 100, 64, 33, 2}, {1, 1, 1, 1, 1}, {64, 64, 64, 0, 0}};
-    static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_GRPO, OBJECTIVE_DPO};
+    static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_GRPO, OBJECTIVE_DPO, OBJECTIVE_KTO};
     static const size_t chunks[] = {0, 64, 7};
     const size_t step = all_cases() ? 1 : 5; // coprime to what it steps through
     size_t walks = 0;
@@ -300,16 +300,18 @@ TEST(formula_counts_what_the_walk_counts) {
             Batch batch = shape_of(lengths[i / 27 % 4], 5);
             settings.keep = i / 3 % 3 > 0, settings.place[PLACED_KEPT] = i / 3 % 3 == 2 ? PLACE_HOST : PLACE_DEVICE;
             settings.inputs_every = i % 3 == METHOD_FULL ? 1 : 1 + i % 4, settings.lora = i / 108 % 2 ? &lora : NULL;
-            settings.objective.kind = kinds[i % 7 % 3],
-            settings.reference = i % 5 ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
+            settings.objective.kind = kinds[i % 7 % 4];
+            const int mismatched = objective_needs_mismatched(&settings.objective);
+            settings.reference = i % 5 && !mismatched ? REFERENCE_NOT_COMPUTED : REFERENCE_BASE;
             settings.world.ranks = settings.world.sp = i / 216 ? 3 : 1;
             settings.ring = i / 216 == 2;
             test_case("model %zu, case %zu", m, i);
             const double walked = plan_make(&settings, &batch).counts.flops;
             const double found = flops_forward_backward(&settings, &batch) +
-                                 (settings.reference ? flops_forward(&settings, &batch, 0) : 0);
+                                 (settings.reference ? (1 + mismatched) * flops_forward(&settings, &batch, 0) : 0) +
+                                 (mismatched ? flops_forward(&settings, &batch, 1) : 0);
             if (found != walked) test_fail("%.17g FLOP by the formula, the walk counts %.17g", found, walked);
-            settings.backward = 0, settings.reference = REFERENCE_NOT_COMPUTED;
+            settings.backward = 0, settings.reference = REFERENCE_NOT_COMPUTED, settings.objective.kind = OBJECTIVE_SFT;
             if (flops_forward(&settings, &batch, 1) != plan_make(&settings, &batch).counts.flops)
                 test_fail("%.17g FLOP forward by the formula", flops_forward(&settings, &batch, 1));
             walks++;

@@ -34,6 +34,7 @@ static const Tried tried[] = {
     {"gspo", OBJECTIVE_GSPO, DPO_SIGMOID, NORMALISE_GRPO, 0.1, 0, 1, 1},
     {"ppo", OBJECTIVE_PPO, DPO_SIGMOID, NORMALISE_BNPO, 0, 0, 1, 1},
     {"cispo, KL", OBJECTIVE_CISPO, DPO_SIGMOID, NORMALISE_BNPO, 0.1, 0, 1, 1},
+    {"kto", OBJECTIVE_KTO, DPO_SIGMOID, NORMALISE_GRPO, 0.3, 0, 1, 0},
 };
 #define FOR_TRIED(i) for (size_t i = 0; i < COUNT_OF(tried); i += EMULATED ? 3 : 1)
 
@@ -45,12 +46,15 @@ static TinyCase case_make(const Tried *t, int lora) {
     Objective *o = &c.settings.objective;
     o->kind = t->kind, o->dpo_loss = t->dpo_loss, o->normalisation = t->normalisation;
     o->beta = t->beta, o->gamma = 0.5, o->label_smoothing = t->label_smoothing;
+    o->desirable_weight = 1, o->undesirable_weight = 0.8;
     o->clip_low = 0.2, o->clip_high = NAN, o->kl_correction = (t - tried) % 2, o->temperature = t->temperature,
     o->completion_tokens = 12;
     objective_resolve(o);
     c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also of several micro-batches
     c.batch = tiny_batch(length, 2 * UNITS, c.model.config.vocab_size, 1, 5);
     tiny_answers(&c.batch, t->kind, t->old, c.model.config.vocab_size, 3);
+    if (t->kind == OBJECTIVE_KTO) c.batch.kl = 0.4;
+    for (size_t d = 0; d < c.batch.documents && t->kind == OBJECTIVE_KTO; d++) c.batch.reward[d] = d % 3 ? 1 : 0;
     test_case("%s%s", t->text, lora ? ", LoRA" : "");
     return c;
 }
@@ -101,7 +105,7 @@ static Batch batch_of_units(const Batch *whole, const size_t *order, size_t coun
             if (whole->old) part.old[N] = whole->old[i];
         }
     }
-    part.N = part.document_start[2 * count] = N;
+    part.N = part.document_start[2 * count] = N, part.kl = whole->kl;
     batch_set_positions(&part);
     return part;
 }
