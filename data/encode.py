@@ -156,6 +156,12 @@ def fingerprint(path):
     return len(content) << 32 | zlib.crc32(content)
 
 
+def alike(a, b):
+    """How many ids both begin with."""
+    shorter = min(len(a), len(b))
+    return int(np.argmin(np.append(a[:shorter] == b[:shorter], False)))
+
+
 def text_crc(text):
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
@@ -270,11 +276,11 @@ class Encoder:
     def _train_on(self):
         wanted = self.options.train_on.split(",")
         known = (*records.ROLES, *self.more_roles)
-        if wanted in (["all"], ["last"]):
+        if wanted in (["all"], ["last"], ["completion"]):
             return wanted[0]
         for role in wanted:
             if role not in known:
-                raise SetupFailure(f"--train-on names the unknown role {role!r}; known are all, last, {', '.join(known)}")
+                raise SetupFailure(f"--train-on names the unknown role {role!r}; known are all, last, completion, {', '.join(known)}")
         return tuple(dict.fromkeys(wanted))
 
     # ---- tokens -------------------------------------------------------------------------------------------------------------
@@ -303,6 +309,14 @@ class Encoder:
             documents.append(self.bounded(document))
             if record.kind == shards.PROMPTS and document.prompt < prompt:
                 raise Rejected(records.TOO_LONG, f"a prompt of {prompt} tokens, which is not cut")
+        if record.tools and "tools" in record.used and not (self.template and "tools" in self.template.text):
+            record.used.remove("tools")
+            record.left_out.append("tools")
+        if record.kind == shards.PAIRS and (self.train_on == "completion" or record.implicit and isinstance(record.documents[0].prompt, str)):
+            prompt = min(document.prompt for document in documents)  # the tokens that both begin with
+            for document in documents:
+                document.counts[max(prompt, 1):document.prompt] = 1
+                document.prompt = prompt
         if record.kind == shards.PROMPTS:
             return record, documents
         for number, document in enumerate(documents):
@@ -328,7 +342,7 @@ class Encoder:
             ids, _ = self.surrounded(self.encoding(source.body).ids)
             return self.finished(Document(ids, np.ones(len(ids), np.uint8)))
         if isinstance(source.body, str):
-            return self.finished(self.completion(source.prompt, source.body))
+            return self.finished(self.completion(source.prompt, source.body, record.implicit))
         return self.finished(self.conversation(source, record))
 
     def encoding(self, text):
@@ -407,16 +421,19 @@ class Encoder:
                 ids = np.append(ids, np.uint32(self.eos))
         return ids, lead
 
-    def completion(self, prompt, body):
-        """Prompt and completion are one text, as they will be for the model; what is added behind them counts."""
+    def completion(self, prompt, body, implicit=False):
+        """Prompt and completion are one text, as they will be for the model; what is added behind them counts. An implicit prompt may
+        end within a word: then the first token that is not the prompt's alone counts, too."""
         encoding = self.encoding(prompt + body)
         inner, straddles = self.mask(encoding, [(len(prompt), len(prompt) + len(body))])
         ids, lead = self.surrounded(encoding.ids)
         begin = lead + (int(np.argmax(inner)) if inner.any() else len(inner))
+        if implicit or self.train_on == "completion":
+            begin, straddles = alike(np.concatenate([ids[:lead], self.encoding(prompt).ids]), ids), 0
         counts = np.zeros(len(ids), np.uint8)
         if self.train_on == "all":
             counts[:] = 1
-        elif self.train_on == "last" or "assistant" in self.train_on:
+        elif self.train_on in ("last", "completion") or "assistant" in self.train_on:
             counts[begin:] = 1
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
 
@@ -471,8 +488,9 @@ class Encoder:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         messages, first = source.prompt + source.body, len(source.prompt)
         more = {**self.template_arguments, **record.template_arguments}
-        wanted = list(range(len(messages))) if self.train_on == "all" else self.wanted(messages, first)
-        if self.train_on == "all":
+        everything = self.train_on in ("all", "completion")
+        wanted = list(range(len(messages))) if everything else self.wanted(messages, first)
+        if everything:
             text, stretches = self.template.render(messages, False, record.tools, **more), [(None, 0, 1 << 62)]
         elif not wanted:
             text, stretches = self.template.render(messages, False, record.tools, **more), []
@@ -481,12 +499,15 @@ class Encoder:
         encoding = self.encoding(text)
         ids = encoding.ids
         counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
-        if self.train_on != "all" and not self.template.has_generation:
+        if not everything and not self.template.has_generation:
             self.cut_space_behind_turns(ids, counts)
         prompt = int(np.argmax(counts)) if first and counts.any() else 0
         if first and self.train_on == "all":
             before = self.template.render(source.prompt, True, record.tools, **more)
             prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
+        if first and self.train_on == "completion":
+            prompt = alike(self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids, ids)
+            counts[:prompt] = 0
         chosen = set(wanted)
         texts = tuple(messages[i] for i in wanted)
         empty = any(m["role"] == "assistant" and not (m["content"].strip() or m.get("tool_calls")) for m in texts)
@@ -526,7 +547,7 @@ class Encoder:
     # ---- the check ----------------------------------------------------------------------------------------------------------
     def check(self, document):
         """Decodes the tokens that count and compares with the texts that should, white space aside. MaskFailure if they differ."""
-        if document.texts is None or self.train_on == "all":
+        if document.texts is None or self.train_on in ("all", "completion"):
             return
         edges = np.flatnonzero(np.diff(np.concatenate([[0], [document.begins], document.counts[1:], [0]])))
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]

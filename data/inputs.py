@@ -120,7 +120,7 @@ def parquet_batches(path, begin, name):
             names = file.schema_arrow.names
             alone = "prompt" in names and (name == "prompts" or name == "auto" and not set(names) & set(records.BESIDE_NO_PROMPT))
             columns = [column for column in names if alone or column in records.COLUMNS + records.UNUSED]
-            unread = dict.fromkeys(set(names) - set(columns))
+            unread = dict.fromkeys([column for column in names if column not in columns], records.Unread())
             if not set(columns) & set(records.COLUMNS):
                 raise InputFailure(f"{path}: none of its columns ({', '.join(names[:4])}) is read; "
                                    "rename them to text, messages, prompt, ... (data/README.md)")

@@ -85,7 +85,7 @@ def read_arguments(argv):
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
-        "or roles with commas between them")
+        "completion (everything behind the prompt, as TRL), or roles with commas between them")
     add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
@@ -163,6 +163,19 @@ class Progress:
         print(f"note: {line_of(line)}", file=sys.stderr)
 
 
+def detected(notes, samples):
+    """One line: the formats that were found, and the columns used, passed on and left out; of what is not in every sample its number."""
+    def named(prefix):
+        found = [(name[len(prefix):], count) for name, count in sorted(notes.items()) if name.startswith(prefix)]
+        shown = [re.sub(r"\s+", " ", name)[:40] + (f" ({count:,})" if count != samples else "") for name, count in found[:8]]
+        return ", ".join(shown) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+    parts = [f"format: {named('format ')}"]
+    for what, prefix in (("columns", "used"), ("to reward commands", "passed"), ("left out", "left out")):
+        columns = named(f"column {prefix} ")
+        parts += [f"{what}: {columns}"] * bool(columns)
+    return "; ".join(parts)
+
+
 def report(work, arguments):
     """Sums of what was written, and the command that comes next."""
     kind = work.kind or 0
@@ -186,9 +199,7 @@ def report(work, arguments):
               "Where prompts end with a space, move it to the completions")
     if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
         print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
-    formats = {name[7:]: count for name, count in sorted(work.notes.items()) if name.startswith("format ")}
-    if len(formats) > 1:
-        print(f"samples of several formats: {', '.join(f'{name} {count:,}' for name, count in formats.items())}")
+    print(detected(work.notes, sum(part.samples for part in work.parts.values())))
     for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
         print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
     if work.notes.get("empty"):
@@ -255,7 +266,7 @@ def pieces(encoder, ids, counts):
 def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
-    left = arguments.show
+    left, said = arguments.show, None
     for batch in inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format):
         for line, row in batch.rows:
             if not left:
@@ -263,10 +274,16 @@ def show(arguments):
             left -= 1
             where = f"{batch.file}:{line}"
             try:
-                kind, documents = encoder.encode(workers.parsed(row))
+                record, documents = encoder.understood(workers.parsed(row))
             except records.Rejected as rejected:
                 print(f"--- {where}: left out: {rejected}\n")
                 continue
+            kind, notes = record.kind, {f"format {record.shape}": 1}
+            for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
+                notes |= {f"column {what} {key}": 1 for key in keys}
+            if detected(notes, 1) != said:
+                said = detected(notes, 1)
+                print(said)
             for i, document in enumerate(documents):
                 which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
                          shards.LABELS: " desirable" if document.reward else " undesirable",

@@ -4,7 +4,7 @@ Shapes of an object (keys that are None count as absent):
 
   {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
   {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
-  {"prompt", "chosen", "rejected"}                                                  a preference pair, two documents
+  {"chosen", "rejected"}, maybe with {"prompt"}                                     a preference pair, two documents
   {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
   {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
   {"ids": [...], "train": [...], "advantages": [...]}                               a document that is tokens already
@@ -23,7 +23,17 @@ SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "a
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
 UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
-BESIDE_PROMPTS = {"prompt", "answer", "label", "tools", "chat_template_kwargs"}
+SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
+    ("text", ("text",), ()), ("messages", ("messages",), ()), ("messages", ("conversations",), ()),
+    ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
+    ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
+    ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)))
+SHAPING = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
+BESIDE_LABEL = {"messages", "conversations", "completion", "chosen", "rejected", "completions"}
+FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
+               "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
+               "advantages": "tokens with advantages"}
+PROMPTS_OWN = {"prompt", "answer"}  # what is not passed on to reward commands as a column
 BESIDE_NO_PROMPT = ("text", "messages", "conversations", "completion", "chosen", "rejected", "completions")  # of prompts alone
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward",
         "advantage", "step", "tokens")  # keys of rollouts.jsonl, and of the
@@ -35,6 +45,10 @@ CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
 NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
 ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
+
+
+class Unread(str):
+    """Stands for a column of Parquet that is not read."""
 
 
 class Text(bytes):
@@ -66,6 +80,11 @@ class Record:
     unused: list = field(default_factory=list)
     tools: list = None
     template_arguments: dict = field(default_factory=dict)
+    implicit: bool = False  # the prompt is what two answers begin with alike
+    shape: str = None  # the format as it is called in the field, for people
+    used: list = field(default_factory=list)  # columns,
+    passed: list = field(default_factory=list)  # those that go to reward commands,
+    left_out: list = field(default_factory=list)  # and the others
     columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and answer, as a JSON object
 
 
@@ -133,33 +152,59 @@ def template_arguments(value, what):
 
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
-    has = {key for key in COLUMNS if record.get(key) is not None}
-    if {"chosen", "rejected"} <= has:
-        return "preference"
-    if {"completions", "rewards"} <= has:
-        return "groups"
-    if {"ids", "advantages"} <= has:
-        return "advantages"
-    beside = next((key for key in ("response", "output", "target") if record.get(key) is not None), None)
-    if beside and "prompt" in has and "completion" not in has:
+    """The name of the one format whose columns the object has."""
+    there = lambda key: record.get(key) is not None
+    row = [key for key in SHAPING if there(key)]
+    satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
+    if there("label") and (record["label"] in (True, False) or "completion" in row) and set(row) & BESIDE_LABEL:
+        row.append("label")
+    if {"prompt", "completions"} <= set(row) and there("labels"):
+        raise Rejected(UNKNOWN_FORMAT, "has prompt, completions and labels, which is stepwise supervision; no objective here trains on that")
+    picture = next((key for key in ("images", "image", "videos", "audio") if record.get(key)), None)
+    if picture:
+        raise Rejected(UNKNOWN_FORMAT, f"has {picture}: only text is trained on here; drop the column, or --format takes the row without")
+    if there("ids") and there("advantages"):
+        row = ["ids", *row]
+    clash = next(((a, b) for a in row for b in row if a != b and not any({a, b} <= {*needed, *more} for _, needed, more in SHAPES)), None)
+    if clash:
+        advice = f"; choose with --format {' or '.join(dict.fromkeys(satisfied))}" if satisfied else ""
+        advice += "; unpaired preference, for KTO, has prompt, completion, label" if "label" in clash else ""
+        raise Rejected(CLASH, f"has {clash[0]} and {clash[1]}, which no format has together{advice}")
+    beside = next((key for key in ("response", "output", "target") if there(key)), None)
+    if row == ["prompt"] and beside:
         raise Rejected(UNKNOWN_FORMAT, f"has prompt and {beside}; rename {beside} to completion (SFT) or answer, or --format prompts "
                                        "takes the prompt alone")
-    if "prompt" in has and has - {"label"} <= BESIDE_PROMPTS:
-        return "prompts"
-    if {"prompt", "completion", "label"} <= has:
-        return "unpaired"
-    if record.get("label") in (True, False) and has & {"messages", "conversations"}:
-        raise Rejected(UNKNOWN_FORMAT, "has messages and a label, as for KTO, which takes prompt, completion and label; --format messages "
-                                       "trains on all rows")
-    found = [name for name, there in (("messages", bool(has & {"messages", "conversations"})),
-                                      ("completion", {"prompt", "completion"} <= has), ("text", "text" in has), ("prompts", {"prompt", "text"} <= has)) if there]
-    if len(found) > 1:
-        raise Rejected(UNKNOWN_FORMAT, f"could be {' or '.join(found)}; choose with --format")
-    if not found:
-        keys = ", ".join(map(str, list(record)[:8])) or "none"
-        raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; wanted are text, messages, prompt with completion or chosen and rejected, ... "
-                                       "(data/README.md)")
-    return found[0]
+    for name, needed, more in SHAPES:
+        if name in satisfied and set(row) <= {*needed, *more}:
+            return name
+    for name, needed, more in SHAPES:  # the first of which something is there, but not all
+        if row and set(row) <= {*needed, *more}:
+            raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
+                                           f"{', '.join(needed)} (data/README.md)")
+    keys = ", ".join(map(str, list(record)[:8])) or "none"
+    raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; wanted are text, messages, prompt with completion or chosen and rejected, ... "
+                                   "(data/README.md)")
+
+
+def describe(record, result):
+    """What was made of an object: the format by its name in the field, with the columns that were used, passed on and left out."""
+    source, name = result.documents[0], result.format
+    talks = isinstance(source.prompt, list)
+    result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
+    if name == "preference":
+        result.shape += f" with {'implicit' if result.implicit else 'explicit'} prompt"
+    own = {key for shape, needed, more in SHAPES if shape == name for key in (*needed, *more)} - {"label" if name == "prompts" else ""}
+    if result.implicit:
+        own.remove("prompt")
+    if name == "messages" and record.get("messages") is not None:
+        own.remove("conversations")
+    if name == "prompts" and source.body is not None and source.body is record.get("completion"):
+        own.add("completion")
+    own |= {"tools", "chat_template_kwargs"} if talks else set()
+    for key, value in record.items():
+        if value is not None:
+            passed = name == "prompts" and key not in PROMPTS_OWN and key not in own
+            (result.used if key in own else result.passed if passed else result.left_out).append(key)
 
 
 def understand(record, name="auto", more_roles=()):
@@ -168,8 +213,10 @@ def understand(record, name="auto", more_roles=()):
     reader = Reader(record, (*ROLES, *more_roles))
     unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
     result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
+    result.implicit = reader.implicit
+    describe(record, result)
     if result.kind == shards.PROMPTS:
-        result.columns, result.unused = other_columns(record, result.documents[0].body is record.get("completion")), []
+        result.columns, result.unused = other_columns(record, "completion" in result.used), []
     if record.get("tools"):
         tools = record["tools"]
         if isinstance(tools, str):
@@ -185,7 +232,10 @@ def understand(record, name="auto", more_roles=()):
 
 def other_columns(record, completion_is_answer):
     """A prompt's row without prompt and answer, nor what is null, as bytes of a JSON object."""
-    taken = {"prompt", "answer", *(["completion"] if completion_is_answer else [])}
+    taken = {*PROMPTS_OWN, *(["completion"] if completion_is_answer else [])}
+    if any(isinstance(value, Unread) for value in record.values()):
+        raise Rejected(UNKNOWN_FORMAT, "is a prompt alone in a file with a column completion, of which not all is read; --format prompts "
+                                       "reads all")
     columns = {key: value for key, value in record.items() if key not in taken and value is not None}
     wrong = next((key for key in OURS if key in columns), None)
     if wrong:
@@ -200,7 +250,7 @@ def other_columns(record, completion_is_answer):
 
 class Reader:
     def __init__(self, record, roles):
-        self.record, self.roles = record, roles
+        self.record, self.roles, self.implicit = record, roles, False
 
     def get(self, key, kind=None):
         value = self.record.get(key)
@@ -234,7 +284,8 @@ class Reader:
         if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
             prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)
         elif prompt is None:
-            raise Rejected(UNKNOWN_FORMAT, "has no prompt")
+            want(chosen, str, "chosen")
+            prompt, chosen, rejected = self.shared_text(chosen, want(rejected, str, "rejected"))
         return shards.PAIRS, [self.pair(prompt, chosen, "chosen"), self.pair(prompt, rejected, "rejected")]
 
     def groups(self):
@@ -275,6 +326,17 @@ class Reader:
         return shards.ADVANTAGES, [Source((ids, train, advantages))]
 
     # -- their parts
+    def shared_text(self, chosen, rejected):
+        """Two whole texts: the characters they begin with alike are the prompt, without a space at its end."""
+        shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
+        if shared == min(len(chosen), len(rejected)):
+            raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
+        shared -= chosen[:shared].endswith(" ")
+        if not shared:
+            raise Rejected(UNKNOWN_FORMAT, 'has no prompt, and chosen and rejected begin differently; "prompt": "" says that there is none')
+        self.implicit = True
+        return chosen[:shared], chosen[shared:], rejected[shared:]
+
     def shared_prompt(self, prompt, chosen, rejected):
         """Two whole conversations: what they begin with alike is the prompt. A text `prompt` beside them must be in that."""
         chosen, rejected = list(chosen), list(rejected)
@@ -287,6 +349,7 @@ class Reader:
             raise Rejected(UNKNOWN_FORMAT, "has no prompt, and chosen and rejected begin differently")
         if isinstance(prompt, str) and all(m.get("content") != prompt for m in chosen[:shared] if isinstance(m, dict)):
             raise Rejected(UNKNOWN_FORMAT, "prompt is a text that is not among the messages chosen and rejected share")
+        self.implicit = True
         return chosen[:shared], chosen[shared:], rejected[shared:]
 
     def pair(self, prompt, completion, name, reward=0.0):

@@ -22,6 +22,7 @@ import workers
 
 STATE_SECONDS = 10  # between states, beside those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
+MOST_NOTES = 200  # names of columns that are told of, about
 SHOWN = 10  # rejected samples of each kind that are printed
 OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
 
@@ -280,7 +281,8 @@ class Run:
                                                      "prepare them apart")
         for row in sorted(rejected):
             self.rejected.add(batch.file, batch.rows[row], *rejected[row])
-        self.notes.update(result.notes)
+        self.notes.update({name: count for name, count in result.notes.items()
+                           if name in self.notes or not name.startswith("column ") or len(self.notes) < MOST_NOTES})
         validation = in_validation(np.arange(len(batch.rows)) + ordinal, self.settings.seed, self.settings.val_fraction)
         goal = [None if row in rejected else "val" if validation[row] else "train" for row in result.rows]
         ends = np.cumsum(result.documents)

@@ -81,7 +81,10 @@ def process(encoder, file, rows, checked):
         result.kinds.append(kind)
         result.documents.append(len(documents))
         result.columns += [record.columns] * len(documents)
-        notes[f"format {record.format}"] += 1
+        notes[f"format {record.shape}"] += 1
+        for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
+            for key in keys:
+                notes[f"column {what} {key}"] += 1
         for key in record.unused:
             notes[f"unused {key}"] += 1
         if kind == shards.LABELS:

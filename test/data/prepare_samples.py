@@ -145,6 +145,23 @@ def byte_level(vocabulary=400, texts=None):
     return tokenizer
 
 
+def fixed_byte_level():
+    """The same kind, with merges that are not learned, so that its ids are the same whatever the library's version."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    merges = []
+    for pair in ("h e", "l o", "he l", "hel lo", "\u0120 hello", "\u0120 w", "o r", "l d", "\u0120w or", "\u0120wor ld", "wor ld", "w or", "b y", "< t"):
+        left, right = pair.split(" ")
+        if left in vocabulary and right in vocabulary and left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return tokenizer
+
+
 def sentence_piece():
     """As Llama 2 and Mistral have it: words begin with a visible space, unknown characters become bytes, BOS comes first."""
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
@@ -178,6 +195,14 @@ def tokenizer_folders(path):
     tokenizer = byte_level()
     folders = {name: tokenizer_folder(os.path.join(path, name), tokenizer, *more) for name, more in TEMPLATES.items()}
     return {**folders, "sentencepiece": tokenizer_folder(os.path.join(path, "sp"), sentence_piece(), *TEMPLATES["mistral"])}
+
+
+def fixed_folders(path):
+    """{name: folder} of tokenizers that are the same everywhere, for what is compared with ids that were made once."""
+    own = fixed_byte_level()
+    folders = {name: tokenizer_folder(os.path.join(path, "fixed-" + name), own, *TEMPLATES[name])
+               for name in ("chatml", "thinking", "opening", "hybrid", "generation")}
+    return {**folders, "sentencepiece": tokenizer_folder(os.path.join(path, "fixed-sp"), sentence_piece(), *TEMPLATES["mistral"])}
 
 
 def words(rng, most):

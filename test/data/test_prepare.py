@@ -27,6 +27,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import encode
 import prepare_samples as samples
 import records
+import shards
 import spans
 import templates
 import tokenizer_chat
@@ -77,11 +78,11 @@ class Tested(unittest.TestCase):
     def marked(self, name, record, **options):
         return [marked(encoder(name, **options), document) for document in self.documents(name, record, **options)]
 
-    def rejected(self, name, record, reason, detail="", **options):
+    def rejected(self, name, record, reason, detail="", **options):  # detail: parts with `.*` between them
         with self.assertRaises(records.Rejected, msg=record) as caught:
             encoder(name, **options).encode(record)
         self.assertEqual(caught.exception.reason, reason, caught.exception.detail)
-        self.assertIn(detail, caught.exception.detail)
+        self.assertRegex(caught.exception.detail, "^.*" + re.escape(detail).replace(r"\.\*", ".*"))
 
 
 class Masks(Tested):
@@ -181,10 +182,13 @@ class Masks(Tested):
                 ("sentencepiece", {"text": "<s>hello w"}, "<s>\u00abhello w</s>\u00bb", {}),
                 *(("chatml", record, hello, {}) for record in (
                     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {"conversations": messages},
-                    {"messages": messages, "text": None, "prompt": "Hi", "id": 3},
+                    {"messages": messages, "text": None, "id": 3},
                     {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
                                   {"role": "assistant", "content": "Hello", "tool_calls": None}]})),
-                ("chatml", {"text": "a", "messages": messages}, hello, {"format": "messages"}),
+                *(("chatml", {key: "a", "messages": messages}, hello, {"format": "messages"}) for key in ("text", "prompt")),
+                # an implicit prompt ends where the texts differ, and what counts begins with a whole token
+                ("chatml", {"chosen": "the weather is nice", "rejected": "the weather is four"},
+                 ["the weather is|\u00ab nice<|im_end|>\u00bb", "the weather is|\u00ab four<|im_end|>\u00bb"], {}),
                 ("chatml", {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"},
                  ["2 + 2 =|\u00ab 4<|im_end|>\u00bb", "2 + 2 =|\u00ab 5<|im_end|>\u00bb"], {}),
                 ("generation", whole, pair, {}), ("generation", {**whole, "prompt": None}, pair, {}),
@@ -200,6 +204,26 @@ class Masks(Tested):
         (document,) = self.documents("chatml", record)
         self.assertEqual([document.ids.tolist(), document.counts.tolist(), document.prompt, document.values.tolist()],
                          [record["ids"], [0, *record["train"][1:]], 3, np.float32(record["advantages"]).tolist()])
+
+    def test_formats_as_trl_reads_them(self):
+        """--train-on completion counts what TRL's trainers count (test/golden/make_formats.py); whatever counts, tokens are the same."""
+        with open(os.path.join(os.path.dirname(HERE), "golden", "formats.json"), encoding="utf-8") as file:
+            cases = json.load(file)["cases"]
+        folders, kinds = samples.fixed_folders(WORK.name), {"sft": shards.DOCUMENTS, "dpo": shards.PAIRS, "kto": shards.LABELS, "grpo": shards.PROMPTS}
+        made = functools.cache(lambda name, what: encode.Encoder(encode.Options(tokenizer=folders[name], train_on=what)))
+        for case in cases:
+            with self.subTest(**case):
+                for what in ("completion", "assistant"):
+                    kind, documents = made(case["tokenizer"], what).encode(case["row"])
+                    self.assertEqual((kind, [document.ids.tolist() for document in documents]),
+                                     (kinds[case["trainer"]], [ids for ids, _ in case["documents"]]))
+                    counted = [[int(i >= max(first, 1)) for i in range(len(ids))] for ids, first in case["documents"]]
+                    if what == "completion":
+                        self.assertEqual([document.counts.tolist() for document in documents], counted)
+                        prompts = [document.prompt for document in documents if "prompt" in case["row"] or kind == shards.PAIRS]
+                        self.assertEqual(prompts, [first for _, first in case["documents"]][:len(prompts)])
+                    elif kind != shards.PROMPTS:  # nothing of the prompt but what the answer begins with
+                        self.assertTrue(all(not (document.counts & ~np.uint8(wanted)).any() for document, wanted in zip(documents, counted)))
 
     def test_lengths(self):
         record = {"messages": chat("Hi", "hello world the weather is nice")}
@@ -432,12 +456,15 @@ class Rejections(Tested):
         pair, group = functools.partial(dict, chosen=messages, rejected=messages), functools.partial(dict, prompt="a", completions=["b", "c"])
         for reason, cases in {
                 UNKNOWN: (
-                    ({}, "keys are none"), ({"content": "x"}, "keys are content"), ({"text": "a", "messages": messages}, "messages or text"),
-                    ({"chosen": "a", "rejected": "b"}, "no prompt"), ({"answer": "a"}, "answer"), (tokens(train=None), "has no train"),
+                    ({}, "keys are none"), ({"content": "x"}, "keys are content"), ({"chosen": "a", "rejected": "b"}, "no prompt"),
+                    ({"chosen": " a", "rejected": " b"}, "no prompt"), ({"answer": "a"}, "answer"),
+                    ({"prompt": "a", "completions": ["b"], "labels": [True]}, "stepwise supervision"),
+                    ({"prompt": "a", "images": ["x"]}, "has images: only text"), ({"prompt": "a", "chosen": "b"}, "and no rejected; preference has"),
+                    ({"completion": "a"}, "has completion, and no prompt"), ({"prompt": "a", "rejected": "b"}, "and no chosen"),
+                    (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    *(({"messages": messages, "label": label}, "KTO") for label in (True, False)),
-                    ({"prompt": "a", "response": "b"}, "rename response to completion"), ({"prompt": "a", "text": "b"}, "could be text or prompts"),
-                    (group(), "keys are prompt, completions"), (tokens(advantages=None), "keys are ids, train")),
+                    ({"prompt": "a", "response": "b"}, "rename response to completion"),
+                    (group(), "has prompt and completions, and no rewards"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
                     (says(role="user"), "neither content"), (says(role="user", content=3), "content is a number"),
@@ -453,7 +480,14 @@ class Rejections(Tested):
                     ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "not JSON"),
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
                     *(({"messages": messages, "chat_template_kwargs": {name: []}}, name) for name in records.TAKEN)),
-                records.CLASH: tuple(({"prompt": "a", "answer": "b", key: 1}, f"column {key} has a name") for key in records.OURS[1:]),
+                records.CLASH: (
+                    *(({"prompt": "a", "answer": "b", key: 1}, f"column {key} has a name") for key in records.OURS[1:]),
+                    ({"text": "a", "messages": messages}, "has text and messages, which no format has together; choose with --format text or messages"),
+                    ({"messages": messages, "prompt": "Hi"}, "messages and prompt, which no format has together; choose with --format messages or prompts"),
+                    ({"prompt": "a", "text": "b"}, "has text and prompt"), (pair(prompt=chat("Hi"), completion="x"), "has completion and chosen"),
+                    (pair(messages=messages), "has messages and chosen"), (group(rewards=[0, 1], completion="b"), "completion and completions"),
+                    (pair(label=True), "has chosen and label"), (tokens(text="a"), "has ids and text"),
+                    *(({"messages": messages, "label": label}, "has messages and label, .*; unpaired preference, for KTO") for label in (True, False))),
                 EMPTY: (
                     ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
                     ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), ({"prompt": ""}, "prompt"),
