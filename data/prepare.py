@@ -167,7 +167,7 @@ def detected(notes, samples):
     """One line: the formats that were found, and the columns used, passed on and left out; of what is not in every sample its number."""
     def named(prefix):
         found = [(name[len(prefix):], count) for name, count in sorted(notes.items()) if name.startswith(prefix)]
-        shown = [re.sub(r"\s+", " ", name)[:40] + (f" ({count:,})" if count != samples else "") for name, count in found[:8]]
+        shown = [re.sub(r"\s+", " ", name)[:60] + (f" ({count:,})" if count != samples else "") for name, count in found[:8]]
         return ", ".join(shown) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
     parts = [f"format: {named('format ')}"]
     for what, prefix in (("columns", "used"), ("to reward commands", "passed"), ("left out", "left out")):

@@ -110,15 +110,15 @@ typedef struct {
 static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
                                                      KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
 
-// The content of a shard by its kind, and the objectives that take it.
+// The content of a shard by its kind, the columns that data/prepare.py makes it of, and the objectives that take it.
 static const struct {
-    const char *name, *objectives;
-} data_kinds[] = {{"documents", "sft"},
-                  {"preference pairs", "dpo, simpo or orpo"},
-                  {"groups of completions with rewards", "grpo, gspo or cispo"},
-                  {"prompts alone", "grpo, gspo or cispo with --rollout"},
-                  {"documents with an advantage for each token", "ppo"},
-                  {"labelled answers", "kto"}};
+    const char *name, *columns, *objectives;
+} data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft"},
+                  {"preference pairs", "chosen, rejected, maybe prompt", "dpo, simpo or orpo"},
+                  {"groups of completions with rewards", "prompt, completions, rewards", "grpo, gspo or cispo"},
+                  {"prompts alone", "prompt, maybe answer", "grpo, gspo or cispo with --rollout"},
+                  {"documents with an advantage for each token", "ids, train, advantages", "ppo"},
+                  {"labelled answers", "prompt, completion, label", "kto"}};
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
 
@@ -127,8 +127,9 @@ static void documents_check_llmc(const DataLoader *d) {
     const ObjectiveKind objective = data_objective(&d->settings);
     const char *path = d->shard[0].header.path;
     if (d->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
-        die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s; prepare these", path,
-            objective_names[objective], data_kinds[objective_data[objective]].name);
+        die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s (%s); prepare these", path,
+            objective_names[objective], data_kinds[objective_data[objective]].name,
+            data_kinds[objective_data[objective]].columns);
     if (d->settings.use != DATA_TRAINS)
         die("%s: is one of llm.c's shards, which have no %s; give shards of data/prepare.py", path,
             d->settings.use == DATA_PROMPTS ? "prompts" : "documents");
@@ -144,8 +145,9 @@ static void documents_check_kinds(const DataLoader *d) {
                 s->path, data_kinds[s->kind].name);
     }
     if (d->settings.use == DATA_TRAINS && first->kind != objective_data[objective])
-        die("%s: holds %s, --objective %s trains on %s; give --objective %s, or other data", first->path,
-            data_kinds[first->kind].name, objective_names[objective], data_kinds[objective_data[objective]].name,
+        die("%s: holds %s (%s), --objective %s trains on %s (%s); give --objective %s, or other data", first->path,
+            data_kinds[first->kind].name, data_kinds[first->kind].columns, objective_names[objective],
+            data_kinds[objective_data[objective]].name, data_kinds[objective_data[objective]].columns,
             data_kinds[first->kind].objectives);
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
         die("%s: holds prompts alone, none of whose tokens is a target; give data with answers", first->path);

@@ -267,6 +267,11 @@ class Runs(WithCommand):
                       f"--- {data}:1: {len(document.ids)} tokens, {document.counts.sum()} count\n", "\u00ab \\x1b[2Jb<|im_end|>\u00bb"):
             self.assertIn(words, shown)
         self.assertNotRegex(shown, "\x1b|:4:")
+        self.assertRegex(shown, "^format: conversational language modelling; columns: messages\n---[^$]*\nformat: standard prompt-completion; columns: ")
+        for name, rest in (("chatml", "; left out: note, tools"), ("hybrid", ", tools; left out: note")):  # which shows tools
+            row = {"chosen": [*GOOD["messages"]], "rejected": [GOOD["messages"][0], {"role": "assistant", "content": "No"}], "note": 1, "tools": [{}]}
+            shown = self.prepare(None, "--show", "1", self.write("tools.jsonl", [row]), tokenizer=name).stdout
+            self.assertIn(f"format: conversational preference with implicit prompt; columns: chosen, rejected{rest}\n", shown)
         self.assertIn("prompt alone", self.prepare(None, "--show", "1", self.write("prompt.jsonl", [{"prompt": "a"}])).stdout)
 
     def test_text_and_markdown(self):

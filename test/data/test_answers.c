@@ -140,12 +140,13 @@ TEST(a_batch_has_what_its_objective_needs) {
 // ---- refusals -------------------------------------------------------------------------------------------------------
 TEST(each_objective_takes_its_kind) {
     static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2, 5};
-    static const char *const holds[] = {"documents.bin: holds documents, --objective ",
-                                        "pairs.bin: holds preference pairs, ",
-                                        "groups.bin: holds groups of completions with rewards, ",
-                                        "prompts.bin: holds prompts alone, ",
-                                        "values.bin: holds documents with an advantage for each token, ",
-                                        "labels.bin: holds labelled answers, "};
+    static const char *const holds[] = {
+        "documents.bin: holds documents (text; messages; prompt, completion), --objective ",
+        "pairs.bin: holds preference pairs (chosen, rejected, maybe prompt), ",
+        "groups.bin: holds groups of completions with rewards (prompt, ",
+        "prompts.bin: holds prompts alone (prompt, maybe answer), ",
+        "values.bin: holds documents with an advantage for each token (ids, ",
+        "labels.bin: holds labelled answers (prompt, completion, label), "};
     write_kinds();
     for (int o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);
@@ -160,7 +161,8 @@ TEST(each_objective_takes_its_kind) {
         if (o) refused("test/golden/tokens_uint16.bin", "is one of llm.c's shards, which hold text, --objective ");
     }
     refusal_settings = data_settings(1, 20);
-    refused(scratch_path("pairs.bin"), "--objective sft trains on documents; give --objective dpo, simpo or orpo");
+    refused(scratch_path("pairs.bin"), "--objective sft trains on documents (text; messages; prompt, completion); give "
+                                       "--objective dpo, simpo or orpo");
     refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"),
                      "a run reads one kind, name them apart");
 }
