@@ -163,8 +163,10 @@ class Progress:
         print(f"note: {line_of(line)}", file=sys.stderr)
 
 
-def detected(notes, samples):
+def detected(notes):
     """One line: the formats that were found, and the columns used, passed on and left out; of what is not in every sample its number."""
+    samples = sum(count for name, count in notes.items() if name.startswith("format "))
+
     def named(prefix):
         found = [(name[len(prefix):], count) for name, count in sorted(notes.items()) if name.startswith(prefix)]
         shown = [re.sub(r"\s+", " ", name)[:60] + (f" ({count:,})" if count != samples else "") for name, count in found[:8]]
@@ -199,7 +201,7 @@ def report(work, arguments):
               "Where prompts end with a space, move it to the completions")
     if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
         print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
-    print(detected(work.notes, sum(part.samples for part in work.parts.values())))
+    print(detected(work.notes))
     for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
         print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
     if work.notes.get("empty"):
@@ -281,8 +283,8 @@ def show(arguments):
             kind, notes = record.kind, {f"format {record.shape}": 1}
             for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
                 notes |= {f"column {what} {key}": 1 for key in keys}
-            if detected(notes, 1) != said:
-                said = detected(notes, 1)
+            if detected(notes) != said:
+                said = detected(notes)
                 print(said)
             for i, document in enumerate(documents):
                 which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",

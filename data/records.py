@@ -191,9 +191,10 @@ def describe(record, result):
     source, name = result.documents[0], result.format
     talks = isinstance(source.prompt, list)
     result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
-    if name == "preference":
-        result.shape += f" with {'implicit' if result.implicit else 'explicit'} prompt"
-    own = {key for shape, needed, more in SHAPES if shape == name for key in (*needed, *more)} - {"label" if name == "prompts" else ""}
+    pair = name == "preference" or len(result.documents) == 2 and name == "unpaired"
+    if pair:
+        result.shape += f"{' of pairs' * (name == 'unpaired')} with {'implicit' if result.implicit else 'explicit'} prompt"
+    own = {"chosen", "rejected", "prompt"} if pair else {key for shape, needed, more in SHAPES if shape == name for key in (*needed, *more)} - {"label" if name == "prompts" else ""}
     if result.implicit:
         own.remove("prompt")
     if name == "messages" and record.get("messages") is not None:
@@ -273,6 +274,10 @@ class Reader:
         return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
 
     def unpaired(self):
+        if self.record.get("chosen") is not None and self.record.get("rejected") is not None:  # a pair is two answers with labels
+            _, (chosen, rejected) = self.preference()
+            chosen.reward, rejected.reward = 1.0, 0.0
+            return shards.LABELS, [chosen, rejected]
         label = self.get("label")
         if label not in (True, False):
             raise Rejected(WRONG_TYPE, f"label is {json.dumps(label)[:40]}, neither true nor false; --format completion trains on all rows")

@@ -88,7 +88,8 @@ def process(encoder, file, rows, checked):
         for key in record.unused:
             notes[f"unused {key}"] += 1
         if kind == shards.LABELS:
-            notes[f"label {bool(documents[0].reward)}"] += 1
+            for document in documents:
+                notes[f"label {bool(document.reward)}"] += 1
         notes["empty"] += any(document.empty for document in documents)
         notes["straddles"] += sum(document.straddles > 0 for document in documents)
         notes["truncated"] += sum(document.truncated for document in documents)

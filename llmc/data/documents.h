@@ -118,7 +118,7 @@ static const struct {
                   {"groups of completions with rewards", "prompt, completions, rewards", "grpo, gspo or cispo"},
                   {"prompts alone", "prompt, maybe answer", "grpo, gspo or cispo with --rollout"},
                   {"documents with an advantage for each token", "ids, train, advantages", "ppo"},
-                  {"labelled answers", "prompt, completion, label", "kto"}};
+                  {"labelled answers", "prompt, completion, label; or pairs prepared with --format unpaired", "kto"}};
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
 

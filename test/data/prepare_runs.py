@@ -209,6 +209,13 @@ class Runs(WithCommand):
         choices = [run.in_validation(np.arange(4000), seed, 0.25) for seed in (0, 1)]
         self.assertTrue(0.2 < choices[0].mean() < 0.3 and (choices[0] != choices[1]).any())
 
+    def test_pairs_become_labelled_answers(self):
+        said = self.prepare("out", self.write("pairs.jsonl", KINDS["pairs"][1]), "--format", "unpaired").stdout
+        self.assertIn("format: standard unpaired preference of pairs with explicit prompt; columns: chosen, prompt, rejected\n", said)
+        shard = shards.Shard(self.path("out/train-00000.bin"))
+        shard.verify()
+        self.assertEqual((shard.kind, shard.table["reward"].tolist()), (5, [1.0, 0.0] * 40))
+
     def test_large_vocabularies_have_ids_of_four_bytes(self):
         self.assertEqual(shards.id_bytes_of(65536), 2)
         tokenizer = samples.byte_level()

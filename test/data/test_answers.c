@@ -146,7 +146,7 @@ TEST(each_objective_takes_its_kind) {
         "groups.bin: holds groups of completions with rewards (prompt, ",
         "prompts.bin: holds prompts alone (prompt, maybe answer), ",
         "values.bin: holds documents with an advantage for each token (ids, ",
-        "labels.bin: holds labelled answers (prompt, completion, label), "};
+        "labels.bin: holds labelled answers (prompt, completion, label; "};
     write_kinds();
     for (int o = 0; o < OBJECTIVES; o++) {
         const Objective objective = objective_of((ObjectiveKind)o);

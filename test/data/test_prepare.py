@@ -210,11 +210,12 @@ class Masks(Tested):
         with open(os.path.join(os.path.dirname(HERE), "golden", "formats.json"), encoding="utf-8") as file:
             cases = json.load(file)["cases"]
         folders, kinds = samples.fixed_folders(WORK.name), {"sft": shards.DOCUMENTS, "dpo": shards.PAIRS, "kto": shards.LABELS, "grpo": shards.PROMPTS}
-        made = functools.cache(lambda name, what: encode.Encoder(encode.Options(tokenizer=folders[name], train_on=what)))
+        made = functools.cache(lambda name, what, form: encode.Encoder(encode.Options(tokenizer=folders[name], train_on=what, format=form)))
         for case in cases:
             with self.subTest(**case):
                 for what in ("completion", "assistant"):
-                    kind, documents = made(case["tokenizer"], what).encode(case["row"])
+                    form = "unpaired" if case["trainer"] == "kto" else "auto"  # of pairs, too
+                    kind, documents = made(case["tokenizer"], what, form).encode(case["row"])
                     self.assertEqual((kind, [document.ids.tolist() for document in documents]),
                                      (kinds[case["trainer"]], [ids for ids, _ in case["documents"]]))
                     counted = [[int(i >= max(first, 1)) for i in range(len(ids))] for ids, first in case["documents"]]

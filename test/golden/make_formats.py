@@ -45,6 +45,8 @@ ROWS = {  # of each trainer
             {"prompt": [USER], "chosen": [HELLO], "rejected": [NO]}, {"chosen": [USER, HELLO, AND, THOUGHT], "rejected": [USER, HELLO, AND, NO]},
             {"chosen": [USER, HELLO], "rejected": [USER, NO], "tools": TOOLS}],
     "kto": [{"prompt": "hello", "completion": " world", "label": True}, {"prompt": "hello ", "completion": "world", "label": False},
+            {"chosen": "hello world", "rejected": "hello w\u00e9"}, {"chosen": "hello hello", "rejected": "hello helm"},
+            {"chosen": [USER, HELLO, AND, THOUGHT], "rejected": [USER, HELLO, AND, NO]},
             {"prompt": [USER], "completion": [HELLO], "label": True}, {"prompt": [USER, HELLO, AND], "completion": [THOUGHT], "label": False}],
     "grpo": [{"prompt": "hello"}, {"prompt": [USER]}, {"prompt": [USER, HELLO, AND]}]}
 
@@ -75,9 +77,9 @@ def prepared(name, tokenizer, row):
         labels = one.get("labels", one["input_ids"])
         return [[one["input_ids"], next((i for i, label in enumerate(labels) if label != -100), len(labels))]]
     trainer = {"dpo": trl.DPOTrainer, "kto": trl.KTOTrainer}[name]
-    (one,) = made(trainer, tokenizer)._prepare_dataset(data, tokenizer, arguments(), "train")
+    found = made(trainer, tokenizer)._prepare_dataset(data, tokenizer, arguments(), "train")
     answers = ("chosen_ids", "rejected_ids") if name == "dpo" else ("completion_ids",)
-    return [[one["prompt_ids"] + one[answer], len(one["prompt_ids"])] for answer in answers]
+    return [[one["prompt_ids"] + one[answer], len(one["prompt_ids"])] for one in found for answer in answers]
 
 
 def main():
