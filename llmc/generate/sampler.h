@@ -197,13 +197,15 @@ static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, si
 }
 
 // Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
-// text. Not while a sequence is on its way through forward_backward or forward_only.
+// text. Not while a sequence is on its way through forward_backward or forward_only. Collective with ZeRO 3, where each
+// rank has texts of its own, or none.
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps;
     for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
     sampler->active_count = 0;
+    sampler->cache.turns = weights_sharding(&s->memory).ranks > 1;
     cache_begin(&sampler->cache, s);
     for (slot = 0; slot < sampler->cache.slots && waiting < count; slot++, waiting++)
         slot_open(sampler, s, slot, &texts[waiting], waiting);
@@ -228,6 +230,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             }
         }
     }
+    cache_turn(&sampler->cache, s, TURN_NONE); // others may need this rank's weights for longer
     cache_end(&sampler->cache, s);
 }
 

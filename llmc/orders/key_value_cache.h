@@ -27,6 +27,7 @@ typedef struct {
     size_t slots, capacity; // documents side by side, tokens that fit into each
     size_t tokens;          // of the stream
     size_t chunk;           // tokens that pass through the layers at once
+    int turns;              // ranks gather weights for each other, and each writes other texts (cache_turn)
     size_t mark;            // of the arena, before
     Chunk last;             // what was fed last: the tokens behind which others can be drawn
     Batch documents;
@@ -85,6 +86,41 @@ static void cache_begin(Cache *cache, StreamBP *s) {
         s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
 
+// ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
+// What a rank needs weights for: nothing any more, a walk through all layers, the head
+typedef enum { TURN_NONE, TURN_FORWARD, TURN_DRAW } Turn;
+
+// The weights of a turn come and go, for the ranks that need them.
+static void cache_serve(StreamBP *s, Turn turn) {
+    if (turn == TURN_DRAW) {
+        weights_acquire(&s->memory, GROUP_HEAD);
+        weights_release(&s->memory, GROUP_HEAD);
+        return;
+    }
+    weights_acquire(&s->memory, GROUP_EMBEDDING);
+    weights_release(&s->memory, GROUP_EMBEDDING);
+    layers_begin(&s->memory, 1);
+    for (size_t i = 0; i < layer_count(s); i++) {
+        const size_t l = layer_at(s, i);
+        weights_acquire(&s->memory, l);
+        weights_prefetch(&s->memory, l);
+        weights_release(&s->memory, l);
+    }
+    layers_end(&s->memory);
+}
+
+// Gathering is collective, but ranks write texts of their own: walks through the layers come first, and who needs none
+// serves the others until its own turn comes. TURN_NONE returns when no rank needs anything. Collective.
+static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
+    while (cache->turns) {
+        double wants[2] = {wanted == TURN_FORWARD, wanted == TURN_DRAW};
+        dist_sum(RANKS_ALL, wants, 2);
+        const Turn turn = wants[0] > 0 ? TURN_FORWARD : wants[1] > 0 ? TURN_DRAW : TURN_NONE;
+        if (turn == wanted) return;
+        cache_serve(s, turn);
+    }
+}
+
 // Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these. rows: [c.n] of a step, where
 // keys and values go in their slots; else NULL
 static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
@@ -127,6 +163,7 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
 static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
     for (size_t done = 0; done < count;) {
         const Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], min_size(count - done, cache->chunk));
+        cache_turn(cache, s, TURN_FORWARD);
         cache_forward(s, tokens ? tokens + done : NULL, c, NULL);
         cache->used[slot] += c.n, done += c.n;
         cache->last = c;
@@ -155,6 +192,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     c.spans.count = n;
     s->ops->copy_in(s->position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
+    cache_turn(cache, s, TURN_FORWARD);
     cache_forward(s, tokens, c, cache->row);
     cache->last = c;
 }
@@ -217,6 +255,7 @@ static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
+    cache_turn(cache, s, TURN_DRAW);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     Chunk c = cache->last;
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));

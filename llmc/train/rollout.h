@@ -11,7 +11,8 @@ it; one that has none leaves its group out of the step.
 
 A step follows from the seed, its number and the weights alone. Every epoch has a new order of prompts. Each of several
 replicas takes its share of the step's prompts, asks reward commands of its own, and trains on as many sequences as any
-other has: where there are no more groups a sequence is empty (batch.h).
+other has: where there are no more groups a sequence is empty (batch.h). Of ranks that share sequences each writes
+completions of some of the replica's prompts, which all then have, and the first one asks for rewards.
 
 A command is given a line for each completion, which is valid JSON whatever the texts are:
 
@@ -89,6 +90,7 @@ typedef struct {
     float *reward;                  // [P*G] NAN: none
     float *rewards_of;              // [rewards,P*G] by each command
     char *answered;                 // [P*G] by every command that did not fail
+    int32_t *lengths;               // [2,P*G] tokens, and whether ended, on their way to other ranks
     double *advantage;              // [P*G]
     RolloutLine line[REWARD_COMMANDS];
     char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
@@ -132,6 +134,9 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     return bound;
 }
 
+// The first of the ranks that share sequences asks for rewards.
+static int rollout_asks(const RolloutSettings *s) { return s->world.rank % world_sp(s->world) == 0; }
+
 static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->decoder = *text;
     r->decoder.text = NULL; // a prompt's text is begun anew
@@ -166,6 +171,7 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->reward = (float *)checked_calloc(texts, sizeof(float), of_step);
     r->rewards_of = (float *)checked_calloc(settings->rewards * texts, sizeof(float), of_step);
     r->answered = (char *)checked_calloc(texts, 1, of_step);
+    r->lengths = (int32_t *)checked_calloc(2 * texts, sizeof(int32_t), of_step);
     r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
     for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
     r->columns = (char *)checked_malloc(max_size(data->longest_columns, 1), "the columns of a prompt's row");
@@ -183,17 +189,17 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
-    for (size_t k = 0; k < settings->rewards; k++)
+    for (size_t k = 0; k < settings->rewards && rollout_asks(settings); k++)
         reward_open(&r->command[k], settings->reward_command[k],
                     settings->rewards > 1 ? settings->reward_name[k] : NULL, settings->reward_timeout, r->piece);
 }
 
 static void rollout_free(Rollout *r) {
-    for (size_t k = 0; k < r->settings.rewards; k++) reward_close(&r->command[k]);
+    for (size_t k = 0; k < r->settings.rewards && rollout_asks(&r->settings); k++) reward_close(&r->command[k]);
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
     free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
-    free(r->rewards_of), free(r->answered);
+    free(r->rewards_of), free(r->answered), free(r->lengths);
     packing_free(&r->packing);
     free(r->group_sequence), free(r->sequence);
     batch_free(&r->all);
@@ -220,6 +226,34 @@ static void rollout_prompts(Rollout *r, size_t step) {
             text->seed = random_bits(s->sampling.seed, RANDOM_STREAM_TEXTS, k * s->group_size + g);
         }
     }
+}
+
+// The prompts that rank number `rank` of those that share the replica's sequences writes completions of
+static Range rollout_share(const RolloutSettings *s, size_t rank) {
+    const size_t S = world_sp(s->world), begin = s->prompts * rank / S;
+    const Range share = {begin, s->prompts * (rank + 1) / S - begin};
+    return share;
+}
+
+// Writes them, and gets those of the other ranks.
+static void rollout_write(Rollout *r, StreamBP *streambp) {
+    const RolloutSettings *s = &r->settings;
+    const size_t S = world_sp(s->world), G = s->group_size, texts = s->prompts * G;
+    const Range own = rollout_share(s, s->world.rank % S);
+    sampler_batch(&r->sampler, streambp, r->completion + own.begin * G, own.count * G, &s->sampling, s->end_ids,
+                  s->end_count);
+    for (size_t i = 0; i < texts; i++)
+        r->lengths[i] = (int32_t)r->completion[i].tokens, r->lengths[texts + i] = r->completion[i].ended;
+    for (size_t rank = 0; rank < S && S > 1; rank++) {
+        const Range share = rollout_share(s, rank);
+        const size_t begin = share.begin * G, count = share.count * G;
+        dist_broadcast(RANKS_SEQUENCE, r->lengths + begin, count * sizeof(int32_t), rank);
+        dist_broadcast(RANKS_SEQUENCE, r->lengths + texts + begin, count * sizeof(int32_t), rank);
+        dist_broadcast(RANKS_SEQUENCE, r->ids + begin * s->max_new_tokens, count * s->max_new_tokens * sizeof(int32_t),
+                       rank);
+    }
+    for (size_t i = 0; i < texts; i++)
+        r->completion[i].tokens = (size_t)r->lengths[i], r->completion[i].ended = r->lengths[texts + i];
 }
 
 // ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
@@ -312,7 +346,7 @@ static void rollout_line_begin(RolloutLine *line, size_t completion) {
 // again; a run that gets no rewards ends. left_out: groups of this replica. Collective.
 static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
     const size_t prompts = r->settings.step_prompts;
-    double sums[2] = {failed != NULL, (double)left_out};
+    double sums[2] = {failed != NULL, rollout_asks(&r->settings) ? (double)left_out : 0};
     char message[sizeof(failed->message)] = "", whose[256] = "", others[64] = "";
     size_t first;
     dist_sum(RANKS_ALL, sums, 2);
@@ -341,33 +375,47 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// Asks for the rewards, and adds them up.
-static void rollout_rewards(Rollout *r, size_t step) {
+// The rewards of each command, and of which completions all that did not fail are known. Returns a command that failed,
+// or NULL.
+static const Reward *rollout_ask(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
     float *of[REWARD_COMMANDS];
     const Reward *failed = NULL;
-    size_t left_out = 0;
     for (size_t k = 0; k < s->rewards; k++) rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
     rewards_ask(r->command, s->rewards, rollout_lines, r, texts, of);
-    for (size_t k = s->rewards; k-- > 0;)
-        if (r->command[k].failed) failed = &r->command[k];
+    memset(r->answered, 1, texts);
+    for (size_t k = s->rewards; k-- > 0;) {
+        if (!r->command[k].failed) continue;
+        failed = &r->command[k];
+        for (size_t i = failed->answered; i < texts; i++) r->answered[i] = 0, of[k][i] = NAN;
+    }
+    return failed;
+}
+
+// Asks for the rewards, or gets them from the rank that asks, and adds them up.
+static void rollout_rewards(Rollout *r, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    const size_t texts = s->prompts * s->group_size;
+    const Reward *failed = rollout_asks(s) ? rollout_ask(r) : NULL;
+    size_t left_out = 0;
     if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
+    if (world_sp(s->world) > 1) {
+        dist_broadcast(RANKS_SEQUENCE, r->rewards_of, s->rewards * texts * sizeof(float), 0);
+        dist_broadcast(RANKS_SEQUENCE, r->answered, texts, 0);
+    }
     for (size_t i = 0; i < texts; i++) {
         double sum = 0;
         size_t given = 0;
-        r->answered[i] = 1;
         for (size_t k = 0; k < s->rewards; k++) {
-            if (r->command[k].failed && i >= r->command[k].answered)
-                r->answered[i] = 0, of[k][i] = NAN;
-            else if (!isnan(of[k][i]))
-                sum += s->reward_weight[k] * (double)of[k][i], given++;
+            const double reward = (double)r->rewards_of[k * texts + i];
+            if (!isnan(reward)) sum += s->reward_weight[k] * reward, given++;
         }
         r->reward[i] = given ? (float)sum : NAN;
     }
     for (size_t p = 0; p < s->prompts; p++) left_out += !rollout_group_rewarded(r, p);
     rollout_count_failures(r, step, failed, left_out);
-    for (size_t k = 0; k < s->rewards; k++)
+    for (size_t k = 0; failed && k < s->rewards; k++)
         if (r->command[k].failed) reward_restart(&r->command[k]);
 }
 
@@ -463,12 +511,10 @@ static void rollout_fill(Rollout *r) {
 // ---- a step ---------------------------------------------------------------------------------------------------------
 // Returns the number of sequences to train on. Not during a pass, whose arena it uses.
 static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
-    const RolloutSettings *s = &r->settings;
     double begin = seconds_now();
     memset(&r->metrics, 0, sizeof(r->metrics));
     rollout_prompts(r, step);
-    sampler_batch(&r->sampler, streambp, r->completion, s->prompts * s->group_size, &s->sampling, s->end_ids,
-                  s->end_count);
+    rollout_write(r, streambp);
     double written = seconds_now();
     rollout_rewards(r, step);
     double rewarded = seconds_now();
