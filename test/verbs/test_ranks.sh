@@ -259,6 +259,20 @@ check "rewards do not depend on the number of ranks" [ "$(rewards "$WORK/rollout
 check "6 rewards" [ "$(rewards "$WORK/rollout-4" | wc -l)" = 6 ]
 ranks_succeed 3 train $(echo "$common" | sed 's/grpo/gspo --updates 2/') "$@" --zero 1 --beta 0.1 --weights host --update forward \
     --reference-on device # streams that are empty, used twice; weights are stepped in a pass of the reference
+# Weights that all gather for each other's texts, and ranks that share a sequence and the writing: the same completions.
+completions() { cat "$1"/rollouts*.jsonl | sort; }
+for world in '3 --zero 3 --weights host' '4 --sp 2 --zero 3 --slots 3' '2 --sp 2 --lora-rank 2'; do
+    out="$WORK/rollout-$(echo "$world" | tr -dc a-z0-9)"
+    ranks_succeed ${world%% *} train $common "$@" ${world#* } --out "$out"
+    check "rewards of $world" [ "$(rewards "$out" | head -n 2)" = "$(rewards "$WORK/rollout" | head -n 2)" ]
+    case $world in *lora*) ;; *) check "rollouts of $world" [ "$(completions "$out")" = "$(completions "$WORK/rollout")" ] ;; esac
+done
+one=$(echo "$common" | sed 's/--batch 5/--batch 2/; s/--seq-len 32/--seq-len 64/')
+ranks_succeed 2 train $one "$@" --zero 0 --out "$WORK/rollout-stage0"
+ranks_succeed 2 train ${one% 6} 3 "$@" --zero 3 --out "$WORK/rollout-stage3"
+ranks_succeed 2 train $one "$@" --zero 3 --out "$WORK/rollout-stage3" --resume
+check 'a stage changes no bit of a run, stopped or not' cmp "$WORK/rollout-stage0/checkpoint-00000006/model.bin" \
+    "$WORK/rollout-stage3/checkpoint-00000006/model.bin"
 unset STREAMBP_ALLOCATION_GUARD
 # The command of rank 1 has 12 lines to answer, that of rank 0 has 8.
 ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
@@ -268,7 +282,6 @@ check "a command of another rank that fails is told of: $(grep 'left out' "$WORK
 ranks_refuse 1 'step 1: rank 0 on .* with exit code 3; no completion was rewarded' 2 train ${common% 6} 1 --reward-failure skip --reward-command 'exit 3'
 ranks_refuse 2 'batch 5 prompts cannot be dealt over 6 replicas; take --batch 6' 6 train $common "$@"
 ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
-ranks_refuse 2 'rollout .* not with --zero 3' 2 train $common "$@" --zero 3
 ranks_refuse 1 'the reward command ended after 0 of' 2 train $common --reward-command 'exit 3'
 
 # ---- refused ----------------------------------------------------------------------------------------------------------------
