@@ -198,6 +198,9 @@ SIZE(show, "show", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "completions of a
 SIZE(slots, "slots", "auto", 1, 65536, STEPS, "N",
      "completions written side by side, each with a key/value cache; auto: all of a step, 64 at most")
 IDS(stop_ids, "stop-ids", STEPS, "ID,ID,...", "ids that end a completion, beside the tokenizer's")
+FLAG(overlap, "overlap", STEPS,
+     "--rollout: write the next completions before a step's update, so that the reward command works meanwhile; they "
+     "are off-policy by one, corrected by their old log-probabilities")
 SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the completions of a rollout")
 
 SECTION("LoRA")

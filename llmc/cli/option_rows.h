@@ -262,7 +262,7 @@ static const struct {
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
     {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},   {"reward-weights", "rollout"}, {"keep-rollouts", "rollout"},
-    {"show", "rollout"},
+    {"show", "rollout"},           {"overlap", "rollout"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

@@ -367,6 +367,9 @@ static void options_check(const Options *o) {
         {rollout && o->updates > 1 && o->lora_dropout > 0,
          "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, would not begin at 1; "
          "leave one of them out"},
+        {rollout && o->overlap && o->lora_dropout > 0,
+         "--lora-dropout with --overlap: the ratio to the old policy, which has none, would not begin at 1; leave one "
+         "of the two out"},
         {rollout && train && (o->save_every % o->updates || o->steps % o->updates),
          "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
          "again"},

@@ -38,27 +38,33 @@ static size_t checkpoint_step_of(const char *name) {
 }
 
 // ---- the manifest ---------------------------------------------------------------------------------------------------
-enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES };
+enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES = 5 };
 
 #define MANIFEST_NAME  "DONE"
 #define MANIFEST_FIRST "version 2\n" // 1 began with the first file
 #define MANIFEST_TEXT  512           // bytes at most
+#define MANIFEST_KINDS 4
 
-// The files of a checkpoint of a whole model, and of one of adapters.
-static const char *const manifest_names[2][MANIFEST_FILES] = {
-    {"model.bin", "optimizer.bin", "state.json", NULL},
-    {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json"},
+// The files of a checkpoint of a whole model, and of one of adapters; the same with completions that wait.
+static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
+    {"model.bin", "optimizer.bin", "state.json", NULL, NULL},
+    {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", NULL},
+    {"model.bin", "optimizer.bin", "state.json", "rollout.bin", NULL},
+    {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", "rollout.bin"},
 };
 
 typedef struct {
-    int adapters; // which of the two
+    int adapters, waits; // which of these
     uint64_t bytes[MANIFEST_FILES], checksum[MANIFEST_FILES];
 } Manifest;
 
 // The i-th file of such a checkpoint, or NULL behind the last.
 static const char *manifest_file(const Manifest *manifest, size_t i) {
-    return i < MANIFEST_FILES ? manifest_names[manifest->adapters][i] : NULL;
+    return i < MANIFEST_FILES ? manifest_names[manifest->adapters + 2 * manifest->waits][i] : NULL;
 }
+
+// Which one rollout.bin is, of a manifest that waits
+static size_t manifest_rollout(const Manifest *manifest) { return MANIFEST_CONFIG + (size_t)manifest->adapters; }
 
 // Returns the length.
 static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
@@ -89,6 +95,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0]))) return manifest_is_older;
     const char *cursor = text + strcspn(text, "\n"); // the end of the line before
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
+    manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
     for (size_t i = 0; *cursor && manifest_file(manifest, i); i++) {
         unsigned long long bytes = 0, checksum = 0;
         sscanf(cursor, "%*63s %20llu %16llx", &bytes, &checksum);
@@ -164,7 +171,7 @@ static int checkpoint_hold(const char *checkpoint) {
 // ---- removing -------------------------------------------------------------------------------------------------------
 // A file that checkpoints consist of: where a folder holds anything else, that stays, and so does the folder.
 static int checkpoint_is_written_name(const char *name) {
-    for (size_t i = 0; i < 2 * MANIFEST_FILES; i++) {
+    for (size_t i = 0; i < MANIFEST_KINDS * MANIFEST_FILES; i++) {
         const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
         if (file && !strcmp(name, file)) return 1;
     }

@@ -4,6 +4,8 @@ Checkpoints: everything a training run needs to go on, bit for bit. Each is a fo
     checkpoint-00000100/model.bin      the weights: a flat .bin (flat.h), good for --model
                         optimizer.bin  AdamW's moments, and the fp32 master weights if there are any
                         state.json     progress of the run, and what must be the same to go on (run_state.h)
+                        rollout.bin    with --overlap, if completions wait for their step: what follows from nothing
+                                       else (rollout.h)
                         DONE           written last: name, bytes and checksum of the others
 
 With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is
@@ -28,6 +30,14 @@ number of ranks nor on the stage of ZeRO.
 #include "run_state.h"
 #include <assert.h>
 
+// rollout.bin: bytes [begin, begin + count) of `whole` are this rank's
+typedef struct {
+    char *bytes;
+    uint64_t begin, count, whole;
+    int writes; // no other rank has the same
+    int is_there;
+} WaitingPart;
+
 // The tensors of a checkpoint; weights and optimizer state lie in any place.
 typedef struct {
     const Model *model; // the table of what is trained: the model's or the adapters'
@@ -39,6 +49,7 @@ typedef struct {
     BaseKey base;     // with LoRA: the key of the base model
     const char *base_path;
     const Model *base_model;
+    WaitingPart *waiting; // NULL: of no such run
 } TrainedTensors;
 
 // ---- large files ----------------------------------------------------------------------------------------------------
@@ -124,7 +135,7 @@ static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
 static uint64_t checkpoint_bytes(const TrainedTensors *t) {
     uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
     if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
-    return headers + sections_bytes(t) + RUN_STATE_LIMIT;
+    return headers + sections_bytes(t) + RUN_STATE_LIMIT + (t->waiting ? t->waiting->whole : 0);
 }
 
 // ---- one save or load -----------------------------------------------------------------------------------------------
@@ -203,6 +214,26 @@ static void save_large(CheckpointPass *p, size_t file, size_t step) {
     if (dist_rank() == 0) output_commit(&output);
 }
 
+// Collective
+static void save_waiting(CheckpointPass *p) {
+    const WaitingPart *part = p->t->waiting;
+    const size_t file = manifest_rollout(&p->manifest);
+    const char *name = manifest_file(&p->manifest, file);
+    char path[PATH_MAX];
+    Checksum sum = {{0, 0}};
+    OutputFile output = {0};
+    p->manifest.bytes[file] = part->whole;
+    if (dist_rank() == 0) folder_open_file(&p->folder, &output, name, part->whole);
+    path_join(path, p->folder.temporary, name);
+    output_share(&output, path);
+    if (part->writes) output_write(&output, part->begin, part->bytes, part->count);
+    if (part->writes) checksum_add(&sum, part->begin, part->bytes, part->count);
+    if (dist_rank() != 0) output_leave(&output);
+    checksum_join(&sum);
+    p->manifest.checksum[file] = checksum_value(0, &sum, part->whole);
+    if (dist_rank() == 0) output_commit(&output);
+}
+
 static void save_small(CheckpointPass *p, size_t file, const char *text, size_t length) {
     p->manifest.bytes[file] = length;
     p->manifest.checksum[file] = checksum_of(0, text, length);
@@ -235,13 +266,14 @@ static void checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, c
     static CheckpointPass pass;
     if (folder->last == run->step) return;
     pass_begin(&pass, t, "saving", dist_ranks());
-    pass.manifest.adapters = t->lora != NULL;
+    pass.manifest.adapters = t->lora != NULL, pass.manifest.waits = t->waiting && t->waiting->is_there;
     checkpoint_path(pass.folder.path, folder->path, run->step, "");
     checkpoint_check_space(folder, t, pass.folder.path);
     checkpoint_path(pass.folder.temporary, folder->path, run->step, ".partial");
     if (dist_rank() == 0) checkpoint_begin(&pass.folder);
     save_large(&pass, MANIFEST_MODEL, run->step);
     save_large(&pass, MANIFEST_OPTIMIZER, run->step);
+    if (pass.manifest.waits) save_waiting(&pass);
     if (dist_rank() == 0) save_finish(&pass, folder, run);
     folder->last = run->step;
     progress_end(&pass.progress);
@@ -382,6 +414,21 @@ static void load_optimizer(CheckpointPass *p, size_t step) {
     input_close(&file);
 }
 
+// Collective
+static void load_waiting(CheckpointPass *p) {
+    WaitingPart *part = p->t->waiting;
+    const size_t file = manifest_rollout(&p->manifest);
+    char path[PATH_MAX];
+    InputFile input = input_open(load_path(p, file, path));
+    load_check_sum(p, file, path, file_checksum(&input));
+    if (!part || input.bytes != part->whole)
+        die("%s: has %llu bytes, completions of this run take %llu; resume with the options that it began with", path,
+            (unsigned long long)input.bytes, (unsigned long long)(part ? part->whole : 0));
+    input_read(&input, part->begin, part->bytes, part->count);
+    part->is_there = 1;
+    input_close(&input);
+}
+
 // Fills weights and optimizer from the checkpoint of that step, and *run with the run's progress; schedule and settings
 // of *run are this run's and must agree (run_state.h). Anything else ends the program with one line. Collective.
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
@@ -402,6 +449,7 @@ static void checkpoint_load(const CheckpointFolder *folder, size_t step, const T
     else
         load_weights(&pass);
     load_optimizer(&pass, step);
+    if (pass.manifest.waits) load_waiting(&pass);
     progress_end(&pass.progress);
 }
 

@@ -7,12 +7,18 @@ it; one that has none leaves its group out of the step.
     rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
     rollout_allocate   all memory; the commands start
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
+    rollout_ahead      --overlap: writes those of step s + 1, whose rewards are asked for while step s is trained
     rollout_free
 
 A step follows from the seed, its number and the weights alone. Every epoch has a new order of prompts. Each of several
 replicas takes its share of the step's prompts, asks reward commands of its own, and trains on as many sequences as any
 other has: where there are no more groups a sequence is empty (batch.h). Of ranks that share sequences each writes
 completions of some of the replica's prompts, which all then have, and the first one asks for rewards.
+
+With --overlap the completions of a step are those that rollout_ahead has written before the updates of the step before:
+off-policy by one, which the ratio to their old log-probabilities corrects. Between two steps they are all that a run
+has beside its checkpoint, so they are part of it (rollout.bin): for each completion, by the prompts' order in the step,
+the number of its tokens, whether it ended, its ids and old log-probabilities. Rewards are asked for again.
 
 A command is given a line for each completion, which is valid JSON whatever the texts are:
 
@@ -29,9 +35,11 @@ reference_ids instead.
 #include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 #include "llmc/data/documents_read.h"
+#include "checkpoint.h"
 #include "reward.h"
 #include "llmc/generate/sampler.h"
 #include "all_reduce.h"
+#include <pthread.h>
 
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
 #define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
@@ -57,6 +65,7 @@ typedef struct {
     const char *reward_command[REWARD_COMMANDS];
     char reward_name[REWARD_COMMANDS][REWARD_NAME];
     double reward_weight[REWARD_COMMANDS];
+    int overlap; // rollout_ahead will be called
     double reward_timeout;
     const Prompt *text;      // tokens to text
     const uint32_t *end_ids; // [end_count] the ids that end a completion
@@ -107,8 +116,16 @@ typedef struct {
     Metrics metrics;                                    // of the step, beside those of the objective
     double sampling_seconds, reward_seconds;            // of the step
     char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // of rewards by name: mean, standard deviation
-    size_t failures;                                    // steps in a row
-    int rewarded;                                       // some step of this process has had a reward
+    // of rollout_ahead
+    size_t waiting;        // the step whose completions wait for rewards; 0: none
+    float *old;            // [P*G,max_new_tokens] their log-probabilities
+    Batch ahead;           // the memory of sequences by which these are computed
+    Batch *ahead_sequence; // [P]
+    pthread_t asking;      // asks for rewards where `asks`
+    int asks;
+    WaitingPart part;
+    size_t failures; // steps in a row
+    int rewarded;    // some step of this process has had a reward
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -144,6 +161,18 @@ static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->scratch = (char *)checked_calloc(REWARD_COMMANDS, token, "the text of a token");
     for (size_t k = 0; k < REWARD_COMMANDS; k++) r->line[k].scratch = r->scratch + k * token;
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
+}
+
+// What rollout.bin has of a completion
+static size_t rollout_record(const RolloutSettings *s) {
+    return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
+}
+
+static WaitingPart rollout_part(const RolloutSettings *s) {
+    const uint64_t prompt = s->group_size * rollout_record(s);
+    WaitingPart part = {.begin = s->first * prompt, .count = s->prompts * prompt, .whole = s->step_prompts * prompt};
+    part.writes = s->world.rank % world_sp(s->world) == 0;
+    return part;
 }
 
 // data, and all that settings point to, must outlive it.
@@ -189,12 +218,23 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
     r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
+    if (settings->overlap) {
+        r->old = (float *)checked_calloc(texts * settings->max_new_tokens, sizeof(float), of_step);
+        r->ahead_sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
+        r->ahead = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
+        batch_allocate_answers(&r->ahead, settings->reference, settings->old);
+        r->part = rollout_part(settings);
+        r->part.bytes = (char *)checked_malloc(r->part.count, of_step);
+    }
     for (size_t k = 0; k < settings->rewards && rollout_asks(settings); k++)
         reward_open(&r->command[k], settings->reward_command[k],
                     settings->rewards > 1 ? settings->reward_name[k] : NULL, settings->reward_timeout, r->piece);
 }
 
 static void rollout_free(Rollout *r) {
+    if (r->asks) pthread_join(r->asking, NULL);
+    free(r->old), free(r->ahead_sequence), free(r->part.bytes);
+    batch_free(&r->ahead);
     for (size_t k = 0; k < r->settings.rewards && rollout_asks(&r->settings); k++) reward_close(&r->command[k]);
     sampler_batch_free(&r->sampler);
     free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
@@ -375,20 +415,42 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// The rewards of each command, and of which completions all that did not fail are known. Returns a command that failed,
-// or NULL.
-static const Reward *rollout_ask(Rollout *r) {
+// Asks for the rewards of each command, maybe on another thread.
+static void *rollout_ask(void *rollout) {
+    Rollout *r = (Rollout *)rollout;
+    const size_t texts = r->settings.prompts * r->settings.group_size;
+    float *of[REWARD_COMMANDS];
+    for (size_t k = 0; k < r->settings.rewards; k++)
+        rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
+    rewards_ask(r->command, r->settings.rewards, rollout_lines, r, texts, of);
+    return NULL;
+}
+
+// Where no thread can be had the rewards are asked for when they are needed.
+static void rollout_ask_ahead(Rollout *r) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    r->asks = pthread_create(&r->asking, NULL, rollout_ask, r) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+// Waits for the answers, or asks. The rewards of each command, and of which completions all that did not fail are known.
+// Returns a command that failed, or NULL.
+static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
-    float *of[REWARD_COMMANDS];
     const Reward *failed = NULL;
-    for (size_t k = 0; k < s->rewards; k++) rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
-    rewards_ask(r->command, s->rewards, rollout_lines, r, texts, of);
+    if (r->asks)
+        pthread_join(r->asking, NULL);
+    else
+        rollout_ask(r);
+    r->asks = 0;
     memset(r->answered, 1, texts);
     for (size_t k = s->rewards; k-- > 0;) {
         if (!r->command[k].failed) continue;
         failed = &r->command[k];
-        for (size_t i = failed->answered; i < texts; i++) r->answered[i] = 0, of[k][i] = NAN;
+        for (size_t i = failed->answered; i < texts; i++) r->answered[i] = 0, r->rewards_of[k * texts + i] = NAN;
     }
     return failed;
 }
@@ -397,7 +459,7 @@ static const Reward *rollout_ask(Rollout *r) {
 static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
-    const Reward *failed = rollout_asks(s) ? rollout_ask(r) : NULL;
+    const Reward *failed = rollout_asks(s) ? rollout_answers(r) : NULL;
     size_t left_out = 0;
     if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
     if (world_sp(s->world) > 1) {
@@ -509,19 +571,107 @@ static void rollout_fill(Rollout *r) {
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
-// Returns the number of sequences to train on. Not during a pass, whose arena it uses.
-static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
-    double begin = seconds_now();
-    memset(&r->metrics, 0, sizeof(r->metrics));
+static void rollout_begin(Rollout *r, StreamBP *streambp, size_t step) {
+    const double begin = seconds_now();
     rollout_prompts(r, step);
     rollout_write(r, streambp);
-    double written = seconds_now();
+    r->sampling_seconds += seconds_now() - begin;
+}
+
+// Old log-probabilities go from the sequences to `old`, or with `back` the other way.
+static void rollout_move_old(Rollout *r, int back) {
+    const size_t G = r->settings.group_size, room = r->settings.max_new_tokens;
+    for (size_t i = 0; i < r->sequences; i++) {
+        const Batch *b = &r->sequence[i];
+        size_t d = 0;
+        for (size_t k = 0; k < r->settings.prompts * G; k++) { // as rollout_fill has put them there
+            if (r->group_sequence[k / G] != i) continue;
+            const Completion *text = &r->completion[k];
+            float *in_sequence = b->old + b->document_start[d++] + text->prompt_tokens - 1, *kept = r->old + k * room;
+            memcpy(back ? in_sequence : kept, back ? kept : in_sequence, text->tokens * sizeof(float));
+        }
+    }
+}
+
+// Returns the number of sequences to train on. Not during a pass, whose arena it uses.
+static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
+    const int waited = r->waiting == step;
+    memset(&r->metrics, 0, sizeof(r->metrics));
+    r->sampling_seconds = 0;
+    if (!waited) rollout_begin(r, streambp, step);
+    const double written = seconds_now();
     rollout_rewards(r, step);
-    double rewarded = seconds_now();
+    r->reward_seconds = seconds_now() - written;
     rollout_pack(r);
     rollout_fill(r);
-    r->sampling_seconds = written - begin, r->reward_seconds = rewarded - written;
+    if (waited) rollout_move_old(r, 1);
+    r->waiting = 0;
     return r->sequences;
+}
+
+static void rollout_exchange(Rollout *r) {
+    const Batch all = r->all;
+    Batch *const sequence = r->sequence;
+    r->all = r->ahead, r->sequence = r->ahead_sequence;
+    r->ahead = all, r->ahead_sequence = sequence;
+}
+
+// Writes the completions of `step`, the one behind that of rollout_step, and asks for their rewards without waiting.
+// Returns the number of sequences whose log-probabilities were computed.
+static size_t rollout_ahead(Rollout *r, StreamBP *streambp, size_t step) {
+    const size_t texts = r->settings.prompts * r->settings.group_size, sequences = r->sequences;
+    const TargetCounts counts = r->counts;
+    const Metrics metrics = r->metrics;
+    rollout_begin(r, streambp, step);
+    for (size_t i = 0; i < texts; i++) r->reward[i] = 0, r->answered[i] = 1; // all, until they are known
+    rollout_exchange(r);
+    rollout_pack(r);
+    rollout_fill(r);
+    const size_t computed = r->sequences;
+    for (size_t i = 0; i < computed; i++) forward_policy(streambp, &r->sequence[i], 0, r->sequence[i].old);
+    rollout_move_old(r, 0);
+    rollout_exchange(r);
+    r->sequences = sequences, r->counts = counts, r->metrics = metrics;
+    r->waiting = step;
+    if (rollout_asks(&r->settings)) rollout_ask_ahead(r);
+    return computed;
+}
+
+// ---- in a checkpoint ------------------------------------------------------------------------------------------------
+static void rollout_save(Rollout *r) {
+    const size_t room = r->settings.max_new_tokens;
+    char *to = r->part.bytes;
+    r->part.is_there = r->waiting != 0;
+    for (size_t k = 0; k < r->settings.prompts * r->settings.group_size; k++) {
+        const Completion *text = &r->completion[k];
+        const uint32_t numbers[2] = {(uint32_t)text->tokens, (uint32_t)text->ended};
+        memset(to, 0, rollout_record(&r->settings)); // behind the last token is nothing
+        memcpy(to, numbers, sizeof(numbers)), to += sizeof(numbers);
+        memcpy(to, text->ids, text->tokens * sizeof(int32_t)), to += room * sizeof(int32_t);
+        memcpy(to, r->old + k * room, text->tokens * sizeof(float)), to += room * sizeof(float);
+    }
+}
+
+// What was read becomes the completions of `step`. V: words
+static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoint) {
+    const size_t room = r->settings.max_new_tokens;
+    const char *from = r->part.bytes;
+    rollout_prompts(r, step);
+    for (size_t k = 0; k < r->settings.prompts * r->settings.group_size; k++) {
+        Completion *text = &r->completion[k];
+        uint32_t numbers[2];
+        memcpy(numbers, from, sizeof(numbers)), from += sizeof(numbers);
+        int good = numbers[0] > 0 && numbers[0] <= room;
+        text->tokens = numbers[0], text->ended = numbers[1] != 0;
+        memcpy(text->ids, from, room * sizeof(int32_t)), from += room * sizeof(int32_t);
+        memcpy(r->old + k * room, from, room * sizeof(float)), from += room * sizeof(float);
+        for (size_t t = 0; good && t < text->tokens; t++) good = text->ids[t] >= 0 && (size_t)text->ids[t] < V;
+        if (!good)
+            die("%s: rollout.bin: completion %zu is none of this model; remove the folder, and --resume takes the one "
+                "before",
+                checkpoint, k);
+    }
+    r->waiting = step;
 }
 
 // ---- from the command line ------------------------------------------------------------------------------------------
@@ -629,7 +779,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.mask_truncated = o->mask_truncated;
     s.in_order = o->shuffle == SHUFFLE_OFF;
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
-    s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1;
+    s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
+    s.overlap = o->overlap;
     s.reward_timeout = o->reward_timeout;
     rewards_from_options(&s, o);
     s.text = text, s.end_ids = end_ids, s.end_count = ends;

@@ -69,6 +69,7 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
 static void trainer_save(Trainer *t) {
     weights_flush(&t->run.streambp.memory);
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
+    if (t->tensors.waiting) rollout_save(&t->rollout);
     checkpoint_save(&t->folder, &t->tensors, &t->state);
 }
 
@@ -86,28 +87,37 @@ static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
     progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);
 }
 
-// Completions for this step, or those that an earlier step has trained on (--updates); returns the micro-batches.
+// Completions for this step, or those that an earlier step has trained on (--updates); returns the micro-batches. With
+// --overlap those of the next rollout are written, too, with the weights as they are before this one's updates.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
-    const size_t updates = t->run.options->updates;
+    const Options *o = t->run.options;
+    const size_t updates = o->updates, number = (step - 1) / updates + 1;
     Rollout *rollout = &t->rollout;
     weights_flush(&t->run.streambp.memory);
     if ((step - 1) % updates == 0) {
         const RolloutSettings *s = &rollout->settings;
         const size_t rounds = (s->prompts * s->group_size + s->slots - 1) / s->slots;
-        trainer_expect(t, step, 1, (double)(rounds * s->max_new_tokens * t->run.model.config.num_hidden_layers));
-        rollout_step(rollout, &t->run.streambp, (step - 1) / updates + 1);
+        const int written = rollout->waiting == number,
+                  ahead = o->overlap && number * updates < t->state.schedule.steps;
+        trainer_expect(
+            t, step, 1,
+            (double)((!written + ahead) * rounds * s->max_new_tokens * t->run.model.config.num_hidden_layers));
+        rollout_step(rollout, &t->run.streambp, number);
         progress_clear(&t->log.progress);
         rollout_log_show(&t->rollout_log, rollout, t->log.text);
-        rollout_log_write(&t->rollout_log, rollout, step, (step - 1) / updates);
-        report->rollout_seconds = rollout->sampling_seconds;
-        report->reward_seconds = rollout->reward_seconds;
+        rollout_log_write(&t->rollout_log, rollout, step, number - 1);
         for (size_t i = 0; i < rollout->sequences; i++) {
             Batch *batch = &rollout->sequence[i];
             trainer_reference(t, batch, report);
-            if (!batch->old) continue;
+            if (!batch->old || written) continue;
             forward_policy(&t->run.streambp, batch, 0, batch->old);
             report->flops += flops_forward(&t->run.settings, batch, 1);
         }
+        const size_t computed = ahead ? rollout_ahead(rollout, &t->run.streambp, number + 1) : 0;
+        for (size_t i = 0; i < computed; i++)
+            report->flops += flops_forward(&t->run.settings, &rollout->ahead_sequence[i], 1);
+        report->rollout_seconds = rollout->sampling_seconds;
+        report->reward_seconds = rollout->reward_seconds;
     }
     report->metrics = rollout->metrics;
     return rollout->sequences;

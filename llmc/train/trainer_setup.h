@@ -186,9 +186,9 @@ static void trainer_objective_settings(Trainer *t) {
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
         add_setting(t, "--rollout", SETTING_KEPT,
-                    "%s%sgroup-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s",
+                    "%s%s%sgroup-size=%zu,top-k=%zu,top-p=%.17g,updates=%zu,ends=%016llx,reward-failure=%s",
                     rollout->in_order ? "shuffle=off," : "", rollout->mask_truncated ? "mask-truncated," : "",
-                    o->group_size, o->top_k, o->top_p, o->updates,
+                    rollout->overlap ? "overlap," : "", o->group_size, o->top_k, o->top_p, o->updates,
                     (unsigned long long)checksum_of(0, rollout->end_ids, rollout->end_count * sizeof(uint32_t)),
                     option_chosen(o, "reward-failure"));
     }
@@ -275,6 +275,7 @@ static void trainer_find_tensors(Trainer *t) {
     tensors->base = run->base;
     tensors->base_path = run->options->model;
     tensors->base_model = &run->model;
+    tensors->waiting = run->options->overlap ? &t->rollout.part : NULL;
 }
 
 // Weights, optimizer and state: new, or those of the checkpoint at `last`.
@@ -294,6 +295,8 @@ static void trainer_load(Trainer *t, const char *last) {
     trainer_settings(t);
     if (!resumes) return;
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
+    if (tensors->waiting && tensors->waiting->is_there)
+        rollout_load(&t->rollout, t->state.step / t->run.options->updates + 1, t->run.model.config.vocab_size, last);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
     weights_check_finite(tensors->model, tensors->weights_sharding, ops_device,

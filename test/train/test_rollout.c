@@ -346,6 +346,52 @@ TEST(a_step_follows_from_its_number) {
     rolling_close(first), rolling_close(again), rolling_close(other);
 }
 
+static void expect_old(Rolling *r, size_t sequences) {
+    for (size_t i = 0; i < sequences; i++) {
+        const Batch *b = &r->rollout.sequence[i];
+        float *now = (float *)case_memory(b->N * sizeof(float));
+        forward_policy(&r->run.s, b, 0, now);
+        for (size_t t = 0; t < b->N; t++)
+            if (b->targets[t] >= 0) assert_memory_equal(&b->old[t], &now[t], sizeof(float));
+    }
+}
+
+// A step whose completions were written before the step in front of it: what that trains on stays as it is, old
+// log-probabilities are those of the weights, here and in a run that goes on from what a checkpoint has.
+TEST(a_step_written_ahead) {
+    static const char *const how[] = {"numbers", "dies"};
+    for (size_t i = 0; i < COUNT_OF(how); i++) {
+        RolloutSettings settings = rollout_settings();
+        settings.stop = 0;
+        Rolling *now = rolling_open(settings, how[i], "bytes");
+        settings.overlap = settings.old = 1;
+        Rolling *first = rolling_open(settings, how[i], "bytes"), *resumed = rolling_open(settings, how[i], "bytes");
+        for (size_t number = 1; number <= 4; number++) {
+            const size_t sequences = step(now, number);
+            assert_int_equal(step(first, number), sequences);
+            expect_same_step(now, first, sequences);
+            if (number > 1) expect_old(first, sequences);
+            if (number == 4) {
+                assert_int_equal(step(resumed, number), sequences);
+                expect_same_step(now, resumed, sequences);
+                expect_old(resumed, sequences);
+            }
+            allocation_guard = 1;
+            rollout_ahead(&first->rollout, &first->run.s, number + 1);
+            allocation_guard = 0;
+            assert_int_equal(first->rollout.sequences, sequences);
+            for (size_t k = 0; k < sequences; k++)
+                expect_same_batch(&now->rollout.sequence[k], &first->rollout.sequence[k]);
+            if (number != 3) continue;
+            rollout_save(&first->rollout);
+            assert_int_equal(first->rollout.part.count, resumed->rollout.part.whole);
+            memcpy(resumed->rollout.part.bytes, first->rollout.part.bytes, first->rollout.part.count);
+            rollout_load(&resumed->rollout, number + 1, 256, "a checkpoint");
+        }
+        rolling_close(first), rolling_close(now), rolling_close(resumed);
+    }
+}
+
 TEST(groups_without_spread) {
     Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
     size_t sequences = step(r, 1);

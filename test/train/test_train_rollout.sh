@@ -52,6 +52,48 @@ $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
 END
 refuses 1 'the model that it began with; give that with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
     --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
+# ---- written ahead: off-policy by one, and killed while the reward command works -----------------------------------------
+cat >"$WORK/kills.sh" <<'END'
+n=0
+while read -r line; do
+    echo "$line" >>"$1/lines"
+    n=$((n + 1))
+    [ $n != "$2" ] || kill -9 "$(cat "$1/process")"
+    case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo '{"reward": 0}' ;; esac
+done
+END
+killed() { # folder, line, arguments: the run is killed at this line
+    killed_folder=$1 line=$2
+    shift 2
+    mkdir -p "$WORK/killed"
+    "$TRAIN" train "$@" --reward-command "sh $WORK/kills.sh $WORK/killed $line" --out "$killed_folder" >/dev/null 2>&1 &
+    echo $! >"$WORK/killed/process"
+    wait $! 2>/dev/null
+    [ $? = 137 ]
+}
+for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
+    folder="$WORK/ahead$(echo "$options" | tr -dc a-z)"
+    set -- $any --group-size 6 --objective grpo --overlap --save-every 2 --steps 8 $options
+    succeeds train "$@" --out "$folder-a" --reward-command "$reward"
+    check "a step's completions wait: $options" grep -q rollout.bin "$folder-a/checkpoint-00000006/DONE"
+    check "killed while the next rewards are asked for: $options" killed "$folder-b" 75 "$@"
+    succeeds train "$@" --resume --out "$folder-b" --reward-command "$reward"
+    check "killed and resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
+done
+set -- --init "$TINY" --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 --max-new-tokens 4 --schedule constant --seed 5 \
+    --objective grpo --group-size 6 --steps 3 --quiet
+for options in '1e-2 --overlap' '0 --overlap' 0 1e-2; do
+    folder="$WORK/rate$(echo "$options" | tr -dc 0-9a-z)"
+    mkdir -p "$folder-lines"
+    succeeds train "$@" --lr $options --out "$folder" --reward-command "sh $WORK/kills.sh $folder-lines 0"
+done
+check 'without a learning rate --overlap changes no bit' same_run "$WORK/rate0overlap" "$WORK/rate0" checkpoint-00000003
+first_two() { sed 48q "$WORK/rate$1-lines/lines" | cksum; }
+check 'the second step was written before the first update' [ "$(first_two 1e2overlap)" = "$(first_two 0)" ]
+check 'without --overlap it is not' [ "$(first_two 1e2)" != "$(first_two 0)" ]
+refuses 1 'was trained with --rollout overlap' train "$@" --lr 1e-2 --reward-command "$reward" --out "$WORK/rate1e2overlap" --resume
+refuses 2 'lora-dropout with --overlap' train "$@" --lora-rank 2 --lora-dropout 0.1 --overlap --reward-command "$reward"
+
 succeeds train $any --objective grpo --group-size 2 --steps 2 --shuffle off --out "$WORK/order" --quiet \
     --reward-command "while read -r line; do echo \"\$line\" >>$WORK/lines; echo 1; done"
 check '--shuffle off: prompts come in the order of the data' \
