@@ -294,6 +294,9 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     else if (data && data->shards && !data->regular)
         fprintf(out, "data     %zu prompts of at most %zu tokens, tokenizer %s\n", data->prompts, data->longest_prompt,
                 data->shard[0].header.tokenizer_name);
+    if (o->overlap)
+        fputs("overlap  completions are written before the updates of the step in front of theirs: off-policy by one\n",
+              out);
     int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective],
                        option_chosen(o, "method"), o->seq_len, o->batch);
     if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);

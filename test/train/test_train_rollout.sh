@@ -75,6 +75,7 @@ for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
     folder="$WORK/ahead$(echo "$options" | tr -dc a-z)"
     set -- $any --group-size 6 --objective grpo --overlap --save-every 2 --steps 8 $options
     succeeds train "$@" --out "$folder-a" --reward-command "$reward"
+    says out '^overlap .* off-policy by one'
     check "a step's completions wait: $options" grep -q rollout.bin "$folder-a/checkpoint-00000006/DONE"
     check "killed while the next rewards are asked for: $options" killed "$folder-b" 75 "$@"
     succeeds train "$@" --resume --out "$folder-b" --reward-command "$reward"
