@@ -435,8 +435,8 @@ static void rollout_ask_ahead(Rollout *r) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Waits for the answers, or asks. The rewards of each command, and of which completions all that did not fail are known.
-// Returns a command that failed, or NULL.
+// Waits for the answers, or asks: the rewards of each command, and of which completions all that did not fail are
+// known. Returns a command that failed, or NULL.
 static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
