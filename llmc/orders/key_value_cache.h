@@ -113,7 +113,7 @@ static void cache_serve(StreamBP *s, Turn turn) {
 // serves the others until its own turn comes. TURN_NONE returns when no rank needs anything. Collective.
 static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     while (cache->turns) {
-        double wants[2] = {wanted == TURN_FORWARD, wanted == TURN_DRAW};
+        double wants[2] = {wanted == TURN_FORWARD ? 1.0 : 0.0, wanted == TURN_DRAW ? 1.0 : 0.0};
         dist_sum(RANKS_ALL, wants, 2);
         const Turn turn = wants[0] > 0 ? TURN_FORWARD : wants[1] > 0 ? TURN_DRAW : TURN_NONE;
         if (turn == wanted) return;

@@ -386,7 +386,7 @@ static void rollout_line_begin(RolloutLine *line, size_t completion) {
 // again; a run that gets no rewards ends. left_out: groups of this replica. Collective.
 static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
     const size_t prompts = r->settings.step_prompts;
-    double sums[2] = {failed != NULL, rollout_asks(&r->settings) ? (double)left_out : 0};
+    double sums[2] = {failed ? 1.0 : 0.0, rollout_asks(&r->settings) ? (double)left_out : 0};
     char message[sizeof(failed->message)] = "", whose[256] = "", others[64] = "";
     size_t first;
     dist_sum(RANKS_ALL, sums, 2);
