@@ -1,7 +1,7 @@
 // Writes a shard for the tests of the program: make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND]]]
 // A document walks through the ids: mostly one up, sometimes anywhere. MASKED: so many of its first targets do not
 // count; they are its prompt. KIND: documents, advantages (documents with these), pairs, prompts, or a number: groups
-// of so many, the reward a random one.
+// of so many, the reward a random one; labels: desirable and other ones in turn.
 #include "llmc/base/random.h"
 #include "shard_writer.h"
 
@@ -38,11 +38,13 @@ int main(int argc, char **argv) {
            masked = argc > 5 ? number(argv[5], "the masked targets") : 0;
     made.values = !strcmp(kind, "advantages");
     made.kind = !strcmp(kind, "pairs") ? KIND_PAIRS : !strcmp(kind, "prompts") ? KIND_PROMPTS : KIND_DOCUMENTS;
+    if (!strcmp(kind, "labels")) made.kind = KIND_LABELS;
     if (*kind >= '0' && *kind <= '9') made.kind = KIND_GROUPS, members = number(kind, "a group's size");
     for (char *word = strtok(argv[3], ","); word && documents < 1024; word = strtok(NULL, ","), documents++) {
         document[documents] = make_document(number(word, "a length"), (size_t)made.vocabulary,
                                             random_mix(seed) + documents, masked, made.kind == KIND_PROMPTS);
         document[documents].group = documents / members;
+        if (made.kind == KIND_LABELS) document[documents].reward = (float)(documents % 2);
     }
     ShardImage image = shard_image(&made, document, documents);
     FILE *file = fopen(argv[1], "wb");

@@ -97,6 +97,7 @@ each '3 --zero 3' -- '2' '4 --sp 2 --zero 1'
 # Objectives: pairs and groups are not cut.
 "$WORK/make_documents" "$WORK/pairs.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11 3 4 pairs
 "$WORK/make_documents" "$WORK/groups.bin" 96 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13 3 4 3
+"$WORK/make_documents" "$WORK/labels.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22 3 4 labels
 "$WORK/make_documents" "$WORK/values.bin" 96 20,25,15,9,23,25,14,30,8,12 3 4 advantages
 alone --init $TINY --seq-len 40 --batch 2 --grad-accum 2 --objective dpo --data "$WORK/pairs.bin"
 each '2 --sp 2' -- '2 --zero 1' '4 --zero 2'
@@ -123,7 +124,7 @@ check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WOR
 # A rank does what the plan says; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
-    '2 --zero 3 --sp 2 --objective dpo --lora-rank 3' '2 --zero 3 --sp 2 --memory-limit 470KiB --host-limit 1MiB'; do
+    '2 --zero 3 --sp 2 --objective dpo --lora-rank 3' '2 --zero 3 --objective kto --lora-rank 3' '2 --zero 3 --sp 2 --memory-limit 470KiB --host-limit 1MiB'; do
     set -- $world
     count=$1
     shift
@@ -207,6 +208,9 @@ check 'and is one file' [ "$(ls "$WORK" | grep -c '^reference-.*logprobs$')" = 1
 ranks_succeed 2 train $common --steps 10 --out "$WORK/pairs-2"
 check 'and is found again' grep -q '^reference  reused' "$WORK/out"
 check 'the trajectory of pairs by 2 ranks' same_losses "$WORK/pairs-2" "$WORK/pairs" 10
+trained labels --init $TINY --data "$WORK/labels.bin" --objective kto --seq-len 40 --batch 2 --grad-accum 2 --lr 1e-2
+trained_together 2 --sp 2 --zero 3
+check 'and its divergence' grep -q '"kl": 0.[0-9]*[1-9]' "$WORK/labels/log.jsonl"
 trained adapters --init $TINY --data "$WORK/groups.bin" --objective grpo --beta 0.1 --seq-len 30 --batch 2 --grad-accum 2 --lr 1e-3 \
     --lora-rank 3 --lora-dropout 0.1
 trained_together 4 --sp 2 --zero 1

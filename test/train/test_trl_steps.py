@@ -1,0 +1,127 @@
+"""Ten steps of the double build beside TRL's own KTOTrainer in float64: losses, metrics and weights. TRL's head computes in float32
+whatever the model is; here log-probabilities and entropies are torch's. test_trl_steps.py TRAIN WORK: the program of the double build, an
+empty folder.
+"""
+import json
+import os
+import sys
+import unittest.mock
+
+from checks import WORK, check, close, train
+
+sys.path[1:1] = ["test/golden", "data"]
+
+import numpy as np  # noqa: E402
+import tokenizers  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import trl  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+import encode  # noqa: E402
+import shards  # noqa: E402
+from make_golden import load_model, rmsnorm_in_the_models_dtype  # noqa: E402
+
+MODEL, F64 = "test/golden/gpt2", torch.float64
+BATCH, STEPS, LENGTH, LR = 4, 10, 26, 5e-3
+SAME = ["--schedule", "constant", "--weight-decay", 0.1, "--beta2", 0.95, "--epsilon", 1e-6, "--grad-clip", 0]
+
+
+def tokenizer_of(vocabulary):
+    """A word for each id; the last two end a text and fill it up."""
+    model = tokenizers.models.WordLevel({f"t{i}": i for i in range(vocabulary)}, unk_token="t0")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=f"t{vocabulary - 2}", pad_token=f"t{vocabulary - 1}")
+
+
+def rows_of(rng, vocabulary):
+    """Documents of at most LENGTH tokens; mismatched ones may be longer. Of a step the longest come first, as they are packed."""
+    rows = []
+    for _ in range(STEPS):
+        step = []
+        for _ in range(BATCH):
+            prompt = rng.integers(1, 11)
+            lengths = prompt, rng.integers(2, LENGTH - prompt)  # and a token that ends it
+            words = [" ".join(f"t{i}" for i in rng.integers(0, vocabulary - 2, n)) for n in lengths]
+            step.append({"prompt": words[0] + " ", "completion": words[1] + " ", "label": bool(rng.random() < 0.6), "n": sum(lengths)})
+        rows += sorted(step, key=lambda row: -row["n"])
+    return [{key: row[key] for key in ("prompt", "completion", "label")} for row in rows]
+
+
+def write_shard(rows, vocabulary):
+    documents = []
+    for row in rows:
+        prompt, completion = row["prompt_ids"], row["completion_ids"]
+        counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
+        documents.append(encode.Document(np.array(prompt + completion), counts.astype(np.uint8), len(prompt), float(row["label"])))
+    writer = shards.ShardWriter(WORK, "labels", shards.LABELS, vocabulary, 0, "words", 10**9)
+    ids, counts, _, table = encode.pack(documents, np.dtype("<u2"))
+    writer.add(np.concatenate(ids), np.concatenate(counts), table, [1] * len(documents))
+    path = writer.path()
+    writer.close()
+    os.rename(path + ".tmp", path)
+    writer.forget_old()
+    return path
+
+
+class Head:
+    @staticmethod
+    def apply(hidden, weight, _bias, labels, *_):
+        logits = hidden @ weight.T
+        logp = torch.log_softmax(logits, -1)
+        none = torch.zeros_like(labels)
+        return logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1).detach(), none, none, none
+
+
+class Recorded(trl.KTOTrainer):
+    def compute_loss(self, *arguments, **named):
+        loss = super().compute_loss(*arguments, **named)
+        self.lines.append({"loss": loss.item(), **{key: values[-1] for key, values in self._metrics["train"].items()}})
+        return loss
+
+
+def compare(kind, beta, weights):
+    what = f"kto, {kind}"
+    model, reference = (load_model(MODEL, F64, "sdpa").train() for _ in range(2))
+    vocabulary = model.config.vocab_size
+    arguments = trl.KTOConfig(
+        output_dir=f"{WORK}/{kind}-trl", per_device_train_batch_size=BATCH, max_steps=STEPS, learning_rate=LR, beta=beta, loss_type=kind,
+        desirable_weight=weights[0], undesirable_weight=weights[1], max_length=LENGTH, lr_scheduler_type="constant", weight_decay=0.1,
+        adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0, train_sampling_strategy="sequential", gradient_checkpointing=False,
+        use_cpu=True, bf16=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1)
+    dataset = Dataset.from_list(rows_of(np.random.default_rng(7), vocabulary))
+    trainer = Recorded(model, reference, args=arguments, train_dataset=dataset, processing_class=tokenizer_of(vocabulary))
+    trainer.lines = []
+    trainer.train()
+
+    name = kind.removesuffix("_unpaired")
+    run = f"{WORK}/{name}"
+    train("train", "--model", MODEL, "--data", write_shard(trainer.train_dataset, vocabulary), "--any-tokenizer", "--objective", "kto", "--kto-loss",
+          name, "--beta", beta, "--desirable-weight", weights[0], "--undesirable-weight", weights[1], "--seq-len", LENGTH - 1, "--batch", BATCH,
+          "--samples", BATCH, "--shuffle", "off", "--steps", STEPS, "--lr", LR, *SAME, "--out", run, "--quiet")
+    with open(f"{run}/log.jsonl") as log:
+        ours = [line for line in map(json.loads, log) if "loss" in line]
+    check(f"{what}: {STEPS} steps", len(ours) == len(trainer.lines) == STEPS)
+    check(f"{what}: a divergence above 0", kind != "kto" or sum(line["kl"] > 0 for line in trainer.lines) > 2)
+    exact = 1e-9 if kind == "kto" else 1e-6  # the other reads its reference from a file of float32
+    for step, (our, their) in enumerate(zip(ours, trainer.lines), 1):
+        for key in ("loss", "kl", "entropy", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected"):
+            if key not in their or (key == "kl" and kind != "kto"):
+                continue
+            near = our.get(key) is not None and abs(our[key] - their[key]) <= exact * max(1, abs(their[key]))
+            check(f"{what}, step {step}: {key}", near, f"{our.get(key)}, not {their[key]}")
+    train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
+    found = load_file(f"{run}-hf/model.safetensors")
+    theirs = {key: value.detach() for key, value in model.state_dict().items() if key in found}
+    start = load_model(MODEL, F64, "sdpa").state_dict()
+    moved = max(float((theirs[key] - start[key]).abs().max()) for key in theirs)
+    worst = max(float((found[key].to(F64) - theirs[key]).abs().max()) for key in theirs)
+    check(f"{what}: weights", moved > 1e-2 and worst <= exact, f"{worst:.3g} apart, {moved:.3g} from the start, {found[next(iter(found))].dtype}")
+
+
+with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._ChunkedLogProbFunction", Head):
+    compare("kto", 0.3, (1.0, 0.8))
+    compare("apo_zero_unpaired", 0.3, (1.0, 1.0))
+close()
