@@ -431,7 +431,7 @@ static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride
 static void product_of_few(const Product *p) {
     const int columns = p->m <= MOST_STREAMED_ROWS; // there are few of a
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
-    FewRows f = {.k = p->k, .whole = p->k / VECTOR_LANES * VECTOR_LANES};
+    FewRows f = {.whole = p->k / VECTOR_LANES * VECTOR_LANES, .k = p->k};
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
     f.tiles = panels_of(f.count, FEW_ROWS);
