@@ -105,16 +105,33 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
     }
 }
 
+// Of up to 32 rows, texts that are written side by side, each has the digits that it has alone.
+TEST(linear_rows_alone) {
+    enum { N = 32, C = 1100, OC = 53 };
+    if (strcmp(ops->name, "cpu") || ops->stored == DTYPE_BF16) return; // elsewhere another kernel serves more rows
+    test_case("linear_forward of 1 to %d rows", N);
+    const Guarded *x = input("x", N * C), *weight = input("weight", OC * C);
+    const size_t size = dtype_size(ops->stored), row = OC * size;
+    char *all = (char *)case_memory(N * row), *some = (char *)case_memory(N * row);
+    ops->linear_forward((Stored *)all, (const Stored *)x->data, (const Stored *)weight->data, NULL, NULL, N, C, OC, OC);
+    for (size_t n = 1; n < N; n++) {
+        const char *from = (const char *)x->data + (N - n) * C * size;
+        ops->linear_forward((Stored *)some, (const Stored *)from, (const Stored *)weight->data, NULL, NULL, n, C, OC,
+                            OC);
+        if (memcmp(some, all + (N - n) * row, n * row)) test_fail("%zu rows have other digits than %d", n, N);
+    }
+}
+
 TEST(linear) {
     static const size_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 129};
     // the last rows cross the blocks of a product (hundreds deep, a thousand wide or high) in each of the three
     // directions
-    static const size_t shapes[][3] = {{1, 1, 1},       {1, 4099, 9},     {1, 16, 1000},   {1, 1030, 300},
-                                       {3, 300, 1100},  {300, 64, 64},    {257, 129, 130}, {1000, 20, 24},
-                                       {64, 512, 300},  {33, 100, 777},   {1100, 300, 40}, {40, 300, 1100},
-                                       {300, 1100, 40}, {1045, 30, 1030}, {30, 1045, 260}, {530, 40, 1045},
-                                       {63, 24, 65},    {65, 56, 63},     {32, 2051, 70}, // see onednn_is_fast
-                                       {9, 1024, 33},   {70, 1500, 7},    {6, 3000, 3}};
+    static const size_t shapes[][3] = {
+        {1, 1, 1},       {1, 4099, 9},    {1, 16, 1000},   {1, 1030, 300},   {3, 300, 1100},
+        {300, 64, 64},   {257, 129, 130}, {1000, 20, 24},  {64, 512, 300},   {33, 100, 777},
+        {1100, 300, 40}, {40, 300, 1100}, {300, 1100, 40}, {1045, 30, 1030}, {30, 1045, 260},
+        {530, 40, 1045}, {63, 24, 65},    {65, 56, 63},    {32, 2051, 70},                    // see onednn_is_fast
+        {9, 1024, 33},   {70, 1500, 7},   {6, 3000, 3},    {5, 8213, 13},    {23, 4500, 50}}; // few rows in two pieces
     for (size_t s = 0; s < COUNT_OF(shapes) + 150 / CASE_STEP; s++) {
         const int listed = s < COUNT_OF(shapes);
         size_t n = listed ? shapes[s][0] : sizes[test_random_below(COUNT_OF(sizes))];
