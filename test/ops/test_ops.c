@@ -110,14 +110,15 @@ TEST(linear_rows_alone) {
     enum { N = 32, C = 1100, OC = 53 };
     if (strcmp(ops->name, "cpu") || ops->stored == DTYPE_BF16) return; // elsewhere another kernel serves more rows
     test_case("linear_forward of 1 to %d rows", N);
-    const Guarded *x = input("x", N * C), *weight = input("weight", OC * C);
+    const Guarded *x = input("x", N * C), *w = input("weight", OC * C);
+    const unsigned char *rows = x->before + x->offset;
+    const Stored *weight = (const Stored *)(w->before + w->offset);
     const size_t size = dtype_size(ops->stored), row = OC * size;
     char *all = (char *)case_memory(N * row), *some = (char *)case_memory(N * row);
-    ops->linear_forward((Stored *)all, (const Stored *)x->data, (const Stored *)weight->data, NULL, NULL, N, C, OC, OC);
+    ops->linear_forward((Stored *)all, (const Stored *)rows, weight, NULL, NULL, N, C, OC, OC);
     for (size_t n = 1; n < N; n++) {
-        const char *from = (const char *)x->data + (N - n) * C * size;
-        ops->linear_forward((Stored *)some, (const Stored *)from, (const Stored *)weight->data, NULL, NULL, n, C, OC,
-                            OC);
+        const unsigned char *from = rows + (N - n) * C * size;
+        ops->linear_forward((Stored *)some, (const Stored *)from, weight, NULL, NULL, n, C, OC, OC);
         if (memcmp(some, all + (N - n) * row, n * row)) test_fail("%zu rows have other digits than %d", n, N);
     }
 }
