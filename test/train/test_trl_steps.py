@@ -1,6 +1,6 @@
-"""Ten steps of the double build beside TRL's own KTOTrainer and DPOTrainer in float64: losses, metrics and weights. TRL's head computes in float32
-whatever the model is; here log-probabilities and entropies are torch's. test_trl_steps.py TRAIN WORK: the program of the double build, an
-empty folder.
+"""Ten steps of the double build beside TRL's own KTOTrainer, DPOTrainer and GRPOTrainer in float64: losses, metrics and weights. TRL's head
+computes in float32 whatever the model is; here log-probabilities and entropies are torch's. Completions of GRPO are given, with rewards.
+test_trl_steps.py TRAIN WORK: the program of the double build, an empty folder.
 """
 import json
 import os
@@ -50,7 +50,7 @@ def rows_of(rng, vocabulary):
     return rows
 
 
-def write_shard(kind, rows, vocabulary):
+def write_shard(kind, rows, vocabulary, group=1):
     documents, columns = [], ("chosen_ids", "rejected_ids") if kind == shards.PAIRS else ("completion_ids",)
     for row in rows:
         prompt = row["prompt_ids"]
@@ -59,7 +59,7 @@ def write_shard(kind, rows, vocabulary):
             documents.append(encode.Document(np.array(prompt + completion), counts.astype(np.uint8), len(prompt), float(row.get("label", 0))))
     writer = shards.ShardWriter(WORK, f"kind-{kind}", kind, vocabulary, 0, "words", 10**9)
     ids, counts, _, table = encode.pack(documents, np.dtype("<u2"))
-    writer.add(np.concatenate(ids), np.concatenate(counts), table, [len(columns)] * len(rows))
+    writer.add(np.concatenate(ids), np.concatenate(counts), table, [len(columns) * group] * (len(rows) // group))
     path = writer.path()
     writer.close()
     os.rename(path + ".tmp", path)
@@ -93,15 +93,42 @@ class Dpo(Recorded, trl.DPOTrainer):
     pass
 
 
+class Grpo(Recorded, trl.GRPOTrainer):
+    pass
+
+
+SETTINGS = dict(
+    max_steps=STEPS, learning_rate=LR, lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0,
+    gradient_checkpointing=False, use_cpu=True, bf16=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1)
+
+
+def steps_agree(what, run, trainer, exact, metrics=None):
+    """metrics: how exact they are, where TRL has some in float32."""
+    with open(f"{run}/log.jsonl") as log:
+        ours = [line for line in map(json.loads, log) if "loss" in line]
+    check(f"{what}: {STEPS} steps", len(ours) == len(trainer.lines) == STEPS)
+    for step, (our, their) in enumerate(zip(ours, trainer.lines), 1):
+        for key in (our.keys() & their.keys()) - {"rewards/accuracies"}:  # of equal rewards rounding decides
+            allowed = exact if key == "loss" or not metrics else metrics
+            near = our[key] is not None and abs(our[key] - their[key]) <= allowed * max(1, abs(their[key]))
+            check(f"{what}, step {step}: {key}", near, f"{our[key]}, not {their[key]}")
+    shared = sum(len(our.keys() & their.keys()) for our, their in zip(ours, trainer.lines))
+    check(f"{what}: metrics of the same names", shared >= 5 * STEPS, f"{shared}")
+    train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
+    found = load_file(f"{run}-hf/model.safetensors")
+    theirs = {key: value.detach() for key, value in trainer.model.state_dict().items() if key in found}
+    start = load_model(MODEL, F64, "sdpa").state_dict()
+    moved = max(float((theirs[key] - start[key]).abs().max()) for key in theirs)
+    worst = max(float((found[key].to(F64) - theirs[key]).abs().max()) for key in theirs)
+    check(f"{what}: weights", moved > 1e-2 and worst <= exact, f"{worst:.3g} apart, {moved:.3g} from the start")
+
+
 def compare(what, trainer_kind, config, columns, more, kind, options, exact):
     """columns(words, label): a row for TRL; more: its settings; options: ours."""
     model, reference = (load_model(MODEL, F64, "sdpa").train() for _ in range(2))
     vocabulary, run = model.config.vocab_size, f"{WORK}/{what.replace(' ', '-')}"
     arguments = config(
-        output_dir=f"{run}-trl", per_device_train_batch_size=BATCH, max_steps=STEPS, learning_rate=LR, max_length=LENGTH,
-        lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0,
-        train_sampling_strategy="sequential", gradient_checkpointing=False, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
-        disable_tqdm=True, logging_steps=1, **more)
+        output_dir=f"{run}-trl", per_device_train_batch_size=BATCH, max_length=LENGTH, train_sampling_strategy="sequential", **SETTINGS, **more)
     dataset = Dataset.from_list([columns(words, label) for _, words, label in rows_of(np.random.default_rng(9), vocabulary)])
     trainer = trainer_kind(model, reference, args=arguments, train_dataset=dataset, processing_class=tokenizer_of(vocabulary))
     trainer.lines = []
@@ -110,22 +137,7 @@ def compare(what, trainer_kind, config, columns, more, kind, options, exact):
     shard = write_shard(kind, trainer.train_dataset, vocabulary)
     train("train", "--model", MODEL, "--data", shard, "--any-tokenizer", *options, "--seq-len", LENGTH - 1, "--long", "truncate", "--batch",
           BATCH, "--samples", BATCH, "--shuffle", "off", "--steps", STEPS, "--lr", LR, *SAME, "--out", run, "--quiet")
-    with open(f"{run}/log.jsonl") as log:
-        ours = [line for line in map(json.loads, log) if "loss" in line]
-    check(f"{what}: {STEPS} steps", len(ours) == len(trainer.lines) == STEPS)
-    for step, (our, their) in enumerate(zip(ours, trainer.lines), 1):
-        for key in (our.keys() & their.keys()) - {"rewards/accuracies"}:  # of equal rewards rounding decides
-            near = our[key] is not None and abs(our[key] - their[key]) <= exact * max(1, abs(their[key]))
-            check(f"{what}, step {step}: {key}", near, f"{our[key]}, not {their[key]}")
-    shared = sum(len(our.keys() & their.keys()) for our, their in zip(ours, trainer.lines))
-    check(f"{what}: metrics of the same names", shared >= 5 * STEPS, f"{shared}")
-    train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
-    found = load_file(f"{run}-hf/model.safetensors")
-    theirs = {key: value.detach() for key, value in model.state_dict().items() if key in found}
-    start = load_model(MODEL, F64, "sdpa").state_dict()
-    moved = max(float((theirs[key] - start[key]).abs().max()) for key in theirs)
-    worst = max(float((found[key].to(F64) - theirs[key]).abs().max()) for key in theirs)
-    check(f"{what}: weights", moved > 1e-2 and worst <= exact, f"{worst:.3g} apart, {moved:.3g} from the start")
+    steps_agree(what, run, trainer, exact)
     return trainer.lines
 
 
@@ -138,6 +150,41 @@ def paired(words, _):
 
 
 # Where a reference is read from a file of float32, that is how exact it is.
+def compare_groups(what, options, exact, **more):
+    """Two prompts a step, and four completions of each."""
+    prompts, group = 2, 4
+    model, rng, run = load_model(MODEL, F64, "sdpa").train(), np.random.default_rng(9), f"{WORK}/{what}"
+    vocabulary, rows, taken = model.config.vocab_size, [], []
+    tokenizer = tokenizer_of(vocabulary)
+    for _ in range(STEPS * prompts):
+        prompt = rng.integers(0, vocabulary - 2, rng.integers(1, 11)).tolist()
+        for _ in range(group):
+            completion = rng.integers(0, vocabulary - 2, rng.integers(1, LENGTH - 1 - len(prompt))).tolist()
+            rows.append({"prompt_ids": prompt, "completion_ids": [*completion, tokenizer.eos_token_id], "label": np.float32(rng.normal())})
+
+    def rollout(texts, _):
+        taken[:] = rows[len(trainer.lines) * prompts * group :][: len(texts)]
+        return {**{key: [row[key] for row in taken] for key in ("prompt_ids", "completion_ids")}, "logprobs": None}
+
+    def reward(completion_ids, **_):
+        assert [row["completion_ids"] for row in taken] == [list(ids) for ids in completion_ids]
+        return [float(row["label"]) for row in taken]
+
+    arguments = trl.GRPOConfig(
+        output_dir=f"{run}-trl", per_device_train_batch_size=prompts * group, num_generations=group, shuffle_dataset=False,
+        max_completion_length=LENGTH, **more, **SETTINGS)
+    dataset = Dataset.from_list([{"prompt": f"t{i}"} for i in range(STEPS * prompts)])
+    trainer = Grpo(model, reward, args=arguments, train_dataset=dataset, processing_class=tokenizer, rollout_func=rollout)
+    trainer.lines = []
+    if trainer.ref_model:
+        trainer.ref_model.double()
+    trainer.train()
+    shard = write_shard(shards.GROUPS, rows, vocabulary, group)
+    train("train", "--model", MODEL, "--data", shard, "--any-tokenizer", *options, "--seq-len", LENGTH, "--batch", prompts * group, "--samples",
+          prompts, "--shuffle", "off", "--steps", STEPS, "--lr", LR, "--max-new-tokens", LENGTH, *SAME, "--out", run, "--quiet")
+    steps_agree(what, run, trainer, exact, 1e-6)
+
+
 with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._ChunkedLogProbFunction", Head):
     lines = compare("kto", Kto, trl.KTOConfig, labelled, {"beta": 0.3, "undesirable_weight": 0.8}, shards.LABELS,
                     ["--objective", "kto", "--beta", 0.3, "--undesirable-weight", 0.8], 1e-9)
@@ -146,4 +193,8 @@ with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._Chun
             ["--objective", "kto", "--beta", 0.3, "--kto-loss", "apo_zero"], 1e-6)
     compare("dpo robust", Dpo, trl.DPOConfig, paired, {"beta": 0.2, "loss_type": ["robust"], "label_smoothing": 0.1}, shards.PAIRS,
             ["--objective", "dpo", "--beta", 0.2, "--dpo-loss", "robust", "--label-smoothing", 0.1], 5e-6)
+    compare_groups("grpo", ["--objective", "grpo", "--beta", 0.1], 1e-6, loss_type="grpo", beta=0.1)
+    compare_groups("dapo", ["--objective", "grpo", "--normalisation", "bnpo"], 1e-6, loss_type="dapo")
+    compare_groups("gspo", ["--objective", "gspo"], 1e-6, loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)
+    compare_groups("cispo", ["--objective", "cispo"], 1e-6, loss_type="cispo", epsilon_high=5.0)
 close()
