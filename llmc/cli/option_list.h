@@ -43,7 +43,8 @@ SECTION("Data")
 PATHS(data, "data", READS, "PATH...",
       "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without "
       "it, a plan is of B x T")
-PATHS(val_data, "val-data", STEPS, "PATH...", "shards for validation")
+PATHS(val_data, "val-data", STEPS, "PATH...",
+      "shards for validation; with --rollout prompts, whose completions are rewarded")
 SIZE(seq_len, "seq-len", "1024", 1, MOST_TOKENS, READS | ON(DOCTOR), "T",
      "tokens of a document, at most; doctor: of an op's call")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",

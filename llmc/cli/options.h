@@ -354,7 +354,6 @@ static void options_check(const Options *o) {
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,
          "a plan with --rollout needs --data, whose prompts have a length"},
-        {rollout && o->val_data.count, "--val-data with --rollout is not in this version; eval the checkpoints on it"},
         {rollout && o->grad_accum > 1,
          "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many sequences as they take"},
         {o->samples && option_given(o, "grad-accum"),

@@ -204,6 +204,24 @@ static void runlog_validation(RunLog *log, size_t step, const Evaluation *found)
     }
 }
 
+// A validation by the rewards of so many groups of completions
+static void runlog_rollouts(RunLog *log, size_t step, double groups, const Metrics *metrics) {
+    if (log->text) {
+        TextLine line = {{0}, 0, LINE_COLUMNS};
+        unsigned seen = 0;
+        line_add(&line, "step %*zu/%zu  validation of %.0f prompts", digits_of(log->steps), step, log->steps, groups);
+        metrics_add(&line, metrics, &seen);
+        fprintf(log->text, "%s\n", line.text);
+        fflush(log->text);
+    }
+    if (log->records) {
+        JsonOut json = runlog_record(log, step);
+        json_number(&json, "val_prompts", groups);
+        metrics_json(&json, metrics, "val_");
+        runlog_record_end(log, &json);
+    }
+}
+
 static void runlog_sample(RunLog *log, size_t step, const char *sample, size_t bytes) {
     if (log->text) {
         progress_clear(&log->progress);

@@ -674,6 +674,32 @@ static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoi
     r->waiting = step;
 }
 
+// ---- evaluation -----------------------------------------------------------------------------------------------------
+// The prompts of the data once, in their order, `steps` times P at most, and their completions by the same random
+// numbers every time: metrics over all ranks, of the groups that have their rewards. Returns the number of these.
+// `step`, of the training run, is for messages. Not during a pass. Collective.
+static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    const size_t G = s->group_size, count = r->data->prompts, all = (count + s->step_prompts - 1) / s->step_prompts;
+    double groups = 0;
+    memset(&r->metrics, 0, sizeof(r->metrics));
+    for (size_t i = 0; i < min_size(steps, all); i++) {
+        rollout_begin(r, streambp, i + 1);
+        rollout_rewards(r, step);
+        for (size_t p = 0; p < s->prompts; p++) {
+            double sum = 0;
+            if (i * s->step_prompts + s->first + p >= count || !rollout_group_rewarded(r, p)) continue; // once each
+            for (size_t g = 0; g < G; g++) sum += (double)r->reward[p * G + g];
+            metric_add(&r->metrics, "reward", sum, (double)G);
+            rollout_group_metrics(r, p);
+            groups++;
+        }
+    }
+    metrics_over_sequences(s->world, &r->metrics);
+    sum_over_sequences(s->world, &groups, 1);
+    return groups;
+}
+
 // ---- from the command line ------------------------------------------------------------------------------------------
 #define ROLLOUT_SLOTS 64 // completions written side by side by default
 
@@ -791,11 +817,12 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
 // for.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
-    settings->rollout_slots = rollout->slots, settings->rollout_tokens = rollout_capacity(rollout, data);
-    if (settings->rollout_tokens > seq_len)
+    const size_t capacity = rollout_capacity(rollout, data);
+    settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
+    if (capacity > seq_len)
         die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "
                   "%zu; raise it, or shorten them",
-                  data->longest_prompt, rollout->max_new_tokens, settings->rollout_tokens, seq_len);
+                  data->longest_prompt, rollout->max_new_tokens, capacity, seq_len);
     return rollout_bound(rollout, data);
 }
 

@@ -31,8 +31,9 @@ typedef struct {
     char data_files[1024];
     int has_folder; // --out
     CheckpointFolder folder;
-    TrainedTensors tensors; // of the checkpoints
-    Rollout rollout;        // with --rollout: the source of batches
+    TrainedTensors tensors;     // of the checkpoints
+    Rollout rollout;            // with --rollout: the source of batches
+    Rollout rollout_validation; // of the prompts of --val-data; its reward commands are others of its own
     Prompt rollout_text;
     RolloutLog rollout_log;
     LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
@@ -184,7 +185,21 @@ static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *se
     t->state.seconds += report->seconds;
 }
 
+// --rollout: rewards of completions of --val-data's prompts
+static void trainer_validate_rollouts(Trainer *t, size_t step) {
+    Rollout *r = &t->rollout_validation;
+    const size_t steps = t->run.options->val_steps;
+    weights_flush(&t->run.streambp.memory);
+    const double groups = rollout_evaluate(r, &t->run.streambp, steps ? steps : SIZE_MAX, step);
+    progress_clear(&t->log.progress);
+    runlog_rollouts(&t->log, step, groups, &r->metrics);
+}
+
 static void trainer_validate(Trainer *t, size_t step) {
+    if (t->run.options->rollout) {
+        trainer_validate_rollouts(t, step);
+        return;
+    }
     size_t steps = dataloader_batches(&t->validation);
     if (t->run.options->val_steps) steps = min_size(steps, t->run.options->val_steps);
     progress_clear(&t->log.progress);

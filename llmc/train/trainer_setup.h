@@ -43,6 +43,14 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     }
 }
 
+// Those to train on, and those of --val-data: prompts in their order
+static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
+    rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
+    if (!t->run.options->val_data.count) return;
+    settings.in_order = 1, settings.overlap = settings.reference = settings.old = 0;
+    rollout_allocate(&t->rollout_validation, &settings, &t->run.model, &t->validation);
+}
+
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
 // Opens the data, then plans and allocates; returns the largest sequence that is planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
@@ -61,7 +69,10 @@ static SequenceBound trainer_allocate(Trainer *t) {
         const char *shared = dataloader_find_shared(&t->data, &t->validation);
         if (shared && !o->quiet)
             note("%.100s of --val-data is in --data, too: the validation loss is one of training", shared);
-        bound = larger_bound(bound, run_bound(&t->run, &t->validation));
+        if (o->rollout)
+            rollout_plan(&rollout, &t->validation, &t->run.settings, o->seq_len);
+        else
+            bound = larger_bound(bound, run_bound(&t->run, &t->validation));
     }
     if (o->sample_every) {
         t->prompt = prompt_from_options(&t->run);
@@ -70,10 +81,10 @@ static SequenceBound trainer_allocate(Trainer *t) {
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
     if (o->rollout)
-        rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
+        trainer_allocate_rollouts(t, rollout);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
-    if (o->val_data.count)
+    if (o->val_data.count && !o->rollout)
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
     if (o->sample_every) {
@@ -371,6 +382,7 @@ static void trainer_end(Trainer *t) {
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);
         rollout_log_close(&t->rollout_log);
+        if (o->val_data.count) rollout_free(&t->rollout_validation);
         rollout_free(&t->rollout);
         prompt_free(&t->rollout_text);
     }

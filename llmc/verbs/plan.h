@@ -100,7 +100,10 @@ static PlanBound plan_bound(Run *run, DataLoader *data) {
     if (o->val_data.count && o->plan_for == VERB_TRAIN) {
         DataLoader validation = run_open_data(run, &o->val_data, SHUFFLE_OFF);
         if (o->data.count) dataloader_check_pair(data, &validation);
-        bound.part = larger_bound(bound.part, run_bound(run, &validation));
+        if (o->rollout)
+            plan_rollout(run, &validation); // of its longer texts
+        else
+            bound.part = larger_bound(bound.part, run_bound(run, &validation));
         dataloader_close(&validation);
     }
     return bound;

@@ -120,6 +120,20 @@ check 'a line for each completion of three steps' [ "$(wc -l <"$WORK/kept-a/roll
 check 'each is JSON, and a sum of its rewards' awk '
     { first = $0; sub(/.*"first": /, "", first); whole = $0; sub(/.*"whole": /, "", whole); sum = $0; sub(/.*"reward": /, "", sum)
       wanted = first + (whole ~ /^null/ ? 0 : -0.5 * whole); if (wanted != sum + 0) bad = 1 } END { exit bad || !NR }' "$WORK/kept-a/rollouts.jsonl"
+"$WORK/make_documents" "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
+set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$reward" --stop-ids 7,9
+succeeds train "$@" --steps 4 --out "$WORK/asked-a"
+planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
+check 'three validations of 5 prompts' [ "$(grep -c 'validation of 5 prompts  reward ' "$WORK/out")" = 3 ]
+run plan $common --steps 4 --val-data "$WORK/asked.bin"
+check 'plan = run, with validation' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+succeeds train "$@" --overlap --steps 4 --out "$WORK/asked-ahead"
+succeeds train $common --overlap --steps 4 --reward-command "$reward" --stop-ids 7,9 --out "$WORK/asked-none"
+check 'validation changes no bit' cmp -s "$WORK/asked-ahead/checkpoint-00000004/model.bin" "$WORK/asked-none/checkpoint-00000004/model.bin"
+succeeds train "$@" --steps 2 --out "$WORK/asked-b"
+succeeds train "$@" --resume --steps 4 --out "$WORK/asked-b"
+validations() { sed -n 's/.*"val_prompts": 5, \("val_reward": .*\)/\1/p' "$1/log.jsonl"; }
+check 'resumed: the same validations' [ "$(validations "$WORK/asked-a")" = "$(validations "$WORK/asked-b")" ]
 refuses 2 'reward-weights has 3 entries for 2 --reward-command' train $common --reward-command a b --reward-weights 1,1,1
 refuses 2 'reward-weights are all 0' train $common --reward-command a b --reward-weights 0,0
 refuses 2 'two reward commands are called reward; --reward-names' train $common --reward-command 'python3 x/reward.py' 'sh reward.sh'
