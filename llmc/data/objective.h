@@ -531,6 +531,8 @@ static void metric_deviation(Metrics *m, const char *name, double value) {
 }
 
 // Mean, least and greatest number of tokens of a completion
+static const char *const completion_lengths[] = {"completions/mean_length", "completions/min_length",
+                                                 "completions/max_length"};
 static void metric_length(Metrics *m, const char *const names[3], double tokens) {
     metric_add(m, names[0], tokens, 1);
     metric_add_kind(m, names[1], METRIC_MIN, tokens, 1);
@@ -607,15 +609,13 @@ static double document_loss(const Objective *o, const Batch *batch, size_t d, co
 // Metrics by TRL's names; `ratio`, the mean of r, is our own.
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
-    static const char *const lengths[] = {"completions/mean_length", "completions/min_length",
-                                          "completions/max_length"};
     double loss = 0;
     PolicySums sums = {0};
     for (size_t d = 0; d < batch->documents; d++) {
         double length = 0;
         for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
             length += batch->targets[t] >= 0;
-        metric_length(metrics, lengths, length);
+        metric_length(metrics, completion_lengths, length);
         if (batch->reward) sums.reward += (double)batch->reward[d];
         if (batch->document_weight[d] == 0) continue;
         loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);

@@ -17,6 +17,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #include "optimizer.h"
 #include "rollout.h"
 #include "rollout_log.h"
+#include "rollout_options.h"
 
 #define TRAINER_SETTINGS 40
 

@@ -8,7 +8,7 @@ to train there (ways.h).
 #include "llmc/cli/report.h"
 #include "llmc/generate/prompt.h"
 #include "llmc/plan/flops.h"
-#include "llmc/train/rollout.h"
+#include "llmc/train/rollout_options.h"
 #include "ways.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {

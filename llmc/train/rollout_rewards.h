@@ -1,0 +1,204 @@
+/*
+Rewards of a step's completions (rollout.h): the lines that commands get, their answers, and the sums.
+
+A command is given a line for each completion, which is valid JSON whatever the texts are:
+
+    {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
+     "ended": true, "difficulty": 3, "tests": ["..."]}
+
+Behind `ended` stand the other columns of the prompt's row, as data/prepare.py has kept them. Special tokens are not
+shown; `reference` is the answer that the data has after the prompt, `prompt_number` the prompt's number in the data,
+`ended` whether the model ended the completion. Where tokens have no text there are prompt_ids, completion_ids and
+reference_ids instead.
+*/
+#ifndef LLMC_ROLLOUT_REWARDS_H
+#define LLMC_ROLLOUT_REWARDS_H
+#include "llmc/base/json.h"
+#include "rollout_state.h"
+
+// ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
+// What follows the line's other fields: the members of the object of columns, and the end of the line.
+static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number, char *out) {
+    if (r->columns_of != number)
+        r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
+    const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
+    const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
+    memcpy(out, ", ", before);
+    memcpy(out + before, r->columns + line->column, bytes);
+    line->column += bytes;
+    if (bytes) return before + bytes;
+    line->completion++, line->field = 0, line->begun = 0;
+    memcpy(out, "}\n", 2);
+    return 2;
+}
+
+// The next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
+// or the end of the line.
+static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
+    static const char *const names[2][4] = {
+        {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
+        {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
+    const Completion *text = &r->completion[line->completion];
+    const size_t p = line->completion / r->settings.group_size;
+    const int with_text = r->decoder.tokenizer || r->decoder.bytes, as_ids = !with_text || line->field == 3;
+    const size_t fields = with_text ? 4 : 3;
+    if (line->field > fields) return rollout_columns_piece(r, line, r->number[p], out);
+    if (line->field == fields) {
+        line->field++, line->column = 1;
+        return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s", r->number[p],
+                                text->ended ? "true" : "false");
+    }
+
+    // 1. The field's tokens; without a reference answer it is null.
+    const int32_t *ids = text->ids;
+    size_t count = text->tokens;
+    if (line->field == 0) ids = text->prompt, count = text->prompt_tokens;
+    if (line->field == 2) {
+        count = r->tokens[p] - text->prompt_tokens;
+        ids = count ? text->prompt + text->prompt_tokens : NULL;
+    }
+    if (!line->begun) {
+        line->begun = 1, line->token = 0;
+        line->text = text_out_to(NULL, line->scratch);
+        line->text.bytes = line->field != 0; // only the beginning of a text may lose its first space
+        const char *open = !ids ? "null" : as_ids ? "[" : "\"";
+        return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field], open);
+    }
+
+    // 2. A token as its id.
+    const size_t token = line->token++;
+    if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
+
+    // 3. A token as text, or what is left of the text at its end. The scratch holds one token; byte 0 stands for all
+    // before.
+    size_t begin = line->text.bytes, bytes = 0, taken;
+    if (token < count)
+        prompt_token_out(&r->decoder, &line->text, ids[token], token);
+    else
+        text_out_end(&line->text);
+    for (; begin < line->text.bytes; begin += taken)
+        bytes += json_escape(line->text.memory + begin, line->text.bytes - begin, out + bytes, &taken);
+    line->text.bytes = line->text.bytes > 0;
+    if (token < count) return bytes;
+    if (ids) out[bytes++] = as_ids ? ']' : '"';
+    line->field++, line->begun = 0;
+    return bytes;
+}
+
+// RewardLines of reward.h
+static size_t rollout_lines(void *context, size_t command, char *out, size_t room) {
+    Rollout *r = (Rollout *)context;
+    RolloutLine *line = &r->line[command];
+    size_t bytes = 0;
+    while (line->completion < r->settings.prompts * r->settings.group_size && bytes + r->piece <= room)
+        bytes += rollout_piece(r, line, out + bytes);
+    return bytes;
+}
+
+static void rollout_line_begin(RolloutLine *line, size_t completion) {
+    char *scratch = line->scratch;
+    memset(line, 0, sizeof(*line));
+    line->scratch = scratch, line->completion = completion;
+}
+
+// ---- rewards --------------------------------------------------------------------------------------------------------
+// A replica's command has failed, or completions have no reward: rank 0 reports it, and that the command is started
+// again; a run that gets no rewards ends. left_out: groups of this replica. Collective.
+static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
+    const size_t prompts = r->settings.step_prompts;
+    double sums[2] = {failed ? 1.0 : 0.0, rollout_asks(&r->settings) ? (double)left_out : 0};
+    char message[sizeof(failed->message)] = "", whose[256] = "", others[64] = "";
+    size_t first;
+    dist_sum(RANKS_ALL, sums, 2);
+    const int rewarded = sums[1] < (double)prompts;
+    r->rewarded |= rewarded, r->failures = rewarded ? 0 : r->failures + 1;
+    if (sums[0] == 0 && sums[1] == 0) return;
+    if (failed) memcpy(message, failed->message, sizeof(message));
+    dist_smallest(failed ? 0 : 1, &first);
+    dist_broadcast(RANKS_ALL, message, sizeof(message), first);
+    if (!*message) snprintf(message, sizeof(message), "reward commands answered null");
+    if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
+    if (!rewarded && !r->rewarded)
+        die("step %zu: %s%s; no completion was rewarded in the first step; try the command by hand on a line of JSON",
+            step, whose, message);
+    if (r->failures == ROLLOUT_FAILURES)
+        die("step %zu: %s%s; there was no reward in %d steps", step, whose, message, ROLLOUT_FAILURES);
+    if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
+    note("step %zu: %s%s%s;%s %.0f of %zu groups are left out", step, whose, message, others,
+         sums[0] > 0 ? " it is started again, and" : "", sums[1], prompts);
+}
+
+static int rollout_group_rewarded(const Rollout *r, size_t p) {
+    const size_t G = r->settings.group_size;
+    for (size_t i = p * G; i < (p + 1) * G; i++)
+        if (!r->answered[i] || isnan(r->reward[i])) return 0;
+    return 1;
+}
+
+// Asks for the rewards of each command, maybe on another thread.
+static void *rollout_ask(void *rollout) {
+    Rollout *r = (Rollout *)rollout;
+    const size_t texts = r->settings.prompts * r->settings.group_size;
+    float *of[REWARD_COMMANDS];
+    for (size_t k = 0; k < r->settings.rewards; k++)
+        rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
+    rewards_ask(r->command, r->settings.rewards, rollout_lines, r, texts, of);
+    return NULL;
+}
+
+// Where no thread can be had the rewards are asked for when they are needed.
+static void rollout_ask_ahead(Rollout *r) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    r->asks = pthread_create(&r->asking, NULL, rollout_ask, r) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+// Waits for the answers, or asks: the rewards of each command, and of which completions all that did not fail are
+// known. Returns a command that failed, or NULL.
+static const Reward *rollout_answers(Rollout *r) {
+    const RolloutSettings *s = &r->settings;
+    const size_t texts = s->prompts * s->group_size;
+    const Reward *failed = NULL;
+    if (r->asks)
+        pthread_join(r->asking, NULL);
+    else
+        rollout_ask(r);
+    r->asks = 0;
+    memset(r->answered, 1, texts);
+    for (size_t k = s->rewards; k-- > 0;) {
+        if (!r->command[k].failed) continue;
+        failed = &r->command[k];
+        for (size_t i = failed->answered; i < texts; i++) r->answered[i] = 0, r->rewards_of[k * texts + i] = NAN;
+    }
+    return failed;
+}
+
+// Asks for the rewards, or gets them from the rank that asks, and adds them up.
+static void rollout_rewards(Rollout *r, size_t step) {
+    const RolloutSettings *s = &r->settings;
+    const size_t texts = s->prompts * s->group_size;
+    const Reward *failed = rollout_asks(s) ? rollout_answers(r) : NULL;
+    size_t left_out = 0;
+    if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves such groups out", step, failed->message);
+    if (world_sp(s->world) > 1) {
+        dist_broadcast(RANKS_SEQUENCE, r->rewards_of, s->rewards * texts * sizeof(float), 0);
+        dist_broadcast(RANKS_SEQUENCE, r->answered, texts, 0);
+    }
+    for (size_t i = 0; i < texts; i++) {
+        double sum = 0;
+        size_t given = 0;
+        for (size_t k = 0; k < s->rewards; k++) {
+            const double reward = (double)r->rewards_of[k * texts + i];
+            if (!isnan(reward)) sum += s->reward_weight[k] * reward, given++;
+        }
+        r->reward[i] = given ? (float)sum : NAN;
+    }
+    for (size_t p = 0; p < s->prompts; p++) left_out += !rollout_group_rewarded(r, p);
+    rollout_count_failures(r, step, failed, left_out);
+    for (size_t k = 0; failed && k < s->rewards; k++)
+        if (r->command[k].failed) reward_restart(&r->command[k]);
+}
+
+#endif

@@ -1,0 +1,220 @@
+/*
+A run with rollouts (rollout.h): its settings, what a step's completions, rewards and sequences are kept in, how large
+they may become, and their memory.
+*/
+#ifndef LLMC_ROLLOUT_STATE_H
+#define LLMC_ROLLOUT_STATE_H
+#include "checkpoint.h"
+#include "llmc/data/documents_read.h"
+#include "llmc/generate/prompt.h"
+#include "llmc/generate/sampler.h"
+#include "reward.h"
+#include "all_reduce.h"
+#include <pthread.h>
+
+#define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
+#define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
+#define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
+#define REWARD_NAME           40
+#define ROLLOUT_FAILURES      10 // steps in a row without any reward that end a run; the first one does
+
+typedef struct {
+    size_t prompts, group_size; // P, G: of this replica
+    size_t most_prompts;        // of the replica with the most
+    size_t step_prompts, first; // of all replicas; the number of the first of this replica
+    World world;
+    size_t max_new_tokens;     // of a completion
+    size_t slots;              // completions written side by side
+    size_t sequence_tokens;    // positions of a sequence, at most; 0: room for one group
+    SamplingSettings sampling; // its seed is the run's
+    int in_order;              // prompts come as they stand in the data
+    int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
+    int mask_truncated;        // completions that did not end have no weight in the loss
+    int stop;                  // a reward command that fails ends the run; else its groups are left out
+    int reference, old;        // allocate these log-probabilities, too
+    size_t rewards;            // commands, each with its name in metrics and its weight in a completion's reward
+    const char *reward_command[REWARD_COMMANDS];
+    char reward_name[REWARD_COMMANDS][REWARD_NAME];
+    double reward_weight[REWARD_COMMANDS];
+    int overlap; // rollout_ahead will be called
+    double reward_timeout;
+    const Prompt *text;      // tokens to text
+    const uint32_t *end_ids; // [end_count] the ids that end a completion
+    size_t end_count;
+} RolloutSettings;
+
+// How far the lines for a reward command are written.
+typedef struct {
+    size_t completion, field, token; // token: of the field, once it has begun
+    size_t column;                   // byte of the columns' text
+    int begun;
+    char *scratch; // a token as text, before it is escaped
+    TextOut text;  // of the field
+} RolloutLine;
+
+typedef struct {
+    RolloutSettings settings;
+    DataLoader *data; // opened with DATA_PROMPTS
+    SamplerBatch sampler;
+    Reward command[REWARD_COMMANDS];
+    Prompt decoder;
+    uint32_t *order; // [prompts of the data] of epoch `epoch`
+    uint64_t epoch;  // UINT64_MAX: none
+    // prompts of the step, with their reference answers, and completions
+    size_t room;                    // tokens of a document of the data
+    int32_t *documents;             // [P,room]
+    size_t *prompt_tokens, *tokens; // [P] of a prompt; of it and its reference answer
+    size_t *number;                 // [P] of a prompt in the data
+    int32_t *ids;                   // [P*G,max_new_tokens]
+    Completion *completion;         // [P*G]
+    float *reward;                  // [P*G] NAN: none
+    float *rewards_of;              // [rewards,P*G] by each command
+    char *answered;                 // [P*G] by every command that did not fail
+    int32_t *lengths;               // [2,P*G] tokens, and whether ended, on their way to other ranks
+    double *advantage;              // [P*G]
+    RolloutLine line[REWARD_COMMANDS];
+    char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
+    size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
+    size_t piece;                     // bytes of a line that are made at once, at most
+    char *scratch;                    // those of lines
+    // packed sequences
+    Packing packing;                                    // of groups
+    size_t *group_sequence;                             // [P] SIZE_MAX: left out
+    Batch all;                                          // the memory of all sequences
+    Batch *sequence;                                    // [P]
+    size_t sequences;                                   // of every replica
+    TargetCounts counts;                                // of the step, of all replicas
+    Metrics metrics;                                    // of the step, beside those of the objective
+    double sampling_seconds, reward_seconds;            // of the step
+    char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // of rewards by name: mean, standard deviation
+    // of rollout_ahead
+    size_t waiting;        // the step whose completions wait for rewards; 0: none
+    float *old;            // [P*G,max_new_tokens] their log-probabilities
+    Batch ahead;           // the memory of sequences by which these are computed
+    Batch *ahead_sequence; // [P]
+    pthread_t asking;      // asks for rewards where `asks`
+    int asks;
+    WaitingPart part;
+    size_t failures; // steps in a row
+    int rewarded;    // some step of this process has had a reward
+} Rollout;
+
+// ---- sizes ----------------------------------------------------------------------------------------------------------
+// Positions of the longest text, in the key/value cache and in a sequence: its last token is only a target.
+static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
+    return data->longest_prompt + settings->max_new_tokens - 1;
+}
+
+static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLoader *data) {
+    size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
+    SequenceBound bound;
+    if (longest > POSITIONS_MAX / (P * G))
+        die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
+            longest);
+    bound.longest = longest;
+    bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
+    if (bound.N < G * longest)
+        die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
+            "one sequence has %zu; shorten either, or take a smaller --group-size",
+            G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
+    bound.N = min_size(bound.N, P * G * longest);
+    bound.documents = min_size(P, bound.N / G) * G; // a document has a position at least
+    return bound;
+}
+
+// The first of the ranks that share sequences asks for rewards.
+static int rollout_asks(const RolloutSettings *s) { return s->world.rank % world_sp(s->world) == 0; }
+
+static void rollout_allocate_text(Rollout *r, const Prompt *text) {
+    r->decoder = *text;
+    r->decoder.text = NULL; // a prompt's text is begun anew
+    size_t token = prompt_token_bytes(&r->decoder) + 8;
+    r->scratch = (char *)checked_calloc(REWARD_COMMANDS, token, "the text of a token");
+    for (size_t k = 0; k < REWARD_COMMANDS; k++) r->line[k].scratch = r->scratch + k * token;
+    r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
+}
+
+// What rollout.bin has of a completion
+static size_t rollout_record(const RolloutSettings *s) {
+    return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
+}
+
+static WaitingPart rollout_part(const RolloutSettings *s) {
+    const uint64_t prompt = s->group_size * rollout_record(s);
+    WaitingPart part = {.begin = s->first * prompt, .count = s->prompts * prompt, .whole = s->step_prompts * prompt};
+    part.writes = s->world.rank % world_sp(s->world) == 0;
+    return part;
+}
+
+// data, and all that settings point to, must outlive it.
+static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
+    const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
+    const size_t capacity = rollout_capacity(settings, data);
+    static const char of_step[] = "a step's prompts and completions";
+    memset(r, 0, sizeof(*r));
+    r->settings = *settings, r->data = data;
+    r->settings.sequence_tokens = rollout_bound(settings, data).N;
+    sampler_batch_allocate(&r->sampler, model, settings->slots, capacity);
+
+    rollout_allocate_text(r, settings->text);
+
+    // 1. Prompts, completions and rewards of a step.
+    r->order = (uint32_t *)checked_calloc(data->prompts, sizeof(uint32_t), "the order of the prompts");
+    r->epoch = UINT64_MAX;
+    r->room = data->longest_text;
+    r->documents = (int32_t *)checked_calloc(P * r->room, sizeof(int32_t), of_step);
+    r->prompt_tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->tokens = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->number = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->ids = (int32_t *)checked_calloc(texts * settings->max_new_tokens, sizeof(int32_t), of_step);
+    r->completion = (Completion *)checked_calloc(texts, sizeof(Completion), of_step);
+    r->reward = (float *)checked_calloc(texts, sizeof(float), of_step);
+    r->rewards_of = (float *)checked_calloc(settings->rewards * texts, sizeof(float), of_step);
+    r->answered = (char *)checked_calloc(texts, 1, of_step);
+    r->lengths = (int32_t *)checked_calloc(2 * texts, sizeof(int32_t), of_step);
+    r->advantage = (double *)checked_calloc(texts, sizeof(double), of_step);
+    for (size_t i = 0; i < texts; i++) r->completion[i].ids = r->ids + i * settings->max_new_tokens;
+    r->columns = (char *)checked_malloc(max_size(data->longest_columns, 1), "the columns of a prompt's row");
+    r->columns_of = SIZE_MAX;
+
+    for (size_t k = 0; k < settings->rewards; k++) {
+        snprintf(r->metric_names[k][0], METRIC_NAME, "rewards/%s/mean", settings->reward_name[k]);
+        snprintf(r->metric_names[k][1], METRIC_NAME, "rewards/%s/std", settings->reward_name[k]);
+    }
+
+    // 2. Packed sequences of groups.
+    r->packing.capacity = r->settings.sequence_tokens;
+    packing_allocate_window(&r->packing, P);
+    r->group_sequence = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
+    r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
+    r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
+    batch_allocate_answers(&r->all, settings->reference, settings->old);
+    if (settings->overlap) {
+        r->old = (float *)checked_calloc(texts * settings->max_new_tokens, sizeof(float), of_step);
+        r->ahead_sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
+        r->ahead = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
+        batch_allocate_answers(&r->ahead, settings->reference, settings->old);
+        r->part = rollout_part(settings);
+        r->part.bytes = (char *)checked_malloc(r->part.count, of_step);
+    }
+    for (size_t k = 0; k < settings->rewards && rollout_asks(settings); k++)
+        reward_open(&r->command[k], settings->reward_command[k],
+                    settings->rewards > 1 ? settings->reward_name[k] : NULL, settings->reward_timeout, r->piece);
+}
+
+static void rollout_free(Rollout *r) {
+    if (r->asks) pthread_join(r->asking, NULL);
+    free(r->old), free(r->ahead_sequence), free(r->part.bytes);
+    batch_free(&r->ahead);
+    for (size_t k = 0; k < r->settings.rewards && rollout_asks(&r->settings); k++) reward_close(&r->command[k]);
+    sampler_batch_free(&r->sampler);
+    free(r->order), free(r->documents), free(r->prompt_tokens), free(r->tokens), free(r->number);
+    free(r->ids), free(r->completion), free(r->reward), free(r->advantage), free(r->scratch), free(r->columns);
+    free(r->rewards_of), free(r->answered), free(r->lengths);
+    packing_free(&r->packing);
+    free(r->group_sequence), free(r->sequence);
+    batch_free(&r->all);
+    memset(r, 0, sizeof(*r));
+}
+
+#endif
