@@ -102,7 +102,7 @@ class ShardWriter:
     def add(self, ids, counts, table, documents_of_sample, values=None, columns=None):
         """Whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted
         from ids[0], for every sample its number of documents; of ADVANTAGES `values` [tokens] float32, of PROMPTS `columns`, for
-        every document the bytes of a JSON object."""
+        every document the bytes of a JSON object (without it: no columns)."""
         ends = np.cumsum(documents_of_sample)  # one past each sample's last document
         token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
         first = token = document = 0
@@ -120,7 +120,7 @@ class ShardWriter:
             if values is not None:
                 sections["values"] = values[token:until].astype(VALUES)
             if self.kind == PROMPTS:
-                sections |= self._columns(columns[document:last])
+                sections |= self._columns((columns or [b""] * len(table))[document:last])
             self._append(sections, table[document:last], token, documents_of_sample[first:fitting])
             first, token, document = fitting, until, last
 

@@ -23,7 +23,7 @@ static void reward_name_of(const char *command, char name[REWARD_NAME]) {
     char words[256], *rest = words;
     const char *found = NULL;
     snprintf(words, sizeof(words), "%s", command);
-    for (char *word; (word = strsep(&rest, " \t\n;|&\"'()<>"));) {
+    for (char *word; (word = strsep(&rest, " \t\n;|&\"'()<>")) != NULL;) {
         char *base = strrchr(word, '/') ? strrchr(word, '/') + 1 : word, *end = strrchr(base, '.');
         if (!*base) continue;
         if (!found) found = base;
@@ -41,7 +41,7 @@ static void reward_list(const char *option, const char *list, size_t count, char
     char *rest = text;
     if (strlen(list) >= size) die_usage("--%s: the list is longer than %zu bytes; shorten it", option, size - 1);
     snprintf(text, size, "%s", list);
-    for (char *word; (word = strsep(&rest, ","));)
+    for (char *word; (word = strsep(&rest, ",")) != NULL;)
         if (found++ < REWARD_COMMANDS) entry[found - 1] = word;
     if (found != count)
         die_usage("--%s has %zu entries for %zu --reward-command; give one for each", option, found, count);
