@@ -129,7 +129,7 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- mismatched documents -------------------------------------------------------------------------------------------
-// Where the completion of document d begins: the first target, or the last position where there is none.
+// The position of document d at which its completion begins: its first target, or the last one where there is none.
 static size_t batch_completion(const Batch *batch, size_t d) {
     size_t t = batch->document_start[d];
     while (t + 1 < batch->document_start[d + 1] && batch->targets[t] < 0) t++;

@@ -54,6 +54,7 @@ depend on it.
 #ifndef LLMC_OBJECTIVE_H
 #define LLMC_OBJECTIVE_H
 #include "batch.h"
+#include "metrics.h"
 #include "llmc/base/dtype.h"
 #include <math.h>
 
@@ -384,7 +385,7 @@ static double document_scale(const Objective *o, const Batch *batch, double Z, s
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
-// What gspo's targets of document d have in common; logp[N] of the whole sequence. slope: the derivative of the sum of
+// Terms that gspo's targets of document d share; logp[N] of the whole sequence. slope: the derivative of the sum of
 // its surrogates, and of corrected divergences as far as they depend on the ratio, by any of its log-probabilities,
 // whose share in log r is 1 / document_weight.
 typedef struct {
@@ -476,69 +477,6 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
 }
 
 // ---- the loss, and what people watch --------------------------------------------------------------------------------
-// Sums and what they are divided by, those of two sequences add up; or a least or greatest value, whose count is 1; or
-// a standard deviation (over count - 1), from the sum of squares of differences to the mean.
-#define METRICS_MOST 48
-typedef enum { METRIC_MEAN, METRIC_MIN, METRIC_MAX, METRIC_DEVIATION } MetricKind;
-typedef struct {
-    const char *name; // as in log.jsonl
-    double sum, count, squares;
-    MetricKind kind;
-} Metric;
-
-typedef struct {
-    Metric metric[METRICS_MOST];
-    size_t count;
-} Metrics;
-
-// metrics may be NULL; count 0: the name alone. Of deviations those of two sets (Chan, Golub and LeVeque 1979).
-static void metric_merge(Metrics *m, const Metric *more) {
-    size_t i;
-    if (!m) return;
-    for (i = 0; i < m->count && strcmp(m->metric[i].name, more->name) != 0; i++) continue;
-    if (i == METRICS_MOST) die("internal: more than %d metrics", METRICS_MOST);
-    Metric *x = &m->metric[i];
-    if (i == m->count) memset(x, 0, sizeof(*x)), x->name = more->name, x->kind = more->kind, m->count++;
-    if (more->kind == METRIC_MIN || more->kind == METRIC_MAX) {
-        if (more->count > 0 && (x->count == 0 || (more->kind == METRIC_MIN) == (more->sum < x->sum)))
-            x->sum = more->sum, x->count = 1;
-        return;
-    }
-    if (more->kind == METRIC_DEVIATION && x->count > 0 && more->count > 0) {
-        const double apart = more->sum / more->count - x->sum / x->count;
-        x->squares += apart * apart * x->count * more->count / (x->count + more->count);
-    }
-    x->sum += more->sum, x->count += more->count, x->squares += more->squares;
-}
-
-// NAN: there is none
-static double metric_value(const Metric *x) {
-    if (x->kind == METRIC_DEVIATION) return x->count > 1 ? sqrt(x->squares / (x->count - 1)) : NAN;
-    return x->count > 0 ? x->sum / x->count : NAN;
-}
-
-static void metric_add_kind(Metrics *m, const char *name, MetricKind kind, double sum, double count) {
-    const Metric more = {name, sum, count, 0, kind};
-    metric_merge(m, &more);
-}
-
-static void metric_add(Metrics *m, const char *name, double sum, double count) {
-    metric_add_kind(m, name, METRIC_MEAN, sum, count);
-}
-
-static void metric_deviation(Metrics *m, const char *name, double value) {
-    metric_add_kind(m, name, METRIC_DEVIATION, value, 1);
-}
-
-// Mean, least and greatest number of tokens of a completion
-static const char *const completion_lengths[] = {"completions/mean_length", "completions/min_length",
-                                                 "completions/max_length"};
-static void metric_length(Metrics *m, const char *const names[3], double tokens) {
-    metric_add(m, names[0], tokens, 1);
-    metric_add_kind(m, names[1], METRIC_MIN, tokens, 1);
-    metric_add_kind(m, names[2], METRIC_MAX, tokens, 1);
-}
-
 // Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
 // log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
 static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,

@@ -87,7 +87,7 @@ static void cache_begin(Cache *cache, StreamBP *s) {
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
-// What a rank needs weights for: nothing any more, a walk through all layers, the head
+// The next need of weights on a rank: none any more, a walk through all layers, the head
 typedef enum { TURN_NONE, TURN_FORWARD, TURN_DRAW } Turn;
 
 // The weights of a turn come and go, for the ranks that need them.

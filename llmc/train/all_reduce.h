@@ -94,7 +94,7 @@ static void metrics_over_ranks(World w, Metrics *metrics) {
     }
 }
 
-// What all sequences of a step found
+// Metrics of all sequences of a step
 static void metrics_over_sequences(World w, Metrics *metrics) {
     metrics_over_ranks(w, metrics);
     metrics_margin(metrics);

@@ -139,7 +139,7 @@ static void reward_stop(Reward *r) {
     r->to = r->from = r->guarded = -1;
 }
 
-// room: 0, or the most bytes that `lines` of reward_ask wants to make at once
+// room: 0, or the most bytes that `lines` of rewards_ask wants to make at once
 static void reward_open(Reward *r, const char *command, const char *name, double timeout, size_t room) {
     memset(r, 0, sizeof(*r));
     r->command = command, r->name = name, r->timeout = timeout;

@@ -245,7 +245,7 @@ static void rollout_save(Rollout *r) {
     }
 }
 
-// What was read becomes the completions of `step`. V: words
+// The completions of `step` from what was read of the checkpoint. V: words
 static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoint) {
     const size_t room = r->settings.max_new_tokens;
     const char *from = r->part.bytes;

@@ -17,7 +17,7 @@ reference_ids instead.
 #include "rollout_state.h"
 
 // ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
-// What follows the line's other fields: the members of the object of columns, and the end of the line.
+// A piece behind the line's other fields: the members of the object of columns, and the end of the line.
 static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number, char *out) {
     if (r->columns_of != number)
         r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
@@ -146,7 +146,7 @@ static void *rollout_ask(void *rollout) {
     return NULL;
 }
 
-// Where no thread can be had the rewards are asked for when they are needed.
+// Asks on a thread of its own; without one the rewards are asked for when they are needed.
 static void rollout_ask_ahead(Rollout *r) {
     sigset_t all, before;
     sigfillset(&all);

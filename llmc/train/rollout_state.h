@@ -134,7 +134,7 @@ static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
 }
 
-// What rollout.bin has of a completion
+// Bytes of a completion in rollout.bin
 static size_t rollout_record(const RolloutSettings *s) {
     return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
 }

@@ -105,7 +105,7 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
     }
 }
 
-// Of up to 32 rows, texts that are written side by side, each has the digits that it has alone.
+// Each of up to 32 rows, texts that are written side by side, has the digits that it has alone.
 TEST(linear_rows_alone) {
     enum { N = 32, C = 1100, OC = 53 };
     if (strcmp(ops->name, "cpu") || ops->stored == DTYPE_BF16) return; // elsewhere another kernel serves more rows
