@@ -1,7 +1,7 @@
 /*
 Element types. A tensor in memory is a run of elements of one DType; which DType weights and activations have
 ("floatX") is a property of the op set that was linked, and of the model when only a plan is made.
-Files may hold more types than we compute in (fp16): those are converted while reading.
+Files may hold more types than we compute in (fp16): those are converted while reading. int8 stands for bytes of codes.
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
@@ -10,12 +10,15 @@ Files may hold more types than we compute in (fp16): those are converted while r
 #include <stdint.h>
 #include <string.h>
 
-typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_COUNT } DType;
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_INT8, DTYPE_COUNT } DType;
+enum { DTYPE_FLOATS = DTYPE_INT8 }; // the types before it are of numbers
 
-static size_t dtype_size(DType type) { return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : 2; }
+static size_t dtype_size(DType type) {
+    return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : type == DTYPE_INT8 ? 1 : 2;
+}
 
 static const char *dtype_name(DType type) {
-    static const char *const names[DTYPE_COUNT] = {"fp32", "bf16", "double", "fp16"};
+    static const char *const names[DTYPE_COUNT] = {"fp32", "bf16", "double", "fp16", "int8"};
     return type < DTYPE_COUNT ? names[type] : "unknown";
 }
 

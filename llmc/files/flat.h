@@ -53,7 +53,7 @@ static void flat_check_header(const FlatHeader *header, const char *path) {
         die("%s: claims a header of %llu bytes, version %u has %zu", path, (unsigned long long)header->header_bytes,
             FLAT_VERSION, sizeof(*header));
     if (header->checksum != flat_checksum(header)) die("%s: its header is damaged (checksum)", path);
-    if (header->dtype >= DTYPE_COUNT) die("%s: element type %u is unknown", path, header->dtype);
+    if (header->dtype >= DTYPE_FLOATS) die("%s: element type %u is unknown", path, header->dtype);
     if (!memchr(header->config, 0, sizeof(header->config))) die("%s: the model in its header has no end", path);
 }
 

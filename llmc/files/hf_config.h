@@ -458,7 +458,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 static const char *hf_dtype_name(DType type) {
-    static const char *const names[DTYPE_COUNT] = {"float32", "bfloat16", "float64", "float16"};
+    static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
     return names[type];
 }
 

@@ -82,7 +82,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     memset(tensor, 0, sizeof(*tensor));
     snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
     for (type = 0; type < SAFETENSORS_DTYPES && strcmp(safetensors_dtypes[type].name, tensor->dtype) != 0;) type++;
-    tensor->type = type < DTYPE_COUNT ? (DType)type : DTYPE_COUNT;
+    tensor->type = type < DTYPE_FLOATS ? (DType)type : DTYPE_COUNT;
     const size_t size = type < SAFETENSORS_DTYPES ? safetensors_dtypes[type].size : 0;
     uint64_t bytes = size;
     cJSON_ArrayForEach(item, shape) {

@@ -104,6 +104,12 @@ OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_
    TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
    COUNT(dry_move(2 * n * width, STORED)))
 
+// ---- weights in 4 bits ---------------------------------------------------------------------------------------------
+// out[n] = the elements of a matrix in 4 bits (llmc/base/quantise.h): quant_decode of its record, rounded to Stored
+OP(void, dequantise, (Stored *out, const void *record, const QuantFormat *format, size_t n), (out, record, format, n),
+   TENSOR(out, n, STORED) TENSOR(record, quant_parts(*format, n).bytes, 1)
+   COUNT(dry_move(n * STORED + quant_parts(*format, n).bytes, 1)))
+
 // ---- norms ---------------------------------------------------------------------------------------------------------
 // out[n,C] = xhat * (w + offset) (+ b[C] or residual[n,C], not both; NULL: nothing). RMSNorm: xhat = x / sqrt(mean(x^2)
 // + eps); LayerNorm: xhat = (x - mean) / sqrt(var + eps). out may be x or residual

@@ -18,6 +18,7 @@ host.
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
 #include "llmc/base/dtype.h"
+#include "llmc/base/quantise.h"
 #include "llmc/ranks/world.h"
 
 typedef struct Stored Stored;

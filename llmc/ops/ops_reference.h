@@ -29,6 +29,23 @@ static void reference_scatter_rows(double *out, const double *in, const int32_t 
     for (size_t t = 0; t < n; t++) memcpy(out + (size_t)row[t] * width, in + t * width, width * sizeof(double));
 }
 
+// ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which gives what fp32 gives ---------
+static void reference_dequantise(double *out, const void *record, const QuantFormat *format, size_t n) {
+    const QuantParts p = quant_parts(*format, n);
+    const unsigned char *bytes = (const unsigned char *)record;
+    float map[256], offset = 0, scale;
+    quant_dynamic_map(map, 1);
+    if (format->nested) memcpy(&offset, bytes + p.offset, sizeof(offset));
+    for (size_t i = 0; i < n; i++) {
+        const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
+        memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
+        if (format->nested) scale = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
+        scale = (float)((double)scale + (double)offset);
+        const double code = (double)quant_codes[format->type][i % 2 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
+        out[i] = (double)quant_round(format->rounding, (float)(code * (double)scale));
+    }
+}
+
 // ---- norms: normalised = (x - mean) / sqrt(variance + eps), with mean = 0 and variance = mean(x^2) for RMSNorm ------
 static double norm_statistics(Norm norm, const double *x, size_t C, double *mean) {
     double variance = 0.0;

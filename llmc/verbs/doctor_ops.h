@@ -43,6 +43,26 @@ static void check_scatter_rows(const Config *c, size_t n) {
     expect(out, 0);
 }
 
+static void check_dequantise(const Config *c, size_t n) {
+    const DType rounding[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    const size_t count = min_size(n * c->hidden_size, 100003);
+    float *values = (float *)checked_malloc(count * sizeof(float), "a check");
+    for (size_t i = 0; i < count; i++) values[i] = (float)normal_of(random_mix(i));
+    for (size_t i = 0; i < 3; i++) {
+        const QuantFormat format = {i ? QUANT_NF4 : QUANT_FP4, i != 1, QUANT_BLOCK, rounding[i]};
+        check_begin("%s %zu", quant_type_names[format.type], count);
+        const size_t words = quant_parts(format, count).bytes / sizeof(float);
+        uint8_t *record = (uint8_t *)check_allocate(words * sizeof(float));
+        quant_encode(record, format, values, count);
+        Tensor *in = tensor_given(TENSOR_READ, "record", DTYPE_FP32, all_of(words), all_of(1), record);
+        Tensor *out = tensor_out("out", all_of(1), all_of(count));
+        in->raw = 1;
+        CHECK(dequantise, of(out), of(in), &format, count);
+        expect(out, 0);
+    }
+    free(values);
+}
+
 // The model's norm, and that of its heads.
 static size_t norm_shapes(const Config *c, size_t n, size_t shape[2][2]) {
     shape[0][0] = n, shape[0][1] = c->hidden_size;

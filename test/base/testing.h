@@ -359,7 +359,7 @@ static int test_end(void **state) {
 }
 
 // The tests of a program in the order of their definitions: TEST enters its test here before main begins.
-static struct CMUnitTest listed_tests[64];
+static struct CMUnitTest listed_tests[80];
 static size_t listed_count;
 
 #define TEST(name)                                                                                                     \

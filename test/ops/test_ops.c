@@ -23,6 +23,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_adamw.h"          // tests of the optimizer
 #include "test_ops_draw.h"           // tests of sampling
 #include "test_ops_linear.h"         // tests of linear attention
+#include "test_ops_quantise.h"       // tests of matrices in 4 bits
 
 // An allocation that cannot succeed is one of the tests: the sanitizer shall return NULL as malloc does.
 const char *__asan_default_options(void);

@@ -6,6 +6,7 @@ dropout_threshold op sets
 host_memory_available op sets, dev
 host_memory_peak op set "cpu", dev
 host_memory_touch op sets
+quant_decode tests
 world_alone tests, dev
 END
 trap 'rm -f "${TMPDIR:-/tmp}/unused.$$"' EXIT

@@ -26,6 +26,7 @@ once per precision (precision.h) and linked to the driver.
 #include "activation.h" // SwiGLU, GeGLU, GELU
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits
+#include "dequantise.h" // matrices in 4 bits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer
 #include "collective.h" // between processes

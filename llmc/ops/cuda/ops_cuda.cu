@@ -28,6 +28,7 @@ matrix products, which are the libraries' here, come from op set "cpu".
 #include "activation.cuh" // SwiGLU, GeGLU, GELU
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
 #include "draw.cuh"       // tokens drawn from logits
+#include "dequantise.cuh" // matrices in 4 bits
 #include "gradient.cuh"   // stored gradients and their norm
 #include "adamw.cuh"      // the optimizer
 

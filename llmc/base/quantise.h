@@ -1,0 +1,268 @@
+/*
+Matrices in 4 bits, as bitsandbytes 0.50 stores them (QLoRA, arXiv 2305.14314): the elements in order, in blocks that
+share a scale, their largest magnitude (absmax). An element is a code of 4 bits,
+
+    nf4    16 quantiles of the normal distribution
+    fp4    sign, two bits of exponent, one of mantissa
+
+times the scale of its block. Nested ("double quantisation") scales are themselves codes of 8 bits, in blocks of 256:
+scale = map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which
+decodes to 0; bitsandbytes has 0 or -0 there, whichever of its loops decodes it.
+
+A matrix of n elements is one run of bytes, a record (QuantParts). What is encoded and decoded is what bitsandbytes has
+on a CPU, to the last bit. That includes two of its habits: the code of a nested scale is looked up by the value's place
+in a grid of 2^16, whose points lie beside the smallest values of the map and beside 0; and the offset is a mean by
+torch's order of additions (of one thread; with several, above 32768 scales, its last bit may be another).
+*/
+#ifndef LLMC_QUANTISE_H
+#define LLMC_QUANTISE_H
+#include "dtype.h"
+#include "utils.h"
+#include <math.h>
+
+typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_TYPES } QuantType;
+
+typedef struct {
+    QuantType type; // NONE: not in 4 bits
+    int nested;
+    size_t block;   // elements that share a scale; the last block may be shorter
+    DType rounding; // decoded values are rounded to this type, the model's that was quantised: fp32, bf16 or fp16
+} QuantFormat;
+
+enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096 };
+
+static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4"};
+
+static const float quant_codes[QUANT_TYPES][16] = {
+    {0},
+    {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f},
+    {0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f, -0.0625f / 12, -8.0f / 12, -1.0f,
+     -4.0f / 12, -0.5f, -2.0f / 12, -0.25f},
+};
+
+// The codes in the order of their values; of the two zeros of fp4 the first
+static const uint8_t quant_order[QUANT_TYPES][16] = {
+    {0},
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3},
+};
+
+// ---- the record of a matrix -----------------------------------------------------------------------------------------
+// Offsets in bytes of its parts: codes of two elements a byte, the first in the high half; codes of nested scales;
+// scales in fp32, nested one for 256; the offset of nested ones. Each part begins at a multiple of 16.
+typedef struct {
+    size_t codes, scale_codes, scales, offset;
+    size_t blocks, scale_count; // of elements; scales in fp32
+    size_t bytes;               // of the record, a multiple of 64
+} QuantParts;
+
+static size_t quant_align(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+static QuantParts quant_parts(QuantFormat f, size_t n) {
+    QuantParts p = {0};
+    p.blocks = (n + f.block - 1) / f.block;
+    p.scale_count = f.nested ? (p.blocks + QUANT_NESTED_BLOCK - 1) / QUANT_NESTED_BLOCK : p.blocks;
+    p.scale_codes = quant_align((n + 1) / 2, 16);
+    p.scales = p.scale_codes + (f.nested ? quant_align(p.blocks, 16) : 0);
+    p.offset = p.scales + quant_align(p.scale_count * sizeof(float), 16);
+    p.bytes = quant_align(p.offset + (f.nested ? sizeof(float) : 0), 64);
+    return p;
+}
+
+// ---- the 8-bit map --------------------------------------------------------------------------------------------------
+// The dynamic map (arXiv 1511.04561): for each of 7 decades below 1 the midpoints of equal steps from 0.1 to 1, twice
+// as many from decade to decade; 0 and 1; with_sign: and the negative ones. Ascending.
+static void quant_dynamic_map(float map[256], int with_sign) {
+    size_t count = 0, zero;
+    map[count++] = 0;
+    for (int decade = 0; decade < 7; decade++) {
+        const int steps = 1 << (decade + !with_sign);
+        const double step = (double)(0.9f / (float)steps), least = (double)0.1f;
+        const float factor = (float)pow(10.0, decade - 6);
+        float before = 0.1f;
+        for (int k = 1; k <= steps; k++) {
+            const float bound = (float)(2 * k < steps + 1 ? step * k + least : 1.0 - step * (steps - k));
+            map[count++] = factor * ((before + bound) / 2);
+            before = bound;
+        }
+    }
+    map[count++] = 1;
+    if (!with_sign) return;
+    zero = 256 - count; // negative ones but -1
+    memmove(map + zero, map, count * sizeof(float));
+    for (size_t i = 1; i <= zero; i++) map[zero - i] = -map[zero + i];
+}
+
+enum { QUANT_GRID = 65536 };
+
+typedef struct {
+    float map[256];
+    uint8_t nearest[QUANT_GRID]; // code of the value nearest to each point of the grid over [-1, 1]
+} QuantScales;
+
+static const QuantScales *quant_scales(void) {
+    static QuantScales s;
+    if (s.map[255] != 0) return &s;
+    quant_dynamic_map(s.map, 1);
+    for (size_t k = 0, code = 0; k < QUANT_GRID; k++) {
+        const double x = (double)((float)((double)k / 32767.5 - 1));
+        while (code < 255 && fabs((double)s.map[code + 1] - x) < fabs((double)s.map[code] - x)) code++;
+        s.nearest[k] = (uint8_t)code;
+    }
+    return &s;
+}
+
+// ---- encoding -------------------------------------------------------------------------------------------------------
+// The sum of x[n] in the order of torch's loops over a row: 4 sums of vectors of `width` take turns, and every 2^k
+// terms pass to the next of 4 levels.
+static float quant_sum_rows(const float *x, size_t n, size_t width) {
+    enum { ROWS = 4, LEVELS = 4, WIDTH = 8 };
+    float sum[LEVELS][ROWS][WIDTH] = {{{0}}};
+    const size_t vectors = n / width, turns = vectors / ROWS;
+    size_t log2 = 0, i = 0;
+    while (((size_t)1 << log2) < turns) log2++;
+    const size_t power = max_size(4, max_size(log2, 1) / LEVELS), step = (size_t)1 << power;
+    while (i < turns) {
+        const size_t end = min_size(turns, i + step);
+        const int full = end - i == step;
+        for (; i < end; i++)
+            for (size_t k = 0; k < ROWS; k++)
+                for (size_t w = 0; w < width; w++) sum[0][k][w] += x[(i * ROWS + k) * width + w];
+        for (size_t level = 1; level < LEVELS && full; level++) {
+            for (size_t k = 0; k < ROWS; k++)
+                for (size_t w = 0; w < width; w++) sum[level][k][w] += sum[level - 1][k][w], sum[level - 1][k][w] = 0;
+            if (i & ((step - 1) << (level * power))) break;
+        }
+    }
+    for (size_t level = 1; level < LEVELS; level++)
+        for (size_t k = 0; k < ROWS; k++)
+            for (size_t w = 0; w < width; w++) sum[0][k][w] += sum[level][k][w];
+    for (i = turns * ROWS; i < vectors; i++)
+        for (size_t w = 0; w < width; w++) sum[0][0][w] += x[i * width + w];
+    for (size_t k = 1; k < ROWS; k++)
+        for (size_t w = 0; w < width; w++) sum[0][0][w] += sum[0][k][w];
+    float all = 0;
+    for (i = vectors * width; i < n; i++) all += x[i];
+    for (size_t w = 0; w < width; w++) all += sum[0][0][w];
+    return all;
+}
+
+static float quant_mean(const float *x, size_t n) { return quant_sum_rows(x, n, n < 8 ? 1 : 8) / (float)n; }
+
+static float quant_absmax(const float *x, size_t n) {
+    float most = 0;
+    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+// Codes of x[n] in 4 bits; n is even but at the matrix's end. Returns the scale.
+static float quant_encode_block(uint8_t *codes, const float bounds[15], const uint8_t *order, const float *x, size_t n,
+                                int whole) {
+    uint8_t code[QUANT_BLOCK_MOST];
+    const float most = quant_absmax(x, n), least = fmaxf(most, 1e-38f), inverse = 1 / least;
+    for (size_t i = 0; i < n; i++) {
+        const float v = whole ? x[i] * inverse : x[i] / least; // bitsandbytes' own difference
+        int above = 0;
+        for (int b = 0; b < 15; b++) above += v > bounds[b];
+        code[i] = (uint8_t)above;
+    }
+    if (n % 2) code[n] = 7; // 0, as bitsandbytes fills up a byte
+    for (size_t i = 0; i < n; i += 2) codes[i / 2] = (uint8_t)(order[code[i]] << 4 | order[code[i + 1]]);
+    return whole ? most : least;
+}
+
+// Codes and scales of scales.
+static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *scale) {
+    const QuantScales *s = quant_scales();
+    float *scales = (float *)(void *)(record + p->scales);
+    const float mean = quant_mean(scale, p->blocks);
+    memcpy(record + p->offset, &mean, sizeof(mean));
+    for (size_t i = 0; i < p->blocks; i++) scale[i] -= mean;
+    for (size_t b = 0; b < p->scale_count; b++) {
+        const size_t begin = b * QUANT_NESTED_BLOCK, n = min_size(QUANT_NESTED_BLOCK, p->blocks - begin);
+        uint8_t *code = record + p->scale_codes + begin;
+        scales[b] = quant_absmax(scale + begin, n);
+        const float inverse = 1 / scales[b];
+        for (size_t i = 0; i < n && scales[b] != 0; i++) {
+            const volatile float value = fminf(fmaxf(scale[begin + i] * inverse, -1), 1); // rounded before 1 is added
+            code[i] = s->nearest[min_size((size_t)((value + 1) * 32767.5f + 0.5f), QUANT_GRID - 1)];
+        }
+    }
+}
+
+// record = in[n], finite
+static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t n) {
+    const QuantParts p = quant_parts(f, n);
+    const uint8_t *order = quant_order[f.type];
+    float bounds[15], *scale = (float *)(void *)(record + p.scales);
+    if (f.nested) scale = (float *)checked_calloc(p.blocks, sizeof(float), "scales of a matrix");
+    memset(record + p.scale_codes - 16, 0, p.bytes - p.scale_codes + 16);
+    for (size_t i = 0; i < 15; i++) bounds[i] = (quant_codes[f.type][order[i]] + quant_codes[f.type][order[i + 1]]) / 2;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static)
+#endif
+    for (size_t b = 0; b < p.blocks; b++) {
+        const size_t begin = b * f.block, count = min_size(f.block, n - begin);
+        scale[b] = quant_encode_block(record + begin / 2, bounds, order, in + begin, count, count == f.block);
+    }
+    if (!f.nested) return;
+    quant_encode_scales(record, &p, scale);
+    free(scale);
+}
+
+// ---- decoding -------------------------------------------------------------------------------------------------------
+// Nearest value of fp16, ties to even; beyond its range an infinity
+static float quant_round_fp16(float value) {
+    const float magnitude = fabsf(value);
+    uint32_t bits;
+    if (magnitude < 1.0f / 16384) { // subnormal: multiples of 2^-24
+        volatile float lifted = magnitude + 0.5f;
+        return copysignf(lifted - 0.5f, value);
+    }
+    memcpy(&bits, &value, sizeof(bits));
+    bits = (bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu;
+    memcpy(&value, &bits, sizeof(value));
+    return magnitude < 65520 || magnitude != magnitude ? value : copysignf(INFINITY, value);
+}
+
+static float quant_round(DType type, float value) {
+    if (type == DTYPE_BF16) return bf16_to_float(float_to_bf16(value));
+    return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
+}
+
+// scale[b] of blocks [begin, begin + count)
+static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
+    const QuantParts p = quant_parts(f, n);
+    const float *scales = (const float *)(const void *)(record + p.scales), *map = quant_scales()->map;
+    float offset = 0;
+    if (f.nested) memcpy(&offset, record + p.offset, sizeof(offset));
+    for (size_t i = 0; i < count; i++) {
+        const size_t b = begin + i;
+        if (f.nested) {
+            const volatile float product = map[record[p.scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
+            scale[i] = product + offset; // volatile: rounded before the sum
+        } else {
+            scale[i] = scales[b];
+        }
+    }
+}
+
+// out[count] = elements [begin, begin + count) of a matrix of n
+static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
+    const float *codes = quant_codes[f.type];
+    for (size_t i = begin, end; i < begin + count; i = end) {
+        float scale;
+        end = min_size((i / f.block + 1) * f.block, begin + count);
+        quant_scales_of(&scale, f, record, n, i / f.block, 1);
+        for (size_t j = i; j < end; j++)
+            out[j - begin] = quant_round(f.rounding, codes[record[j / 2] >> (j % 2 ? 0 : 4) & 15] * scale);
+    }
+}
+
+static void quant_decode(float *out, QuantFormat f, const uint8_t *record, size_t n) {
+    quant_decode_range(out, f, record, n, 0, n);
+}
+
+#endif

@@ -1,0 +1,131 @@
+/*
+Matrices in 4 bits (llmc/base/quantise.h) to floatX. The 16 codes of a block times its scale, rounded, are a table of 16
+values of floatX, from which elements are picked by their codes: in registers on AVX2 and AVX-512. So what an element
+costs is its bytes, and what is rounded is a fourth of a block or less.
+*/
+#ifndef LLMC_CPU_DEQUANTISE_H
+#define LLMC_CPU_DEQUANTISE_H
+#include "llmc/ops/ops.h"
+#include "elements.h"
+#include "vector.h"
+
+enum { PICKED = 32 }; // elements at once: 16 bytes of codes. A divisor of every block's length
+
+// out[PICKED] = table[code] of 16 bytes of codes
+#if defined(__AVX2__) && !defined(PRECISION_DOUBLE)
+// The codes in order, the first of two in the high half: in the low four bits of each byte of two vectors. What is
+// above these bits is not looked at by permutations of 16 values.
+static inline void codes_in_order(__m128i order[2], const uint8_t *codes) {
+    const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)codes), high = _mm_srli_epi16(low, 4);
+    order[0] = _mm_unpacklo_epi8(high, low), order[1] = _mm_unpackhi_epi8(high, low);
+}
+#endif
+#if defined(__AVX512BW__) && defined(PRECISION_BF16)
+typedef __m512i PickTable; // twice the 16 values: bit 4 of an index does not matter
+static inline PickTable pick_table(const floatX table[16]) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
+}
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+    __m128i order[2];
+    codes_in_order(order, codes);
+    const __m512i index = _mm512_cvtepu8_epi16(_mm256_set_m128i(order[1], order[0]));
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
+}
+#elif defined(__AVX512F__) && !defined(PRECISION_DOUBLE) && !defined(PRECISION_BF16)
+typedef __m512 PickTable;
+static inline PickTable pick_table(const floatX table[16]) { return _mm512_loadu_ps(table); }
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+    __m128i order[2];
+    codes_in_order(order, codes);
+    for (int half = 0; half < 2; half++)
+        _mm512_storeu_ps(out + 16 * half, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(order[half]), table));
+}
+#elif defined(__AVX2__) && defined(PRECISION_BF16)
+typedef struct {
+    __m128i low, high; // bytes of the 16 values
+} PickTable;
+static inline PickTable pick_table(const floatX table[16]) {
+    const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)table), byte = _mm_set1_epi16(0xff),
+                  b = _mm_loadu_si128((const __m128i *)(const void *)(table + 8));
+    return (PickTable){_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)),
+                       _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8))};
+}
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+    __m128i order[2], *to = (__m128i *)(void *)out;
+    codes_in_order(order, codes);
+    for (int half = 0; half < 2; half++) {
+        const __m128i index = _mm_and_si128(order[half], _mm_set1_epi8(15));
+        const __m128i low = _mm_shuffle_epi8(table.low, index), high = _mm_shuffle_epi8(table.high, index);
+        _mm_storeu_si128(to + 2 * half, _mm_unpacklo_epi8(low, high));
+        _mm_storeu_si128(to + 2 * half + 1, _mm_unpackhi_epi8(low, high));
+    }
+}
+#elif defined(__AVX2__) && !defined(PRECISION_DOUBLE)
+typedef struct {
+    __m256 low, high; // values 0 to 7, 8 to 15
+} PickTable;
+static inline PickTable pick_table(const floatX table[16]) {
+    return (PickTable){_mm256_loadu_ps(table), _mm256_loadu_ps(table + 8)};
+}
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+    __m128i order[2];
+    codes_in_order(order, codes);
+    for (int part = 0; part < 4; part++) {
+        const __m128i bytes = part % 2 ? _mm_srli_si128(order[part / 2], 8) : order[part / 2];
+        const __m256i index = _mm256_cvtepu8_epi32(bytes);
+        const __m256 bit_3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); // as the sign
+        _mm256_storeu_ps(out + 8 * part, _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index),
+                                                          _mm256_permutevar8x32_ps(table.high, index), bit_3));
+    }
+}
+#else
+typedef const floatX *PickTable;
+static inline PickTable pick_table(const floatX table[16]) { return table; }
+static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
+    for (size_t i = 0; i < PICKED; i += 2) out[i] = table[codes[i / 2] >> 4], out[i + 1] = table[codes[i / 2] & 15];
+}
+#endif
+
+// The 16 values of a block. fp16 by instruction where there is one: what quant_round does takes longer than the block
+static inline void block_values(floatX table[16], QuantFormat f, float scale) {
+    float value[16];
+    for (size_t k = 0; k < 16; k++) value[k] = quant_codes[f.type][k] * scale;
+    if (f.rounding == DTYPE_BF16)
+        for (size_t k = 0; k < 16; k++) value[k] = bf16_to_float(float_to_bf16(value[k]));
+    if (f.rounding == DTYPE_FP16) {
+#if defined(__F16C__)
+        for (size_t k = 0; k < 16; k += 8)
+            _mm256_storeu_ps(value + k, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(value + k), 0)));
+#else
+        for (size_t k = 0; k < 16; k++) value[k] = quant_round_fp16(value[k]);
+#endif
+    }
+    for (size_t k = 0; k < 16; k++) table[k] = store((floatS)value[k]);
+}
+
+static void cpu_dequantise(Stored *out_, const void *record, const QuantFormat *format, size_t n) {
+    enum { SCALES = 64 }; // blocks whose scales are decoded at once
+    const QuantFormat f = *format;
+    const QuantParts p = quant_parts(f, n);
+    const uint8_t *codes = (const uint8_t *)record;
+    floatX *const out = (floatX *)out_;
+    const size_t groups = (p.blocks + SCALES - 1) / SCALES;
+    quant_scales(); // made before threads want it
+#pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
+    for (size_t g = 0; g < groups; g++) {
+        const size_t first = g * SCALES, count = min_size(SCALES, p.blocks - first);
+        float scale[SCALES];
+        quant_scales_of(scale, f, codes, n, first, count);
+        for (size_t b = 0; b < count; b++) {
+            const size_t begin = (first + b) * f.block, end = min_size(begin + f.block, n);
+            floatX values[16];
+            block_values(values, f, scale[b]);
+            const PickTable table = pick_table(values);
+            size_t i = begin;
+            for (; i + PICKED <= end; i += PICKED) pick(out + i, codes + i / 2, table);
+            for (; i < end; i++) out[i] = values[codes[i / 2] >> (i % 2 ? 0 : 4) & 15];
+        }
+    }
+}
+
+#endif

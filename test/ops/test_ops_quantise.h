@@ -1,0 +1,62 @@
+/*
+Matrices in 4 bits: records of random codes and scales, among them zeros, tiny and large ones, decoded to the bits that
+quant_decode gives on the host. What lies between a record's parts must not matter. Part of test_ops.c.
+*/
+#ifndef TEST_OPS_QUANTISE_H
+#define TEST_OPS_QUANTISE_H
+#include "cases.h"
+
+static float random_scale(void) {
+    const int exponent = (int)test_random_below(8) ? -3 : (int)test_random_below(150) - 130;
+    return test_random_below(20) ? ldexpf((float)(0.5 + test_uniform()), exponent) : 0.0f;
+}
+
+// A record of n elements: NaN where nothing belongs to it.
+static uint8_t *random_record(QuantFormat f, size_t n) {
+    const QuantParts p = quant_parts(f, n);
+    uint8_t *record = (uint8_t *)case_memory(p.bytes);
+    const float offset = random_scale();
+    memset(record, 0xff, p.bytes);
+    for (size_t i = 0; i < (n + 1) / 2; i++) record[i] = (uint8_t)test_random();
+    for (size_t i = 0; f.nested && i < p.blocks; i++) record[p.scale_codes + i] = (uint8_t)test_random();
+    for (size_t i = 0; i < p.scale_count; i++) {
+        const float scale = random_scale();
+        memcpy(record + p.scales + i * sizeof(scale), &scale, sizeof(scale));
+    }
+    if (f.nested) memcpy(record + p.offset, &offset, sizeof(offset));
+    return record;
+}
+
+static void dequantise_case(QuantFormat f, size_t n) {
+    test_case("n=%zu %s%s blocks of %zu, rounded to %s", n, quant_type_names[f.type], f.nested ? " nested" : "",
+              f.block, dtype_name(f.rounding));
+    const uint8_t *bytes = random_record(f, n);
+    float *values = (float *)case_memory(n * sizeof(float));
+    const size_t size = dtype_size(ops->stored);
+    unsigned char *wanted = (unsigned char *)case_memory(n * size);
+    Guarded *record = guarded_bytes(INPUT, "record", bytes, 4, quant_parts(f, n).bytes / 4), *out = output("out", n);
+    BOTH(dequantise, of(out), of(record), &f, n);
+    quant_decode(values, f, bytes, n);
+    elements_from_float(wanted, ops->stored, values, n);
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(wanted + i * size, out->after + out->offset + i * size, size))
+            test_fail("out[%zu] is %.9g, expected %.9g", i, result(out, i), (double)values[i]);
+    for (size_t i = 0; i < n; i++) // the reference; infinite beyond fp16
+        if (((const double *)out->twin)[i] != (double)values[i])
+            test_fail("the reference has %.9g in [%zu], not %.9g", ((const double *)out->twin)[i], i,
+                      (double)values[i]);
+}
+
+TEST(dequantise) {
+    static const size_t lengths[] = {1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 16451, 40000};
+    static const size_t blocks[] = {32, 64, 64, 128, 4096};
+    static const DType roundings[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    for (size_t l = 0; l < COUNT_OF(lengths); l++)
+        for (size_t variant = l % CASE_STEP; variant < 12; variant += EMULATED ? CASE_STEP : 1) {
+            const QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4, variant / 2 % 2 == 0,
+                                   blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4]};
+            dequantise_case(f, lengths[l]);
+        }
+}
+
+#endif
