@@ -186,7 +186,7 @@ static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *sca
         scales[b] = quant_absmax(scale + begin, n);
         const float inverse = 1 / scales[b];
         for (size_t i = 0; i < n && scales[b] != 0; i++) {
-            const volatile float value = fminf(fmaxf(scale[begin + i] * inverse, -1), 1); // rounded before 1 is added
+            const float value = fminf(fmaxf(scale[begin + i] * inverse, -1), 1); // rounded before 1 is added
             code[i] = s->nearest[min_size((size_t)((value + 1) * 32767.5f + 0.5f), QUANT_GRID - 1)];
         }
     }

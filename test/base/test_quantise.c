@@ -1,0 +1,111 @@
+/*
+Matrices in 4 bits are those of bitsandbytes: test/golden/quantised.bin has its records and the values it decodes them
+to, for inputs by a formula (make_quantised.py); what none of its cases has is checked by itself.
+*/
+#include "child.h"
+#include "llmc/base/quantise.h"
+
+__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+
+static const char *golden; // where reading has come to
+
+static void golden_read(void *to, size_t bytes) { memcpy(to, golden, bytes), golden += bytes; }
+
+static float golden_input(int kind, size_t i) {
+    uint32_t h = (uint32_t)(i * 2654435761u) + (uint32_t)kind * 40503u + 12345u;
+    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
+    const float x = (float)((int32_t)(h >> 8) - (1 << 23)) * 0x1p-28f;
+    if (kind == 1) return ldexpf(x, ((int)(i / 64 % 7) - 3) * 4);
+    if (kind == 2) return i / 64 % 3 == 1 || h % 4 == 0 ? 0.0f : x;
+    if (kind == 4) return x * 0x1p-120f;
+    return kind == 3 ? (float)(((int)((h >> 8) % 49) - 24) * (int)(i / 64 + 3)) : x;
+}
+
+// An element of the file, in the type that decoded values are rounded to
+static float golden_value(const char *values, DType type, size_t i) {
+    return (float)element_to_double(values, type, i);
+}
+
+static void golden_case(void) {
+    int32_t header[7];
+    golden_read(header, sizeof(header));
+    const QuantFormat f = {
+        .type = (QuantType)header[0], .nested = header[1], .block = (size_t)header[2], .rounding = (DType)header[3]};
+    const size_t n = (size_t)header[5], bytes = (size_t)header[6];
+    test_case("%s%s, blocks of %zu, rounded to %s, input %d of %zu", quant_type_names[f.type],
+              f.nested ? " nested" : "", f.block, dtype_name(f.rounding), header[4], n);
+    uint8_t *wanted = (uint8_t *)case_memory(bytes), *record = (uint8_t *)case_memory(bytes);
+    float *x = (float *)case_memory(n * sizeof(float)), *decoded = (float *)case_memory(n * sizeof(float)), part[7];
+    assert_int_equal(quant_parts(f, n).bytes, bytes);
+    for (size_t i = 0; i < n; i++) x[i] = quant_round(f.rounding, golden_input(header[4], i));
+    golden_read(wanted, bytes);
+    memset(record, 0xff, bytes);
+    quant_encode(record, f, x, n);
+    for (size_t i = 0; i < bytes; i++)
+        if (record[i] != wanted[i]) test_fail("byte %zu of %zu is %d, not %d", i, bytes, record[i], wanted[i]);
+    memset(decoded, 0xff, n * sizeof(float));
+    quant_decode(decoded, f, record, n);
+    for (size_t i = 0; i < n; i++) {
+        const float value = golden_value(golden, f.rounding, i), found = decoded[i] + 0.0f; // -0 becomes 0
+        if (memcmp(&value, &found, sizeof(value)))
+            test_fail("value %zu is %.9g, not %.9g", i, (double)found, (double)value);
+    }
+    golden += n * dtype_size(f.rounding);
+    for (size_t i = 0; i < 20; i++) { // a range is a part of the whole
+        const size_t begin = test_random_below(n), count = min_size(n - begin, 1 + test_random_below(7));
+        quant_decode_range(part, f, record, n, begin, count);
+        assert_memory_equal(part, decoded + begin, count * sizeof(float));
+    }
+}
+
+TEST(records_are_those_of_bitsandbytes) {
+    size_t length;
+    char *const bytes = read_whole("test/golden/quantised.bin", &length), *const file = (char *)malloc(length);
+    int32_t count, n;
+    float wanted, *x = (float *)malloc(40000 * sizeof(float));
+    assert_true(x && file);
+    memcpy(file, bytes, length); // which outlasts a case
+    golden = file;
+    golden_read(&count, sizeof(count));
+    assert_int_equal(count, 66);
+    for (int32_t i = 0; i < count; i++) golden_case();
+    for (size_t i = 0; i < 40000; i++) x[i] = fabsf(golden_input(0, i));
+    golden_read(&count, sizeof(count));
+    for (int32_t i = 0; i < count; i++) { // the offset of nested scales
+        golden_read(&n, sizeof(n)), golden_read(&wanted, sizeof(wanted));
+        test_case("mean of %d", n);
+        const float found = quant_mean(x, (size_t)n);
+        if (memcmp(&found, &wanted, sizeof(found))) test_fail("%.9g, not %.9g", (double)found, (double)wanted);
+    }
+    assert_int_equal(golden - file, length);
+    free(x), free(file);
+}
+
+TEST(values_are_rounded_to_fp16) { // each value of fp16, ties both ways, beside a tie
+    for (uint32_t bits = 0; bits < 0x7c00; bits++) {
+        const float a = fp16_to_float((uint16_t)bits), b = bits == 0x7bff ? 65536 : fp16_to_float((uint16_t)(bits + 1));
+        const float above = bits == 0x7bff ? INFINITY : b, tie = a + (b - a) / 2;
+        const float in[] = {a, tie, nextafterf(tie, 0), nextafterf(tie, INFINITY)};
+        const float wanted[] = {a, bits % 2 ? above : a, a, above};
+        for (size_t i = 0; i < 8; i++) {
+            const float sign = i < 4 ? 1 : -1, found = quant_round(DTYPE_FP16, sign * in[i % 4]);
+            if (found != sign * wanted[i % 4]) test_fail("%.9g became %.9g", (double)(sign * in[i % 4]), (double)found);
+        }
+    }
+    assert_true(isnan(quant_round(DTYPE_FP16, NAN)) && isinf(quant_round(DTYPE_FP16, -INFINITY)));
+}
+
+TEST(parts_follow_each_other) {
+    for (size_t i = 0; i < 2000; i++) {
+        const size_t n = 1 + test_random_below(i % 2 ? 300 : 100000), block = (size_t)32 << test_random_below(8);
+        const QuantFormat f = {.type = QUANT_NF4, .nested = (int)(i / 2 % 2), .block = block};
+        const QuantParts p = quant_parts(f, n);
+        assert_true(p.codes == 0 && p.scale_codes >= (n + 1) / 2 && p.blocks == (n + block - 1) / block);
+        assert_true(p.scales >= p.scale_codes + (f.nested ? p.blocks : 0));
+        assert_true(p.scale_count == (f.nested ? (p.blocks + 255) / 256 : p.blocks));
+        assert_true(p.offset >= p.scales + 4 * p.scale_count && p.bytes >= p.offset + (f.nested ? 4 : 0));
+        assert_true((p.scale_codes | p.scales | p.offset) % 16 == 0 && p.bytes % 64 == 0 && p.bytes < p.offset + 128);
+    }
+}
+
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
