@@ -53,13 +53,17 @@ static size_t layer_start(const Model *table, size_t l) {
     return table->layer_begin + (l - linear) * table->layer_elements[0] + linear * table->layer_elements[1];
 }
 
-// A layer with the most elements
-static size_t largest_layer(const Model *table) {
-    const Config *c = &table->config;
-    const int linear = table->layer_elements[1] > table->layer_elements[0] && layers_of_kind(c, LAYER_LINEAR);
+// The first layer with linear attention, or without; where there is none, any
+static size_t layer_of_kind(const Config *c, int linear) {
     size_t l = 0;
     while (l + 1 < c->num_hidden_layers && layer_is_linear(c, l) != linear) l++;
     return l;
+}
+
+// A layer with the most elements
+static size_t largest_layer(const Model *table) {
+    const Config *c = &table->config;
+    return layer_of_kind(c, table->layer_elements[1] > table->layer_elements[0] && layers_of_kind(c, LAYER_LINEAR));
 }
 
 static size_t parameter_elements(const Parameter *parameter) {
@@ -256,6 +260,12 @@ static Sharding sharding_of(World world, size_t stage) {
 
 static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
+}
+
+// The largest slot of a layer. It may be that of the kind with fewer elements: the last rank has what is left over
+static size_t sharding_room_of_layer(const Model *table, Sharding s) {
+    const Config *c = &table->config;
+    return max_size(sharding_room(table, s, layer_of_kind(c, 0)), sharding_room(table, s, layer_of_kind(c, 1)));
 }
 
 // Offset in such memory of a group's slot.

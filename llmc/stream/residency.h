@@ -223,7 +223,9 @@ static int group_is_whole(const Residency *r) { return sums_in_place(r) || r->wo
 static char *push_stored_gradient(Residency *r, const char *name, size_t group) {
     const Model *table = trained_table(r);
     const Sharding s = group_is_whole(r) ? sharding_whole() : own_sharding(r);
-    return (char *)arena_push(r->arena, SHARE_GRADIENTS, name, sharding_room(table, s, group),
+    const int of_layer = group < table->config.num_hidden_layers;
+    return (char *)arena_push(r->arena, SHARE_GRADIENTS, name,
+                              of_layer ? sharding_room_of_layer(table, s) : sharding_room(table, s, group),
                               dtype_size(r->gradient_type));
 }
 
@@ -467,8 +469,8 @@ static void push_gradients(Residency *r) {
                                      group_elements(trained_table(r), largest_layer(trained_table(r))),
                                      dtype_size(dtype_of_sums(r->model->dtype)));
         if (elsewhere)
-            b->stored.memory = push_stored_gradient(
-                r, i ? "the gradient of a layer, on its way" : "one layer's gradient", largest_layer(trained_table(r)));
+            b->stored.memory =
+                push_stored_gradient(r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
     }
 }
 
