@@ -63,7 +63,7 @@ static void pass_begin(BenchPass *pass) {
 static double pass_seconds(BenchPass *pass, int64_t step) {
     double begin = seconds_now();
     const Parameter *bad;
-    AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1, 0};
+    AdamW adamw = {1e-4, 0.9, 0.999, 1e-8, 0, 1, step, 1, 0, 0, NULL, NULL};
     ops_device->zero(pass->stream.memory.gradients, pass->model.elements * dtype_size(pass->settings.gradient_type));
     forward_backward(&pass->stream, &pass->batch, batch_count(&pass->batch).tokens, 1, NULL);
     if (pass->settings.optimizer) {

@@ -102,17 +102,21 @@ typedef struct {
     uint8_t nearest[QUANT_GRID]; // code of the value nearest to each point of the grid over [-1, 1]
 } QuantScales;
 
-static const QuantScales *quant_scales(void) {
-    static QuantScales s;
-    if (s.map[255] != 0) return &s;
-    quant_dynamic_map(s.map, 1);
+// Made at the first call, which no other thread may make at the same time
+static const QuantScales *quant_dynamic(int with_sign) {
+    static QuantScales scales[2];
+    QuantScales *s = &scales[with_sign];
+    if (s->map[255] != 0) return s;
+    quant_dynamic_map(s->map, with_sign);
     for (size_t k = 0, code = 0; k < QUANT_GRID; k++) {
         const double x = (double)((float)((double)k / 32767.5 - 1));
-        while (code < 255 && fabs((double)s.map[code + 1] - x) < fabs((double)s.map[code] - x)) code++;
-        s.nearest[k] = (uint8_t)code;
+        while (code < 255 && fabs((double)s->map[code + 1] - x) < fabs((double)s->map[code] - x)) code++;
+        s->nearest[k] = (uint8_t)code;
     }
-    return &s;
+    return s;
 }
+
+static const QuantScales *quant_scales(void) { return quant_dynamic(1); }
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
 // The sum of x[n] in the order of torch's loops over a row: 4 sums of vectors of `width` take turns, and every 2^k

@@ -270,9 +270,10 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
         way = *run;
     }
     if (run->settings.optimizer && run->model.dtype != DTYPE_FP64 &&
-        (run->settings.moment_type != DTYPE_BF16 || run->settings.master)) {
-        way.settings.moment_type = DTYPE_BF16, way.settings.master = 0;
-        way_out(&way, B, limit, "--moments bf16 --master none", text);
+        (run->settings.moment_type == DTYPE_FP32 || run->settings.master)) {
+        const int fewer = run->settings.moment_type == DTYPE_INT8;
+        way.settings.moment_type = fewer ? DTYPE_INT8 : DTYPE_BF16, way.settings.master = 0;
+        way_out(&way, B, limit, fewer ? "--master none" : "--moments bf16 --master none", text);
         way = *run;
     }
     if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;

@@ -97,8 +97,9 @@ CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DE
        "results differ in the last bits from run to run")
 CHOICE(int, grad_dtype, "grad-dtype", "auto", DTYPE_AUTO, DTYPE_BF16, PASSES, "auto|fp32|bf16",
        "type of stored gradients; auto: the model's own, fp32 when accumulating micro-batches")
-CHOICE(DType, moments, "moments", "fp32", DTYPE_FP32, DTYPE_BF16, STEPS, "fp32|bf16",
-       "type of AdamW's moments")
+CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "fp32|bf16|int8",
+       "type of AdamW's moments; int8: blockwise, as bitsandbytes' AdamW8bit has them, of parameters with fewer than "
+       "4096 elements fp32")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "a second, fp32 copy of the weights for the optimizer; auto: where the weights are bf16")
 BYTES(memory_limit, "memory-limit", "none", 1, 9e18, PASSES, "BYTES|CARD",

@@ -59,6 +59,7 @@ typedef struct {
 #define PLACE_WORDS "auto|device|host|disk"
 #define DTYPE_AUTO  (-1) // the build's dtype, or the one that the run's other settings ask for
 
+typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
@@ -126,7 +127,7 @@ static_assert(OPTION_ROWS <= 160, "Options.given has a place for every row");
 static const struct {
     const char *option, *word;
 } not_in_this_version[] = {
-    {"method", "mst"}, {"method", "seco"}, {"method", "lora"}, {"dtype", "fp16"}, {"dtype", "fp8"}, {"moments", "int8"},
+    {"method", "mst"}, {"method", "seco"}, {"method", "lora"}, {"dtype", "fp16"}, {"dtype", "fp8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 
@@ -196,7 +197,7 @@ static const struct {
     {"torch-dtype", "the build decides: make PRECISION=bf16, fp32 or double; plan takes --dtype"},
     {"gradient-checkpointing", "--method stream, the default, needs less; --method checkpoint is the same"},
     {"packing", "documents are always packed, whole and apart from each other; leave it out"},
-    {"optim", "AdamW is the only optimizer; --moments bf16 halves its state"},
+    {"optim", "AdamW is the only optimizer; --moments int8 is bitsandbytes' adamw_8bit"},
     {"deepspeed", "--zero 1, 2 or 3 shards a run over the processes of mpirun"},
     {"dataset-name", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
     {"dataset", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
@@ -272,8 +273,9 @@ static const struct {
     const char *option;
     int value;
 } without_meaning[] = {
-    {DTYPE_FP64, "grad-dtype", DTYPE_FP32}, {DTYPE_FP64, "grad-dtype", DTYPE_BF16}, {DTYPE_FP64, "moments", DTYPE_FP32},
-    {DTYPE_FP64, "moments", DTYPE_BF16},    {DTYPE_FP64, "master", MASTER_FP32},    {DTYPE_FP32, "master", MASTER_FP32},
+    {DTYPE_FP64, "grad-dtype", DTYPE_FP32}, {DTYPE_FP64, "grad-dtype", DTYPE_BF16},
+    {DTYPE_FP64, "moments", MOMENTS_FP32},  {DTYPE_FP64, "moments", MOMENTS_BF16},
+    {DTYPE_FP64, "master", MASTER_FP32},    {DTYPE_FP32, "master", MASTER_FP32},
 };
 #define WITHOUT_MEANING (sizeof(without_meaning) / sizeof(without_meaning[0]))
 

@@ -119,9 +119,11 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.backward = trains || o->verb == VERB_BP || o->verb == VERB_PLAN;
     settings.accumulates = sums;
     settings.gradient_type = dtype_or(o->grad_dtype, sums ? dtype_of_sums(stored) : stored);
-    settings.moment_type = o->moments;
+    static const DType moments[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_INT8}; // of Moments
+    settings.moment_type = moments[o->moments];
     if (trains) settings_add_optimizer(&settings, o);
-    if (stored == DTYPE_FP64) settings.gradient_type = settings.moment_type = DTYPE_FP64;
+    if (stored == DTYPE_FP64) settings.gradient_type = DTYPE_FP64;
+    if (stored == DTYPE_FP64 && o->moments != MOMENTS_INT8) settings.moment_type = DTYPE_FP64;
     return settings;
 }
 

@@ -381,12 +381,15 @@ OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t cou
 // returned to the host
 OP_STEP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count),
         TENSOR(x, count, dtype_size(type)))
-// w[count] stepped by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding
+// w[count] stepped by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding. m and v
+// of int8 are codes of the dynamic maps (quantise.h), with and without sign, of which a block shares a scale
 OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step),
         (w, master, gradient, gradient_type, m, v, moment_type, count, step),
         TENSOR(w, count, STORED) TENSOR(master, count, sizeof(float)) TENSOR(gradient, count, dtype_size(gradient_type))
-        TENSOR(m, count, dtype_size(moment_type)) TENSOR(v, count, dtype_size(moment_type)))
+        TENSOR(m, count, dtype_size(moment_type)) TENSOR(v, count, dtype_size(moment_type))
+        TENSOR(step->m_scales, moment_blocks(moment_type, step, count), sizeof(float))
+        TENSOR(step->v_scales, moment_blocks(moment_type, step, count), sizeof(float)))
 
 // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
 // An op may run beside others until the ticket it returns is awaited. Until then nobody writes to its memory or reads

@@ -166,7 +166,17 @@ typedef struct {
     int64_t step;          // from 1, for bias correction
     uint64_t seed;         // of stochastic rounding, used where floatX is bf16 and there is no master copy
     size_t first;          // place of the first element in its parameter: its random bits go by it
+    // of moments in 8 bits: the first element's place in its block, and a scale for each block that is touched
+    size_t block_first;
+    float *m_scales, *v_scales;
 } AdamW;
+
+// Elements of a parameter that share a scale where moments are in 8 bits
+enum { MOMENT_BLOCK = 256 };
+
+static size_t moment_blocks(DType moments, const AdamW *step, size_t count) {
+    return moments == DTYPE_INT8 ? (step->block_first + count + MOMENT_BLOCK - 1) / MOMENT_BLOCK : 0;
+}
 
 // One rank's part in an exchange with another one of its group.
 typedef struct {

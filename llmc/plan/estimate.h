@@ -56,6 +56,7 @@ static double update_bytes(const RunSettings *settings) {
     const double stored = (double)dtype_size(table->dtype), ranks = (double)world_ranks(settings->world);
     const double element = 2 * (double)dtype_size(settings->gradient_type) +
                            4 * (double)dtype_size(settings->moment_type) +
+                           (settings->moment_type == DTYPE_INT8 ? 4 * sizeof(float) / (double)MOMENT_BLOCK : 0) +
                            (settings->master ? 2 * sizeof(float) : stored) + stored;
     if (!settings->optimizer) return 0;
     return (double)table->elements * element / (settings->world.zero ? ranks : 1);

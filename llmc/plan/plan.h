@@ -90,6 +90,13 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
         state->moment_type = settings->moment_type;
         state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
         state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
+        if (settings->moment_type == DTYPE_INT8) {
+            const size_t floats = moment_floats_all(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
+            state->m_scales =
+                (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of first moments", floats, sizeof(float));
+            state->v_scales =
+                (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of second moments", floats, sizeof(float));
+        }
         if (settings->master)
             state->master = (float *)arena_push(moments, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
     }

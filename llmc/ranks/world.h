@@ -42,7 +42,7 @@ static size_t rank_in(World w, RankGroup group) {
 }
 
 // ---- shares: `count` elements dealt over ranks in whole units; the last rank has what is left over ------------------
-#define SHARD_ALIGNMENT 32 // elements of weights and gradients: 64 bytes of bf16
+#define SHARD_ALIGNMENT 256 // elements of weights and gradients: a block of moments in 8 bits
 
 typedef struct {
     size_t begin, count;

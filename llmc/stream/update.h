@@ -16,6 +16,7 @@ alone: so a resumed run repeats them, and a step depends neither on sharding nor
 #define LLMC_UPDATE_H
 #include "llmc/base/random.h"
 #include "llmc/files/slabs.h"
+#include "moments.h"
 #include "residency.h"
 
 #define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
@@ -28,10 +29,20 @@ enum { UPDATE_SLOTS = 3 };
 typedef struct {
     void *m, *v; // of moment_type
     DType moment_type;
-    float *master; // or NULL
+    float *master;              // or NULL
+    float *m_scales, *v_scales; // of moments in 8 bits (moments.h), or NULL
 } OptimizerState;
 
-typedef enum { UPDATE_WEIGHTS, UPDATE_GRADIENT, UPDATE_M, UPDATE_V, UPDATE_MASTER, UPDATE_TENSORS } UpdateTensor;
+typedef enum {
+    UPDATE_WEIGHTS,
+    UPDATE_GRADIENT,
+    UPDATE_M,
+    UPDATE_V,
+    UPDATE_MASTER,
+    UPDATE_M_SCALES,
+    UPDATE_V_SCALES,
+    UPDATE_TENSORS
+} UpdateTensor;
 
 typedef struct {
     char *memory; // where it lies; NULL: there is none
@@ -39,7 +50,9 @@ typedef struct {
     Place place;
     Sharding sharding;
     int loaded, stored;
-    char *slots; // on the device, of UPDATE_SLOTS slices; NULL: it lies there
+    char *slots;  // on the device, of UPDATE_SLOTS slices; NULL: it lies there
+    size_t slice; // elements of a slot
+    int floats;   // beside moments in 8 bits, elsewhere than the table's elements
 } UpdateMemory;
 
 // Elements [first, first + count) of the table; of a plan, of so many layers
@@ -55,7 +68,7 @@ typedef struct Update {
     int begins; // there is no step yet: the state begins
     UpdateMemory tensor[UPDATE_TENSORS];
     int64_t ticket[UPDATE_SLOTS][PLACES][2]; // of a slot's last store and load
-    size_t slice;                            // elements of a slot; 0: it has not begun
+    size_t slice;                            // elements of the table in a slot; 0: it has not begun
     size_t each;                             // slices of a visit
     size_t groups;                           // of the table, that are stepped
     Slabs walk;
@@ -66,14 +79,27 @@ typedef struct Update {
 // ---- a slice --------------------------------------------------------------------------------------------------------
 // Memory of an element of the table: where it lies ...
 static void *update_home(const Update *u, const UpdateMemory *t, size_t element) {
-    return at(t->memory, element_offset(trained_table(u->r), t->sharding, element), t->size);
+    const Model *table = trained_table(u->r);
+    return at(t->memory,
+              t->floats ? moment_float_offset(table, t->sharding, element)
+                        : element_offset(table, t->sharding, element),
+              t->size);
+}
+
+// Elements of a tensor that belong to elements [first, first + count) of the table, within a group
+static size_t update_span(const Update *u, const UpdateMemory *t, size_t first, size_t count) {
+    const Model *table = trained_table(u->r);
+    const size_t group = group_of(table, first);
+    const Range elements = {first - group_begin(table, group), count};
+    return t->floats ? moment_floats(table, group, elements).count : count;
 }
 
 // ... and on the device, for as long as the slice is there; NULL where there is none
 static void *update_at(const Update *u, UpdateTensor tensor, UpdateSlice s, size_t element) {
     const UpdateMemory *t = &u->tensor[tensor];
     if (!t->memory) return NULL;
-    return t->slots ? at(t->slots, s.slot * u->slice + element - s.first, t->size) : update_home(u, t, element);
+    return t->slots ? at(t->slots, s.slot * t->slice + update_span(u, t, s.first, element - s.first), t->size)
+                    : update_home(u, t, element);
 }
 
 static void update_await(Update *u, size_t slot, int in) {
@@ -88,9 +114,9 @@ static void update_transfer(Update *u, UpdateSlice s, int in) {
         const UpdateMemory *t = &u->tensor[i];
         if (!t->slots || !(in ? t->loaded : t->stored)) continue;
         void *device = update_at(u, (UpdateTensor)i, s, s.first), *home = update_home(u, t, s.first);
-        u->ticket[s.slot][t->place][in] =
-            in ? place_load(r->ops, &r->moved, t->place, device, home, s.count * t->size, s.repeat)
-               : place_store(r->ops, &r->moved, t->place, home, device, s.count * t->size, s.repeat);
+        const size_t bytes = update_span(u, t, s.first, s.count) * t->size;
+        u->ticket[s.slot][t->place][in] = in ? place_load(r->ops, &r->moved, t->place, device, home, bytes, s.repeat)
+                                             : place_store(r->ops, &r->moved, t->place, home, device, bytes, s.repeat);
     }
     r->moved.phase = phase;
 }
@@ -119,15 +145,19 @@ static void update_ask(Update *u) {
 // m = v = 0, master = weights
 static void update_initialise(const Update *u, UpdateSlice s) {
     const Ops *ops = u->r->ops;
-    ops->zero(update_at(u, UPDATE_M, s, s.first), s.count * u->tensor[UPDATE_M].size);
-    ops->zero(update_at(u, UPDATE_V, s, s.first), s.count * u->tensor[UPDATE_V].size);
+    static const UpdateTensor zeros[] = {UPDATE_M, UPDATE_V, UPDATE_M_SCALES, UPDATE_V_SCALES};
+    for (size_t i = 0; i < 4; i++) {
+        const UpdateMemory *t = &u->tensor[zeros[i]];
+        if (t->memory) ops->zero(update_at(u, zeros[i], s, s.first), update_span(u, t, s.first, s.count) * t->size);
+    }
     if (u->state->master)
         ops->widen((float *)update_at(u, UPDATE_MASTER, s, s.first),
                    (const Stored *)update_at(u, UPDATE_WEIGHTS, s, s.first), s.count);
 }
 
 static void update_compute(Update *u, UpdateSlice s) {
-    const Parameter *p = trained_table(u->r)->parameters;
+    const Model *table = trained_table(u->r);
+    const Parameter *p = table->parameters;
     for (size_t first = s.first, n; first < s.first + s.count; first += n) {
         while (p[u->parameter].offset + parameter_elements(&p[u->parameter]) <= first) u->parameter++;
         const size_t i = u->parameter;
@@ -138,38 +168,56 @@ static void update_compute(Update *u, UpdateSlice s) {
         step.first = first - p[i].offset;
         void *of[UPDATE_TENSORS];
         for (int t = 0; t < UPDATE_TENSORS; t++) of[t] = update_at(u, (UpdateTensor)t, s, first);
+        DType moments = u->state->moment_type;
+        if (moments == DTYPE_INT8 && moment_is_small(&p[i]))
+            moments = DTYPE_FP32, of[UPDATE_M] = of[UPDATE_M_SCALES], of[UPDATE_V] = of[UPDATE_V_SCALES];
+        step.block_first = (first - group_begin(table, group_of(table, first))) % MOMENT_BLOCK;
+        step.m_scales = (float *)of[UPDATE_M_SCALES], step.v_scales = (float *)of[UPDATE_V_SCALES];
         u->r->ops->adamw((Stored *)of[UPDATE_WEIGHTS], (float *)of[UPDATE_MASTER], of[UPDATE_GRADIENT],
-                         u->r->gradient_type, of[UPDATE_M], of[UPDATE_V], u->state->moment_type, n, &step);
+                         u->r->gradient_type, of[UPDATE_M], of[UPDATE_V], moments, n, &step);
     }
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------
 static void update_add(Update *u, UpdateTensor tensor, void *memory, DType type, Placed placed, size_t stage,
                        int loaded, int stored) {
-    const UpdateMemory t = {
-        (char *)memory, dtype_size(type), u->r->place[placed], sharding_of(u->r->world, stage), loaded, stored, NULL};
+    UpdateMemory t = {0};
+    t.memory = (char *)memory, t.size = dtype_size(type), t.place = u->r->place[placed];
+    t.sharding = sharding_of(u->r->world, stage), t.loaded = loaded, t.stored = stored;
+    t.floats = tensor == UPDATE_M_SCALES || tensor == UPDATE_V_SCALES;
     if (loaded || stored) u->tensor[tensor] = t;
+}
+
+// Most floats of a slice
+static size_t update_floats_most(const Model *table, size_t slice) {
+    size_t most = 0;
+    for (size_t i = 0; i < group_count(table); i++)
+        most = max_size(most, moment_floats_most(table, group_at(table, i), slice));
+    return most;
 }
 
 // Pushes the slots and asks for the first slice. visits: calls of update_poke that come to the end; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
-    static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
-                                                 SHARE_OPTIMIZER};
-    static const char *const names[UPDATE_TENSORS] = {"slices of weights", "slices of gradients",
-                                                      "slices of first moments", "slices of second moments",
-                                                      "slices of master weights"};
+    static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS,   SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
+                                                 SHARE_OPTIMIZER, SHARE_OPTIMIZER, SHARE_OPTIMIZER};
+    static const char *const names[UPDATE_TENSORS] = {
+        "slices of weights",        "slices of gradients",   "slices of first moments", "slices of second moments",
+        "slices of master weights", "slices of scales of m", "slices of scales of v"};
     const Model *table = trained_table(u->r);
     const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
     const size_t all = sharding_elements(table, own), visit = all / visits + 1;
     const size_t largest =
-        max_size(sharding_room(table, own, largest_layer(table)),
+        max_size(sharding_room_of_layer(table, own),
                  max_size(sharding_room(table, own, GROUP_EMBEDDING), sharding_room(table, own, GROUP_HEAD)));
     u->slice = SIZE_MAX;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         UpdateMemory *t = &u->tensor[i];
         if (!t->memory || t->place <= PLACE_DEVICE) continue;
         u->slice = min_size(min_size(max_size(UPDATE_SLICE, visit), 4 * UPDATE_SLICE), largest);
-        t->slots = (char *)arena_push(u->r->arena, shares[i], names[i], UPDATE_SLOTS * u->slice, t->size);
+        if (u->state->moment_type == DTYPE_INT8) // slices end with a block
+            u->slice = (u->slice + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
+        t->slice = t->floats ? update_floats_most(table, u->slice) : u->slice;
+        t->slots = (char *)arena_push(u->r->arena, shares[i], names[i], UPDATE_SLOTS * t->slice, t->size);
     }
     u->each = (visit - 1) / u->slice + 1;
     u->walk = slabs_of(table, SLABS_OF_GROUPS, own, own, NULL), u->walk.most = u->slice;
@@ -189,6 +237,8 @@ static void update_set(Update *u, Residency *r, const OptimizerState *state, con
     update_add(u, UPDATE_M, state->m, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
     update_add(u, UPDATE_V, state->v, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
     update_add(u, UPDATE_MASTER, state->master, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    update_add(u, UPDATE_M_SCALES, state->m_scales, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    update_add(u, UPDATE_V_SCALES, state->v_scales, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
 }
 
 // The next slice, if there is one

@@ -16,7 +16,8 @@ A checkpoint is complete or absent: it is written as checkpoint-00000100.partial
 the folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at
 whatever moment, the last complete one stays. Nothing is allocated.
 
-A large file is a header and sections: a value for every element of what is trained, in the order of its table. Rank 0
+A large file is a header and sections: a value for every element of what is trained, in the order of its table, and of
+moments in 8 bits the floats beside them, group by group. Rank 0
 makes it at its full size; all ranks write and sync a part each, and once all have, which the sum of their checksums
 waits for, rank 0 gives the file its name. Each rank reads what its memory holds. So the bytes depend neither on the
 number of ranks nor on the stage of ZeRO.
@@ -57,19 +58,26 @@ typedef struct {
     char *memory; // of any place
     DType type;
     Sharding sharding; // of memory
+    int floats;        // it is those beside moments in 8 bits (moments.h), else a value for every element
 } Section;
 
 typedef struct {
-    Section section[3];
+    Section section[5];
     size_t count;
     uint64_t bytes; // in the file
 } Sections;
 
-static void sections_add(Sections *s, const TrainedTensors *t, void *memory, DType type, Sharding sharding) {
+// Values of a section in the file
+static size_t section_count(const Model *table, const Section *s) {
+    return s->floats ? moment_floats_all(table, sharding_whole()) : table->elements;
+}
+
+static void sections_add(Sections *s, const TrainedTensors *t, void *memory, DType type, Sharding sharding,
+                         int floats) {
     if (!memory) return;
-    const Section section = {(char *)memory, type, sharding};
+    const Section section = {(char *)memory, type, sharding, floats};
     s->section[s->count++] = section;
-    s->bytes += t->model->elements * dtype_size(type);
+    s->bytes += section_count(t->model, &section) * dtype_size(type);
 }
 
 // The adapters of a checkpoint are their fp32 master weights where there are any.
@@ -80,13 +88,15 @@ static DType saved_type(const TrainedTensors *t) { return saves_master(t) ? DTYP
 static Sections file_sections(const TrainedTensors *t, size_t file) {
     Sections s = {0};
     if (file == MANIFEST_OPTIMIZER) {
-        sections_add(&s, t, t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding);
-        sections_add(&s, t, t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding);
+        sections_add(&s, t, t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding, 0);
+        sections_add(&s, t, t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding, 0);
+        sections_add(&s, t, t->optimizer.m_scales, DTYPE_FP32, t->optimizer_sharding, 1);
+        sections_add(&s, t, t->optimizer.v_scales, DTYPE_FP32, t->optimizer_sharding, 1);
     }
     if (file == MANIFEST_OPTIMIZER || saves_master(t))
-        sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding);
+        sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding, 0);
     else
-        sections_add(&s, t, t->weights, t->model->dtype, t->weights_sharding);
+        sections_add(&s, t, t->weights, t->model->dtype, t->weights_sharding, 0);
     return s;
 }
 
@@ -162,6 +172,23 @@ static void pass_advance(CheckpointPass *p, size_t bytes) {
 
 #define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes
 static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
+// of doubles, or of floats beside moments: one an element, and more for its blocks and parameters
+
+typedef struct {
+    size_t first, count; // values of the section in the file
+    size_t offset;       // of the first in memory
+} SectionSlab;
+
+static SectionSlab section_slab(const Model *model, const Section *s, const Slabs *b) {
+    SectionSlab slab = {b->first, b->count, b->offset};
+    if (!s->floats) return slab;
+    const size_t group = group_of(model, b->first);
+    const Range elements = {b->first - group_begin(model, group), b->count};
+    slab.count = moment_floats(model, group, elements).count;
+    slab.first = moment_float_offset(model, sharding_whole(), b->first);
+    slab.offset = moment_float_offset(model, s->sharding, b->first);
+    return slab;
+}
 
 // This rank's part of the sections that begin at byte `at` of a file, to `out` or, where that is NULL, from `in`.
 static void sections_transfer(CheckpointPass *p, const Sections *sections, uint64_t at, const OutputFile *out,
@@ -172,9 +199,10 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
         const size_t size = dtype_size(s->type);
         for (Slabs b = slabs_of(model, SLABS_OF_GROUPS, out ? parts_of_ranks() : s->sharding, s->sharding, NULL);
              slabs_next(&b);) {
-            const uint64_t offset = at + (uint64_t)b.first * size;
-            const size_t bytes = b.count * size;
-            char *memory = s->memory + b.offset * size;
+            const SectionSlab slab = section_slab(model, s, &b);
+            const uint64_t offset = at + (uint64_t)slab.first * size;
+            const size_t bytes = slab.count * size;
+            char *memory = s->memory + slab.offset * size;
             if (out)
                 p->t->ops->copy_out(staged.bytes, memory, bytes);
             else
@@ -186,7 +214,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
                 p->t->ops->copy_in(memory, staged.bytes, bytes);
             pass_advance(p, bytes);
         }
-        at += model->elements * size;
+        at += section_count(model, s) * size;
     }
 }
 

@@ -426,7 +426,7 @@ static void check_sum_of_squares(const Config *c, size_t n) {
 }
 
 static void check_adamw(const Config *c, size_t n) {
-    const AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0};
+    const AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 0, NULL, NULL};
     const int master = check.ops->stored == DTYPE_BF16;
     const DType moments = check.ops->stored == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
     check_begin("%zu", min_size(n * c->hidden_size, 100003));

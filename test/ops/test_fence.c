@@ -201,7 +201,7 @@ typedef struct {
 // One step of everything the driver does: forward, backward, norm, AdamW, validation, a sampled text.
 static Trained train_once(const Ops *ops, const Model *model, Method method, const double *weights,
                           const Batch *batch) {
-    static const AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 5, 0};
+    static const AdamW adamw = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 5, 0, 0, NULL, NULL};
     static const SamplingSettings sampling = {1.0, 0, 1.0, 3};
     size_t n = model->elements;
     OptimizerState state;

@@ -71,7 +71,7 @@ TEST(activations) {
 
 TEST(optimizer) {
     static const size_t counts[] = {4096 * 12288, 10000019};
-    const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0};
+    const AdamW step = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 0, NULL, NULL};
     for (size_t c = 0; c < 2; c++) {
         size_t count = counts[c];
         double found = 0.0;

@@ -21,6 +21,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_attention_part.h" // the same, keys a range at a time
 #include "test_ops_adapter.h"        // tests of adapters, scaling, dropout and scattered rows
 #include "test_ops_adamw.h"          // tests of the optimizer
+#include "test_ops_moments.h"        // tests of its moments in 8 bits
 #include "test_ops_draw.h"           // tests of sampling
 #include "test_ops_linear.h"         // tests of linear attention
 #include "test_ops_quantise.h"       // tests of matrices in 4 bits

@@ -9,6 +9,7 @@ A process alone runs behind the fence (fence.h), which ends it where an op comes
 waits are left out one by one: each is missed. Under mpirun with 2 processes, transfers to disk run in threads.
 */
 #define UPDATE_SLICE ((size_t)700)
+#define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
 #include "test/streambp/rank_runs.h"
@@ -28,7 +29,8 @@ enum {
     ADAPTERS,
     MICRO_BATCHES,
     GRADIENT_TYPE, // 0: that of sums, 1: of weights
-    STATE,         // 0: moments in the type of sums, and where weights are bf16 a master copy; 1: bf16 moments alone
+    STATE,         // 0: moments in the type of sums, and where weights are bf16 a master copy; 1: bf16 moments alone;
+                   // 2: int8 moments alone
     STAGE,
     SHARED, // 0: every rank has its own sequences; 1: they share one, and gather; 2: as a ring
     DEFERS, // 1: a step waits for the next pass
@@ -58,7 +60,7 @@ static const size_t everies[] = {1, 2, 3, 9};
 static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 2, 4, 3, 2};
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
@@ -171,7 +173,7 @@ static Case case_make(const Levels *levels) {
     objective_resolve(&s->objective);
     s->backward = s->optimizer = 1;
     s->gradient_type = of[GRADIENT_TYPE] ? c.tiny.model.dtype : sums;
-    s->moment_type = of[STATE] ? DTYPE_BF16 : sums;
+    s->moment_type = of[STATE] == 2 ? DTYPE_INT8 : of[STATE] ? DTYPE_BF16 : sums;
     s->master = !of[STATE] && c.tiny.model.dtype == DTYPE_BF16;
     for (size_t i = 0; i < (of[MICRO_BATCHES] ? 3 : 1) * world_replicas(world); i++)
         case_add(&c, case_batch(kind, c.tiny.model.config.vocab_size, 100 + i));
@@ -195,8 +197,9 @@ static RunSettings case_settings(const Case *c, const Levels *levels, int placed
 }
 
 // ---- its steps ------------------------------------------------------------------------------------------------------
-enum { STATES = 4 };
-static const char *const state_names[STATES] = {"weights", "first moments", "second moments", "master weights"};
+enum { STATES = 6 };
+static const char *const state_names[STATES] = {"weights",        "first moments",   "second moments",
+                                                "master weights", "scales of first", "scales of second"};
 
 typedef struct {
     double loss[TRAINED_STEPS], norm[TRAINED_STEPS];
@@ -209,7 +212,7 @@ typedef struct {
 
 static void read_state(Trained *t, size_t i, const Model *table, Sharding sharding, const void *memory, DType type) {
     if (!memory) return;
-    t->bytes[i] = sharding_elements(table, sharding) * dtype_size(type);
+    t->bytes[i] = (i > 3 ? moment_floats_all(table, sharding) : sharding_elements(table, sharding)) * dtype_size(type);
     t->values[i] = (unsigned char *)case_memory(t->bytes[i]);
     run_ops->copy_out(t->values[i], memory, t->bytes[i]);
 }
@@ -244,6 +247,8 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     read_state(&t, 1, table, states, r->state.m, moments);
     read_state(&t, 2, table, states, r->state.v, moments);
     read_state(&t, 3, table, states, r->state.master, DTYPE_FP32);
+    read_state(&t, 4, table, states, r->state.m_scales, DTYPE_FP32);
+    read_state(&t, 5, table, states, r->state.v_scales, DTYPE_FP32);
     t.moved = memory->moved, t.plan = r->plan.moved;
     t.planned[PLACE_DEVICE] = r->plan.total_bytes;
     t.planned[PLACE_HOST] = r->plan.host_bytes, t.planned[PLACE_DISK] = r->plan.disk_bytes;

@@ -6,6 +6,7 @@ accumulation; all stages give the same bits; steps of AdamW lead to the same wei
 says, and memory what the plan says. All memory begins as NaN, so that what a rank does not hold cannot be used unseen.
 */
 #define UPDATE_SLICE ((size_t)500)
+#define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
 #include "llmc/files/gradients.h"
 #include "llmc/files/weights.h"
 #include "rank_runs.h"
@@ -200,11 +201,11 @@ TEST(steps_of_adamw) {
     const int bf16 = ops_device->stored == DTYPE_BF16;
     for (size_t m = 0; m<MODELS; m += world.ranks> 2 ? 3 : 1) {
         Case c = case_make(m, OBJECTIVE_SFT, m == 3, (Method)(m % 3), 1);
-        const int small = m % 2; // moments, gradients and master weights
+        const int small = m % 2, int8 = m >= 2; // moments, gradients and master weights
         if (small) c.tiny.settings.gradient_type = c.tiny.model.dtype;
         c.tiny.settings.master = bf16 && small;
-        c.tiny.settings.moment_type = small ? DTYPE_BF16 : dtype_of_sums(ops_device->stored);
-        const double allowed = bf16 ? 0.2 : small ? 0.05 : ops_device->stored == DTYPE_FP64 ? 1e-11 : 1e-4;
+        c.tiny.settings.moment_type = int8 ? DTYPE_INT8 : small ? DTYPE_BF16 : dtype_of_sums(ops_device->stored);
+        const double allowed = bf16 ? 0.2 : small || int8 ? 0.05 : ops_device->stored == DTYPE_FP64 ? 1e-11 : 1e-4;
         double norms[2][MOST_STEPS];
         TinyResult alone = train(&c, case_settings_alone(&c), norms[0]), before = {0, NULL, 0};
         for (size_t stage = 0; stage < STAGES; stage++) {

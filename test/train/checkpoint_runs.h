@@ -5,6 +5,7 @@ test's own.
 */
 #ifndef TEST_CHECKPOINT_RUNS_H
 #define TEST_CHECKPOINT_RUNS_H
+#define MOMENT_SMALL 200 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
 #include "test/base/damage.h"
 #include "test/ops/fence.h"
@@ -40,7 +41,8 @@ static size_t shard_elements(const TrainedTensors *t, Sharding s) {
 }
 
 static size_t shard_bytes(const TrainedTensors *t, Section s) {
-    return s.memory ? shard_elements(t, s.sharding) * dtype_size(s.type) : 0;
+    const size_t count = s.floats ? moment_floats_all(t->model, s.sharding) : shard_elements(t, s.sharding);
+    return s.memory ? count * dtype_size(s.type) : 0;
 }
 
 // The tensors of a model, or of adapters of all its linear layers.
@@ -64,6 +66,11 @@ static TrainedTensors trained_open_as(int adapters, const char *text, DType dtyp
     t.optimizer.m = t.ops->allocate(n * dtype_size(moments));
     t.optimizer.v = t.ops->allocate(n * dtype_size(moments));
     if (master) t.optimizer.master = (float *)t.ops->allocate(n * sizeof(float));
+    if (moments == DTYPE_INT8) {
+        const size_t floats = moment_floats_all(t.model, t.optimizer_sharding);
+        t.optimizer.m_scales = (float *)t.ops->allocate(floats * sizeof(float));
+        t.optimizer.v_scales = (float *)t.ops->allocate(floats * sizeof(float));
+    }
     assert_true(t.weights && t.optimizer.m && t.optimizer.v && (!master || t.optimizer.master));
     return t;
 }
@@ -76,13 +83,15 @@ static TrainedTensors trained_open_adapters(const char *text, DType dtype, DType
     return trained_open_as(1, text, dtype, moments, master);
 }
 
-enum { MASTER = 2, WEIGHTS, TRAINED_SECTIONS }; // after m and v
+enum { MASTER = 2, WEIGHTS, SCALES, TRAINED_SECTIONS = SCALES + 2 }; // after m and v
 
 static void trained_sections(const TrainedTensors *t, Section sections[TRAINED_SECTIONS]) {
-    const Section all[TRAINED_SECTIONS] = {{(char *)t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding},
-                                           {(char *)t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding},
-                                           {(char *)t->optimizer.master, DTYPE_FP32, t->optimizer_sharding},
-                                           {t->weights, t->model->dtype, t->weights_sharding}};
+    const Section all[TRAINED_SECTIONS] = {{(char *)t->optimizer.m, t->optimizer.moment_type, t->optimizer_sharding, 0},
+                                           {(char *)t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding, 0},
+                                           {(char *)t->optimizer.master, DTYPE_FP32, t->optimizer_sharding, 0},
+                                           {t->weights, t->model->dtype, t->weights_sharding, 0},
+                                           {(char *)t->optimizer.m_scales, DTYPE_FP32, t->optimizer_sharding, 1},
+                                           {(char *)t->optimizer.v_scales, DTYPE_FP32, t->optimizer_sharding, 1}};
     memcpy(sections, all, sizeof(all));
 }
 
@@ -112,7 +121,7 @@ static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
 
 // A section of the whole table at a step: those bits; of adapters with a master copy the weights are its rounding.
 static unsigned char *table_bytes(const TrainedTensors *t, size_t step, size_t i, Section s) {
-    const size_t n = t->model->elements;
+    const size_t n = section_count(t->model, &s);
     if (i != WEIGHTS || !saves_master(t)) return step_bytes(step, i, n * dtype_size(s.type));
     unsigned char *rounded = (unsigned char *)case_memory(n * dtype_size(s.type));
     elements_convert(rounded, s.type, step_bytes(step, MASTER, n * sizeof(float)), DTYPE_FP32, n);
@@ -125,8 +134,10 @@ static unsigned char *section_bytes(const TrainedTensors *t, size_t step, size_t
     size_t size = dtype_size(s.type);
     if (holds_whole(s.sharding)) return whole;
     unsigned char *shard = (unsigned char *)memset(case_memory(shard_bytes(t, s)), 0xa5, shard_bytes(t, s));
-    for (Slabs b = slabs_of(t->model, SLABS_OF_GROUPS, s.sharding, s.sharding, NULL); slabs_next(&b);)
-        memcpy(shard + b.offset * size, whole + b.first * size, b.count * size);
+    for (Slabs b = slabs_of(t->model, SLABS_OF_GROUPS, s.sharding, s.sharding, NULL); slabs_next(&b);) {
+        const SectionSlab slab = section_slab(t->model, &s, &b);
+        memcpy(shard + slab.offset * size, whole + slab.first * size, slab.count * size);
+    }
     return shard;
 }
 

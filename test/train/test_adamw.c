@@ -5,6 +5,7 @@ op itself is held against its reference in test_ops.c. What lies in host memory 
 in slices.
 */
 #define UPDATE_SLICE ((size_t)700)
+#define MOMENT_SMALL 300 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
 #include "llmc/train/optimizer.h"
@@ -27,6 +28,7 @@ typedef struct {
     DType gradient_type, moment_type;
     void *weights, *gradients;
     OptimizerState state;
+    size_t floats; // beside moments in 8 bits
     Place place[PLACED];
     Arena arena[PLACES]; // of the slots
 } Bench;
@@ -46,18 +48,22 @@ static void device_fill(const Ops *ops, void *device, DType type, const double *
 }
 
 // Full of NaN
-static void *bench_tensor(const Bench *b, Placed placed, DType type) {
-    const size_t bytes = b->model.elements * dtype_size(type);
+static void *bench_elements(const Bench *b, Placed placed, DType type, size_t count) {
+    const size_t bytes = count * dtype_size(type);
     void *memory = b->place[placed] == PLACE_DISK   ? b->ops->disk_allocate("/tmp", bytes)
                    : b->place[placed] == PLACE_HOST ? b->ops->host_allocate(bytes)
                                                     : b->ops->allocate(bytes);
     assert_non_null(memory);
-    device_fill(b->ops, memory, type, NULL, b->model.elements);
+    b->ops->copy_in(memory, memset(case_memory(bytes), 0xff, bytes), bytes);
     return memory;
 }
 
-static void bench_release(const Bench *b, Placed placed, DType type, void *memory) {
-    const size_t bytes = b->model.elements * dtype_size(type);
+static void *bench_tensor(const Bench *b, Placed placed, DType type) {
+    return bench_elements(b, placed, type, b->model.elements);
+}
+
+static void bench_release_elements(const Bench *b, Placed placed, DType type, void *memory, size_t count) {
+    const size_t bytes = count * dtype_size(type);
     if (b->place[placed] == PLACE_DISK)
         b->ops->disk_release(memory, bytes);
     else if (b->place[placed] == PLACE_HOST)
@@ -66,11 +72,17 @@ static void bench_release(const Bench *b, Placed placed, DType type, void *memor
         b->ops->release(memory, bytes);
 }
 
+static void bench_release(const Bench *b, Placed placed, DType type, void *memory) {
+    bench_release_elements(b, placed, type, memory, b->model.elements);
+}
+
+// Of int8 the codes
 static double *host_values(const Ops *ops, const void *device, DType type, size_t count) {
     void *host = case_memory(count * dtype_size(type));
     double *values = case_doubles(count);
     ops->copy_out(host, device, count * dtype_size(type));
-    for (size_t i = 0; i < count; i++) values[i] = element_to_double(host, type, i);
+    for (size_t i = 0; i < count; i++)
+        values[i] = type == DTYPE_INT8 ? ((const uint8_t *)host)[i] : element_to_double(host, type, i);
     return values;
 }
 
@@ -80,7 +92,7 @@ static double *normal_values(size_t count, double mean, double deviation) {
     return values;
 }
 
-enum { SLOT_BYTES = 5 * UPDATE_SLOTS * (UPDATE_SLICE * sizeof(double) + ARENA_ALIGNMENT) };
+enum { SLOT_BYTES = 7 * UPDATE_SLOTS * (2 * UPDATE_SLICE * sizeof(double) + ARENA_ALIGNMENT) };
 
 // places: in base 3 those of optimizer, gradients and weights
 static Bench bench_open_placed(const char *text, int places, DType dtype, DType gradient_type, DType moment_type,
@@ -96,6 +108,11 @@ static Bench bench_open_placed(const char *text, int places, DType dtype, DType 
     b.state.m = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
     b.state.v = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
     if (master) b.state.master = (float *)bench_tensor(&b, PLACED_OPTIMIZER, DTYPE_FP32);
+    if (moment_type == DTYPE_INT8) {
+        b.floats = moment_floats_all(&b.model, sharding_whole());
+        b.state.m_scales = (float *)bench_elements(&b, PLACED_OPTIMIZER, DTYPE_FP32, b.floats);
+        b.state.v_scales = (float *)bench_elements(&b, PLACED_OPTIMIZER, DTYPE_FP32, b.floats);
+    }
     arena_init(b.arena, b.ops->allocate(SLOT_BYTES), SLOT_BYTES);
     return b;
 }
@@ -118,6 +135,8 @@ static void bench_close(Bench *b) {
     bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.m);
     bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.v);
     if (b->state.master) bench_release(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.master);
+    if (b->floats) bench_release_elements(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.m_scales, b->floats);
+    if (b->floats) bench_release_elements(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.v_scales, b->floats);
     b->ops->release(b->arena->base, SLOT_BYTES);
     model_free(&b->model);
 }
@@ -256,13 +275,69 @@ TEST(formula) {
                              types & 2 ? DTYPE_BF16 : DTYPE_FP32, types & 4 ? 1 : 0);
 }
 
+// ---- moments in 8 bits ----------------------------------------------------------------------------------------------
+// A moment as it is after it was in 8 bits, in a block whose largest magnitude is `scale`.
+static double through_8_bits(double value, float scale, int with_sign) {
+    const QuantScales *const s = quant_dynamic(with_sign);
+    if (scale == 0) return 0;
+    const float share = (float)value * (1 / scale);
+    return (double)s->map[s->nearest[(int)((share + 1) * 32767.5f + 0.5f)]] * (double)scale;
+}
+
+// All blocks of a tensor: each parameter's own, cut every 256 elements of its group. Small ones are in fp32.
+static void tensor_through_8_bits(const Model *table, double *x, int with_sign) {
+    for (size_t i = 0; i < table->parameter_count; i++) {
+        const Parameter *p = &table->parameters[i];
+        const size_t group = group_begin(table, group_of(table, p->offset)), end = p->offset + parameter_elements(p);
+        for (size_t at = p->offset, next; at < end; at = next) {
+            float scale = 0;
+            next = min_size(group + ((at - group) / 256 + 1) * 256, end);
+            for (size_t j = at; j < next; j++) scale = fmaxf(scale, (float)fabs(x[j]));
+            for (size_t j = at; j < next; j++)
+                x[j] =
+                    parameter_elements(p) < MOMENT_SMALL ? (double)(float)x[j] : through_8_bits(x[j], scale, with_sign);
+        }
+    }
+}
+
+// A value that is rounded to the other code by the last bit of its sum comes apart: few do.
+TEST(moments_in_8_bits) {
+    for (size_t k = 0; k < COUNT_OF(models); k++) {
+        const DType stored = ops_device->stored;
+        test_case("%.8s", models[k]);
+        Bench b = bench_open(models[k], stored, DTYPE_FP32, DTYPE_INT8, stored == DTYPE_BF16);
+        const size_t n = b.model.elements;
+        const void *kept = b.state.master ? b.state.master : b.weights;
+        size_t apart = 0;
+        double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
+        double *const expected[3] = {case_doubles(n), case_doubles(n), case_doubles(n)};
+        for (size_t i = 0; i < n; i++) gradients[i] = (double)(float)(gradients[i] * exp2(-8 * test_uniform()));
+        for (size_t i = 0; i < n; i++) expected[0][i] = weights[i] = round_to(stored, weights[i]);
+        bench_begin(&b, weights, gradients);
+        for (int64_t step = 1; step <= 3; step++) {
+            const AdamW s = usual_step(step);
+            for (size_t i = 0; i < n; i++) gradients[i] = round_to(DTYPE_FP32, -0.7 * gradients[i]);
+            device_fill(b.ops, b.gradients, DTYPE_FP32, gradients, n);
+            reference_step(expected, &b, gradients, &s);
+            tensor_through_8_bits(&b.model, expected[1], 1), tensor_through_8_bits(&b.model, expected[2], 0);
+            bench_step(&b, &s);
+        }
+        const double *found = host_values(b.ops, kept, stored == DTYPE_BF16 ? DTYPE_FP32 : stored, n);
+        for (size_t i = 0; i < n; i++) apart += !(fabs(found[i] - expected[0][i]) <= 4e-6 * fmax(1, fabs(found[i])));
+        if (apart > n / 500) test_fail("%zu of %zu weights are others", apart, n);
+        bench_close(&b);
+    }
+}
+
 // ---- places ---------------------------------------------------------------------------------------------------------
 // All that the optimizer has after three steps
-static double *placed_steps(const char *model, int places, int types, const double *weights, const double *gradients) {
-    const DType stored = ops_device->stored, moment_type = types & 1 ? DTYPE_BF16 : DTYPE_FP32;
+static double *placed_steps(const char *model, int places, int types, const double *weights, const double *gradients,
+                            size_t *bytes) {
+    const DType stored = ops_device->stored;
+    const DType moment_type = types & 4 ? DTYPE_INT8 : types & 1 ? DTYPE_BF16 : DTYPE_FP32;
     Bench b = bench_open_placed(model, places, stored, types & 2 ? ops_device->summed : stored, moment_type, types & 2);
     const size_t n = b.model.elements;
-    double *all = case_doubles(4 * n);
+    double *all = case_doubles(4 * n + 2 * b.floats);
     bench_begin(&b, weights, gradients);
     for (int64_t step = 1; step <= 3; step++) {
         const AdamW s = usual_step(step);
@@ -272,22 +347,28 @@ static double *placed_steps(const char *model, int places, int types, const doub
     memcpy(all + n, host_values(b.ops, b.state.m, moment_type, n), n * sizeof(double));
     memcpy(all + 2 * n, host_values(b.ops, b.state.v, moment_type, n), n * sizeof(double));
     if (types & 2) memcpy(all + 3 * n, host_values(b.ops, b.state.master, DTYPE_FP32, n), n * sizeof(double));
+    for (int v = 0; v < 2 && b.floats; v++)
+        memcpy(all + 4 * n + (size_t)v * b.floats,
+               host_values(b.ops, v ? b.state.v_scales : b.state.m_scales, DTYPE_FP32, b.floats),
+               b.floats * sizeof(double));
+    *bytes = (4 * n + 2 * b.floats) * sizeof(double);
     bench_close(&b);
     return all;
 }
 
 TEST(places_change_no_bit) {
-    for (size_t k = 0; k < COUNT_OF(models); k++) {
+    for (size_t types = 0; types < 2 * COUNT_OF(models); types++) {
+        const size_t k = types % COUNT_OF(models);
         const Config config = config_from_text(models[k], "test", EXIT_USAGE);
         Model model = model_build(&config, ops_device->stored);
-        const size_t n = model.elements;
-        test_case("%.8s, types %zu", models[k], k);
+        size_t n = model.elements, bytes;
+        test_case("%.8s, types %zu", models[k], types);
         const double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
-        const double *expected = placed_steps(models[k], 0, (int)k, weights, gradients);
+        const double *expected = placed_steps(models[k], 0, (int)types, weights, gradients, &bytes);
         for (int places = 1; places < 27; places++) {
             if (!all_cases() && places % 4 != (int)k) continue;
-            const double *found = placed_steps(models[k], places, (int)k, weights, gradients);
-            if (memcmp(found, expected, 4 * n * sizeof(double)) != 0) test_fail("places %d: other bits", places);
+            const double *found = placed_steps(models[k], places, (int)types, weights, gradients, &bytes);
+            if (memcmp(found, expected, bytes) != 0) test_fail("places %d: other bits", places);
         }
         model_free(&model);
     }

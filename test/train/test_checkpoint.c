@@ -35,6 +35,7 @@ TEST(round_trip) {
     for (size_t i = 0; i < 18; i++) // weights, moments, master: every pair
         if (all_cases() || i % 2 == (i / 6 + i / 2) % 2)
             round_trip_case(usual_model, types[i / 6], types[i / 2 % 3], i % 2);
+    round_trip_case(hybrid_model, DTYPE_FP32, DTYPE_INT8, 1);
     round_trip_case("gpt2,hidden_size=256,num_hidden_layers=2,num_attention_heads=4,vocab_size=3001", DTYPE_FP32,
                     DTYPE_BF16, 1); // sections of several pieces, the last of them not whole
 }
@@ -92,6 +93,7 @@ static void resume_case(const char *model, int adapters, DType moments, int mast
 }
 
 TEST(resumed_run_has_the_same_bits) {
+    for (int i = 0; i < 2; i++) resume_case(i ? usual_model : hybrid_model, i, DTYPE_INT8, i);
     for (int i = 0; i < 8; i++)
         if (all_cases() || __builtin_parity((unsigned)i))
             resume_case(i & 4 ? usual_model : hybrid_model, i & 1, i & 2 ? DTYPE_BF16 : DTYPE_FP32, i & 4 ? 1 : 0);
@@ -210,6 +212,8 @@ TEST(types_must_agree) {
     r.moments = DTYPE_BF16;
     expect_refused(resume_body, &r, 1,
                    "optimizer.bin: holds moments in fp32, this run has bf16; resume with the same --moments");
+    r.moments = DTYPE_INT8;
+    expect_refused(resume_body, &r, 1, "holds moments in fp32, this run has int8; resume with the same --moments");
     r = usual_resumption(), r.master = 0;
     expect_refused(resume_body, &r, 1, "was saved with master weights; resume with --master fp32");
     r = usual_resumption(), r.dtype = DTYPE_BF16;

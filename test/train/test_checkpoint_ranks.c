@@ -51,8 +51,8 @@ static const Kind kinds[] = {
     {gpt2_model, DTYPE_BF16, DTYPE_BF16, 1, 0, 0},   // tied; groups that are no multiple of a portion's unit
     {hybrid_model, DTYPE_FP64, DTYPE_BF16, 0, 0, 0}, // layers of two sizes
     {usual_model, DTYPE_BF16, DTYPE_FP32, 1, 1, 0},  // in the file is the master copy, in use its rounding
-    {hybrid_model, DTYPE_FP32, DTYPE_BF16, 0, 1, 0},
-    {large_model, DTYPE_FP32, DTYPE_BF16, 0, 0, 3}, // a rank's part of a group takes several pieces
+    {hybrid_model, DTYPE_FP32, DTYPE_INT8, 0, 1, 0},
+    {large_model, DTYPE_FP32, DTYPE_INT8, 0, 0, 3}, // a rank's part of a group takes several pieces
 };
 
 static TrainedTensors kind_open(const Kind *k, size_t stage) {

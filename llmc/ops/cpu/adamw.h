@@ -8,6 +8,7 @@ Rounding to nearest would stall what is held in bf16 (8 bits): most updates of w
 of v, are below half a step of the grid. So w (without master), m and v in bf16 are rounded stochastically: up or down
 with the probabilities that make the expected value right. The random bits are a hash of (seed, step, tensor role,
 element index): reproducible, and the same for any number of threads. The caller gives every tensor another seed.
+m and v in 8 bits are rounded to nearest: their blocks have scales, and codes lie denser towards 0.
 */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
@@ -15,6 +16,7 @@ element index): reproducible, and the same for any number of threads. The caller
 #include "elements.h"
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
+#include "llmc/base/quantise.h"
 
 static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v, size_t count,
                         const AdamWFactors *step) {
@@ -56,11 +58,75 @@ static void adamw_close(void *memory, DType type, size_t begin, size_t count, co
         block_close(memory, type, begin, count, values);
 }
 
+// ---- moments in 8 bits ----------------------------------------------------------------------------------------------
+/*
+As bitsandbytes' AdamW8bit on a CPU has them (arXiv 2110.02861): a moment is a code of the dynamic map, m's with sign,
+v's without, times the scale of its block, the largest magnitude in it. The step is the one above, from what is decoded;
+then new scales are found, and what was computed is encoded, to nearest. The weights are stepped by moments that are not
+rounded yet.
+*/
+static void moments_decode(floatS *out, const QuantScales *s, const uint8_t *codes, float scale, size_t count) {
+    for (size_t i = 0; i < count; i++) out[i] = (floatS)(s->map[codes[i]] * scale);
+}
+
+// Returns the scale.
+static float moments_encode(uint8_t *codes, const QuantScales *s, const floatS *in, size_t count) {
+    float value[MOMENT_BLOCK], most = 0;
+    int32_t point[MOMENT_BLOCK];
+#pragma omp simd reduction(max : most)
+    for (size_t i = 0; i < count; i++) {
+        const float magnitude = fabsf((float)in[i]);
+        most = magnitude > most ? magnitude : most;
+    }
+    if (most == 0) {
+        memset(codes, 0, count);
+        return most;
+    }
+    const float inverse = 1 / most;
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) value[i] = (float)in[i] * inverse;
+#pragma omp simd // a loop of its own: a product is rounded before 1 is added
+    for (size_t i = 0; i < count; i++) {
+        const float at = (value[i] + 1) * 32767.5f + 0.5f;
+        point[i] = at > 0 ? (at < QUANT_GRID - 1 ? (int32_t)at : QUANT_GRID - 1) : 0; // NaN: 0
+    }
+    for (size_t i = 0; i < count; i++) codes[i] = s->nearest[point[i]];
+    return most;
+}
+
+static void adamw_in_8_bits(void *weights, DType weights_type, const void *gradient, DType gradient_type, uint8_t *m,
+                            uint8_t *v, size_t count, const AdamW *step, floatX *rounded) {
+    const AdamWFactors factors = adamw_factors(step);
+    const QuantScales *const map_m = quant_dynamic(1), *const map_v = quant_dynamic(0);
+    const size_t before = step->block_first, blocks = moment_blocks(DTYPE_INT8, step, count);
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t begin = b ? b * MOMENT_BLOCK - before : 0;
+        const size_t length = min_size((b + 1) * MOMENT_BLOCK - before, count) - begin;
+        floatS buffer[2][MOMENT_BLOCK], bm[MOMENT_BLOCK], bv[MOMENT_BLOCK];
+        const floatS *g = block_read(gradient, gradient_type, begin, length, buffer[0]);
+        floatS *w = block_open(weights, weights_type, begin, length, buffer[1]);
+        moments_decode(bm, map_m, m + begin, step->m_scales[b], length);
+        moments_decode(bv, map_v, v + begin, step->v_scales[b], length);
+        adamw_block(w, g, bm, bv, length, &factors);
+        adamw_close(weights, weights_type, begin, length, w, &factors, ADAMW_W);
+        step->m_scales[b] = moments_encode(m + begin, map_m, bm, length);
+        step->v_scales[b] = moments_encode(v + begin, map_v, bv, length);
+        if (rounded)
+            elements_convert(rounded + begin, FLOATX_DTYPE, (const float *)weights + begin, DTYPE_FP32, length);
+    }
+}
+
 static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors factors = adamw_factors(step);
     void *weights = master ? (void *)master : (void *)w_;    // what the step is applied to
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds
+    if (moment_type == DTYPE_INT8) {
+        adamw_in_8_bits(weights, weights_type, gradient, gradient_type, (uint8_t *)m, (uint8_t *)v, count, step,
+                        master ? (floatX *)w_ : NULL);
+        return;
+    }
     const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's own, whatever part of it this is
     size_t blocks = block_count(before + count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)

@@ -1,11 +1,13 @@
 /*
 AdamW of op set "cuda": the formulas, and to the bit the random numbers, of llmc/ops/cpu/adamw.h. w (without a master
 copy), m and v are rounded stochastically where they are bf16. A thread takes ADAMW_PACK elements, so that every type
-is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy.
+is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy; of m and v
+in 8 bits 2 (1 + 4/256) each.
 */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH
 #include "platform.cuh"
+#include "llmc/base/quantise.h"
 #include "llmc/ops/formulas.h"
 
 constexpr int ADAMW_PACK = full_pack<float>;
@@ -49,11 +51,100 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
     }
 }
 
+// ---- moments in 8 bits: a block of threads takes a block of elements, a thread one ----------------------------------
+// Of m and v: the values of codes, and the least point of QuantScales' grid that has a code, or a greater one.
+struct MomentMaps {
+    float value[2][256];
+    uint16_t first[2][256];
+};
+
+static const MomentMaps &moment_maps() {
+    static MomentMaps maps;
+    if (maps.value[0][255] != 0) return maps;
+    for (int of_v = 0; of_v < 2; of_v++) {
+        const QuantScales *const s = quant_dynamic(!of_v);
+        memcpy(maps.value[of_v], s->map, sizeof(s->map));
+        for (unsigned code = 0, point = 0; code < 256; code++) {
+            while (s->nearest[point] < code) point++;
+            maps.first[of_v][code] = (uint16_t)point;
+        }
+    }
+    return maps;
+}
+
+// The code of a value whose block has the scale that `inverse` is of (llmc/ops/cpu/adamw.h)
+__device__ inline uint8_t moment_code(float value, float inverse, const uint16_t *first) {
+    const float at = (rounded_product(value, inverse) + 1) * 32767.5f + 0.5f;
+    const int point = at > 0 ? (at < (float)(QUANT_GRID - 1) ? (int)at : QUANT_GRID - 1) : 0;
+    unsigned code = 0;
+    for (unsigned step = 128; step; step /= 2)
+        if (first[code + step] <= point) code += step;
+    return (uint8_t)code;
+}
+
+// The largest x of the block's threads; partial[MOMENT_BLOCK / LANES] is free again after the next barrier.
+__device__ inline float moment_block_max(float x, float *partial) {
+    x = warp_max(x);
+    if (threadIdx.x % LANES == 0) partial[threadIdx.x / LANES] = x;
+    __syncthreads();
+    return warp_max(partial[threadIdx.x % (MOMENT_BLOCK / LANES)]);
+}
+
+template <typename T, typename G>
+__global__ void adamw_8_bits_kernel(T *weights, floatX *rounded, const G *gradient, uint8_t *m, uint8_t *v,
+                                    float *m_scales, float *v_scales, size_t before, size_t count, size_t blocks,
+                                    AdamWFactors f, MomentMaps maps) {
+    SHARED(float, value_m, 256);
+    SHARED(float, value_v, 256);
+    SHARED(uint16_t, first_m, 256);
+    SHARED(uint16_t, first_v, 256);
+    SHARED(float, partial, 2 * MOMENT_BLOCK / LANES);
+    const unsigned thread = threadIdx.x;
+    value_m[thread] = maps.value[0][thread], value_v[thread] = maps.value[1][thread];
+    first_m[thread] = maps.first[0][thread], first_v[thread] = maps.first[1][thread];
+    for (size_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+        const size_t begin = block ? block * MOMENT_BLOCK - before : 0, i = begin + thread;
+        const size_t next = (block + 1) * MOMENT_BLOCK - before;
+        const bool is_there = i < next && i < count;
+        const size_t place = f.first + begin; // the block's elements share a key
+        float new_m = 0, new_v = 0;
+        __syncthreads(); // the maps are there; partial is free
+        if (is_there) {
+            const float g = f.gradient_scale * load(gradient[i]);
+            new_m = f.beta1 * (value_m[m[i]] * m_scales[block]) + f.one_minus_beta1 * g;
+            new_v = f.beta2 * (value_v[v[i]] * v_scales[block]) + f.one_minus_beta2 * g * g;
+            float x = load(weights[i]);
+            x -= f.decay * x + f.rate * new_m / (sqrtf(new_v) * f.root_correction + f.epsilon);
+            set_rounded(&weights[i], x, adamw_key(&f, ADAMW_W, place), (uint32_t)(place % ADAMW_BLOCK) + thread);
+            if (rounded) rounded[i] = store(x);
+        }
+        const float most_m = moment_block_max(fabsf(new_m), partial);
+        const float most_v = moment_block_max(fabsf(new_v), partial + MOMENT_BLOCK / LANES);
+        if (is_there) {
+            m[i] = most_m > 0 ? moment_code(new_m, 1 / most_m, first_m) : 0;
+            v[i] = most_v > 0 ? moment_code(new_v, 1 / most_v, first_v) : 0;
+        }
+        if (thread == 0) m_scales[block] = most_m, v_scales[block] = most_v;
+    }
+}
+
 static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                        DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors f = adamw_factors(step);
     void *const weights = master ? (void *)master : (void *)w; // what the step is applied to
     floatX *const rounded = master ? (floatX *)w : NULL;
+    if (moment_type == DTYPE_INT8) {
+        static_assert(LOOP_THREADS == MOMENT_BLOCK && LOOP_THREADS == 256, "a thread for each element and each code");
+        const size_t blocks = moment_blocks(moment_type, step, count);
+        with_type(master ? DTYPE_FP32 : FLOATX_DTYPE, "adamw", [&]<typename T>(T *) {
+            with_type(gradient_type, "adamw", [&]<typename G>(G *) {
+                LAUNCH((adamw_8_bits_kernel<T, G>), loop_grid(blocks * LOOP_THREADS), LOOP_THREADS, 0)
+                ((T *)weights, rounded, (const G *)gradient, (uint8_t *)m, (uint8_t *)v, step->m_scales, step->v_scales,
+                 step->block_first, count, blocks, f, moment_maps());
+            });
+        });
+        return;
+    }
     const bool packed =
         count % ADAMW_PACK == 0 && f.first % ADAMW_PACK == 0 && all_aligned(weights, rounded, gradient, m, v);
     with_type(master ? DTYPE_FP32 : FLOATX_DTYPE, "adamw", [&]<typename T>(T *) {

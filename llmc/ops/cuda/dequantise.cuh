@@ -18,13 +18,8 @@ struct DequantiseTables {
 
 #ifdef CUDA_ON_CPU
 __device__ inline float fp16_rounded(float value) { return quant_round_fp16(value); }
-__device__ inline float rounded_product(float a, float b) { // never fused with an addition
-    const volatile float product = a * b;
-    return product;
-}
 #else
 __device__ inline float fp16_rounded(float value) { return __half2float(__float2half_rn(value)); }
-__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 #endif
 
 __device__ inline float block_scale(const uint8_t *record, const QuantParts &p, const float *map, bool nested,

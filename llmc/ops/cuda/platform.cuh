@@ -102,9 +102,14 @@ typedef float floatS;
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
 __device__ inline uint16_t bf16_nearest(float value) { return float_to_bf16(value); }
+__device__ inline float rounded_product(float a, float b) { // never fused with an addition
+    const volatile float product = a * b;
+    return product;
+}
 #else
 __device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ inline uint16_t bf16_nearest(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 #endif
 
 struct Bf16 {
