@@ -27,6 +27,10 @@ build/cpu-fp32/bench_ops head "$REPEATS"
 echo "== linear attention, fp32, against the same product and the rate of reading memory"
 build/cpu-fp32/bench_ops delta "$REPEATS"
 
+echo "== matrices in 4 bits, fp32 and bf16, against the rate of a copy"
+build/cpu-fp32/bench_ops dequantise "$REPEATS"
+build/cpu-bf16/bench_ops dequantise "$REPEATS"
+
 echo "== bf16 build against fp32 build, the same layers, T = 2048"
 i=0
 while [ $i -lt 5 ]; do

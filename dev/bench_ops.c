@@ -8,6 +8,7 @@ turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
     bench_ops decode [REPEATS [TEXTS]]   a token of each text: share of the rate at which weights can be read
     bench_ops delta [REPEATS [HV]]       linear attention of a chunk: the delta rule, share of the product's rate; the
                                          rest, and a token of each of 16 texts, share of the rate of reading memory
+    bench_ops dequantise [REPEATS [ROWS]] matrices in 4 bits, bytes read and written: share of the rate of a copy
 */
 #include "product_rate.c"
 
@@ -352,15 +353,60 @@ static void bench_delta(size_t repeats, size_t only) {
     cpu_release(memory, READ * sizeof(floatX));
 }
 
+// ---- matrices in 4 bits ---------------------------------------------------------------------------------------------
+
+// Seconds to copy `bytes` by all threads, as the C library copies.
+static double copying_seconds(void *out, const void *in, size_t bytes) {
+    enum { PIECE = 1 << 18 };
+    const double begin = seconds_now();
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += PIECE) memcpy((char *)out + i, (const char *)in + i, min_size(PIECE, bytes - i));
+    return seconds_now() - begin;
+}
+
+static void bench_dequantise(size_t repeats, size_t only) {
+    static const size_t shapes[][2] = {{1024, 1024}, {3072, 1024}, {4096, 4096}, {12288, 4096}};
+    static const QuantFormat formats[] = {{QUANT_NF4, 1, 64, DTYPE_BF16},
+                                          {QUANT_NF4, 1, 64, DTYPE_FP16},
+                                          {QUANT_FP4, 0, 64, DTYPE_FP32},
+                                          {QUANT_NF4, 0, 32, DTYPE_BF16}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 4; i++) {
+        const size_t rows = shapes[i / 4][0], n = rows * shapes[i / 4][1];
+        const QuantFormat f = formats[i % 4];
+        const QuantParts p = quant_parts(f, n);
+        if (only && rows != only) continue;
+        floatX *out = bench_tensor(n), *in = bench_tensor(n);
+        uint8_t *record = (uint8_t *)cpu_allocate(p.bytes);
+        float *x = (float *)checked_malloc(n * sizeof(float), "a matrix");
+        double share[MOST], encoding = INFINITY, decoding = INFINITY;
+        for (size_t j = 0; j < n; j++) x[j] = (float)load(in[j]);
+        for (size_t r = 0; r <= repeats; r++) { // the first warms up
+            const double copying = copying_seconds(out, in, n * sizeof(floatX)), begin = seconds_now();
+            cpu_dequantise((Stored *)out, record, &f, n);
+            const double seconds = seconds_now() - begin, encode = seconds_now();
+            if (r < 2) quant_encode(record, f, x, n);
+            if (r < 2) encoding = fmin(encoding, seconds_now() - encode);
+            if (r)
+                share[r - 1] =
+                    (double)(n * sizeof(floatX) + p.bytes) / seconds * copying / (double)(2 * n * sizeof(floatX));
+            if (r) decoding = fmin(decoding, seconds);
+        }
+        printf("dequantise: %5zu x %4zu, %s%s, blocks of %zu, rounded to %s: %.2f of a copy's rate (%.2f G/s, encoded "
+               "%.2f G/s)\n",
+               rows, n / rows, quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding),
+               median(share, repeats), (double)n / decoding * 1e-9, (double)n / encoding * 1e-9);
+        fflush(stdout);
+        free(x);
+        cpu_release(out, n * sizeof(floatX)), cpu_release(in, n * sizeof(floatX)), cpu_release(record, p.bytes);
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
-    } modes[] = {{"attention", bench_attention},
-                 {"head", bench_head},
-                 {"products", bench_products},
-                 {"decode", bench_decode},
-                 {"delta", bench_delta}};
+    } modes[] = {{"attention", bench_attention}, {"head", bench_head},   {"products", bench_products},
+                 {"decode", bench_decode},       {"delta", bench_delta}, {"dequantise", bench_dequantise}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -370,5 +416,5 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage("usage: bench_ops attention|head|products|decode|delta [REPEATS [HD|V|ROWS|TEXTS|HV]]");
+    die_usage("usage: bench_ops attention|head|products|decode|delta|dequantise [REPEATS [HD|V|ROWS|TEXTS|HV|ROWS]]");
 }

@@ -335,6 +335,9 @@ static void bench_layer(const Bench &b) {
             [&] { ops->round_sums(t.weight.stored(), t.sums.summed(), LAYER); });
     b.bytes("gradient_add", "a layer", 1, LAYER, LAYER * (SUMMED + 2 * STORED),
             [&] { ops->gradient_add(t.weight.data, FLOATX_DTYPE, t.sums.summed(), LAYER); });
+    const QuantFormat format = {QUANT_NF4, 1, QUANT_BLOCK, FLOATX_DTYPE};
+    b.bytes("dequantise", "a layer in nf4, nested", 1, LAYER, LAYER * STORED + (double)quant_parts(format, LAYER).bytes,
+            [&] { ops->dequantise(t.weight.stored(), t.sums.data, &format, LAYER); });
     b.bytes("sum_of_squares", "a layer; the host waits", 1, LAYER, LAYER * STORED,
             [&] { ops->sum_of_squares(t.weight.data, FLOATX_DTYPE, LAYER); });
     b.bytes("adamw", "a layer, fp32 master", 1, LAYER, LAYER * (6 * SUMMED + 2 * STORED), [&] {

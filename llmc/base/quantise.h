@@ -25,7 +25,7 @@ typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_TYPES } QuantType;
 typedef struct {
     QuantType type; // NONE: not in 4 bits
     int nested;
-    size_t block;   // elements that share a scale; the last block may be shorter
+    size_t block;   // elements that share a scale, a power of two from 32 to 4096; the last block may be shorter
     DType rounding; // decoded values are rounded to this type, the model's that was quantised: fp32, bf16 or fp16
 } QuantFormat;
 
@@ -242,14 +242,11 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
     const float *scales = (const float *)(const void *)(record + p.scales), *map = quant_scales()->map;
     float offset = 0;
     if (f.nested) memcpy(&offset, record + p.offset, sizeof(offset));
-    for (size_t i = 0; i < count; i++) {
+    if (!f.nested) memcpy(scale, scales + begin, count * sizeof(float));
+    for (size_t i = 0; i < count && f.nested; i++) {
         const size_t b = begin + i;
-        if (f.nested) {
-            const volatile float product = map[record[p.scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
-            scale[i] = product + offset; // volatile: rounded before the sum
-        } else {
-            scale[i] = scales[b];
-        }
+        const volatile float product = map[record[p.scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
+        scale[i] = product + offset; // volatile: rounded before the sum
     }
 }
 

@@ -39,8 +39,9 @@ static void reference_dequantise(double *out, const void *record, const QuantFor
     for (size_t i = 0; i < n; i++) {
         const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
         memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
-        if (format->nested) scale = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
-        scale = (float)((double)scale + (double)offset);
+        volatile float product = scale; // volatile: a compiler may see that fp32 would do, and round once
+        if (format->nested) product = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
+        scale = (float)((double)product + (double)offset);
         const double code = (double)quant_codes[format->type][i % 2 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
         out[i] = (double)quant_round(format->rounding, (float)(code * (double)scale));
     }

@@ -26,9 +26,9 @@ static inline PickTable pick_table(const floatX table[16]) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
 }
 static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
-    __m128i order[2];
-    codes_in_order(order, codes);
-    const __m512i index = _mm512_cvtepu8_epi16(_mm256_set_m128i(order[1], order[0]));
+    const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    const __m512i index =
+        _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16)); // a byte, two elements
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
 }
 #elif defined(__AVX512F__) && !defined(PRECISION_DOUBLE) && !defined(PRECISION_BF16)
@@ -86,21 +86,45 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
 }
 #endif
 
-// The 16 values of a block. fp16 by instruction where there is one: what quant_round does takes longer than the block
-static inline void block_values(floatX table[16], QuantFormat f, float scale) {
-    float value[16];
-    for (size_t k = 0; k < 16; k++) value[k] = quant_codes[f.type][k] * scale;
-    if (f.rounding == DTYPE_BF16)
-        for (size_t k = 0; k < 16; k++) value[k] = bf16_to_float(float_to_bf16(value[k]));
-    if (f.rounding == DTYPE_FP16) {
-#if defined(__F16C__)
-        for (size_t k = 0; k < 16; k += 8)
-            _mm256_storeu_ps(value + k, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(value + k), 0)));
+// By pointer: as parameters they would be another ABI's on processors without registers of this width
+typedef float Sixteen __attribute__((vector_size(64)));
+typedef uint32_t SixteenBits __attribute__((vector_size(64)));
+typedef uint16_t SixteenHalves __attribute__((vector_size(32)));
+
+VECTOR_INLINE void sixteen_to_bf16(Sixteen *v) { // as float_to_bf16
+    const SixteenBits bits = (SixteenBits)*v, nan = (SixteenBits)(*v != *v);
+    const SixteenBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
+    *v = (Sixteen)(rounded & 0xffff0000u);
+}
+
+VECTOR_INLINE void sixteen_to_fp16(Sixteen *v) {
+#if defined(__AVX512F__)
+    *v = (Sixteen)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)*v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
-        for (size_t k = 0; k < 16; k++) value[k] = quant_round_fp16(value[k]);
+    float value[16];
+    memcpy(value, v, sizeof(*v));
+#if defined(__F16C__)
+    for (size_t k = 0; k < 16; k += 8)
+        _mm256_storeu_ps(value + k, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(value + k), 0)));
+#else
+    for (size_t k = 0; k < 16; k++) value[k] = quant_round_fp16(value[k]);
 #endif
-    }
-    for (size_t k = 0; k < 16; k++) table[k] = store((floatS)value[k]);
+    memcpy(v, value, sizeof(*v));
+#endif
+}
+
+// The 16 values of a block
+VECTOR_INLINE void block_values(floatX table[16], const Sixteen *codes, DType rounding, float scale) {
+    Sixteen values = *codes * scale;
+    if (rounding == DTYPE_FP16) sixteen_to_fp16(&values);
+#if defined(PRECISION_BF16)
+    sixteen_to_bf16(&values);
+    const SixteenHalves halves = __builtin_convertvector((SixteenBits)values >> 16, SixteenHalves);
+    memcpy(table, &halves, sizeof(halves));
+#else
+    if (rounding == DTYPE_BF16) sixteen_to_bf16(&values);
+    for (size_t k = 0; k < 16; k++) table[k] = (floatX)values[k];
+#endif
 }
 
 static void cpu_dequantise(Stored *out_, const void *record, const QuantFormat *format, size_t n) {
@@ -110,6 +134,8 @@ static void cpu_dequantise(Stored *out_, const void *record, const QuantFormat *
     const uint8_t *codes = (const uint8_t *)record;
     floatX *const out = (floatX *)out_;
     const size_t groups = (p.blocks + SCALES - 1) / SCALES;
+    Sixteen of_type;
+    memcpy(&of_type, quant_codes[f.type], sizeof(of_type));
     quant_scales(); // made before threads want it
 #pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
     for (size_t g = 0; g < groups; g++) {
@@ -119,7 +145,7 @@ static void cpu_dequantise(Stored *out_, const void *record, const QuantFormat *
         for (size_t b = 0; b < count; b++) {
             const size_t begin = (first + b) * f.block, end = min_size(begin + f.block, n);
             floatX values[16];
-            block_values(values, f, scale[b]);
+            block_values(values, &of_type, f.rounding, scale[b]);
             const PickTable table = pick_table(values);
             size_t i = begin;
             for (; i + PICKED <= end; i += PICKED) pick(out + i, codes + i / 2, table);

@@ -32,7 +32,7 @@ __device__ inline float block_scale(const uint8_t *record, const QuantParts &p, 
 }
 
 template <bool PACKED>
-__global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p,
+__global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p, unsigned shift,
                                   DequantiseTables tables, size_t n) {
     constexpr int W = full_pack<floatX>;
     SHARED(float, code, 16);
@@ -44,7 +44,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     FOR_EACH_PACK(i, (n + CODES_OF_WORD - 1) / CODES_OF_WORD) {
         const size_t begin = i * CODES_OF_WORD;
         const uint32_t word = ((const uint32_t *)record)[i]; // behind the last code there is padding
-        const float scale = block_scale(record, p, map, format.nested, begin / format.block);
+        const float scale = block_scale(record, p, map, format.nested, begin >> shift);
         Pack<floatX, W> values[CODES_OF_WORD / W];
         for (unsigned j = 0; j < CODES_OF_WORD; j++) {
             float value = code[word >> (j / 2 * 8 + (j % 2 ? 0 : 4)) & 15] * scale;
@@ -63,9 +63,11 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
     DequantiseTables tables;
     memcpy(tables.code, quant_codes[format->type], sizeof(tables.code));
     memcpy(tables.map, quant_scales()->map, sizeof(tables.map));
+    unsigned shift = 0; // a division by the block's length, which is a power of two
+    while ((size_t)1 << shift < format->block) shift++;
     with_flag(all_aligned(out), [&](auto PACKED) {
         LAUNCH((dequantise_kernel<PACKED>), loop_grid(blocks_for(n, CODES_OF_WORD)), LOOP_THREADS, 0)
-        ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), tables, n);
+        ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), shift, tables, n);
     });
 }
 
