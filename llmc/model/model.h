@@ -39,7 +39,8 @@ typedef struct {
     // layers with attention [0], with linear attention [1]
     size_t layer_offset[2][LAYER_TENSORS]; // within a layer
     size_t layer_elements[2];
-    size_t layer_begin; // of layer 0 (layer_start)
+    size_t layer_begin;   // of layer 0 (layer_start)
+    size_t *layer_starts; // [num_hidden_layers + 1] where layers of a kind differ (storage.h); else NULL
 } Model;
 
 // A layer's tensors, by their offsets within it
@@ -49,6 +50,7 @@ static const size_t *layer_offsets(const Model *table, size_t l) {
 
 // First element of layer l; of num_hidden_layers, the end of the last one
 static size_t layer_start(const Model *table, size_t l) {
+    if (table->layer_starts) return table->layer_starts[l];
     const size_t linear = layers_before(&table->config, LAYER_LINEAR, l);
     return table->layer_begin + (l - linear) * table->layer_elements[0] + linear * table->layer_elements[1];
 }
@@ -60,10 +62,16 @@ static size_t layer_of_kind(const Config *c, int linear) {
     return l;
 }
 
-// A layer with the most elements
+static size_t elements_of_layer(const Model *table, size_t l) {
+    return layer_start(table, l + 1) - layer_start(table, l);
+}
+
+// The first layer with the most elements
 static size_t largest_layer(const Model *table) {
-    const Config *c = &table->config;
-    return layer_of_kind(c, table->layer_elements[1] > table->layer_elements[0] && layers_of_kind(c, LAYER_LINEAR));
+    size_t largest = 0;
+    for (size_t l = 1; l < table->config.num_hidden_layers; l++)
+        if (elements_of_layer(table, l) > elements_of_layer(table, largest)) largest = l;
+    return largest;
 }
 
 static size_t parameter_elements(const Parameter *parameter) {
@@ -193,8 +201,8 @@ static Model model_build(const Config *config, DType dtype) {
 }
 
 static void model_free(Model *model) {
-    free(model->parameters);
-    model->parameters = NULL;
+    free(model->parameters), free(model->layer_starts);
+    model->parameters = NULL, model->layer_starts = NULL;
 }
 
 // The matrix of the head: lm_head, or the token embedding where they are tied.
@@ -222,7 +230,7 @@ static size_t group_begin(const Model *table, size_t group) {
 static size_t group_elements(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return table->layer_begin;
     if (group == GROUP_HEAD) return table->elements - group_begin(table, GROUP_HEAD);
-    return table->layer_elements[layer_is_linear(&table->config, group)];
+    return elements_of_layer(table, group);
 }
 
 // The group of an element, given by its offset in the table.
@@ -238,6 +246,16 @@ static size_t group_of(const Model *table, size_t offset) {
             end = middle;
     }
     return l;
+}
+
+// Parameters of a group: [begin, begin + count) of the table
+static Range group_parameters(const Model *table, size_t group) {
+    const size_t begin = group_begin(table, group), end = begin + group_elements(table, group);
+    Range of = {0, 0};
+    while (of.begin < table->parameter_count && table->parameters[of.begin].offset < begin) of.begin++;
+    while (of.begin + of.count < table->parameter_count && table->parameters[of.begin + of.count].offset < end)
+        of.count++;
+    return of;
 }
 
 // Layout of a table in memory: with ranks 1 the whole table in its own order, else the ranges that `rank` owns.
@@ -272,10 +290,16 @@ static size_t sharding_room_of_layer(const Model *table, Sharding s) {
 static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     const Config *c = &table->config;
     const size_t layers = sharding_room(table, s, GROUP_EMBEDDING), l = min_size(group, c->num_hidden_layers);
+    if (group == GROUP_EMBEDDING) return 0;
+    if (table->layer_starts) {
+        size_t begin = layers;
+        for (size_t i = 0; i < l; i++) begin += sharding_room(table, s, i);
+        return begin;
+    }
     const size_t linear = layers_before(c, LAYER_LINEAR, l);
     const size_t room[2] = {shard_range_max(table->layer_elements[0], SHARD_ALIGNMENT, s.ranks),
                             shard_range_max(table->layer_elements[1], SHARD_ALIGNMENT, s.ranks)};
-    return group == GROUP_EMBEDDING ? 0 : layers + (l - linear) * room[0] + linear * room[1];
+    return layers + (l - linear) * room[0] + linear * room[1];
 }
 
 // Elements of such memory.

@@ -6,7 +6,9 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     grads_begin / end                                     around the pass of a micro-batch
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
-gradients and an optimizer. Adapters live beside the weights and come and go with their layer.
+gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
+stored in 4 bits (storage.h): groups move as they are stored, and weights_acquire decodes one into the type of the
+model.
 
 Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that
 type and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
@@ -75,7 +77,7 @@ static void group_await(Residency *r, const Model *table, size_t group, char *ou
 }
 
 static void layer_await(Residency *r, LayerBuffer *b) {
-    group_await(r, r->model, b->layer, b->weights, b->ticket);
+    group_await(r, stored_table(r), b->layer, b->weights, b->ticket);
     if (has_adapters(r)) group_await(r, &r->lora->table, b->layer, b->adapters, b->ticket);
     b->busy = 0;
 }
@@ -86,39 +88,78 @@ static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     if (b->busy && b->layer == layer) return b; // the visit before has asked for it
     if (b->busy) layer_await(r, b);
     b->layer = layer, b->busy = 1;
-    b->ticket = group_ask(r, r->model, r->weights, layer, b->weights);
+    b->ticket = group_ask(r, stored_table(r), r->weights, layer, b->weights);
     if (has_adapters(r))
         b->ticket = last_ticket(b->ticket, group_ask(r, &r->lora->table, r->adapters, layer, b->adapters));
     return b;
 }
 
+// out = a group's weights in the type of the model; stored: its first byte
+static void group_decode(Residency *r, size_t group, const char *stored, char *out) {
+    const size_t size = dtype_size(r->model->dtype), begin = group_begin(r->model, group);
+    const Model *table = stored_table(r);
+    const Range of = group_parameters(r->model, group);
+    for (size_t i = of.begin; i < of.begin + of.count; i++) {
+        const Parameter *p = &r->model->parameters[i];
+        const QuantFormat *format = &r->storage->format[i];
+        const char *from = stored + table->parameters[i].offset - group_begin(table, group);
+        void *to = at(out, p->offset - begin, size);
+        if (format->type == QUANT_NONE)
+            r->ops->copy(to, from, parameter_elements(p) * size);
+        else
+            r->ops->dequantise((Stored *)to, from, format, parameter_elements(p));
+    }
+}
+
+// A layer's weights as they are used
+static char *layer_decoded(Residency *r, size_t layer, char *stored) {
+    if (!group_decodes(r, layer)) return stored;
+    group_decode(r, layer, stored, r->decoded);
+    return r->decoded;
+}
+
 static GroupWeights acquire_layer(Residency *r, size_t layer) {
     LayerBuffer *b = layer_ask(r, layer);
-    GroupWeights w = {b->weights, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer)};
+    GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer)};
     layer_await(r, b);
     r->at_hand = (size_t)(b - r->gathered);
+    w.weights = layer_decoded(r, layer, b->weights);
     return w;
+}
+
+static char *push_table(Residency *r, const Model *table, size_t group, const char *name) {
+    return (char *)arena_push(r->arena, SHARE_WEIGHTS, name, group_elements(table, group), dtype_size(table->dtype));
+}
+
+// The embedding's or the head's weights as they are used, where these are decoded.
+static char *table_decoded(Residency *r, size_t group, char *stored) {
+    if (!group_decodes(r, group)) return stored;
+    char *decoded = push_table(r, r->model, group, "the head's decoded weights");
+    group_decode(r, group, stored, decoded);
+    return decoded;
 }
 
 // The embedding or the head, for as long as it is used
 static GroupWeights acquire_table(Residency *r, size_t group) {
-    const Model *model = r->model;
-    const size_t size = dtype_size(model->dtype), elements = group_elements(model, group);
-    const int tied = group == GROUP_HEAD && head_is_tied(model);
+    const Model *model = r->model, *table = stored_table(r);
+    const size_t size = dtype_size(model->dtype);
+    const int tied = group == GROUP_HEAD && head_is_tied(model), comes = weights_come(r);
+    char *stored = (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype));
     GroupWeights w = {0};
+    int64_t ticket = 0;
     r->weights_mark = arena_mark(r->arena);
-    w.weights = (char *)arena_push(r->arena, SHARE_WEIGHTS,
-                                   group == GROUP_HEAD ? "the head's weights" : "the embedding", elements, size);
-    int64_t ticket = group_ask(r, model, r->weights, group, w.weights);
-    if (tied) {
-        w.matrix =
-            (char *)arena_push(r->arena, SHARE_WEIGHTS, "the embedding", group_elements(model, GROUP_EMBEDDING), size);
-        ticket = last_ticket(ticket, group_ask(r, model, r->weights, GROUP_EMBEDDING, w.matrix));
-    } else if (group == GROUP_HEAD) {
-        w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
+    if (comes) stored = push_table(r, table, group, group == GROUP_HEAD ? "the head's weights" : "the embedding");
+    if (comes) ticket = group_ask(r, table, r->weights, group, stored);
+    if (tied && comes) {
+        w.matrix = push_table(r, table, GROUP_EMBEDDING, "the embedding");
+        ticket = last_ticket(ticket, group_ask(r, table, r->weights, GROUP_EMBEDDING, w.matrix));
     }
-    group_await(r, model, group, w.weights, ticket);
-    if (tied) group_await(r, model, GROUP_EMBEDDING, w.matrix, ticket);
+    if (comes) group_await(r, table, group, stored, ticket);
+    if (tied && comes) group_await(r, table, GROUP_EMBEDDING, w.matrix, ticket);
+    w.weights = table_decoded(r, group, stored);
+    if (tied && !comes) w.matrix = r->weights; // the model's first tensor
+    if (group == GROUP_HEAD && !tied)
+        w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
     return w;
 }
 
@@ -126,15 +167,16 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
 static void update_group(Residency *r, size_t group);
 
 static GroupWeights weights_acquire(Residency *r, size_t group) {
-    const size_t size = dtype_size(r->model->dtype);
+    const Model *table = stored_table(r);
     GroupWeights w = {0};
     update_group(r, group);
-    if (weights_come(r)) return is_layer(group) ? acquire_layer(r, group) : acquire_table(r, group);
-    w.weights = (char *)at(r->weights, group_begin(r->model, group), size);
-    if (is_layer(group)) w.offset = layer_offsets(r->model, group);
-    if (group == GROUP_HEAD) w.matrix = (char *)at(r->weights, model_head_offset(r->model), size);
-    if (has_adapters(r) && is_layer(group))
-        w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), size);
+    if (!is_layer(group)) return acquire_table(r, group);
+    if (weights_come(r)) return acquire_layer(r, group);
+    w.weights =
+        layer_decoded(r, group, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)));
+    w.offset = layer_offsets(r->model, group);
+    if (has_adapters(r))
+        w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), dtype_size(r->model->dtype));
     return w;
 }
 
@@ -152,7 +194,7 @@ static void weights_prefetch(Residency *r, size_t layer) {
 
 static void weights_release(Residency *r, size_t group) {
     if (is_layer(group) && !r->plan) progress_part(r->step > 0 ? 1 : LAYER_BACKWARD_PARTS);
-    if (weights_come(r) && !is_layer(group)) arena_pop(r->arena, r->weights_mark);
+    if (!is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
 // All-gather of a group of which every rank has stepped its shard, there where it lies
@@ -441,14 +483,12 @@ static void grads_end(Residency *r) {
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
 static void push_layer(Residency *r, LayerBuffer *b, int first) {
-    const size_t size = dtype_size(r->model->dtype);
+    const Model *table = stored_table(r);
     b->busy = 0;
-    b->weights = (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's weights" : "the next layer's weights",
-                                    group_elements(r->model, largest_layer(r->model)), size);
+    b->weights = push_table(r, table, largest_layer(table), first ? "one layer's weights" : "the next layer's weights");
     if (r->lora)
-        b->adapters =
-            (char *)arena_push(r->arena, SHARE_WEIGHTS, first ? "one layer's adapters" : "the next layer's adapters",
-                               group_elements(&r->lora->table, largest_layer(&r->lora->table)), size);
+        b->adapters = push_table(r, &r->lora->table, largest_layer(&r->lora->table),
+                                 first ? "one layer's adapters" : "the next layer's adapters");
 }
 
 // Buffers of gradients: sums of the layer before are on their way over the ranks, a stored gradient is on its way back,
@@ -480,6 +520,7 @@ static void layers_begin(Residency *r, int step) {
     r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
     for (size_t i = 0; i < two && weights_come(r); i++) push_layer(r, &r->gathered[i], i == 0);
+    if (r->storage) r->decoded = push_table(r, r->model, largest_layer(r->model), "one layer's decoded weights");
     if (step < 0) push_gradients(r);
 }
 

@@ -7,12 +7,12 @@ the buffers that something elsewhere comes to; which elements this rank has; col
 #include "llmc/ops/arena.h"
 #include "llmc/model/lora.h"
 #include "llmc/ops/ops.h"
-#include "llmc/model/model.h"
+#include "llmc/model/storage.h"
 #include "places.h"
 
 // Buffer that a layer's weights come to, from another place or from all ranks
 typedef struct {
-    char *weights, *adapters; // [elements of a layer] of model->dtype, of either table
+    char *weights, *adapters; // of a layer: stored weights, and the table of adapters'
     size_t layer;             // the layer, where busy
     int busy;                 // until the ticket is awaited
     int64_t ticket;           // of a collective, or of a transfer from another place
@@ -43,9 +43,11 @@ typedef struct {
     Arena *arena;         // [PLACES]
     Place place[PLACED];  // where each lies
     Moved moved;          // between the device and other places so far
-    char *weights;        // of model->dtype: all, or this rank's shards (model.h)
-    const Lora *lora;     // NULL: the model itself is trained
-    char *adapters;       // likewise, of lora->table
+    const Storage *storage; // NULL: weights are stored as they are used
+    char *weights;          // of stored_table: all, or this rank's shards (model.h)
+    char *decoded;          // [elements of a layer] of model->dtype, where storage decodes
+    const Lora *lora;       // NULL: the model itself is trained
+    char *adapters;         // all, or shards, of lora->table
     int without_adapters; // in a pass of the reference: the model before adapters,
     char *reference;      // or with this in place of what is trained, as that was at the start; NULL: there is none
     char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
@@ -81,6 +83,13 @@ static void *at(void *base, size_t element, size_t size) {
 // The table of what is trained, and its memory
 static const Model *trained_table(const Residency *r) { return r->lora ? &r->lora->table : r->model; }
 static char *trained_weights(const Residency *r) { return r->lora ? r->adapters : r->weights; }
+
+// The table by which weights are stored, moved and sharded
+static const Model *stored_table(const Residency *r) { return r->storage ? &r->storage->table : r->model; }
+
+static int group_decodes(const Residency *r, size_t group) {
+    return r->storage && storage_decodes(r->storage, r->model, group);
+}
 
 // Elements of the final norm; the head's matrix follows in the sums of its group
 static size_t head_norm_elements(const Model *model) {
