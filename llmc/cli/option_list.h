@@ -39,6 +39,11 @@ TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,.
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
        "element type of weights and activations; other than the build's own only for plan and convert")
 
+CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP4, RUNS | ON(PLAN) | ON(CONVERT), "auto|none|nf4|fp4",
+       "how a frozen model's weights are stored; nf4, fp4: matrices of its layers in 4 bits, as bitsandbytes has them, "
+       "with double quantisation; none: in the type of the build; auto: as in its files")
+FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: the head's matrix, too")
+
 SECTION("Data")
 PATHS(data, "data", READS, "PATH...",
       "token shards, of data/prepare.py or llm.c, one or more, or a quoted pattern; bp draws random tokens without "

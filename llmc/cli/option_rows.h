@@ -61,6 +61,7 @@ typedef struct {
 
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
+typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4 } BaseWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_AUTO } KeepActivations;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
@@ -203,7 +204,8 @@ static const struct {
     {"dataset", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
     {"train-file", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
     {"use-peft", "--lora-rank R trains adapters"},
-    {"load-in-4bit", "weights in 4 bits are not in this version"},
+    {"load-in-4bit",
+     "--base nf4 stores the weights of a frozen model in 4 bits; folders that have them so need nothing"},
     {"load-in-8bit", "weights in 8 bits are not in this version"},
     {"loss-type",
      "of dpo it is --dpo-loss, of kto --kto-loss, of grpo, gspo and ppo --normalisation; cispo is an --objective"},

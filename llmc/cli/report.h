@@ -57,6 +57,49 @@ static void report_model(FILE *out, const Model *model) {
             dtype_name(model->dtype));
 }
 
+// Bits an element, and how far decoded weights are from those that were quantised here, by kind of matrix.
+static void report_base(const Run *run) {
+    const Storage *storage = run->settings.storage;
+    const Model *model = &run->model;
+    const StorageErrors *errors = &run->errors;
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    double elements = 0, bytes = 0, all = 0;
+    for (size_t i = 0; storage && i < model->parameter_count; i++) {
+        all += (double)parameter_elements(&model->parameters[i]);
+        if (storage->format[i].type == QUANT_NONE) continue;
+        format = storage->format[i];
+        elements += (double)parameter_elements(&model->parameters[i]);
+        bytes += (double)storage->table.parameters[i].rows;
+    }
+    if (format.type == QUANT_NONE) return;
+    fprintf(run->text, "base     %s%s, blocks of %zu: %.3f bits an element of %s; %s others %s; frozen\n",
+            quant_type_names[format.type], format.nested ? ", double quantisation" : "", format.block,
+            8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
+    TextLine line = {{0}, 0, LINE_COLUMNS};
+    for (size_t k = 0; k < errors->kinds; k++) {
+        char text[96];
+        const StorageError *e = &errors->kind[k];
+        const char *dot = model->config.family->conv1d ? NULL : strrchr(e->name, '.'); // GPT-2 has c_proj twice
+        if (e->squares <= 0) continue;
+        snprintf(text, sizeof(text), "  %s %.3g", dot ? dot + 1 : e->name, sqrt(e->error / e->squares));
+        if (line.used + strlen(text) > LINE_COLUMNS) fprintf(run->text, "%s\n", line.text), line.used = 0;
+        if (!line.used) line_add(&line, "         %-14s", k ? "" : "relative error");
+        line_add(&line, "%s", text);
+    }
+    if (line.used) fprintf(run->text, "%s\n", line.text);
+}
+
+// Into an open object
+static void report_base_json(JsonOut *json, const Run *run) {
+    const StorageErrors *errors = &run->errors;
+    if (!run->settings.storage) return;
+    json_object(json, "base_error");
+    for (size_t k = 0; k < errors->kinds; k++)
+        if (errors->kind[k].squares > 0)
+            json_number(json, errors->kind[k].name, sqrt(errors->kind[k].error / errors->kind[k].squares));
+    json_object_end(json);
+}
+
 // Ranks, and the bytes that each of them sent in a step, by kind; into an open object. Nothing for a process alone.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     if (world_ranks(w) == 1) return;
@@ -280,6 +323,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->quiet) return;
     if (o->verbose) fputs("command  ", out), options_echo(out, o);
     report_model(out, &run->model);
+    report_base(run);
     if (world_ranks(w) > 1)
         fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
                 world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
@@ -323,6 +367,7 @@ static void report_work_json(JsonOut *json, const Run *run, double flops, double
     json_number(json, "flops", flops);
     json_number(json, "model_flops", model_flops);
     json_text(json, "dtype", dtype_name(run->model.dtype));
+    report_base_json(json, run);
     report_attention_json(json, run);
 }
 

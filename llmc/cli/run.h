@@ -27,6 +27,7 @@ typedef struct {
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
+    Storage storage;       // without a format: weights are stored as they are used
     Lora lora;             // of rank 0: none
     WeightSource *adapter; // of --adapter; open until it is read
     BaseKey adapter_base;  // what it says of its base
@@ -47,6 +48,7 @@ typedef struct {
     Arena arena[PLACES];
     StreamBP streambp;
     OptimizerState optimizer;
+    StorageErrors errors;       // of matrices that were quantised here
     LogprobFile reference, old; // of --data, where they are named
     Batch mismatched;           // of kto: documents of the micro-batch (batch_mismatch), and the sums of the
     double *document_reference; // [documents] reference's log-probabilities of its own; NULL: not needed
@@ -87,6 +89,42 @@ static void run_scale(Run *run, Config *config) {
     if (run->source) run->source->config = run->source->model.config = scaled;
 }
 
+// How the model is stored: as --base has it, or as its files have it.
+static void run_choose_base(Run *run) {
+    const Options *o = run->options;
+    const DType own = run->model.dtype == DTYPE_FP64 ? DTYPE_FP32 : run->model.dtype;
+    const QuantFormat format = {o->base == BASE_FP4 ? QUANT_FP4 : QUANT_NF4, 1, QUANT_BLOCK, own};
+    const int wanted = o->base >= BASE_NF4;
+    WeightSource *source = run->source;
+    if (o->quantise_head && run->model.config.tie_word_embeddings)
+        die_usage("--quantise-head: the head of this model is its embedding, which stays as it is");
+    if (source && wanted)
+        for (size_t i = 0; i < run->model.parameter_count; i++)
+            if (source_is_quantised(source, i) && source->quant[i].type != format.type)
+                die_usage("--base %s: %s is in %s already, and is not quantised again; leave --base out, or take the "
+                          "model that it was made of",
+                          option_chosen(o, "base"), source->path, quant_type_names[source->quant[i].type]);
+    if (source && wanted) source_quantise(source, format, o->quantise_head);
+    if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
+    if (source || !wanted) return;
+    QuantFormat *formats = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(format), "formats");
+    for (size_t i = 0; i < run->model.parameter_count; i++)
+        if (parameter_quantises(&run->model, &run->model.parameters[i], o->quantise_head)) formats[i] = format;
+    storage_build(&run->storage, &run->model, formats);
+    free(formats);
+}
+
+// What matrices are stored in, and how many are: as a setting that a resumed run shares.
+static const char *run_base_text(const Run *run, char text[64]) {
+    const Storage *storage = run->settings.storage;
+    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    size_t count = 0;
+    for (size_t i = 0; i < run->model.parameter_count; i++)
+        if (storage->format[i].type != QUANT_NONE) f = storage->format[i], count++;
+    snprintf(text, 64, "%s,block=%zu,nested=%d,matrices=%zu", quant_type_names[f.type], f.block, f.nested, count);
+    return text;
+}
+
 // From --model or --init, or from `model` where a run that is resumed names neither.
 static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
@@ -112,6 +150,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (options->rope_scaling) run_scale(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
+    run_choose_base(run);
     run_open_lora(run);
     checkpoint_release();
 }
@@ -133,7 +172,7 @@ static void check_positions(const Run *run, size_t T, const char *what) {
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
     char was[32], is[32];
-    if (dtype_size(type) >= dtype_size(own)) return;
+    if (dtype_size(type) >= dtype_size(own) || run->storage.format) return;
     snprintf(was, sizeof(was), "%s", human_bytes((double)run->model.elements * (double)dtype_size(type)));
     snprintf(is, sizeof(is), "%s", human_bytes((double)run->model.elements * (double)dtype_size(own)));
     note("the weights are %s, %s; this build has them in %s, %s (make PRECISION=bf16 builds one that keeps bf16)",
@@ -146,6 +185,10 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (!o->quiet) run_note_growth(run);
     if (o->verb != VERB_SAMPLE) check_positions(run, o->seq_len, "--seq-len");
     run->settings = settings_from_options(o, &run->model, run->lora.rank ? &run->lora : NULL);
+    if (run->storage.format) run->settings.storage = &run->storage;
+    if (run->storage.format && run->settings.backward && !run->lora.rank)
+        die_usage("weights in 4 bits are frozen: give --lora-rank to train adapters%s",
+                  o->base >= BASE_NF4 ? ", or leave --base out" : ", or --base none to train them as they are decoded");
     const World world = run->settings.world;
     run->assignment = o->verb == VERB_EVAL
                           ? assign_evaluation(world, greatest_common_divisor(o->batch, world_replicas(world)))
@@ -212,15 +255,35 @@ static void run_fill(const Run *run, WeightSource *source, const Model *table, c
         weights_init_random(table, held, ops_device, weights, run->options->seed);
 }
 
+static void run_load_storage(Run *run, Sharding held) {
+    const Residency *memory = &run->streambp.memory;
+    WeightSource *random = NULL;
+    if (!run->source) {
+        random = weights_random(&run->model.config, run->model.dtype, run->options->seed);
+        random->quant = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(QuantFormat), "formats");
+        memcpy(random->quant, run->storage.format, run->model.parameter_count * sizeof(QuantFormat));
+    }
+    storage_load(random ? random : run->source, &run->model, memory->storage, held, ops_device, memory->weights,
+                 run->options->quiet ? NULL : &run->errors);
+    if (random) weights_close(random);
+}
+
 // Weights of the model; adapters of --adapter must have been trained on them.
 static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Residency *memory = &run->streambp.memory;
-    run_fill(run, run->source, &run->model, memory->weights);
-    weights_check_finite(&run->model, weights_sharding(memory), ops_device, memory->place[PLACED_WEIGHTS],
-                         memory->weights);
-    if (run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out))
-        run->base = base_key(&run->model, sharding_of(memory->world, ZERO_WEIGHTS), ops_device, memory->weights);
+    const Sharding held = weights_sharding(memory);
+    const int keyed = run->adapter_base.weights || (run->settings.lora && o->verb == VERB_TRAIN && o->out);
+    if (memory->storage) {
+        run_load_storage(run, held);
+        if (keyed)
+            run->base =
+                base_key_of(&run->model, storage_key(&run->model, memory->storage, held, ops_device, memory->weights));
+    } else {
+        run_fill(run, run->source, &run->model, memory->weights);
+        weights_check_finite(&run->model, held, ops_device, memory->place[PLACED_WEIGHTS], memory->weights);
+        if (keyed) run->base = base_key(&run->model, held, ops_device, memory->weights);
+    }
     if (run->adapter) adapter_check_base(run->adapter->path, &run->adapter_base, &run->base, o->model);
 }
 
@@ -245,6 +308,7 @@ static void run_close(Run *run) {
     run_close_source(run);
     logprobs_close(&run->reference), logprobs_close(&run->old);
     batch_free(&run->mismatched), free(run->document_reference);
+    storage_free(&run->storage);
     model_free(&run->model);
     lora_free(&run->lora);
 }

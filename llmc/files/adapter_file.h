@@ -17,7 +17,7 @@ every file format and every build of one model. PEFT records none; then shapes h
 #include "llmc/base/json.h"
 #include "llmc/model/lora.h"
 #include "safetensors.h"
-#include "weights.h"
+#include "storage_load.h"
 
 #define ADAPTER_FILE_NAME   "adapter_model.safetensors"
 #define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the version of keys, then both in hexadecimal
@@ -232,8 +232,9 @@ static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, con
 }
 
 // The same of one in a source of weights, by this process alone.
-static BaseKey base_key_of_source(const WeightSource *source) {
+static BaseKey base_key_of_source(WeightSource *source) {
     const Model *model = &source->model;
+    if (source->quant) return base_key_of(model, storage_key_of_source(source));
     Checksum sum = {{0, 0}};
     const size_t size = dtype_size(DTYPE_BF16);
     for (Slabs s = slabs_of_all(model, "key of the base"); slabs_next(&s);) {
@@ -267,7 +268,8 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
     const int config = recorded->config != found->config; // told first: it is what people can look up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
     die("%s: is an adapter for another base than %s: its %s are other ones; give that model%s", path,
-        base ? base : "that of --init", config ? "settings" : "weights", config ? " and its --rope-scaling" : "");
+        base ? base : "that of --init", config ? "settings" : "weights",
+        config ? " and its --rope-scaling" : ", and --base as in its training");
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ static void flat_open(WeightSource *source) {
             source->model.elements);
     source_check_end(source, sizeof(header) + header.elements * dtype_size(type));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const TensorLocation place = {0, sizeof(header) + source->model.parameters[i].offset * dtype_size(type), type};
+        const TensorLocation place = {0, sizeof(header) + source->model.parameters[i].offset * dtype_size(type), type,
+                                      0};
         source->places[i] = place;
     }
 }

@@ -166,7 +166,7 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
     const Parameter *p = &source->model.parameters[parameter];
     uint64_t wanted[3];
     const size_t rank = parameter_shape(p, wanted);
-    const TensorLocation place = {tensor->file, tensor->begin, tensor->type};
+    const TensorLocation place = {tensor->file, tensor->begin, tensor->type, 0};
     const char *path = source->files[tensor->file].path;
     if (tensor->rank != rank || memcmp(tensor->shape, wanted, rank * sizeof(wanted[0])) != 0)
         die("%s: tensor %s has shape %s, but %s for %s%s", path, tensor->name, shape_text(tensor->shape, tensor->rank),

@@ -22,7 +22,7 @@ static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t p
     uint64_t at = LLMC_HEADER_INTS * sizeof(int32_t);
     for (size_t k = 0; k < count; k++) {
         const size_t i = k < 2 || k >= count - 2 ? k : 2 + (k - 2) % layers * kinds + (k - 2) / layers;
-        const TensorLocation place = {0, at, type};
+        const TensorLocation place = {0, at, type, 0};
         source->places[i] = place;
         at += (i ? parameter_elements(&model->parameters[i]) : padded_vocab * model->config.hidden_size) *
               dtype_size(type);

@@ -8,13 +8,15 @@ size.
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
 #include "llmc/model/initial_weights.h"
+#include "llmc/model/storage.h"
 #include "safetensors.h"
 #include "slabs.h"
 
 typedef struct {
     size_t file;     // which of the source's files
     uint64_t offset; // of its first byte there
-    DType type;      // of its elements there
+    DType type;      // of its elements there; of a matrix in 4 bits, those of the model that was quantised
+    int is_codes;    // it is in 4 bits there
 } TensorLocation;
 
 typedef struct Merge Merge; // merge.h
@@ -32,8 +34,11 @@ typedef struct WeightSource {
     SafeTensors others; // tensors of these files that are not of the text model: of a vision tower, of further heads
     int random;         // no files: initial weights, made from the seed
     uint64_t seed;
-    char remark[256]; // something a person who trains this should know, or empty
-    Merge *merge;     // NULL, or adapters that are added to what is read, by:
+    char remark[256];   // something a person who trains this should know, or empty
+    QuantFormat *quant; // [parameters] values are those decoded from this format; NULL: of no parameter
+    uint8_t *record;    // in it, of the parameter that was decoded last
+    size_t record_of;
+    Merge *merge; // NULL, or adapters that are added to what is read, by:
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
@@ -88,14 +93,89 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
 }
 
 // At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
-static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
-                             int transposed, void *out) {
+static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                               int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t rows = transposed ? p->cols : p->rows, cols = transposed ? p->rows : p->cols;
     if (!p->transposed || source->transposed == transposed)
         tensor_read_range(source, parameter, begin, count, as, out);
     else
         tensor_read_transposed(source, parameter, rows, cols, begin, count, as, (char *)out);
+}
+
+// ---- matrices in 4 bits ---------------------------------------------------------------------------------------------
+static int source_is_quantised(const WeightSource *source, size_t parameter) {
+    return source->quant && source->quant[parameter].type != QUANT_NONE;
+}
+
+// record = a whole matrix in source->quant[parameter]. Refuses values that are not finite.
+static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const size_t count = parameter_elements(p);
+    float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
+    for (size_t done = 0, n; done < count; done += n) {
+        n = min_size(count - done, SLAB_ELEMENTS);
+        source_read_stored(source, parameter, done, n, DTYPE_FP32, 0, values + done);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            die("%s: the weights hold %s: tensor %s at [%zu, %zu]; take another copy", source->path,
+                isnan(values[i]) ? "NaN" : "an infinity", p->name, i / p->cols, i % p->cols);
+    quant_encode(record, source->quant[parameter], values, count);
+    free(values);
+}
+
+// The record of a parameter, held until that of another one is wanted.
+static const uint8_t *source_hold_record(WeightSource *source, size_t parameter) {
+    const size_t count = parameter_elements(&source->model.parameters[parameter]);
+    if (source->record && source->record_of == parameter) return source->record;
+    free(source->record);
+    source->record_of = parameter;
+    source->record =
+        (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a matrix in 4 bits");
+    source_read_record(source, parameter, source->record);
+    return source->record;
+}
+
+static void source_read_decoded(WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                                int transposed, void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const QuantFormat format = source->quant[parameter];
+    const size_t n = parameter_elements(p), size = dtype_size(as);
+    const uint8_t *record = source_hold_record(source, parameter);
+    float *values = (float *)(void *)staged_raw.bytes;
+    if (!p->transposed || !transposed) {
+        quant_decode_range(values, format, record, n, begin, count);
+        elements_convert(out, as, values, DTYPE_FP32, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) { // [cols, rows] is wanted
+        const size_t c = (begin + i) / p->rows, r = (begin + i) % p->rows;
+        quant_decode_range(values, format, record, n, r * p->cols + c, 1);
+        elements_convert((char *)out + i * size, as, values, DTYPE_FP32, 1);
+    }
+}
+
+// At most SLAB_ELEMENTS elements of a parameter, in the order wanted.
+static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                             int transposed, void *out) {
+    if (source_is_quantised(source, parameter)) // what it holds is no part of what it gives
+        source_read_decoded((WeightSource *)(uintptr_t)source, parameter, begin, count, as, transposed, out);
+    else
+        source_read_stored(source, parameter, begin, count, as, transposed, out);
+}
+
+// Matrices that are not in 4 bits are, from now on, in `format`, rounded to the type that they have in their file. head:
+// lm_head, too
+static void source_quantise(WeightSource *source, QuantFormat format, int head) {
+    const Model *model = &source->model;
+    if (!source->quant)
+        source->quant = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const DType type = source->places[i].type;
+        if (source_is_quantised(source, i) || !parameter_quantises(model, &model->parameters[i], head)) continue;
+        source->quant[i] = format, source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
+    }
 }
 
 // out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory

@@ -4,9 +4,6 @@ is a parameter table of bytes beside the model's own, with the same groups: a ma
 (quantise.h), another parameter its elements. So all that moves or shards weights (residency.h, slabs.h) applies to
 stored groups as it does to others, with bytes for elements; what a step uses of a group is decoded from it.
 
-    storage_build(&storage, &model, format)     format[parameters of the model]; QUANT_NONE: as floats
-    storage_choose(&storage, &model, ...)       as --base has it: every linear layer's matrix
-
 Layers of a kind may differ in what is in 4 bits.
 */
 #ifndef LLMC_STORAGE_H
@@ -19,38 +16,41 @@ typedef struct {
     Model table;         // parameter i is that of the model: bytes [offset, offset + rows)
 } Storage;
 
-#define STORAGE_ALIGNMENT 64 // bytes, of a parameter's first one
+#define STORAGE_ALIGNMENT 64 // bytes, of a record's or a group's first one
 
 static size_t stored_bytes(const Model *model, QuantFormat format, const Parameter *p) {
     const size_t n = parameter_elements(p);
     return format.type == QUANT_NONE ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes;
 }
 
-// Parameter i of the model, at the first aligned byte behind those before it.
+// Parameter i of the model, behind those before it; a record at the first aligned byte. Elements follow each other
+// without a gap, so that a group without records is as a step uses it.
 static void storage_add(Storage *storage, const Model *model, size_t i) {
     Model *table = &storage->table;
     Parameter *p = &table->parameters[table->parameter_count++];
     *p = model->parameters[i];
     p->rows = stored_bytes(model, storage->format[i], &model->parameters[i]), p->cols = 0;
-    p->offset = (table->elements + STORAGE_ALIGNMENT - 1) / STORAGE_ALIGNMENT * STORAGE_ALIGNMENT;
+    p->offset =
+        storage->format[i].type == QUANT_NONE ? table->elements : quant_align(table->elements, STORAGE_ALIGNMENT);
     table->elements = p->offset + p->rows;
 }
 
-// Takes format; the caller frees both with storage_free.
-static void storage_build(Storage *storage, const Model *model, QuantFormat *format) {
+// format: [parameters of the model]; QUANT_NONE: as floats. The caller frees it with storage_free.
+static void storage_build(Storage *storage, const Model *model, const QuantFormat *format) {
     const size_t L = model->config.num_hidden_layers;
     Model *table = &storage->table;
     memset(table, 0, sizeof(*table));
-    storage->format = format;
+    storage->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
+    memcpy(storage->format, format, model->parameter_count * sizeof(QuantFormat));
     table->config = model->config, table->dtype = DTYPE_INT8;
     table->parameters =
         (Parameter *)checked_calloc(model->parameter_count, sizeof(Parameter), "the table of stored weights");
     table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of stored weights");
     for (size_t i = 0; i < MODEL_TENSORS; i++) table->model_offset[i] = ABSENT;
-    for (size_t i = 0, group = 0; i < model->parameter_count; i++) {
-        for (; group <= L && model->parameters[i].offset >= layer_start(model, group); group++) {
-            table->elements = (table->elements + STORAGE_ALIGNMENT - 1) / STORAGE_ALIGNMENT * STORAGE_ALIGNMENT;
-            table->layer_starts[group] = table->elements;
+    for (size_t i = 0, layer = 0; i < model->parameter_count; i++) {
+        for (; layer <= L && model->parameters[i].offset >= layer_start(model, layer); layer++) {
+            table->elements = quant_align(table->elements, STORAGE_ALIGNMENT);
+            table->layer_starts[layer] = table->elements;
         }
         storage_add(storage, model, i);
         for (size_t t = 0; t < MODEL_TENSORS; t++)
@@ -66,18 +66,10 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// A matrix of a linear layer in a layer, or the head's where it is not tied.
-static int storage_can_quantise(const Model *model, const Parameter *p, int head) {
+// A matrix that can be in 4 bits: of a layer's linear layers, and head: lm_head
+static int parameter_quantises(const Model *model, const Parameter *p, int head) {
     if (p->role != ROLE_LINEAR || !p->cols) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
-}
-
-// Every linear layer's matrix in `format`; head: also lm_head
-static void storage_choose(Storage *storage, const Model *model, QuantFormat format, int head) {
-    QuantFormat *formats = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
-    for (size_t i = 0; i < model->parameter_count; i++)
-        if (storage_can_quantise(model, &model->parameters[i], head)) formats[i] = format;
-    storage_build(storage, model, formats);
 }
 
 // A group has a matrix in 4 bits: it is decoded before it is used.

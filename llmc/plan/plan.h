@@ -24,6 +24,7 @@ typedef struct {
     int master;                           // fp32 copy of the weights, where these are bf16
     Objective objective;                  // as zeros: sft
     const Lora *lora;                     // NULL: the model itself is trained
+    const Storage *storage;               // Residency.storage
     size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
@@ -60,7 +61,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.accumulates = settings->accumulates, s->memory.first = !settings->accumulates;
-    s->memory.lora = settings->lora;
+    s->memory.lora = settings->lora, s->memory.storage = settings->storage;
     s->memory.world = settings->world;
     s->ring = settings->ring, s->keep = settings->keep;
     s->memory.every = max_size(settings->inputs_every, 1);
@@ -72,8 +73,9 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     Arena *const weights = memory_of(&s->memory, PLACED_WEIGHTS);
     Arena *const moments = memory_of(&s->memory, PLACED_OPTIMIZER);
     const size_t stored = dtype_size(model->dtype);
-    s->memory.weights =
-        (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(model, sharding), stored);
+    const Model *table = stored_table(&s->memory);
+    s->memory.weights = (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(table, sharding),
+                                           dtype_size(table->dtype));
     if (settings->lora)
         s->memory.adapters =
             (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding), stored);

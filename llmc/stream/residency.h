@@ -172,8 +172,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) {
     update_group(r, group);
     if (!is_layer(group)) return acquire_table(r, group);
     if (weights_come(r)) return acquire_layer(r, group);
-    w.weights =
-        layer_decoded(r, group, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)));
+    w.weights = layer_decoded(r, group, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)));
     w.offset = layer_offsets(r->model, group);
     if (has_adapters(r))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), dtype_size(r->model->dtype));

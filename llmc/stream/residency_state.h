@@ -40,20 +40,20 @@ enum { GRADIENT_BUFFERS = 4 };
 typedef struct {
     const Model *model;
     const Ops *ops;
-    Arena *arena;         // [PLACES]
-    Place place[PLACED];  // where each lies
-    Moved moved;          // between the device and other places so far
+    Arena *arena;           // [PLACES]
+    Place place[PLACED];    // where each lies
+    Moved moved;            // between the device and other places so far
     const Storage *storage; // NULL: weights are stored as they are used
     char *weights;          // of stored_table: all, or this rank's shards (model.h)
     char *decoded;          // [elements of a layer] of model->dtype, where storage decodes
     const Lora *lora;       // NULL: the model itself is trained
     char *adapters;         // all, or shards, of lora->table
-    int without_adapters; // in a pass of the reference: the model before adapters,
-    char *reference;      // or with this in place of what is trained, as that was at the start; NULL: there is none
-    char *gradients;      // of what is trained, in gradient_type; all or shards; NULL in a run without backward
-    DType gradient_type;  // model->dtype, or the type of sums
-    int accumulates;      // gradients of several micro-batches of a step are added up
-    double *squares;      // [parameters] of gradients elsewhere, summed over this rank's shard before they are stored
+    int without_adapters;   // in a pass of the reference: the model before adapters,
+    char *reference;        // or with this in place of what is trained, as that was at the start; NULL: there is none
+    char *gradients;        // of what is trained, in gradient_type; all or shards; NULL in a run without backward
+    DType gradient_type;    // model->dtype, or the type of sums
+    int accumulates;        // gradients of several micro-batches of a step are added up
+    double *squares;        // [parameters] of gradients elsewhere, summed over this rank's shard before they are stored
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
     World world;

@@ -18,11 +18,13 @@ the reference, by which the file is found.
 // ---- keys ---------------------------------------------------------------------------------------------------------
 // Key of a configuration and all weights in device memory, the same for any op set, number of threads and of ranks.
 // Never 0. adapter: 0, or the key of the adapters. Collective.
-static uint64_t model_key(const Model *model, Sharding memory, const Ops *ops, const void *weights, uint64_t adapter) {
+static uint64_t model_key(const Model *model, const Storage *storage, Sharding memory, const Ops *ops,
+                          const void *weights, uint64_t adapter) {
+    const Model *table = storage ? &storage->table : model;
     char config[4096];
     config_to_text(&model->config, config, sizeof(config));
     uint64_t key = checksum_of((uint64_t)model->dtype, config, strlen(config));
-    key = table_checksum(key, model, memory, ops, weights, model->dtype, "key of the model");
+    key = table_checksum(key, table, memory, ops, weights, table->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;
 }
@@ -35,7 +37,7 @@ static uint64_t run_model_key(const Run *run, int with_adapters) {
     if (with_adapters && run->lora.rank)
         adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
                                  ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
-    return model_key(&run->model, held, ops_device, memory->weights, adapter);
+    return model_key(&run->model, memory->storage, held, ops_device, memory->weights, adapter);
 }
 
 // Header of a file of log-probabilities of this data under the model of that key.

@@ -228,13 +228,14 @@ static void trainer_reward_settings(Trainer *t) {
 static void trainer_settings(Trainer *t) {
     const Options *o = t->run.options;
     const World world = t->run.settings.world;
-    char config[4096];
+    char config[4096], base[64];
     const DocumentShard *shard = t->data.shard, *last = &shard[t->data.shards - 1];
     t->state.settings = t->settings, t->state.data = t->data_files;
     snprintf(t->data_files, sizeof(t->data_files), last > shard ? "%.400s to %.400s (%zu files)" : "%.800s",
              shard->header.path, last->header.path, t->data.shards);
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", SETTING_KEPT, "%s", config);
+    if (t->run.settings.storage) add_setting(t, "--base", SETTING_KEPT, "%s", run_base_text(&t->run, base));
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
     add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
     if (!t->data.regular || t->data.packing.shuffle) { // llm.c's shards in order need neither

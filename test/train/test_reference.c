@@ -36,7 +36,7 @@ static Setup some_setup(const char *shards) {
 }
 
 static uint64_t key_of(const Opened *o, uint64_t adapters) {
-    return model_key(&o->run.model, sharding_whole(), ops_device, o->run.streambp.memory.weights, adapters);
+    return model_key(&o->run.model, NULL, sharding_whole(), ops_device, o->run.streambp.memory.weights, adapters);
 }
 
 // Lasts until the next one is opened: what was given to options_parse stays in use.

@@ -1,0 +1,151 @@
+/*
+Loading weights as they are stored (storage.h): matrices as records of 4 bits, the rest in the model's type; and what is
+said of them: how far decoded values are from the weights that were quantised, and the key of what is stored, by which
+adapters know their base.
+*/
+#ifndef LLMC_STORAGE_LOAD_H
+#define LLMC_STORAGE_LOAD_H
+#include "weights.h"
+
+// Squares of a kind of matrices, by their names in a layer: of decoded - original, of the original
+typedef struct {
+    char name[64];
+    double error, squares;
+} StorageError;
+
+enum { STORAGE_ERRORS = 24 };
+
+typedef struct {
+    StorageError kind[STORAGE_ERRORS];
+    size_t kinds;
+} StorageErrors;
+
+static StorageError *storage_error_of(StorageErrors *errors, const Parameter *p) {
+    const char *name = p->name, *digit = strpbrk(name, "0123456789"), *end;
+    size_t i = 0;
+    if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // behind "model.layers.7."
+    const int length = (int)(strlen(name) - (text_ends_with(name, ".weight") ? strlen(".weight") : 0));
+    while (i < errors->kinds && (strncmp(errors->kind[i].name, name, (size_t)length) || errors->kind[i].name[length]))
+        i++;
+    if (i == STORAGE_ERRORS) die("internal: more than %d kinds of matrices", STORAGE_ERRORS);
+    if (i == errors->kinds) {
+        snprintf(errors->kind[i].name, sizeof(errors->kind[i].name), "%.*s", length, name);
+        errors->kinds++;
+    }
+    return &errors->kind[i];
+}
+
+static void storage_compare(StorageErrors *errors, const WeightSource *source, size_t parameter,
+                            const uint8_t *record) {
+    const Parameter *p = &source->model.parameters[parameter];
+    StorageError *e = storage_error_of(errors, p);
+    float *was = (float *)(void *)staged.bytes, *is = (float *)(void *)staged_reformed.bytes;
+    for (size_t begin = 0, count = parameter_elements(p), n; begin < count; begin += n) {
+        n = min_size(count - begin, SLAB_ELEMENTS);
+        source_read_stored(source, parameter, begin, n, DTYPE_FP32, 0, was);
+        quant_decode_range(is, source->quant[parameter], record, count, begin, n);
+        for (size_t i = 0; i < n; i++) {
+            const double x = (double)was[i], d = (double)is[i] - x;
+            e->error += d * d, e->squares += x * x;
+        }
+    }
+}
+
+// Ends the program where one of count values in staging memory is not finite; first: its number in the parameter
+static void storage_check_finite(const WeightSource *source, size_t parameter, size_t first, size_t count, DType type) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const size_t cols = p->cols ? p->cols : 1;
+    for (size_t i = 0; i < count; i++) {
+        const double value = element_to_double(staged.bytes, type, i);
+        if (!isfinite(value))
+            die("the weights hold %s: tensor %s at [%zu, %zu]; take another copy or an earlier checkpoint",
+                isnan(value) ? "NaN" : "an infinity", p->name, (first + i) / cols, (first + i) % cols);
+    }
+}
+
+// What this rank stores of the model. errors: NULL, or what is added up over ranks, of matrices that were quantised here
+static void storage_load(WeightSource *source, const Model *model, const Storage *storage, Sharding held,
+                         const Ops *ops, char *device, StorageErrors *errors) {
+    const Model *table = &storage->table;
+    const size_t size = dtype_size(model->dtype);
+    for (size_t i = 0; i < model->parameter_count; i++)
+        if (errors && storage->format[i].type != QUANT_NONE) storage_error_of(errors, &model->parameters[i]);
+    Slabs s = slabs_of(table, SLABS_OF_PARAMETERS, held, held, source->random ? "initialising" : "loading");
+    for (size_t last = ABSENT; slabs_next(&s); last = s.parameter) {
+        const size_t i = s.parameter, first = table->parameters[i].offset;
+        if (storage->format[i].type == QUANT_NONE) {
+            weights_read(source, i, s.begin / size, s.count / size, model->dtype, staged.bytes);
+            storage_check_finite(source, i, s.begin / size, s.count / size, model->dtype);
+            ops->copy_in(device + s.offset, staged.bytes, s.count);
+            continue;
+        }
+        const uint8_t *record = source_hold_record(source, i);
+        ops->copy_in(device + s.offset, record + s.begin, s.count);
+        const Sharding mine = parts_of_ranks(); // of ranks that all hold a matrix one compares it
+        const Range own = sharded_range(table, mine, group_of(table, first));
+        const size_t at = first - group_begin(table, group_of(table, first));
+        if (errors && i != last && !source->places[i].is_codes && at >= own.begin && at < own.begin + own.count)
+            storage_compare(errors, source, i, record);
+    }
+    for (size_t k = 0; errors && dist_ranks() > 1 && k < errors->kinds; k++) {
+        dist_sum(RANKS_ALL, &errors->kind[k].error, 1);
+        dist_sum(RANKS_ALL, &errors->kind[k].squares, 1);
+    }
+}
+
+// ---- keys -----------------------------------------------------------------------------------------------------------
+// Values that are no records count as bf16, so that a key is the same for every build (base_key in adapter_file.h).
+static void storage_key_model(Storage *storage, Model *model, const Model *of, const QuantFormat *format) {
+    *model = *of, model->dtype = DTYPE_BF16;
+    storage_build(storage, model, format);
+}
+
+// Adds bytes of a parameter that begin at byte `begin` of it, as they are stored in `type`.
+static void storage_key_add(Checksum *sum, const Storage *as, size_t parameter, size_t begin, size_t count, DType type,
+                            const void *bytes) {
+    const size_t offset = as->table.parameters[parameter].offset, size = dtype_size(type);
+    if (as->format[parameter].type != QUANT_NONE) {
+        checksum_add(sum, offset + begin, bytes, count);
+        return;
+    }
+    elements_convert(staged_reformed.bytes, DTYPE_BF16, bytes, type, count / size);
+    checksum_add(sum, offset + begin / size * 2, staged_reformed.bytes, count / size * 2);
+}
+
+// The checksum of what is stored in device memory. Collective.
+static uint64_t storage_key(const Model *model, const Storage *storage, Sharding held, const Ops *ops,
+                            const void *device) {
+    Checksum sum = {{0, 0}};
+    Storage as;
+    Model in_bf16;
+    storage_key_model(&as, &in_bf16, model, storage->format);
+    for (Slabs s = slabs_of(&storage->table, SLABS_OF_PARAMETERS, parts_of_ranks(), held, "key of the base");
+         slabs_next(&s);)
+        storage_key_add(&sum, &as, s.parameter, s.begin, s.count, model->dtype,
+                        slab_from_device(&s, ops, device, DTYPE_INT8, DTYPE_INT8));
+    checksum_join(&sum);
+    const uint64_t key = checksum_value(2, &sum, as.table.elements);
+    storage_free(&as);
+    return key;
+}
+
+// The same of a source that is read in 4 bits, by this process alone.
+static uint64_t storage_key_of_source(WeightSource *source) {
+    Checksum sum = {{0, 0}};
+    Storage as;
+    Model model;
+    storage_key_model(&as, &model, &source->model, source->quant);
+    for (Slabs s = slabs_of_all(&as.table, "key of the base"); slabs_next(&s);) {
+        const void *bytes = staged.bytes;
+        if (as.format[s.parameter].type != QUANT_NONE)
+            bytes = source_hold_record(source, s.parameter) + s.begin;
+        else
+            weights_read(source, s.parameter, s.begin / 2, s.count / 2, DTYPE_BF16, staged.bytes);
+        storage_key_add(&sum, &as, s.parameter, s.begin, s.count, DTYPE_BF16, bytes);
+    }
+    const uint64_t key = checksum_value(2, &sum, as.table.elements);
+    storage_free(&as);
+    return key;
+}
+
+#endif
