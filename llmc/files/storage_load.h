@@ -63,7 +63,8 @@ static void storage_check_finite(const WeightSource *source, size_t parameter, s
     }
 }
 
-// What this rank stores of the model. errors: NULL, or what is added up over ranks, of matrices that were quantised here
+// What this rank stores of the model. errors: NULL, or what is added up over ranks, of matrices that were quantised
+// here
 static void storage_load(WeightSource *source, const Model *model, const Storage *storage, Sharding held,
                          const Ops *ops, char *device, StorageErrors *errors) {
     const Model *table = &storage->table;

@@ -165,8 +165,8 @@ static void source_read_slab(const WeightSource *source, size_t parameter, size_
         source_read_stored(source, parameter, begin, count, as, transposed, out);
 }
 
-// Matrices that are not in 4 bits are, from now on, in `format`, rounded to the type that they have in their file. head:
-// lm_head, too
+// Matrices that are not in 4 bits are, from now on, in `format`, rounded to the type that they have in their file.
+// head: lm_head, too
 static void source_quantise(WeightSource *source, QuantFormat format, int head) {
     const Model *model = &source->model;
     if (!source->quant)

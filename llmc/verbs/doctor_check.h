@@ -36,14 +36,14 @@ typedef struct Tensor {
 static struct {
     const Ops *ops;
     Tensor *tensors;
-    void *blocks;              // host memory of the running case
-    void *random[DTYPE_COUNT]; // RANDOM_ELEMENTS each, standard normal
-    uint64_t drawn;            // random numbers so far
-    size_t terms;              // that the op's matrix instructions add up for an element
-    int on_reference;          // whose turn it is
-    double worst;              // largest error as a share of what is allowed
-    char about[160];           // the shapes so far
-    char fault[256];           // the first one; empty: none
+    void *blocks;               // host memory of the running case
+    void *random[DTYPE_FLOATS]; // RANDOM_ELEMENTS each, standard normal
+    uint64_t drawn;             // random numbers so far
+    size_t terms;               // that the op's matrix instructions add up for an element
+    int on_reference;           // whose turn it is
+    double worst;               // largest error as a share of what is allowed
+    char about[160];            // the shapes so far
+    char fault[256];            // the first one; empty: none
 } check;
 
 static void *check_allocate(size_t bytes) {
@@ -107,6 +107,7 @@ static size_t sample_at(const Tensor *t, size_t i) {
 
 static const void *random_elements(DType type) {
     float *values = NULL;
+    if ((unsigned)type >= DTYPE_FLOATS) die("internal: random elements of %s", dtype_name(type));
     if (check.random[type]) return check.random[type];
     values = (float *)checked_malloc(RANDOM_ELEMENTS * sizeof(float), "random elements");
     for (size_t i = 0; i < RANDOM_ELEMENTS; i++) values[i] = (float)normal_of(random_mix(i));
@@ -286,10 +287,10 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 
 #define ON_DEVICE(call)                                                                                                \
     do {                                                                                                               \
-        check_load();                                                                                                \
+        check_load();                                                                                                  \
         call;                                                                                                          \
         check.ops->finish();                                                                                           \
-        check_read();                                                                                                \
+        check_read();                                                                                                  \
     } while (0)
 #define ON_REFERENCE(call)                                                                                             \
     do {                                                                                                               \
