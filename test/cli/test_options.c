@@ -491,10 +491,10 @@ TEST(options_that_need_another) {
 typedef struct {
     DType dtype;
     const char *line, *message;
-} Storage;
+} StorageCase;
 
 static void check_dtype(const void *context) {
-    const Storage *storage = (const Storage *)context;
+    const StorageCase *storage = (const StorageCase *)context;
     Options options = parse(storage->line);
     options_check_dtype(&options, storage->dtype);
     options_check_storage(&options, storage->dtype);
@@ -504,7 +504,7 @@ TEST(storage_without_meaning_is_refused) {
     static const char other_build[] =
         "--dtype is bf16 but this program was built for fp32; build with make PRECISION=bf16",
                       model[] = " has no meaning for a model in ";
-    static const Storage cases[] = {
+    static const StorageCase cases[] = {
         {DTYPE_FP32, "bp --init gpt2 --dtype bf16", other_build},
         {DTYPE_FP32, "info --init gpt2 --dtype bf16", other_build},
         {DTYPE_FP32, "bp --init gpt2 --dtype fp32", NULL},
