@@ -124,9 +124,9 @@ TEST(moments_steps) {
     static const MomentState zeros;
     for (int step = 1; step <= MOMENT_STEPS; step++) { // each from what bitsandbytes has before it
         const MomentStep *expected = &file->step[step - 1];
+        test_case("step %d", step);
         double *weights = moment_values(0, 8);
         for (size_t i = 0; i < MOMENTS && at; i++) weights[i] = (double)at->weights[i];
-        test_case("step %d", step);
         const MomentTensors t = moment_tensors(at ? &at->moments : &zeros, weights, moment_gradients(step));
         CALL(moment_call(&t, moment_step(step), 0, MOMENTS, 0));
         expect_moments("m", t.m, expected->moments.m, t.m_scales, expected->moments.m_scales, 2, 2e-7);
