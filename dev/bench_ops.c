@@ -9,6 +9,7 @@ turn; medians of the repeats' ratios are printed. Built by dev/bench.sh.
     bench_ops delta [REPEATS [HV]]       linear attention of a chunk: the delta rule, share of the product's rate; the
                                          rest, and a token of each of 16 texts, share of the rate of reading memory
     bench_ops dequantise [REPEATS [ROWS]] matrices in 4 bits, bytes read and written: share of the rate of a copy
+    bench_ops adamw [REPEATS [COUNT]]    a step of COUNT elements: time by the type of moments over that with fp32
 */
 #include "product_rate.c"
 
@@ -401,12 +402,40 @@ static void bench_dequantise(size_t repeats, size_t only) {
     }
 }
 
+// ---- the optimizer --------------------------------------------------------------------------------------------------
+static void bench_adamw(size_t repeats, size_t only) {
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_INT8};
+    const size_t n = only ? only : (size_t)1 << 24, blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
+    floatX *w = bench_tensor(n), *gradient = bench_tensor(n);
+    float *master = sizeof(floatX) < sizeof(float) ? (float *)(void *)sums(n) : NULL;
+    floatS *m = sums(n), *v = sums(n), *m_scales = sums(blocks), *v_scales = sums(blocks);
+    AdamW step = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1, 1, 0, 0, (float *)(void *)m_scales, (float *)(void *)v_scales};
+    double seconds[3], share[3][MOST];
+    for (int type = 0; type < 3; type++) {
+        memset(m, 0, n * sizeof(floatS)), memset(v, 0, n * sizeof(floatS));
+        memset(m_scales, 0, blocks * sizeof(floatS)), memset(v_scales, 0, blocks * sizeof(floatS));
+        for (size_t r = 0; r <= repeats; r++, step.step++) { // the first warms up
+            const double begin = seconds_now();
+            cpu_adamw((Stored *)w, master, gradient, FLOATX_DTYPE, m, v, types[type], n, &step);
+            if (r) share[type][r - 1] = seconds_now() - begin;
+        }
+        seconds[type] = median(share[type], repeats);
+    }
+    printf("adamw: %zu elements, moments in fp32 %.2f ns an element; time with bf16 %.3f, int8 %.3f of that\n", n,
+           1e9 * seconds[0] / (double)n, seconds[1] / seconds[0], seconds[2] / seconds[0]);
+    cpu_release(w, n * sizeof(floatX)), cpu_release(gradient, n * sizeof(floatX));
+    if (master) cpu_release(master, n * sizeof(floatS));
+    cpu_release(m, n * sizeof(floatS)), cpu_release(v, n * sizeof(floatS));
+    cpu_release(m_scales, blocks * sizeof(floatS)), cpu_release(v_scales, blocks * sizeof(floatS));
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(size_t repeats, size_t only);
     } modes[] = {{"attention", bench_attention}, {"head", bench_head},   {"products", bench_products},
-                 {"decode", bench_decode},       {"delta", bench_delta}, {"dequantise", bench_dequantise}};
+                 {"decode", bench_decode},       {"delta", bench_delta}, {"dequantise", bench_dequantise},
+                 {"adamw", bench_adamw}};
     size_t repeats = 5, only = 0;
     if (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
@@ -416,5 +445,6 @@ int main(int argc, char **argv) {
             modes[i].run(repeats, only);
             return 0;
         }
-    die_usage("usage: bench_ops attention|head|products|decode|delta|dequantise [REPEATS [HD|V|ROWS|TEXTS|HV|ROWS]]");
+    die_usage(
+        "usage: bench_ops attention|head|products|decode|delta|dequantise|adamw [REPEATS [HD|V|ROWS|TEXTS|HV|COUNT]]");
 }

@@ -425,6 +425,36 @@ static void check_sum_of_squares(const Config *c, size_t n) {
     if (!(fabs(found - sum) <= 2e-6 * sum)) check_fail("is %.9g, expected %.9g", found, sum);
 }
 
+// From moments of 0: weights by the formula, scales as the largest magnitudes of blocks.
+static void check_adamw_in_8_bits(const Config *c, size_t n) {
+    AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 100, NULL, NULL};
+    const int has_master = check.ops->stored == DTYPE_BF16;
+    check_begin("%zu, moments in 8 bits", min_size(n * c->hidden_size, 4000));
+    const Dim count = all_of(min_size(n * c->hidden_size, 4000)), one = all_of(1);
+    const Dim blocks = all_of(moment_blocks(DTYPE_INT8, &step, count.size));
+    const void *zeros = check_allocate(blocks.size * sizeof(float));
+    Tensor *w = tensor_inout("w", one, count), *gradient = tensor_in("gradient", one, count);
+    Tensor *master = has_master ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, one, count) : NULL;
+    Tensor *m = tensor_make(TENSOR_SCRATCH, "m", DTYPE_INT8, one, count);
+    Tensor *v = tensor_make(TENSOR_SCRATCH, "v", DTYPE_INT8, one, count);
+    Tensor *m_scales = tensor_given(TENSOR_CHANGED, "scales of m", DTYPE_FP32, one, blocks, zeros);
+    Tensor *v_scales = tensor_given(TENSOR_CHANGED, "scales of v", DTYPE_FP32, one, blocks, zeros);
+    step.m_scales = of(m_scales), step.v_scales = of(v_scales);
+    ON_DEVICE(
+        check.ops->adamw(of(w), of(master), of(gradient), gradient->type, of(m), of(v), DTYPE_INT8, count.size, &step));
+    double *wt = (double *)w->twin, *gt = (double *)gradient->twin, *kt = master ? (double *)master->twin : wt;
+    for (size_t i = 0; i < count.size; i++) {
+        double *scale_m = (double *)m_scales->twin + (step.block_first + i) / MOMENT_BLOCK, new_m = 0, new_v = 0;
+        double *scale_v = (double *)v_scales->twin + (step.block_first + i) / MOMENT_BLOCK;
+        wt[i] = kt[i] += reference_adamw(kt[i], &new_m, &new_v, gt[i], &step);
+        *scale_m = fmax(*scale_m, fabs(new_m)), *scale_v = fmax(*scale_v, new_v);
+    }
+    expect(w, 0);
+    expect(master, 0);
+    expect(m_scales, 0);
+    expect(v_scales, 0);
+}
+
 static void check_adamw(const Config *c, size_t n) {
     const AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 0, NULL, NULL};
     const int master = check.ops->stored == DTYPE_BF16;
@@ -448,6 +478,7 @@ static void check_adamw(const Config *c, size_t n) {
     expect(kept, 0);
     expect(m, 0);
     expect(v, 0);
+    check_adamw_in_8_bits(c, n);
 }
 
 // ---- the list ------------------------------------------------------------------------------------------------------

@@ -80,10 +80,12 @@ typedef struct {
     int kill_at, halve, adapters;
 } Attempt;
 
+static DType moments_of(int adapters) { return adapters ? DTYPE_INT8 : DTYPE_FP32; }
+
 // Steps 1 and 2 are there; saves step 3, which removes step 1.
 static void attempt_body(const void *context) {
     const Attempt *attempt = (const Attempt *)context;
-    TrainedTensors t = trained_open_as(attempt->adapters, usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    TrainedTensors t = trained_open_as(attempt->adapters, usual_model, DTYPE_FP32, moments_of(attempt->adapters), 1);
     CheckpointFolder folder;
     RunState run = run_state(3);
     checkpoint_open(&folder, attempt->out, 2, 1);
@@ -127,7 +129,7 @@ static size_t resumed_step(const char *out, TrainedTensors *t) {
 
 static void every_call(int adapters) {
     const char *before = fresh_folder("before"), *out = scratch_path("out");
-    TrainedTensors t = trained_open_as(adapters, usual_model, DTYPE_FP32, DTYPE_FP32, 1);
+    TrainedTensors t = trained_open_as(adapters, usual_model, DTYPE_FP32, moments_of(adapters), 1);
     Attempt attempt = {out, 0, 0, adapters};
     size_t count[2] = {0, 0};
     char kinds[CALL_LIMIT + 1]; // of the calls: 'w' a write, '.' any other

@@ -6,7 +6,8 @@
 DISK=build/disk-$$ # a folder on a disk: /tmp may be memory
 mkdir -p $DISK
 trap 'rm -rf "$WORK" $DISK' EXIT
-common="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --steps 10 --lr 1e-2 --chunk 24 --logits-chunk 20
+wide=$(echo $TINY | sed 's/=32/=64/; s/=48/=72/') # has matrices of 4096 elements and more
+common="--init $wide --moments int8 --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --steps 10 --lr 1e-2 --chunk 24 --logits-chunk 20
     --save-every 2 --keep-checkpoints 9 --seed 7"
 disk="--weights disk --gradients disk --optimizer disk --inputs disk --keep attention --keep-on disk --disk $DISK"
 host='--weights host --gradients host --optimizer host --inputs host --inputs-every 2'
