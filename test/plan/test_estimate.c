@@ -150,6 +150,9 @@ TEST(a_step_by_hand) {
     close_to("three streams", estimate_step(&m, &c.settings, &c.batch, step).seconds, 3 * small_flops(1) / rate, 1e-12);
     // the gradient twice, moments and master weights in and out, weights out
     close_to("the optimizer", update_bytes(&c.settings), (2 * 2 + 4 * 4 + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
+    c.settings.moment_type = DTYPE_INT8;
+    close_to("the optimizer in 8 bits", update_bytes(&c.settings),
+             (2 * 2 + 4 * (1 + 4 / 256.0) + 2 * 4 + 2) * (double)c.model.elements, 1e-12);
 }
 
 // With slow memory each product takes as long as its operands: smaller chunks read and write dW more often.
