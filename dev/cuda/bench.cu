@@ -345,6 +345,12 @@ static void bench_layer(const Bench &b) {
         ops->adamw(t.weight.stored(), t.sums.data, t.weight.data + LAYER, FLOATX_DTYPE, t.sums.data + LAYER,
                    t.sums.data + 2 * LAYER, DTYPE_FP32, LAYER, &step);
     });
+    b.bytes("adamw", "a layer, fp32 master, int8 moments", 1, LAYER, LAYER * (2 * SUMMED + 2 * STORED + 4), [&] {
+        AdamW step = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10, 1, 0};
+        step.m_scales = t.sums.data + 2 * LAYER, step.v_scales = step.m_scales + LAYER / MOMENT_BLOCK + 1;
+        ops->adamw(t.weight.stored(), t.sums.data, t.weight.data + LAYER, FLOATX_DTYPE, t.sums.data + LAYER,
+                   (char *)(t.sums.data + LAYER) + LAYER, DTYPE_INT8, LAYER, &step);
+    });
     // after AdamW: what it adds to sums may be negative, which second moments never are
     b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
         ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0,
