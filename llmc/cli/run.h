@@ -89,8 +89,9 @@ static void run_scale(Run *run, Config *config) {
     if (run->source) run->source->config = run->source->model.config = scaled;
 }
 
-// How the model is stored: as --base has it, or as its files have it.
-static void run_choose_base(Run *run) {
+// How the model is stored: as --base has it, or as its files have it. directory: of a plan, which opens no weights; or
+// NULL
+static void run_choose_base(Run *run, const char *directory) {
     const Options *o = run->options;
     const DType own = run->model.dtype == DTYPE_FP64 ? DTYPE_FP32 : run->model.dtype;
     const QuantFormat format = {o->base == BASE_FP4 ? QUANT_FP4 : QUANT_NF4, 1, QUANT_BLOCK, own};
@@ -106,9 +107,12 @@ static void run_choose_base(Run *run) {
                           option_chosen(o, "base"), source->path, quant_type_names[source->quant[i].type]);
     if (source && wanted) source_quantise(source, format, o->quantise_head);
     if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
-    if (source || !wanted) return;
-    QuantFormat *formats = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(format), "formats");
-    for (size_t i = 0; i < run->model.parameter_count; i++)
+    if (source || (!wanted && !directory) || o->base == BASE_NONE) return;
+    QuantFormat *formats = directory ? hf_directory_formats(directory, &run->model) : NULL;
+    if (!formats && !wanted) return;
+    if (!formats)
+        formats = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(format), "formats of weights");
+    for (size_t i = 0; wanted && i < run->model.parameter_count; i++)
         if (parameter_quantises(&run->model, &run->model.parameters[i], o->quantise_head)) formats[i] = format;
     storage_build(&run->storage, &run->model, formats);
     free(formats);
@@ -150,7 +154,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     if (options->rope_scaling) run_scale(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
-    run_choose_base(run);
+    run_choose_base(run, run->source || options->init ? NULL : model);
     run_open_lora(run);
     checkpoint_release();
 }

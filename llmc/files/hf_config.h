@@ -103,12 +103,34 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
     }
 }
 
-static void hf_check_quantised(const cJSON *root, const char *path) {
+static const char *hf_dtype_name(DType type) {
+    static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
+    return names[type];
+}
+
+// The 4-bit format of a config.json's quantization_config; QUANT_NONE: there is none. Other quantisers are refused.
+static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
+    const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
+    const cJSON *dtype = json_get(root, json_get(root, "dtype") ? "dtype" : "torch_dtype");
     char value[64];
-    if (quantised)
-        die("%s: quantization_config (%s): quantised models are not supported; give the full-precision model", path,
-            method ? json_scalar_text(method, value, sizeof(value)) : "no method named");
+    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, DTYPE_BF16};
+    if (!quantised || cJSON_IsNull(quantised)) return format;
+    if (!cJSON_IsString(method) || strcmp(method->valuestring, "bitsandbytes") != 0 ||
+        !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
+        die("%s: quantization_config (%s%s): of quantised models those in 4 bits of bitsandbytes are read; take the "
+            "model that it was made of, and --base nf4",
+            path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
+            cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
+    for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
+        if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
+    if (format.type == QUANT_NONE)
+        die("%s: bnb_4bit_quant_type is %s; nf4 and fp4 are known", path, json_scalar_text(type, value, sizeof(value)));
+    format.nested = cJSON_IsTrue(json_get(quantised, "bnb_4bit_use_double_quant"));
+    for (int i = DTYPE_FP32; i < DTYPE_FLOATS; i++)
+        if (cJSON_IsString(dtype) && i != DTYPE_FP64 && !strcmp(dtype->valuestring, hf_dtype_name((DType)i)))
+            format.rounding = (DType)i;
+    return format;
 }
 
 // ---- which family ---------------------------------------------------------------------------------------------------
@@ -439,7 +461,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     const cJSON *root = hf_text_config(whole, hf_composite(whole), path);
     Config config = config_defaults(family);
     hf_check_nulls(root, family, path);
-    hf_check_quantised(whole, path), hf_check_quantised(root, path);
+    hf_config_quantised(whole, path), hf_config_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
     if (root != whole) hf_read_tied(&config, whole, root, path);
@@ -457,11 +479,6 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-static const char *hf_dtype_name(DType type) {
-    static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
-    return names[type];
-}
-
 // A number that is real in transformers stays one: "10000.0".
 static void hf_put_real(JsonOut *json, const char *name, double value) {
     char text[40];

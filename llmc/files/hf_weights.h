@@ -8,12 +8,12 @@ model, which are listed (WeightSource.others). Base-model files, whose names lac
 #ifndef LLMC_HF_WEIGHTS_H
 #define LLMC_HF_WEIGHTS_H
 #include "hf_config.h"
+#include "hf_quantised.h"
 #include "safetensors.h"
 #include "weight_source.h"
 
 #define HF_SINGLE_FILE "model.safetensors"
 #define HF_INDEX_FILE  "model.safetensors.index.json"
-#define HF_NAME        256 // bytes of a tensor's name, its end among them
 
 // ---- the files ------------------------------------------------------------------------------------------------------
 // The file names in the index: a name in another directory is refused before it is opened.
@@ -243,6 +243,51 @@ static const HfComposite *hf_directory_composite(const char *directory) {
     return composite;
 }
 
+// A module's name ends in an entry of llm_int8_skip_modules, or begins with it.
+static int hf_skips(const cJSON *list, const char *name) {
+    const cJSON *item;
+    const size_t length = strlen(name) - strlen(".weight");
+    cJSON_ArrayForEach(item, list) {
+        const char *entry = cJSON_IsString(item) ? item->valuestring : "";
+        const size_t n = strlen(entry);
+        if (!n || n > length) continue;
+        if (!strncmp(name, entry, n) && (n == length || name[n] == '.')) return 1;
+        if (!strncmp(name + length - n, entry, n) && name[length - n - 1] == '.') return 1;
+    }
+    return 0;
+}
+
+// format[parameters of the model] as config.json has it, for a plan, which opens no weights; the caller frees it. NULL:
+// nothing is in 4 bits.
+static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
+    char path[PATH_MAX];
+    path_join(path, directory, "config.json");
+    cJSON *root = json_read_object(path, HF_CONFIG_MAX);
+    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules");
+    const QuantFormat format = hf_config_quantised(root, path);
+    QuantFormat *formats = NULL;
+    if (format.type != QUANT_NONE)
+        formats = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
+    for (size_t i = 0; formats && i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the list has it by default
+        if (parameter_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+    }
+    cJSON_Delete(root);
+    return formats;
+}
+
+static void hf_remark_quantised(WeightSource *source) {
+    size_t count = 0;
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    for (size_t i = 0; source->quant && i < source->model.parameter_count; i++)
+        if (source_is_quantised(source, i)) format = source->quant[i], count++;
+    if (count && !*source->remark)
+        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits there (%s%s), of a model in %s",
+                 count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
+                 dtype_name(format.rounding));
+}
+
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
     char prefix[64], file_name[HF_NAME];
@@ -258,10 +303,15 @@ static void hf_open(WeightSource *source, const char *directory) {
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name)
                                                                           : safetensors_find(&list, name);
         if (!tensor) die("%s: tensor %s is missing", directory, name);
-        source_take_tensor(source, i, tensor, "config.json asks", "");
+        const QuantType type = hf_quantised_type(&list, name);
+        if (type != QUANT_NONE)
+            hf_take_quantised(source, i, &list, tensor, type);
+        else
+            source_take_tensor(source, i, tensor, "config.json asks", "");
     }
     hf_take_others(source, &list);
     safetensors_free(&list);
+    hf_remark_quantised(source);
 }
 
 #endif

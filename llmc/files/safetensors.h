@@ -13,6 +13,8 @@ offsets need not be aligned, since published files are not.
 
 #define SAFETENSORS_HEADER_MAX 100000000u // bytes, as in the reference implementation
 #define SAFETENSORS_RANK_MAX   8
+#define HF_NAME                256 // bytes of a tensor's name, its end among them
+#define HF_PART_NAME           (HF_NAME + 64)
 
 typedef struct {
     char *name;

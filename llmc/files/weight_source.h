@@ -19,6 +19,13 @@ typedef struct {
     int is_codes;    // it is in 4 bits there
 } TensorLocation;
 
+// Parts of a matrix in 4 bits: codes, codes of its scales, scales; each in a file of the source, from a byte on
+typedef struct {
+    size_t file[3];
+    uint64_t at[3];
+    float offset;
+} RecordLocation;
+
 typedef struct Merge Merge; // merge.h
 
 typedef struct WeightSource {
@@ -34,9 +41,10 @@ typedef struct WeightSource {
     SafeTensors others; // tensors of these files that are not of the text model: of a vision tower, of further heads
     int random;         // no files: initial weights, made from the seed
     uint64_t seed;
-    char remark[256];   // something a person who trains this should know, or empty
-    QuantFormat *quant; // [parameters] values are those decoded from this format; NULL: of no parameter
-    uint8_t *record;    // in it, of the parameter that was decoded last
+    char remark[256];        // something a person who trains this should know, or empty
+    QuantFormat *quant;      // [parameters] values are those decoded from this format; NULL: of no parameter
+    RecordLocation *records; // [parameters] of those with is_codes
+    uint8_t *record;         // in it, of the parameter that was decoded last
     size_t record_of;
     Merge *merge; // NULL, or adapters that are added to what is read, by:
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -108,10 +116,36 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
+// A parameter whose codes are in the files
+static void source_add_record(WeightSource *source, size_t parameter, QuantFormat format) {
+    const size_t count = source->model.parameter_count;
+    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
+    if (!source->records)
+        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
+    source->quant[parameter] = format;
+}
+
+// The same from the files
+static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
+    const size_t n = parameter_elements(&source->model.parameters[parameter]);
+    const QuantFormat format = source->quant[parameter];
+    const RecordLocation *r = &source->records[parameter];
+    const QuantParts p = quant_parts(format, n);
+    memset(record, 0, p.bytes);
+    input_read(&source->files[r->file[0]], r->at[0], record + p.codes, (n + 1) / 2);
+    if (format.nested) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
+    input_read(&source->files[r->file[2]], r->at[2], record + p.scales, p.scale_count * sizeof(float));
+    if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
+}
+
 // record = a whole matrix in source->quant[parameter]. Refuses values that are not finite.
 static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t count = parameter_elements(p);
+    if (source->places[parameter].is_codes) {
+        source_copy_record(source, parameter, record);
+        return;
+    }
     float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
     for (size_t done = 0, n; done < count; done += n) {
         n = min_size(count - done, SLAB_ELEMENTS);

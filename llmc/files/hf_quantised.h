@@ -1,0 +1,186 @@
+/*
+Matrices in 4 bits in Hugging Face folders, as transformers saves them with bitsandbytes. One is several tensors:
+
+    NAME                    U8 [ceil(n/2), 1]   codes of [rows, cols] in order, the first of two in the high half
+    NAME.absmax             U8 [blocks] codes of nested scales, or F32 [blocks] the scales
+    NAME.quant_map          F32 [16]
+    NAME.nested_absmax      F32 [blocks/256]    where scales are nested, as the next
+    NAME.nested_quant_map   F32 [256]
+    NAME.quant_state.bitsandbytes__nf4 (or fp4)   U8: JSON with shape, block sizes, the type of the model that was
+                                                  quantised, and the offset of nested scales
+
+All of it is checked when a folder is opened, but for the codes, of which any value is right.
+*/
+#ifndef LLMC_HF_QUANTISED_H
+#define LLMC_HF_QUANTISED_H
+#include "llmc/base/json.h"
+#include "weight_source.h"
+
+enum { QUANT_STATE_MOST = 4096 }; // bytes of JSON
+
+typedef struct {
+    const WeightSource *source;
+    const SafeTensors *list;
+    const char *name; // of the matrix in the files
+    const char *path; // the file that the codes are in
+} HfQuantised;
+
+__attribute__((noreturn, format(printf, 3, 4))) static void hf_quantised_die(const HfQuantised *h, const char *tensor,
+                                                                             const char *format, ...) {
+    char why[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof(why), format, args);
+    va_end(args);
+    die("%s: tensor %s.%s %s; the 4-bit matrix cannot be decoded: download the folder again, or take the model that it "
+        "was made of and --base nf4",
+        h->path, h->name, tensor, why);
+}
+
+// A part of the matrix, of the dtype and with so many elements
+static SafeTensor *hf_quantised_part(const HfQuantised *h, const char *part, const char *dtype, size_t count) {
+    char name[HF_PART_NAME];
+    uint64_t elements = 1;
+    snprintf(name, sizeof(name), "%s.%s", h->name, part);
+    SafeTensor *tensor = safetensors_find(h->list, name);
+    if (!tensor) hf_quantised_die(h, part, "is missing");
+    for (size_t i = 0; i < tensor->rank; i++) elements *= tensor->shape[i];
+    if (strcmp(tensor->dtype, dtype) != 0 || tensor->rank != 1 || elements != count)
+        hf_quantised_die(h, part, "is %s %s, %s [%zu] is needed", tensor->dtype,
+                         shape_text(tensor->shape, tensor->rank), dtype, count);
+    tensor->used = 1;
+    return tensor;
+}
+
+static void hf_quantised_floats(const HfQuantised *h, const SafeTensor *tensor, float *out) {
+    input_read(&h->source->files[tensor->file], tensor->begin, out, (size_t)(tensor->end - tensor->begin));
+}
+
+static void hf_quantised_check_map(const HfQuantised *h, const char *part, const float *map, size_t count) {
+    float found[256];
+    hf_quantised_floats(h, hf_quantised_part(h, part, "F32", count), found);
+    for (size_t i = 0; i < count; i++)
+        if (found[i] != map[i])
+            hf_quantised_die(h, part, "has %g at [%zu], where bitsandbytes has %g", (double)found[i], i,
+                             (double)map[i]);
+}
+
+static void hf_quantised_check_finite(const HfQuantised *h, const char *part, const SafeTensor *tensor) {
+    const size_t count = (size_t)(tensor->end - tensor->begin) / sizeof(float);
+    for (size_t begin = 0, n; begin < count; begin += n) {
+        const float *values = (const float *)(const void *)staged_raw.bytes;
+        n = min_size(count - begin, SLAB_ELEMENTS);
+        input_read(&h->source->files[tensor->file], tensor->begin + begin * sizeof(float), staged_raw.bytes,
+                   n * sizeof(float));
+        for (size_t i = 0; i < n; i++)
+            if (!isfinite(values[i]) || values[i] < 0)
+                hf_quantised_die(h, part, "has %g at [%zu]; scales are finite and not negative", (double)values[i],
+                                 begin + i);
+    }
+}
+
+// ---- the quant state ------------------------------------------------------------------------------------------------
+static double hf_state_number(const HfQuantised *h, const char *part, const cJSON *state, const char *key) {
+    const cJSON *item = json_get(state, key);
+    if (!cJSON_IsNumber(item)) hf_quantised_die(h, part, "has no number %s", key);
+    return item->valuedouble;
+}
+
+static DType hf_state_dtype(const HfQuantised *h, const char *part, const cJSON *state) {
+    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    static const char *const names[] = {"float32", "bfloat16", "float16"};
+    const cJSON *item = json_get(state, "dtype");
+    for (size_t i = 0; i < 3; i++)
+        if (cJSON_IsString(item) && !strcmp(item->valuestring, names[i])) return types[i];
+    hf_quantised_die(h, part, "has a dtype that is not float32, bfloat16 or float16");
+}
+
+// [rows, cols] of the model's matrix
+static void hf_state_check_shape(const HfQuantised *h, const char *part, const cJSON *state, const Parameter *p) {
+    const cJSON *shape = json_get(state, "shape");
+    const cJSON *rows = cJSON_IsArray(shape) ? shape->child : NULL, *cols = rows ? rows->next : NULL;
+    if (!cols || cols->next || !cJSON_IsNumber(rows) || !cJSON_IsNumber(cols) || rows->valuedouble != (double)p->rows ||
+        cols->valuedouble != (double)p->cols)
+        hf_quantised_die(h, part, "has another shape than [%zu, %zu], which config.json asks", p->rows, p->cols);
+}
+
+static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, QuantType type, float *offset) {
+    char name[HF_PART_NAME], part[64], text[QUANT_STATE_MOST + 1];
+    snprintf(part, sizeof(part), "quant_state.bitsandbytes__%s", quant_type_names[type]);
+    snprintf(name, sizeof(name), "%s.%s", h->name, part);
+    SafeTensor *tensor = safetensors_find(h->list, name);
+    const size_t bytes = (size_t)(tensor->end - tensor->begin);
+    if (strcmp(tensor->dtype, "U8") != 0 || bytes > QUANT_STATE_MOST)
+        hf_quantised_die(h, part, "is no text of at most %d bytes", QUANT_STATE_MOST);
+    input_read(&h->source->files[tensor->file], tensor->begin, text, bytes);
+    text[bytes] = 0, tensor->used = 1;
+    cJSON *state = strlen(text) == bytes ? cJSON_Parse(text) : NULL;
+    if (!cJSON_IsObject(state)) hf_quantised_die(h, part, "is no JSON object");
+    const cJSON *of = json_get(state, "quant_type");
+    const double block = hf_state_number(h, part, state, "blocksize");
+    QuantFormat format = {type, json_get(state, "nested_blocksize") != NULL, (size_t)fmax(block, 0),
+                          hf_state_dtype(h, part, state)};
+    if (!cJSON_IsString(of) || strcmp(of->valuestring, quant_type_names[type]) != 0)
+        hf_quantised_die(h, part, "has another quant_type than its name");
+    if (block < QUANT_BLOCK_LEAST || block > QUANT_BLOCK_MOST || (double)format.block != block ||
+        format.block & (format.block - 1))
+        hf_quantised_die(h, part, "has blocksize %g; powers of 2 from %d to %d are known", block, QUANT_BLOCK_LEAST,
+                         QUANT_BLOCK_MOST);
+    hf_state_check_shape(h, part, state, p);
+    *offset = 0;
+    if (format.nested) {
+        const cJSON *dtype = json_get(state, "nested_dtype");
+        if (hf_state_number(h, part, state, "nested_blocksize") != QUANT_NESTED_BLOCK)
+            hf_quantised_die(h, part, "has a nested_blocksize that is not %d", QUANT_NESTED_BLOCK);
+        if (!cJSON_IsString(dtype) || strcmp(dtype->valuestring, "float32") != 0)
+            hf_quantised_die(h, part, "has a nested_dtype that is not float32");
+        *offset = (float)hf_state_number(h, part, state, "nested_offset");
+        if (!isfinite(*offset)) hf_quantised_die(h, part, "has a nested_offset that is not finite");
+    }
+    cJSON_Delete(state);
+    return format;
+}
+
+// ---- a matrix -------------------------------------------------------------------------------------------------------
+// The type that the files have a matrix in; QUANT_NONE: it is a tensor of numbers.
+static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
+    char state[HF_PART_NAME];
+    for (int type = QUANT_NF4; type < QUANT_TYPES; type++) {
+        snprintf(state, sizeof(state), "%s.quant_state.bitsandbytes__%s", name, quant_type_names[type]);
+        if (safetensors_find(list, state)) return (QuantType)type;
+    }
+    return QUANT_NONE;
+}
+
+// The parameter is the 4-bit matrix of that name, with the tensor of its codes.
+static void hf_take_quantised(WeightSource *source, size_t parameter, const SafeTensors *list, SafeTensor *codes,
+                              QuantType type) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
+    const size_t n = parameter_elements(p);
+    float offset;
+    if (!p->cols || p->role != ROLE_LINEAR)
+        die("%s: tensor %s is in 4 bits, but no matrix of a linear layer; such a model is not supported", h.path,
+            codes->name);
+    const QuantFormat format = hf_state_read(&h, p, type, &offset);
+    const QuantParts parts = quant_parts(format, n);
+    if (codes->end - codes->begin != (n + 1) / 2)
+        die("%s: tensor %s has %llu bytes, but 4-bit codes of [%zu, %zu] are %zu: download the folder again", h.path,
+            codes->name, (unsigned long long)(codes->end - codes->begin), p->rows, p->cols, (n + 1) / 2);
+    const SafeTensor *absmax = hf_quantised_part(&h, "absmax", format.nested ? "U8" : "F32", parts.blocks);
+    const SafeTensor *scales = absmax;
+    hf_quantised_check_map(&h, "quant_map", quant_codes[type], 16);
+    if (format.nested) {
+        scales = hf_quantised_part(&h, "nested_absmax", "F32", parts.scale_count);
+        hf_quantised_check_map(&h, "nested_quant_map", quant_scales()->map, 256);
+    }
+    hf_quantised_check_finite(&h, format.nested ? "nested_absmax" : "absmax", scales);
+    source_add_record(source, parameter, format);
+    const RecordLocation record = {
+        {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset};
+    const TensorLocation place = {codes->file, codes->begin, format.rounding, 1};
+    source->records[parameter] = record, source->places[parameter] = place;
+    codes->used = 1;
+}
+
+#endif
