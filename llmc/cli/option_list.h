@@ -247,9 +247,10 @@ TEXT(config, "config", NULL, EVERYWHERE, "FILE",
 TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
      "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
      "Hugging Face folder to write")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_LLMC, ON(CONVERT), "auto|flat|hf|text|llmc",
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, ON(CONVERT), "auto|flat|hf|text|llmc|nf4|fp4",
        "format to write: a flat .bin, a Hugging Face folder, one of the text model alone where the model also has "
-       "images, or llm.c's GPT-2 .bin; auto: flat where --out ends in .bin, else hf")
+       "images, llm.c's GPT-2 .bin, or (nf4, fp4) such a folder of matrices in 4 bits as bitsandbytes has them; auto: "
+       "flat where --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", ON(BP) | ON(LOGPROBS) | ON(CONVERT),
      "replace what --out or --grads-out names if it is there; what is read is never replaced")
 TEXT(like, "like", NULL, ON(CONVERT), "DIR",

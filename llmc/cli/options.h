@@ -374,8 +374,9 @@ static void options_check(const Options *o) {
          "again"},
         {option_given(o, "group-size") && o->data.count && !rollout,
          "--group-size has no meaning here: groups are as large as they are in --data"},
-        {o->quantise_head && o->base < BASE_NF4,
-         "--quantise-head has no meaning without --base nf4 or fp4: the other weights are not in 4 bits"},
+        {o->quantise_head && o->base < BASE_NF4 && o->to < CONVERT_NF4,
+         "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
+         "bits"},
         {o->lora_rank && o->adapter, "--lora-rank and --adapter exclude each other: adapters are made or read"},
         {o->any_reference && !o->reference_logprobs && !o->old_logprobs,
          "--any-reference has no meaning without --reference-logprobs or --old-logprobs"},

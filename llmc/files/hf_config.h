@@ -634,6 +634,22 @@ static size_t hf_config_replace(char *text, size_t length, const char *key, cons
     return length + before + bytes + after - (end - begin);
 }
 
+// Takes a key of the outermost object out, with the comma on one of its sides. Returns the new length.
+static size_t hf_config_without(char *text, size_t length, const char *key) {
+    static const char blanks[] = " \t\r\n";
+    size_t begin, end;
+    if (!json_value_span(text, length, key, &begin, &end)) return length;
+    begin -= strlen(key) + 2;
+    while (text[begin] != '"' || strncmp(text + begin + 1, key, strlen(key)) != 0) begin--;
+    while (begin && strchr(blanks, text[begin - 1])) begin--;
+    if (text[begin - 1] == ',')
+        begin--;
+    else if (text[end + strspn(text + end, blanks)] == ',')
+        end += strspn(text + end, blanks) + 1;
+    memmove(text + begin, text + end, length - end + 1);
+    return length - (end - begin);
+}
+
 // Replaces the type of the weights in a config.json; all else stays.
 static size_t hf_config_with_type(char *text, size_t length, DType type) {
     char name[16];

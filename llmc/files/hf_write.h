@@ -9,7 +9,7 @@ folder is complete or absent.
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
 #include "hf_config.h"
-#include "hf_weights.h"
+#include "hf_write_quantised.h"
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"
 #include "merge.h"
@@ -20,9 +20,11 @@ folder is complete or absent.
 #include <fnmatch.h>
 
 typedef struct {
-    char name[HF_NAME];
+    char name[HF_PART_NAME];
     const Parameter *p;
     size_t parameter, shard; // its index in the table; its file
+    HfPart part;             // of a matrix in 4 bits
+    const char *dtype;       // of such a part
     DType type;              // what is written
     const SafeTensor *other; // or NULL; a tensor of write->like that is written as it is, and no parameter
     uint64_t bytes;
@@ -35,6 +37,7 @@ typedef struct {
     const HfComposite *composite; // of which the folder is, or NULL
     int text_only;                // config.json is written anew, other parts of a composite model are left out
     char tokenizer[PATH_MAX];     // tokenizer file of the run that is written, where that folder has none; else ""
+    HfCodes codes;                // matrices that are written in 4 bits
     int retype;                   // config.json gets the type that is written,
     int rescale;                  // and the scaling of rotary positions
     size_t max_shard_size;        // bytes of tensors in a file
@@ -162,7 +165,7 @@ static int hf_compare_names(const void *a, const void *b) {
 }
 
 static const char *hf_dtype_of(const HfTensor *t) {
-    return t->other ? t->other->dtype : safetensors_dtypes[t->type].name;
+    return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
 
 // The place of a type in the order of the reference implementation
@@ -251,6 +254,25 @@ static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const
     write->elements += parameter_elements(t->p);
 }
 
+static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
+    const Parameter *p = &write->source->model.parameters[i];
+    const Family *family = write->source->config.family;
+    char name[HF_NAME];
+    hf_tensor_name(family, prefix, p->name, name);
+    write->elements += parameter_elements(p);
+    for (int part = HF_CODES; part < HF_PARTS; part++) {
+        HfTensor *t = &write->tensors[write->count];
+        uint64_t shape[2];
+        const size_t rank = hf_part_shape(&write->codes, i, (HfPart)part, shape, &t->dtype);
+        if (!rank) continue;
+        t->p = p, t->parameter = i, t->part = (HfPart)part;
+        t->bytes = shape[0] * (strcmp(t->dtype, "U8") ? sizeof(float) : 1);
+        snprintf(t->name, sizeof(t->name), "%s%s%s", name, hf_part_names[part],
+                 part == HF_STATE ? quant_type_names[write->codes.format[i].type] : "");
+        write->count++;
+    }
+}
+
 static void hf_add_other(HfWrite *write, const SafeTensor *other) {
     HfTensor *t = &write->tensors[write->count++];
     uint64_t elements = 1;
@@ -261,9 +283,9 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
 }
 
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one. text_only: of a
-// composite model the text model alone is written.
+// composite model the text model alone is written. quant, head: matrices in 4 bits, as hf_codes_choose has it
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
-                                int text_only) {
+                                int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
     const Family *family = source->config.family;
     char prefix[64];
@@ -277,10 +299,17 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : family->hybrid ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !text_only ? &write.like->others : &none;
-    write.tensors = (HfTensor *)checked_calloc(count + others->count, sizeof(HfTensor), "the tensors to be written");
+    write.tensors = (HfTensor *)checked_calloc((quant ? HF_PARTS : 1) * count + others->count, sizeof(HfTensor),
+                                               "the tensors to be written");
     snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);
-    for (size_t i = 0; i < count; i++)
-        hf_add_parameter(&write, i, write.composite ? write.composite->prefix : prefix, dtype);
+    hf_codes_choose(&write.codes, source, quant, dtype, head);
+    for (size_t i = 0; i < count; i++) {
+        const char *begin = write.composite ? write.composite->prefix : prefix;
+        if (hf_is_coded(&write.codes, i))
+            hf_add_parts(&write, i, begin);
+        else
+            hf_add_parameter(&write, i, begin, dtype);
+    }
     for (size_t i = 0; i < others->count; i++) hf_add_other(&write, &others->tensors[i]);
     hf_cut_shards(&write);
     return write;
@@ -288,6 +317,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
+    hf_codes_free(&write->codes);
     free(write->tensors);
 }
 
@@ -301,13 +331,19 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 
 // ---- the tensors ----------------------------------------------------------------------------------------------------
 // The header of a file of the tensors [t, end); file NULL: only sizes. Returns where data begin; *bytes: of the file.
-static uint64_t hf_write_header(const HfTensor *t, const HfTensor *end, const OutputFile *file, uint64_t *bytes) {
+static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const HfTensor *end, const OutputFile *file,
+                                uint64_t *bytes) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     for (; t < end; t++) {
         const SafeTensor *other = t->other;
+        const char *dtype = t->dtype;
+        uint64_t shape[2];
         if (other)
             safetensors_write_tensor(&writer, t->name, other->dtype, other->shape, other->rank, t->bytes);
+        else if (t->part)
+            safetensors_write_tensor(&writer, t->name, dtype, shape,
+                                     hf_part_shape(&write->codes, t->parameter, t->part, shape, &dtype), t->bytes);
         else
             safetensors_write_named(&writer, t->name, t->p, t->type);
     }
@@ -326,18 +362,19 @@ static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const O
     }
 }
 
-static void hf_write_shard(const HfWrite *write, size_t begin, size_t end, OutputFolder *folder, Progress *progress,
+static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolder *folder, Progress *progress,
                            double *done) {
     const HfTensor *first = write->tensors + begin, *last = write->tensors + end;
     char name[64];
     OutputFile file;
-    uint64_t bytes, at = hf_write_header(first, last, NULL, &bytes);
+    uint64_t bytes, at = hf_write_header(write, first, last, NULL, &bytes);
     size_t n;
     folder_open_file(folder, &file, hf_shard_name(write, first->shard, name), bytes);
-    hf_write_header(first, last, &file, &bytes);
+    hf_write_header(write, first, last, &file, &bytes);
     for (const HfTensor *t = first; t < last; t++) {
         if (t->other) hf_copy_other(write, t->other, &file, at);
-        for (size_t i = 0; !t->other && i < parameter_elements(t->p); i += n) {
+        if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
+        for (size_t i = 0; !t->other && !t->part && i < parameter_elements(t->p); i += n) {
             n = min_size(parameter_elements(t->p) - i, SLAB_ELEMENTS);
             source_read_order(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
             output_write(&file, at + i * dtype_size(t->type), staged.bytes, n * dtype_size(t->type));
@@ -393,6 +430,19 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
+// quantization_config as the matrices are written. Takes text; the caller frees what it returns.
+static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
+    *length = hf_config_without(text, *length, "quantization_config");
+    if (!write->codes.format) return text;
+    char *value = hf_quantisation_text(&write->codes);
+    const size_t bytes = strlen(value);
+    char *out = (char *)checked_malloc(*length + bytes + 128, "config.json");
+    memcpy(out, text, *length + 1);
+    *length = hf_config_replace(out, *length, "quantization_config", value, bytes, 1);
+    free(text), free(value);
+    return out;
+}
+
 static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     char path[PATH_MAX], *out;
     size_t length = 0;
@@ -408,6 +458,7 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
         out = (char *)checked_malloc(HF_CONFIG_TEXT, "config.json");
         length = hf_config_write(&write->source->config, write->type, out);
     }
+    out = hf_edit_quantisation(write, out, &length);
     folder_write_file(folder, "config.json", out, length);
     free(out);
 }

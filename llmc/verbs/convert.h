@@ -13,20 +13,23 @@ static int convert_to_folder(const Options *options) {
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
     int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
-                                             : options->to == CONVERT_HF || options->to == CONVERT_TEXT;
+                                             : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
             die_usage("--out %s: no %s file is written; give the name of a folder%s", out, others[i],
                       i ? ", which is the model" : ", and make it of that with llama.cpp's convert_hf_to_gguf.py");
     if (folder && text_ends_with(out, ".bin"))
-        die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out,
-                  options->to == CONVERT_TEXT ? "text" : "hf");
+        die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out, option_chosen(options, "to"));
     for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
             die_usage(
                 "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
                 only[i], out);
     return folder;
+}
+
+static QuantType convert_quantises(const Options *options) {
+    return options->to == CONVERT_NF4 ? QUANT_NF4 : options->to == CONVERT_FP4 ? QUANT_FP4 : QUANT_NONE;
 }
 
 // dtype: NULL: keep what the source has. *written: what most tensors are in then. Returns the number of files of
@@ -41,7 +44,11 @@ static size_t convert_write(const Options *options, WeightSource *source, const 
         weights_convert(source, options->out, type);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
-        HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT);
+        const QuantType quant = convert_quantises(options);
+        HfWrite write =
+            hf_write_prepare(source, dtype, like, options->max_shard_size,
+                             options->to == CONVERT_TEXT || (quant && hf_composite_of(source->config.family)), quant,
+                             options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
         *written = write.type;
         hf_write_free(&write);

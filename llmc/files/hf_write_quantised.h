@@ -1,0 +1,187 @@
+/*
+Matrices in 4 bits in a Hugging Face folder that is written (hf_quantised.h reads them): which there are, their tensors,
+and the quantization_config by which transformers loads them. What a folder has in that very format is copied; all else
+is encoded as it is written, once for each of its tensors' types, so that no more than one matrix is in memory.
+*/
+#ifndef LLMC_HF_WRITE_QUANTISED_H
+#define LLMC_HF_WRITE_QUANTISED_H
+#include "hf_weights.h"
+
+// Tensors of a matrix in 4 bits; VALUES: a parameter as it is
+typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NESTED_MAP, HF_STATE, HF_PARTS } HfPart;
+
+static const char *const hf_part_names[HF_PARTS] = {
+    "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
+
+enum { HF_STATE_TEXT = 320 };
+
+typedef struct {
+    const WeightSource *source;
+    QuantFormat *format;          // [parameters], as they are written; NULL: nothing is in 4 bits
+    char (*state)[HF_STATE_TEXT]; // [parameters] their quant states
+    size_t *copied;               // [parameters] 1: the source has the same codes
+    uint8_t *record;              // of parameter record_of
+    size_t record_of;
+} HfCodes;
+
+static int hf_is_coded(const HfCodes *c, size_t parameter) {
+    return c->format && c->format[parameter].type != QUANT_NONE;
+}
+
+// Values as they would be written without being quantised: merged, in the type that decoded ones are rounded to.
+static void hf_encode(HfCodes *c, size_t parameter) {
+    const Parameter *p = &c->source->model.parameters[parameter];
+    const QuantFormat f = c->format[parameter];
+    const size_t count = parameter_elements(p);
+    float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
+    for (size_t i = 0, n; i < count; i += n) {
+        n = min_size(count - i, SLAB_ELEMENTS);
+        source_read_order(c->source, parameter, i, n, f.rounding, 0, staged.bytes);
+        elements_to_float(values + i, staged.bytes, f.rounding, n);
+        for (size_t k = i; k < i + n; k++)
+            if (!isfinite(values[k]))
+                die("%s: the weights hold %s: tensor %s at [%zu, %zu]; take another copy", c->source->path,
+                    isnan(values[k]) ? "NaN" : "an infinity", p->name, k / p->cols, k % p->cols);
+    }
+    quant_encode(c->record, f, values, count);
+    free(values);
+}
+
+static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
+    const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
+    if (c->record && c->record_of == parameter) return c->record;
+    free(c->record);
+    c->record_of = parameter;
+    c->record = (uint8_t *)checked_calloc(quant_parts(c->format[parameter], count).bytes, 1, "a matrix in 4 bits");
+    if (c->copied[parameter])
+        source_copy_record(c->source, parameter, c->record);
+    else
+        hf_encode(c, parameter);
+    return c->record;
+}
+
+// The JSON that bitsandbytes writes
+static void hf_state_text(HfCodes *c, size_t parameter) {
+    static const char *const names[] = {"float32", "bfloat16", "float64", "float16"};
+    const Parameter *p = &c->source->model.parameters[parameter];
+    const QuantFormat f = c->format[parameter];
+    JsonOut json = json_open_text(c->state[parameter], HF_STATE_TEXT, JSON_LINE);
+    json_object(&json, NULL);
+    json_text(&json, "quant_type", quant_type_names[f.type]);
+    json_size(&json, "blocksize", f.block);
+    json_text(&json, "dtype", names[f.rounding]);
+    json_array(&json, "shape");
+    json_size(&json, NULL, p->rows), json_size(&json, NULL, p->cols);
+    json_array_end(&json);
+    if (f.nested) {
+        float offset;
+        char text[40];
+        memcpy(&offset, hf_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
+        number_text((double)offset, text);
+        json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
+        json_text(&json, "nested_dtype", "float32");
+        json_word(&json, "nested_offset", strcat(text, strpbrk(text, ".e") ? "" : ".0"));
+    }
+    json_object_end(&json);
+    c->state[parameter][json_text_end(&json) - 1] = 0; // without the end of the line
+}
+
+// Which matrices are in 4 bits, and how: those that the source has so, or all of linear layers, and head: lm_head.
+// chosen: the type of the rest; NULL: as it is. type QUANT_NONE: nothing is
+static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
+    const Model *model = &source->model;
+    memset(c, 0, sizeof(*c));
+    c->source = source;
+    if (type == QUANT_NONE) return;
+    c->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
+    c->state = (char(*)[HF_STATE_TEXT])checked_calloc(model->parameter_count, HF_STATE_TEXT, "quant states");
+    c->copied = (size_t *)checked_calloc(model->parameter_count, sizeof(size_t), "what is copied");
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const DType own = source->places[i].type, as = chosen ? *chosen : own;
+        const QuantFormat format = {type, 1, QUANT_BLOCK, as == DTYPE_FP64 ? DTYPE_FP32 : as};
+        const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
+        if (!parameter_quantises(model, &model->parameters[i], head || source->places[i].is_codes)) continue;
+        if (source->records && !source->places[i].is_codes) continue;
+        c->copied[i] =
+            source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
+        c->format[i] = c->copied[i] ? was : format;
+        hf_state_text(c, i);
+    }
+}
+
+static void hf_codes_free(HfCodes *c) {
+    free(c->format), free(c->state), free(c->copied), free(c->record);
+    memset(c, 0, sizeof(*c));
+}
+
+// ---- their tensors --------------------------------------------------------------------------------------------------
+// shape[2] of a part, its rank and dtype; rank 0: the matrix has no such part
+static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[2], const char **dtype) {
+    const QuantFormat f = c->format[parameter];
+    const size_t n = parameter_elements(&c->source->model.parameters[parameter]);
+    const QuantParts p = quant_parts(f, n);
+    const size_t counts[HF_PARTS] = {0, (n + 1) / 2, p.blocks, 16, p.scale_count, 256, strlen(c->state[parameter])};
+    *dtype = part == HF_CODES || part == HF_STATE || (part == HF_ABSMAX && f.nested) ? "U8" : "F32";
+    shape[0] = counts[part], shape[1] = 1;
+    if (!f.nested && (part == HF_NESTED_ABSMAX || part == HF_NESTED_MAP)) return 0;
+    return part == HF_CODES ? 2 : 1;
+}
+
+static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
+    static float map[16];
+    const QuantFormat f = c->format[parameter];
+    const uint8_t *record = hf_record(c, parameter);
+    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
+    switch (part) {
+    case HF_CODES: return record + p.codes;
+    case HF_ABSMAX: return record + (f.nested ? p.scale_codes : p.scales);
+    case HF_NESTED_ABSMAX: return record + p.scales;
+    case HF_NESTED_MAP: return quant_scales()->map;
+    case HF_STATE: return c->state[parameter];
+    default:
+        for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // no zero is negative there
+        return map;
+    }
+}
+
+// ---- config.json ----------------------------------------------------------------------------------------------------
+// The value of quantization_config; modules that are not in 4 bits by name, where these are others than transformers
+// takes by itself. The caller frees it.
+static char *hf_quantisation_text(const HfCodes *c) {
+    const Model *model = &c->source->model;
+    const size_t room = 1024 + model->parameter_count * HF_NAME;
+    char *text = (char *)checked_malloc(room, "quantization_config");
+    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    int listed = 0;
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        const int head = p->offset == model->model_offset[LM_HEAD];
+        if (hf_is_coded(c, i)) f = c->format[i];
+        if (parameter_quantises(model, p, 1)) listed |= hf_is_coded(c, i) == head;
+    }
+    JsonOut json = json_open_text(text, room, JSON_LINE);
+    json_object(&json, NULL);
+    json_text(&json, "quant_method", "bitsandbytes");
+    json_bool(&json, "load_in_4bit", 1), json_bool(&json, "load_in_8bit", 0);
+    json_text(&json, "bnb_4bit_quant_type", quant_type_names[f.type]);
+    json_bool(&json, "bnb_4bit_use_double_quant", f.nested);
+    json_text(&json, "bnb_4bit_compute_dtype", f.rounding == DTYPE_BF16 ? "bfloat16" : "float32");
+    json_text(&json, "bnb_4bit_quant_storage", "uint8");
+    if (listed)
+        json_array(&json, "llm_int8_skip_modules");
+    else
+        json_null(&json, "llm_int8_skip_modules");
+    for (size_t i = 0; i < model->parameter_count && listed; i++) {
+        const Parameter *p = &model->parameters[i];
+        char name[HF_NAME];
+        if (!parameter_quantises(model, p, 1) || hf_is_coded(c, i)) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
+        json_text(&json, NULL, name);
+    }
+    if (listed) json_array_end(&json);
+    json_object_end(&json);
+    text[json_text_end(&json) - 1] = 0;
+    return text;
+}
+
+#endif
