@@ -122,7 +122,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
                           hf_state_dtype(h, part, state)};
     if (!cJSON_IsString(of) || strcmp(of->valuestring, quant_type_names[type]) != 0)
         hf_quantised_die(h, part, "has another quant_type than its name");
-    if (block < QUANT_BLOCK_LEAST || block > QUANT_BLOCK_MOST || (double)format.block != block ||
+    if (format.block < QUANT_BLOCK_LEAST || format.block > QUANT_BLOCK_MOST || (double)format.block != block ||
         format.block & (format.block - 1))
         hf_quantised_die(h, part, "has blocksize %g; powers of 2 from %d to %d are known", block, QUANT_BLOCK_LEAST,
                          QUANT_BLOCK_MOST);
@@ -130,7 +130,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     *offset = 0;
     if (format.nested) {
         const cJSON *dtype = json_get(state, "nested_dtype");
-        if (hf_state_number(h, part, state, "nested_blocksize") != QUANT_NESTED_BLOCK)
+        if (hf_state_number(h, part, state, "nested_blocksize") != (double)QUANT_NESTED_BLOCK)
             hf_quantised_die(h, part, "has a nested_blocksize that is not %d", QUANT_NESTED_BLOCK);
         if (!cJSON_IsString(dtype) || strcmp(dtype->valuestring, "float32") != 0)
             hf_quantised_die(h, part, "has a nested_dtype that is not float32");

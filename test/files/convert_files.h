@@ -25,7 +25,7 @@ typedef struct {
 static void convert_body(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size, c->text_only);
+    HfWrite write = hf_write_prepare(source, c->dtype, c->like, c->max_shard_size, c->text_only, QUANT_NONE, 0);
     hf_write(&write, c->to, 0);
     hf_write_free(&write);
     weights_close(source);

@@ -279,7 +279,7 @@ TEST(how_windows_and_rope_are_written) {
 
 static void convert_like(const void *folder) {
     WeightSource *source = weights_open(scratch_path("flat.bin"));
-    HfWrite write = hf_write_prepare(source, NULL, (const char *)folder, NO_LIMIT, 0);
+    HfWrite write = hf_write_prepare(source, NULL, (const char *)folder, NO_LIMIT, 0, QUANT_NONE, 0);
     hf_write_free(&write);
     weights_close(source);
 }

@@ -79,7 +79,7 @@ static void convert_with_limit(const void *context) {
 static void convert_what_shrinks(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, NULL, NULL, c->max_shard_size, 0);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, c->max_shard_size, 0, QUANT_NONE, 0);
     if (truncate(source->files[0].path, 100000) != 0) exit(3);
     hf_write(&write, c->to, 0);
 }
@@ -117,7 +117,7 @@ static size_t end_after;
 static void convert_and_end(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
-    HfWrite write = hf_write_prepare(source, NULL, NULL, 1, 0);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, 1, 0, QUANT_NONE, 0);
     OutputFolder folder;
     OutputFile file;
     folder_open(&folder, c->to, 1000, 30, hf_is_written_name, 0);

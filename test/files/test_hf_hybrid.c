@@ -387,7 +387,7 @@ TEST(what_is_changed_in_a_composite_config) {
     assert_non_null(strstr(found, "\"language_model_only\": false, \"dtype\": \"bfloat16\"\n}\n"));
     WeightSource *source = weights_open(hub);
     source->config = source->model.config = config_scale(&source->config, "yarn,factor=4", "test", EXIT_USAGE);
-    HfWrite write = hf_write_prepare(source, NULL, NULL, NO_LIMIT, 0);
+    HfWrite write = hf_write_prepare(source, NULL, NULL, NO_LIMIT, 0, QUANT_NONE, 0);
     hf_write(&write, new_place("scaled"), 0);
     found = read_in(lasting("scaled"), "config.json", NULL);
     assert_non_null(strstr(found, "\"mrope_section\": [1, 1, 0], \"mrope_interleaved\": true, "));
