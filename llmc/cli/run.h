@@ -123,8 +123,9 @@ static const char *run_base_text(const Run *run, char text[64]) {
     const Storage *storage = run->settings.storage;
     QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
     size_t count = 0;
-    for (size_t i = 0; i < run->model.parameter_count; i++)
+    for (size_t i = 0; storage && i < run->model.parameter_count; i++)
         if (storage->format[i].type != QUANT_NONE) f = storage->format[i], count++;
+    if (!storage) return "none";
     snprintf(text, 64, "%s,block=%zu,nested=%d,matrices=%zu", quant_type_names[f.type], f.block, f.nested, count);
     return text;
 }

@@ -235,7 +235,8 @@ static void trainer_settings(Trainer *t) {
              shard->header.path, last->header.path, t->data.shards);
     config_to_text(&t->run.model.config, config, sizeof(config));
     add_setting(t, "model", SETTING_KEPT, "%s", config);
-    if (t->run.settings.storage) add_setting(t, "--base", SETTING_KEPT, "%s", run_base_text(&t->run, base));
+    add_setting(t, "--base", SETTING_KEPT, "%s", run_base_text(&t->run, base));
+    t->settings[t->state.setting_count - 1].absent = "none";
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
     add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
     if (!t->data.regular || t->data.packing.shuffle) { // llm.c's shards in order need neither

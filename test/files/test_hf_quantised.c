@@ -1,0 +1,138 @@
+/*
+Folders of matrices in 4 bits, as transformers and bitsandbytes save them (test/golden/make_quantised_folders.py): what
+is read is what encoding the same model gives; wrong ones are refused by the name of what is wrong.
+*/
+#include "test/base/damage.h"
+#include "weight_files.h"
+#include "llmc/files/storage_load.h"
+
+#define NF4 "qwen3-nf4/"
+#define FP4 "gpt2-fp4/"
+
+// All matrices that a folder has in 4 bits, beside those of the model that it was made of
+static void expect_encoded(const char *folder, const char *original, QuantFormat format, size_t count) {
+    WeightSource *read = weights_open(folder), *made = weights_open(original);
+    size_t found = 0;
+    source_quantise(made, format, 0);
+    for (size_t i = 0; i < read->model.parameter_count; i++) {
+        const size_t n = parameter_elements(&read->model.parameters[i]);
+        if (!source_is_quantised(read, i)) continue;
+        const size_t bytes = quant_parts(read->quant[i], n).bytes;
+        test_case("%s", read->model.parameters[i].name);
+        uint8_t *a = (uint8_t *)case_memory(bytes), *b = (uint8_t *)case_memory(bytes);
+        assert_true(read->places[i].is_codes && !made->places[i].is_codes);
+        assert_memory_equal(&read->quant[i], &made->quant[i], sizeof(QuantFormat));
+        source_read_record(read, i, a), source_read_record(made, i, b);
+        assert_memory_equal(a, b, bytes);
+        found++;
+    }
+    assert_int_equal(found, count);
+    weights_close(read), weights_close(made);
+}
+
+TEST(records_are_those_of_the_files) {
+    const QuantFormat nf4 = {QUANT_NF4, 1, 64, DTYPE_BF16}, fp4 = {QUANT_FP4, 0, 64, DTYPE_FP32};
+    expect_encoded(GOLDEN NF4, GOLDEN "qwen3-bf16", nf4, 11);
+    expect_encoded(GOLDEN FP4, GOLDEN "gpt2", fp4, 8);
+}
+
+// Ranges of decoded values, in memory order and in that of Conv1D files, are those of the whole matrix.
+TEST(ranges_of_decoded_values) {
+    WeightSource *source = weights_open(GOLDEN FP4);
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const Parameter *p = &source->model.parameters[i];
+        const size_t n = parameter_elements(p);
+        if (!source_is_quantised(source, i)) continue;
+        float *whole = (float *)case_memory(n * sizeof(float)), *part = (float *)case_memory(n * sizeof(float));
+        uint8_t *record = (uint8_t *)case_memory(quant_parts(source->quant[i], n).bytes);
+        source_read_record(source, i, record);
+        quant_decode(whole, source->quant[i], record, n);
+        for (size_t begin = 0; begin < n; begin += 101) {
+            const size_t count = min_size(101, n - begin);
+            source_read_order(source, i, begin, count, DTYPE_FP32, 0, part);
+            assert_memory_equal(part, whole + begin, count * sizeof(float));
+            source_read_order(source, i, begin, count, DTYPE_FP32, 1, part);
+            for (size_t k = begin; k < begin + count; k++)
+                assert_true(part[k - begin] == whole[k % p->rows * p->cols + k / p->rows]);
+        }
+    }
+    weights_close(source);
+}
+
+static void open_and_decode(const void *path) {
+    WeightSource *source = weights_open((const char *)path);
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const size_t elements = parameter_elements(&source->model.parameters[i]), count = min_size(elements, 4096);
+        float values[4096];
+        weights_read(source, i, elements - count, count, DTYPE_FP32, values);
+    }
+    weights_close(source);
+}
+
+// The first matrix of either folder; byte 0 of the data behind the header
+#define DOWN "model.layers.0.mlp.down_proj.weight"
+#define RENAMED(part)                                                                                                  \
+    CHANGED_TEXT(NF4 HF_SINGLE_FILE, DOWN part "\"", DOWN "x" part "\"", "tensor " DOWN part " is missing")
+#define STATE(was, is, words)                                                                                          \
+    CHANGED_TEXT(NF4 HF_SINGLE_FILE, was, is, "tensor " DOWN ".quant_state.bitsandbytes__nf4 " words)
+#define NF4_DATA(byte)            (8 + 8672 + (byte))
+#define FP4_DATA(byte)            (8 + 5112 + (byte))
+#define QUANTISER(was, is, words) CHANGED_TEXT(NF4 "config.json", was, is, words)
+
+TEST(wrong_folders) {
+    static const Damage rows[] = {
+        RENAMED(".absmax"),
+        RENAMED(".nested_absmax"),
+        RENAMED(".quant_map"),
+        RENAMED(".nested_quant_map"),
+        CHANGED_TEXT(NF4 HF_SINGLE_FILE, DOWN ".quant_state.bitsandbytes__nf4", DOWN ".quant_state.bitsandbytes__nf5",
+                     "dtype U8, which is not supported|has shape [1120, 1]"),
+        CHANGED_TEXT(NF4 HF_SINGLE_FILE, DOWN ".quant_map\":{\"dtype\":\"F32\",\"shape\":[16]",
+                     DOWN ".quant_map\":{\"dtype\":\"F32\",\"shape\":[4,4]", "is F32 [4, 4], F32 [16] is needed"),
+        CHANGED_TEXT(NF4 HF_SINGLE_FILE, DOWN ".quant_map\":{\"dtype\":\"F32\"", DOWN ".quant_map\":{\"dtype\":\"I32\"",
+                     "is I32 [16], F32 [16] is needed"),
+        STATE("\"blocksize\": 64", "\"blocksize\": 48", "has blocksize 48"),
+        STATE("\"blocksize\": 64", "\"blocksize\": 16", "has blocksize 16"),
+        STATE("\"blocksize\": 64", "\"blocksize\": -4", "has blocksize -4"),
+        STATE("\"blocksize\": 64", "\"clocksize\": 64", "has no number blocksize"),
+        CHANGED_TEXT(NF4 HF_SINGLE_FILE, "\"blocksize\": 64", "\"blocksize\": 32",
+                     "tensor " DOWN ".absmax is U8 [35], U8 [70] is needed"),
+        STATE("\"quant_type\": \"nf4\"", "\"quant_type\": \"fp4\"", "has another quant_type than its name"),
+        STATE("\"shape\": [40, 56]", "\"shape\": [56, 40]", "has another shape than [40, 56]"),
+        STATE("\"shape\": [40, 56]", "\"shape\": [40,5,6]", "has another shape than [40, 56]"),
+        STATE("\"nested_blocksize\": 256", "\"nested_blocksize\": 128", "has a nested_blocksize that is not 256"),
+        STATE("\"nested_dtype\": \"float32\"", "\"nested_dtype\": \"float16\"", "has a nested_dtype"),
+        STATE("\"nested_offset\": 0", "\"nested_offzet\": 0", "has no number nested_offset"),
+        STATE("\"dtype\": \"bfloat16\"", "\"dtype\": \"cfloat16\"", "has a dtype that is not"),
+        STATE("{\"quant_type\"", "[\"quant_type\"", "is no JSON object"),
+        OTHER_NUMBER(NF4 HF_SINGLE_FILE, NF4_DATA(0), 4, 0x7f800000, "tensor " DOWN ".nested_absmax has inf at [0]"),
+        OTHER_NUMBER(NF4 HF_SINGLE_FILE, NF4_DATA(0), 4, 0x7fc00000, "tensor " DOWN ".nested_absmax has nan at [0]"),
+        OTHER_NUMBER(NF4 HF_SINGLE_FILE, NF4_DATA(0), 4, 0xbf800000, "tensor " DOWN ".nested_absmax has -1 at [0]"),
+        OTHER_NUMBER(NF4 HF_SINGLE_FILE, NF4_DATA(4), 4, 0, "tensor " DOWN ".nested_quant_map has 0 at [0]"),
+        OTHER_NUMBER(NF4 HF_SINGLE_FILE, NF4_DATA(1028 + 60), 4, 0x40000000, "tensor " DOWN ".quant_map has 2 at [15]"),
+        OTHER_NUMBER(FP4 HF_SINGLE_FILE, FP4_DATA(292), 4, 0xff800000, "c_attn.weight.absmax has -inf at [1]"),
+        OTHER_NUMBER(FP4 HF_SINGLE_FILE, FP4_DATA(400), 4, 0, "c_attn.weight.quant_map has 0 at [1]"),
+        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"gptq\"", "quantization_config (gptq)"),
+        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"awq\"", "quantization_config (awq)"),
+        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"mxfp4\"", "quantization_config (mxfp4)"),
+        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"fp8\"", "quantization_config (fp8)"),
+        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"compressed-tensors\"",
+                  "take the model that it was made of, and --base nf4"),
+        QUANTISER("\"load_in_4bit\": true,\n    \"load_in_8bit\": false",
+                  "\"load_in_4bit\": false, \"load_in_8bit\": true", "quantization_config (bitsandbytes in 8 bits)"),
+        QUANTISER("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"af4\"", "bnb_4bit_quant_type is af4"),
+    };
+    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4"), open_and_decode, NULL, mend_safetensors, 0};
+    expect_damage_found(&suite, rows, COUNT_OF(rows));
+}
+
+TEST(random_damage) {
+    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4"), open_and_decode, NULL, mend_safetensors, 0};
+    const char *wanted = getenv("STREAMBP_DAMAGE");
+    const size_t tries = 100 * (wanted ? (size_t)atol(wanted) : 1);
+    expect_random_damage_survived(&suite, NF4 HF_SINGLE_FILE, 12000, tries);
+    expect_random_damage_survived(&suite, FP4 HF_SINGLE_FILE, 8000, tries);
+    expect_random_damage_survived(&suite, NF4 "config.json", 1u << 20, tries);
+}
+
+int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -1,0 +1,85 @@
+#!/bin/sh
+# A frozen base in 4 bits as a user handles it: gradients are to the bit those over the decoded weights, whatever the
+# method, the place and the ranks; folders go to bitsandbytes' and back; adapters know their base; what cannot be is
+# refused.
+. test/cli.sh
+ranks() { count=$1; shift; test/ranks/mpirun.sh $count "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
+lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
+# ---- the same gradients --------------------------------------------------------------------------------------------------------
+for model in qwen3 gpt2 qwen3_5; do
+    type=nf4
+    [ $model = gpt2 ] && type=fp4
+    decoded=$WORK/decoded-$model
+    succeeds convert --model $GOLDEN/$model --base $type --out "$decoded" --quiet
+    succeeds bp --model $GOLDEN/$model --base $type $lora --grads-out "$WORK/a.safetensors"
+    succeeds bp --model "$decoded" $lora --grads-out "$WORK/b.safetensors"
+    check "$model: 4 bits, decoded" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+    succeeds bp --model $GOLDEN/$model --base $type $lora --method full --weights host --grads-out "$WORK/a.safetensors"
+    succeeds bp --model "$decoded" $lora --method full --grads-out "$WORK/b.safetensors"
+    check "$model: 4 bits in host memory, method full" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+    succeeds bp --model $GOLDEN/$model --base $type $lora --chunk 7 --inputs-every 2 --inputs host --grads-out "$WORK/a.safetensors"
+    succeeds bp --model "$decoded" $lora --chunk 7 --grads-out "$WORK/b.safetensors"
+    check "$model: 4 bits, chunks, inputs of every second layer" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+done
+command -v mpirun >/dev/null || skip 'ranks that share a base in 4 bits' 'there is no mpirun'
+for options in '--zero 3' '--zero 3 --weights host' '--sp 3'; do
+    command -v mpirun >/dev/null || break
+    check "3 ranks $options" ranks 3 bp --model $GOLDEN/qwen3 --base nf4 $lora $options --grads-out "$WORK/a.safetensors"
+    check "3 ranks $options" ranks 3 bp --model "$WORK/decoded-qwen3" $lora $options --grads-out "$WORK/b.safetensors"
+    check "3 ranks, $options: 4 bits, decoded" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+done
+
+# ---- folders -------------------------------------------------------------------------------------------------------------------
+for model in qwen3-nf4 gpt2-fp4; do
+    type=${model#*-}
+    succeeds convert --model $GOLDEN/$model --to $type --out "$WORK/$model" --quiet
+    check "$model is copied to the byte" cmp -s $GOLDEN/$model/model.safetensors "$WORK/$model/model.safetensors"
+    succeeds plan --for bp --model $GOLDEN/$model $(echo $lora | sed s/--overwrite//) --json
+    planned=$(json total_bytes)
+    succeeds bp --model $GOLDEN/$model $lora --json
+    check "a plan of $model needs no weights" [ -n "$planned" -a "$planned" = "$(json plan_bytes)" ]
+done
+succeeds convert --model $GOLDEN/qwen3-bf16 --to nf4 --quantise-head --max-shard-size 20kB --out "$WORK/head" --quiet
+succeeds bp --model "$WORK/head" $lora --grads-out "$WORK/a.safetensors"
+succeeds bp --model $GOLDEN/qwen3-bf16 --base nf4 --quantise-head $lora --grads-out "$WORK/b.safetensors"
+check 'a folder with its head in 4 bits' cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+succeeds convert --model "$WORK/head" --out "$WORK/head.bin" --dtype fp32 --quiet
+succeeds convert --model "$WORK/head" --out "$WORK/plain" --quiet
+check 'decoded folders are of no quantiser' [ "$(grep -c quantization_config "$WORK/plain/config.json")" = 0 ]
+
+# ---- adapters ------------------------------------------------------------------------------------------------------------------
+train="--model $GOLDEN/qwen3-bf16 --lora-rank 4 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --lr 1e-2 --quiet --schedule constant"
+succeeds train $train --base nf4 --steps 4 --out "$WORK/straight"
+succeeds train $train --base nf4 --steps 2 --out "$WORK/parts"
+refuses 1 'was trained with --base nf4,' train $train --steps 4 --out "$WORK/parts" --resume
+succeeds train $train --base nf4 --steps 4 --out "$WORK/parts" --resume
+check 'a resumed run has the same bits' cmp -s "$WORK/straight/checkpoint-00000004/adapter_model.safetensors" \
+    "$WORK/parts/checkpoint-00000004/adapter_model.safetensors"
+adapter="--adapter $WORK/straight/checkpoint-00000004"
+eval="--data $SHARD --any-tokenizer --seq-len 48 --val-steps 2 --json"
+succeeds eval --model $GOLDEN/qwen3-bf16 --base nf4 $adapter $eval
+loss=$(json loss)
+refuses 1 'its weights are other ones; give that model, and --base as in its training' eval --model $GOLDEN/qwen3-bf16 $adapter $eval
+succeeds convert --model $GOLDEN/qwen3-bf16 --to nf4 --out "$WORK/nf4" --quiet
+succeeds eval --model "$WORK/nf4" $adapter $eval
+check 'a folder in 4 bits is the same base' [ "$(json loss)" = "$loss" ]
+succeeds convert --model "$WORK/nf4" $adapter --merge --dtype fp32 --out "$WORK/merged.bin" --quiet
+succeeds eval --model "$WORK/merged.bin" $eval
+check 'merged: decoded weights and adapters' close "$(json loss)" "$loss" 1e-4
+succeeds convert --model $GOLDEN/qwen3-bf16 --base nf4 $adapter --merge --dtype fp32 --out "$WORK/merged2.bin" --quiet
+check 'from either' cmp -s "$WORK/merged.bin" "$WORK/merged2.bin"
+succeeds sample --model "$WORK/nf4" $adapter --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
+ids=$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")
+succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
+check 'the merged model writes the same' [ "$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")" = "$ids" ]
+
+# ---- what is said, and refused -------------------------------------------------------------------------------------------------
+succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20
+says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an element of 28.80 k; 8.82 k others fp32; frozen$' \
+    'relative error  q_proj 0.09'
+refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or leave --base out' bp --model $GOLDEN/qwen3 --base nf4
+refuses 2 'or --base none to train them as they are decoded' bp --model $GOLDEN/qwen3-nf4
+succeeds bp --model $GOLDEN/qwen3-nf4 --base none --seq-len 20
+refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
+refuses 2 '--quantise-head: the head of this model is its embedding' bp --model $GOLDEN/llama-tied --base nf4 --quantise-head --lora-rank 2
+finish
