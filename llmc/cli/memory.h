@@ -266,7 +266,12 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
         lora_build(&lora, &run->model);
         way.settings.lora = &lora, way.settings.reference = computed_reference(o, &way.settings.objective, &lora);
         way_out(&way, B, limit, "--lora-rank 32", text);
-        lora_free(&lora);
+        const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+        Storage nf4;
+        storage_choose(&nf4, &run->model, nf4_format, 0);
+        way.settings.storage = &nf4;
+        way_out(&way, B, limit, "--lora-rank 32 --base nf4", text);
+        storage_free(&nf4), lora_free(&lora);
         way = *run;
     }
     if (run->settings.optimizer && run->model.dtype != DTYPE_FP64 &&

@@ -109,12 +109,10 @@ static void run_choose_base(Run *run, const char *directory) {
     if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
     if (source || (!wanted && !directory) || o->base == BASE_NONE) return;
     QuantFormat *formats = directory ? hf_directory_formats(directory, &run->model) : NULL;
-    if (!formats && !wanted) return;
-    if (!formats)
-        formats = (QuantFormat *)checked_calloc(run->model.parameter_count, sizeof(format), "formats of weights");
-    for (size_t i = 0; wanted && i < run->model.parameter_count; i++)
-        if (parameter_quantises(&run->model, &run->model.parameters[i], o->quantise_head)) formats[i] = format;
-    storage_build(&run->storage, &run->model, formats);
+    if (wanted)
+        storage_choose(&run->storage, &run->model, format, o->quantise_head);
+    else if (formats)
+        storage_build(&run->storage, &run->model, formats);
     free(formats);
 }
 

@@ -72,6 +72,16 @@ static int parameter_quantises(const Model *model, const Parameter *p, int head)
     return head || p->offset != model->model_offset[LM_HEAD];
 }
 
+// Every matrix that can be is in `format`.
+static void storage_choose(Storage *storage, const Model *model, QuantFormat format, int head) {
+    QuantFormat *formats =
+        (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
+    for (size_t i = 0; i < model->parameter_count; i++)
+        if (parameter_quantises(model, &model->parameters[i], head)) formats[i] = format;
+    storage_build(storage, model, formats);
+    free(formats);
+}
+
 // A group has a matrix in 4 bits: it is decoded before it is used.
 static int storage_decodes(const Storage *storage, const Model *model, size_t group) {
     const Range of = group_parameters(model, group);

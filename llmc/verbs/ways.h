@@ -97,12 +97,21 @@ static void options_untype_lora(Options *o) {
         if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
 }
 
+// All weights are trained as they are decoded.
+static void way_decode(Trained *t) {
+    if (!t->run.settings.storage) return;
+    t->run.settings.storage = NULL;
+    option_type(&t->options, "base", "none");
+    t->options.quantise_head = 0, t->options.given[option_find("quantise-head")] = 0;
+}
+
 // A run's copy that trains adapters, or all weights
 static void way_open(Trained *t, const Run *run, int lora) {
     memset(t, 0, sizeof(*t));
     t->options = *run->options, t->run = *run, t->run.options = &t->options;
     if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", WAY_RANK), run_open_lora(&t->run);
     if (!lora && run->settings.lora) options_untype_lora(&t->options);
+    if (!lora) way_decode(t);
     if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
     t->run.attention = attention_library(&t->run);
     t->run.settings.lora = lora ? &t->run.lora : NULL;
@@ -172,7 +181,8 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
     const RunSettings *s = &row->settings;
     const Estimate *e = &row->estimate;
     char trained[16] = "full", inputs[16], optimizer[16];
-    if (t->run.settings.lora) snprintf(trained, sizeof(trained), "LoRA %d", (int)t->run.lora.rank);
+    if (t->run.settings.lora)
+        snprintf(trained, sizeof(trained), "%sLoRA %d", t->run.settings.storage ? "Q" : "", (int)t->run.lora.rank);
     fprintf(out, "%c %-8s %-6s", best ? '*' : ' ', trained, place_names[row->uses]);
     if (!row->fits) {
         fprintf(out, "  %-84s %10zu\n", "this length does not fit", row->longest);
@@ -220,6 +230,7 @@ static void ways_json(JsonOut *json, const TrainingWays *ways) {
             json_object(json, NULL);
             json_text(json, "trained", t->run.settings.lora ? "lora" : "full");
             json_size(json, "lora_rank", t->run.settings.lora ? t->run.lora.rank : 0);
+            json_bool(json, "base_in_4_bits", t->run.settings.storage != NULL);
             json_text(json, "with", place_names[row->uses]);
             json_size(json, "max_seq_len", row->longest);
             json_bool(json, "fits", row->fits);
