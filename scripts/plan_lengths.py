@@ -51,6 +51,29 @@ ROWS = [
     ("", "32 H100, host 1.8 TiB a node", "--init llama3.1-8b --seq-len 15500032 --ranks 32 --sp 32 --zero 3 --machine h100 "
      "--host-limit 1.8TiB", None, [("ALST", "llama3.1-8b", 32, "h100")]),
 ]
+
+
+def qlora(model, what, published, times, card, gib, host=512):
+    """A row of rank 32 over a base in 4 bits, at so many times the length that Unsloth publishes for a card of gib GB."""
+    limits, options = (f", host {host} GiB", f"{card} --host-limit {host}GiB") if host else ("", f"{card},host=0")
+    return (what, f"{gib} GiB{limits}", f"--init {model} --base nf4 --lora-rank 32 --seq-len {int(times * published)} --machine {options} "
+            f"--memory-limit {gib}GiB", None, [("Unsloth", model.replace("3.1-70b", "3.3-70b"), 1, f"{gib}gb")])
+
+
+ROWS += [
+    qlora("llama3.1-8b", "Llama-3.1-8B, NF4, LoRA of rank 32", 2972, 8, "rtx3060", 8),
+    qlora("llama3.1-8b", "", 21848, 8, "rtx3060", 12),
+    qlora("llama3.1-8b", "", 40724, 8, "rtx4080", 16),
+    qlora("llama3.1-8b", "", 78475, 8, "rtx4090", 24),
+    qlora("llama3.1-8b", "", 153977, 8, "a100-40", 40),
+    qlora("llama3.1-8b", "", 191728, 8, "l40s", 48),
+    qlora("llama3.1-8b", "", 342733, 5, "h100", 80),
+    qlora("llama3.1-8b", "the same, nothing outside the card", 2972, 0.8, "rtx3060", 8, 0),
+    qlora("llama3.1-8b", "", 78475, 0.8, "rtx4090", 24, 0),
+    qlora("llama3.1-8b", "", 342733, 0.8, "h100", 80, 0),
+    qlora("llama3.1-70b", "Llama-3.3-70B, NF4, LoRA of rank 32", 12106, 4, "l40s", 48),
+    qlora("llama3.1-70b", "", 89389, 4, "h100", 80),
+]
 POINTS = [  # of the picture: name, options of all lengths
     ("all weights, host 128 GiB and a disk", "--machine h100,host=128GiB,disk=4TB"),
     ("all weights, host 460 GiB", "--machine h100,host=460GiB"),
