@@ -267,7 +267,7 @@ static void run_load_storage(Run *run, Sharding held) {
         memcpy(random->quant, run->storage.format, run->model.parameter_count * sizeof(QuantFormat));
     }
     storage_load(random ? random : run->source, &run->model, memory->storage, held, ops_device, memory->weights,
-                 run->options->quiet ? NULL : &run->errors);
+                 run->options->quiet && !run->options->json ? NULL : &run->errors);
     if (random) weights_close(random);
 }
 
