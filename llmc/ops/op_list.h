@@ -140,6 +140,16 @@ OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, co
    (out, x, weight, bias, residual, n, C, OC, stride),
    TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED)
    TENSOR(bias, OC, STORED) TENSOR(residual, strided(n, OC, stride), STORED) COUNT(dry_product(n, C, OC, STORED)))
+// The same, weight being rows [first, first + OC) of what dequantise makes of a record of [rows,C]; nothing is decoded
+// to memory. Meant for few tokens
+OP(void, linear_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,
+                                    size_t rows, size_t first, const Stored *bias, const Stored *residual, size_t n,
+                                    size_t C, size_t OC, size_t stride),
+   (out, x, record, format, rows, first, bias, residual, n, C, OC, stride),
+   TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED)
+   TENSOR(record, quant_parts(*format, rows * C).bytes, 1) TENSOR(bias, OC, STORED)
+   TENSOR(residual, strided(n, OC, stride), STORED)
+   COUNT(dry_product_of(n, C, OC, (double)quant_parts(*format, OC * C).bytes)))
 // dx[n,C] = (or += with accumulate) dout[n,OC] weight
 OP(void, linear_backward_input, (Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C, size_t OC,
                                  size_t stride, int accumulate),

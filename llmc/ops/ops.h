@@ -210,6 +210,7 @@ typedef struct Ops {
     DType stored, summed;
     size_t chunk, logits_chunk; // tokens of a chunk that suit it, where none are asked for
     size_t row_multiple;        // elements: rows of logits are padded to a multiple of it
+    size_t quantised_rows;      // of so many rows linear_forward_quantised is faster than a product of decoded weights
 #define OP(type, op, parameters, ...) type(*op) parameters;
 #include "op_list.h" // each op with its contract
 } Ops;

@@ -67,14 +67,19 @@ static void dry_activation(ActivationKind kind, const char *swiglu, const char *
     dry.op = kind == ACTIVATION_SWIGLU ? swiglu : kind == ACTIVATION_GELU ? gelu : geglu;
 }
 
-// matrix: bytes of an element of the weight, or of its gradient in and out
-static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
+// weight: its bytes, or those of its gradient in and out
+static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
-    const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + (double)(C * OC * matrix);
+    const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
     dry.rows = OC, dry.cols = C;
     dry.counts.flops += dry.factor * flops, dry.counts.operands += dry.factor * bytes;
     dry.counts.launches += dry.factor;
     if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
+}
+
+// matrix: likewise, of an element
+static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
+    dry_product_of(n, C, OC, (double)(C * OC * matrix));
 }
 
 // Kernels of a library's call with those around it: log-sum-exp turned; cuDNN's own five, three that add what is staged

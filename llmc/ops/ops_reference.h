@@ -99,6 +99,15 @@ static void reference_linear_forward(double *out, const double *x, const double 
         }
 }
 
+static void reference_linear_forward_quantised(double *out, const double *x, const void *record,
+                                               const QuantFormat *format, size_t rows, size_t first, const double *bias,
+                                               const double *residual, size_t n, size_t C, size_t OC, size_t stride) {
+    double *weight = (double *)checked_calloc(rows * C, sizeof(double), "a matrix in 4 bits");
+    reference_dequantise(weight, record, format, rows * C);
+    reference_linear_forward(out, x, weight + first * C, bias, residual, n, C, OC, stride);
+    free(weight);
+}
+
 static void reference_linear_backward_input(double *dx, const double *dout, const double *weight, size_t n, size_t C,
                                             size_t OC, size_t stride, int accumulate) {
     if (!accumulate) memset(dx, 0, n * C * sizeof(double));

@@ -166,6 +166,27 @@ static void check_linear_forward(const Config *c, size_t n) {
     }
 }
 
+// Fewer columns out: all of a record is decoded
+static void check_linear_forward_quantised(const Config *c, size_t n) {
+    const QuantFormat format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16};
+    const Dim N = all_of(min_size(n, 9)), C = all_of(c->hidden_size), OC = all_of(min_size(c->intermediate_size, 100));
+    check_begin("%zux%zux%zu", N.size, C.size, OC.size);
+    const size_t count = C.size * (OC.size + 1), words = quant_parts(format, count).bytes / sizeof(float);
+    float *values = (float *)checked_malloc(count * sizeof(float), "a check");
+    for (size_t i = 0; i < count; i++) values[i] = (float)normal_of(random_mix(i));
+    uint8_t *record = (uint8_t *)check_allocate(words * sizeof(float));
+    quant_encode(record, format, values, count);
+    free(values);
+    Tensor *in = tensor_given(TENSOR_READ, "record", DTYPE_FP32, all_of(words), all_of(1), record);
+    Tensor *x = tensor_in("x", N, C), *bias = tensor_in("bias", all_of(1), OC),
+           *residual = tensor_in("residual", N, OC), *out = tensor_out("out", N, OC);
+    in->raw = 1;
+    check.terms = C.size;
+    CHECK(linear_forward_quantised, of(out), of(x), of(in), &format, OC.size + 1, 1, of(bias), of(residual), len(N),
+          len(C), len(OC), len(OC));
+    expect(out, sqrt((double)C.size));
+}
+
 static void check_linear_backward_input(const Config *c, size_t n) {
     for (size_t i = 0; i < PRODUCTS; i++) {
         Product p = product_of(c, n, i);

@@ -1,6 +1,7 @@
 /*
 Matrices in 4 bits: records of random codes and scales, among them zeros, tiny and large ones, decoded to the bits that
-quant_decode gives on the host. What lies between a record's parts must not matter. Part of test_ops.c.
+quant_decode gives on the host; products with them. What lies between a record's parts must not matter. Part of
+test_ops.c.
 */
 #ifndef TEST_OPS_QUANTISE_H
 #define TEST_OPS_QUANTISE_H
@@ -57,6 +58,45 @@ TEST(dequantise) {
                                    blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4]};
             dequantise_case(f, lengths[l]);
         }
+}
+
+static void quantised_case(QuantFormat f, size_t n, size_t C, size_t OC, size_t first, size_t stride, int with_bias,
+                           int residual) {
+    test_case("n=%zu C=%zu OC=%zu from row %zu stride=%zu %s%s blocks of %zu, rounded to %s, bias=%d residual=%d", n, C,
+              OC, first, stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding),
+              with_bias,
+              residual); // 2: out is residual
+    const size_t rows = first + OC + first % 3, count = rows * C;
+    const QuantParts p = quant_parts(f, count);
+    float *values = (float *)case_memory(count * sizeof(float));
+    uint8_t *bytes = (uint8_t *)case_memory(p.bytes);
+    for (size_t i = 0; i < count; i++) values[i] = (float)test_normal();
+    quant_encode(bytes, f, values, count);
+    Guarded *x = input("x", n * C), *record = guarded_bytes(INPUT, "record", bytes, 4, p.bytes / 4);
+    Guarded *bias = with_bias ? input("bias", OC) : NULL;
+    Guarded *added = residual ? rows_of(residual == 2 ? CHANGED : INPUT, "residual", n, OC, stride, 1.0) : NULL;
+    Guarded *out = residual == 2  ? added
+                   : stride == OC ? output("out", n * OC)
+                                  : rows_of(CHANGED, "out", n, OC, stride, 1.0);
+    BOTH(linear_forward_quantised, of(out), of(x), of(record), &f, rows, first, of(bias), of(added), n, C, OC, stride);
+    expect(out, 1.0, sqrt((double)C));
+    expect_between(out, 0, OC, stride);
+}
+
+TEST(linear_forward_quantised) {
+    static const size_t shapes[][3] = {{1, 64, 6},   {1, 1, 1},    {2, 7, 5},    {1, 63, 13},
+                                       {3, 513, 7},  {8, 128, 70}, {9, 256, 11}, {5, 2048, 6},
+                                       {33, 96, 50}, {1, 4160, 9}, {4, 40, 200}};
+    static const size_t blocks[] = {64, 32, 64, 4096, 128};
+    static const DType roundings[] = {DTYPE_BF16, DTYPE_FP32, DTYPE_FP16};
+    for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
+        const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
+        const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
+        const QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
+                               ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
+        quantised_case(f, shape[0], shape[1], shape[2], s % 7 < 4 ? 0 : test_random_below(20),
+                       shape[2] + (s % 2 ? test_random_below(9) : 0), s % 3 == 1, (int)(s / 2 % 3));
+    }
 }
 
 #endif

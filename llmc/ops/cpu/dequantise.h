@@ -127,31 +127,35 @@ VECTOR_INLINE void block_values(floatX table[16], const Sixteen *codes, DType ro
 #endif
 }
 
-static void cpu_dequantise(Stored *out_, const void *record, const QuantFormat *format, size_t n) {
+// out[count] = elements [begin, begin + count) of a matrix of n. quant_scales() was made before
+static void decode_elements(floatX *out, const void *record, QuantFormat f, size_t n, size_t begin, size_t count) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
-    const QuantFormat f = *format;
-    const QuantParts p = quant_parts(f, n);
     const uint8_t *codes = (const uint8_t *)record;
-    floatX *const out = (floatX *)out_;
-    const size_t groups = (p.blocks + SCALES - 1) / SCALES;
+    const size_t end = begin + count;
     Sixteen of_type;
     memcpy(&of_type, quant_codes[f.type], sizeof(of_type));
-    quant_scales(); // made before threads want it
-#pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
-    for (size_t g = 0; g < groups; g++) {
-        const size_t first = g * SCALES, count = min_size(SCALES, p.blocks - first);
+    for (size_t i = begin; i < end;) {
+        const size_t first = i / f.block, blocks = min_size(SCALES, (end - 1) / f.block + 1 - first);
         float scale[SCALES];
-        quant_scales_of(scale, f, codes, n, first, count);
-        for (size_t b = 0; b < count; b++) {
-            const size_t begin = (first + b) * f.block, end = min_size(begin + f.block, n);
-            floatX values[16];
+        quant_scales_of(scale, f, codes, n, first, blocks);
+        for (size_t b = 0; b < blocks; b++) {
+            const size_t stop = min_size((first + b + 1) * f.block, end);
+            floatX values[16] __attribute__((aligned(64)));
             block_values(values, &of_type, f.rounding, scale[b]);
             const PickTable table = pick_table(values);
-            size_t i = begin;
-            for (; i + PICKED <= end; i += PICKED) pick(out + i, codes + i / 2, table);
-            for (; i < end; i++) out[i] = values[codes[i / 2] >> (i % 2 ? 0 : 4) & 15];
+            if (i % 2) out[i - begin] = values[codes[i / 2] & 15], i++;
+            for (; i + PICKED <= stop; i += PICKED) pick(out + (i - begin), codes + i / 2, table);
+            for (; i < stop; i++) out[i - begin] = values[codes[i / 2] >> (i % 2 ? 0 : 4) & 15];
         }
     }
+}
+
+static void cpu_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
+    enum { PART = 4096 };
+    quant_scales(); // made before threads want it
+#pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
+    for (size_t begin = 0; begin < n; begin += PART)
+        decode_elements((floatX *)out + begin, record, *format, n, begin, min_size(PART, n - begin));
 }
 
 #endif

@@ -22,6 +22,25 @@ static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weigh
     matrix_product(&p);
 }
 
+static void cpu_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
+                                         size_t rows, size_t first, const Stored *bias, const Stored *residual,
+                                         size_t n, size_t C, size_t OC, size_t stride) {
+    quant_scales(); // made before threads want it
+    for (size_t row = 0; row < n; row += FEW_MOST) {
+        Product p = product_of("linear_forward_quantised", min_size(FEW_MOST, n - row), OC, C, x, NULL, out);
+        p.record = record, p.format = format, p.record_rows = rows, p.record_first = first;
+        p.a += row * C, p.out = (floatX *)p.out + row * stride;
+        p.b_transposed = 1;
+        p.out_stride = stride;
+        p.bias = (const floatX *)bias;
+        if (residual == out)
+            p.accumulate = 1;
+        else if (residual)
+            p.residual = (const floatX *)residual + row * stride;
+        product_of_few(&p);
+    }
+}
+
 static void cpu_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                       size_t OC, size_t stride, int accumulate) {
     Product p = product_of("linear_backward_input", n, C, OC, dout, weight, dx);

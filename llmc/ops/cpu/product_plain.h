@@ -14,6 +14,7 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row
 #ifndef LLMC_CPU_PRODUCT_PLAIN_H
 #define LLMC_CPU_PRODUCT_PLAIN_H
 #include "llmc/ops/ops.h"
+#include "dequantise.h"
 #include "elements.h"
 #include "memory.h"
 #include "vector.h"
@@ -49,6 +50,9 @@ typedef struct {
     int out_summed;                // out holds floatS, else floatX
     int accumulate;                // out +=; residual is then NULL
     const floatX *bias, *residual; // may be NULL
+    const void *record;            // b in 4 bits: `b` is NULL then, and m at most FEW_MOST; else NULL
+    const QuantFormat *format;
+    size_t record_rows, record_first; // the record is of [record_rows,k], b rows of it from record_first on
 } Product;
 
 static inline Product product_of(const char *op, size_t m, size_t n, size_t k, const Stored *a, const Stored *b,
@@ -333,12 +337,12 @@ static floatS *product_scratch(size_t elements) {
 #define FEW_MOST      32              // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
 #define STREAMED_ROWS (8 * MANY_ROWS) // of an item of work, at most
 
-// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
+// total[rows][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
 // of `ahead` are asked for.
-VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
+VECTOR_INLINE void dot_products(int rows, int asked, Vector (*total)[MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
-    for (int r = 0; r < FEW_ROWS; r++)
+    for (int r = 0; r < rows; r++)
         for (int c = 0; c < MANY_ROWS; c++) sum[r][c] = (Vector){0};
     for (size_t i = 0; i < depth; i += VECTOR_LANES, few += FEW_ROWS * VECTOR_LANES) {
         for (int c = 0; c < MANY_ROWS; c++) {
@@ -346,48 +350,65 @@ VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], in
             VECTOR_KEEP(right[c]);
         }
         for (int c = 0; c < asked; c++) __builtin_prefetch(ahead[c] + i, 0, 2);
-        for (int r = 0; r < FEW_ROWS; r++) {
+        for (int r = 0; r < rows; r++) {
             const Vector left = vector_load(few + r * VECTOR_LANES);
             for (int c = 0; c < MANY_ROWS; c++) sum[r][c] += left * right[c];
         }
     }
-    for (int r = 0; r < FEW_ROWS; r++)
+    for (int r = 0; r < rows; r++)
         for (int c = 0; c < MANY_ROWS; c++) total[r][c] = accumulate ? total[r][c] + sum[r][c] : sum[r][c];
 }
 
 typedef struct {
     const floatS *few; // packed, [tiles][whole / VECTOR_LANES][FEW_ROWS][VECTOR_LANES]
     const floatX *x, *many;
+    const Product *coded; // the many are its record, in place of `many`; else NULL
     size_t x_stride, stride;
     size_t count, tiles, rows; // of the few; of the many
     size_t whole, k;           // elements of a row, in whole vectors; all
 } FewRows;
 
+// out[count] = elements from element `begin` on of the many, which are in 4 bits; those from `next` on are asked for
+static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t next, size_t count) {
+    const Product *p = f->coded;
+    const size_t first = p->record_first * f->k;
+    for (size_t i = 0; i < count; i += 2 * 64) __builtin_prefetch((const char *)p->record + (first + next + i) / 2);
+    decode_elements(out, p->record, *p->format, p->record_rows * f->k, first + begin, count);
+}
+
 // sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; where
 // there are fewer, the last one again. It has room for a vector more.
 static VECTOR_FUNCTION void dots_of_group(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
     Vector total[FEW_MOST * MANY_ROWS + VECTOR_LANES];
-    const size_t sums = f->tiles * FEW_ROWS * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
+    floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
+    const size_t sums = f->tiles * (f->count > 1 ? FEW_ROWS : 1) * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
     for (size_t i = sums; i < round_up(sums, VECTOR_LANES); i++) total[i] = (Vector){0};
     for (size_t from = begin; from < end; from += STREAMED_DEPTH) {
         const size_t depth = min_size(STREAMED_DEPTH, end - from);
         const floatX *row[MANY_ROWS], *next[2 * MANY_ROWS];
-        for (size_t c = 0; c < MANY_ROWS; c++) {
-            row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
-            next[c] = row[c] + depth;
-            if (from + depth == end)
-                next[c] = f->many + min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
+        for (size_t c = 0; c < MANY_ROWS; c++) { // elements of the many
+            const size_t here = min_size(first + c, f->rows - 1) * f->stride + from;
+            const size_t then =
+                from + depth < end ? here + depth : min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
+            if (f->coded) decode_many(decoded[c], f, here, then, depth);
+            row[c] = f->coded ? decoded[c] : f->many + here;
+            next[c] = f->coded ? row[c] : f->many + then;
             next[MANY_ROWS + c] = row[c]; // which are here: nothing is left to ask for
+        }
+        if (f->count == 1) {
+            dot_products(1, MANY_ROWS, (Vector(*)[MANY_ROWS])total, from > begin, f->few + from * FEW_ROWS, row, next,
+                         depth);
+            continue;
         }
         for (size_t t = 0; t < f->tiles; t++) { // each tile asks for a share of what comes next
             Vector(*tile)[MANY_ROWS] = (Vector(*)[MANY_ROWS])(total + t * FEW_ROWS * MANY_ROWS);
             const floatS *few = f->few + (t * f->whole + from) * FEW_ROWS;
             const floatX *const *ahead = next + min_size(t * asked, MANY_ROWS);
             switch (asked) {
-            case 1: dot_products(1, tile, from > begin, few, row, ahead, depth); break;
-            case 2: dot_products(2, tile, from > begin, few, row, ahead, depth); break;
-            case 3: dot_products(3, tile, from > begin, few, row, ahead, depth); break;
-            default: dot_products(MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
+            case 1: dot_products(FEW_ROWS, 1, tile, from > begin, few, row, ahead, depth); break;
+            case 2: dot_products(FEW_ROWS, 2, tile, from > begin, few, row, ahead, depth); break;
+            case 3: dot_products(FEW_ROWS, 3, tile, from > begin, few, row, ahead, depth); break;
+            default: dot_products(FEW_ROWS, MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
             }
         }
     }
@@ -404,10 +425,15 @@ static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int 
         for (size_t i = 0; i < groups; i++)
             dots_of_group(sums[i], f, first + i * MANY_ROWS, from, min_size(from + STREAMED_LENGTH, f->whole));
     for (size_t i = f->whole; i < f->k; i++)
-        for (size_t c = 0; c < count; c++)
+        for (size_t c = 0; c < count; c++) {
+            floatX element;
+            if (f->coded)
+                decode_many(&element, f, (first + c) * f->stride + i, 0, 1);
+            else
+                element = f->many[(first + c) * f->stride + i];
             for (size_t r = 0; r < f->count; r++)
-                sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] +=
-                    load(f->x[r * f->x_stride + i]) * load(f->many[(first + c) * f->stride + i]);
+                sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] += load(f->x[r * f->x_stride + i]) * load(element);
+        }
     for (size_t r = 0; r < f->count && columns; r++) {
         for (size_t i = 0; i < groups; i++)
             memcpy(out + i * MANY_ROWS, sums[i] + r * MANY_ROWS, MANY_ROWS * sizeof(floatS));
@@ -429,9 +455,9 @@ static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride
 // out[m,n] where rows of a and of b lie as long as they are, and there are few of one of them: the others pass once, as
 // they lie, STREAMED_LENGTH of their elements at a time.
 static void product_of_few(const Product *p) {
-    const int columns = p->m <= MOST_STREAMED_ROWS; // there are few of a
+    const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // there are few of a
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
-    FewRows f = {.whole = p->k / VECTOR_LANES * VECTOR_LANES, .k = p->k};
+    FewRows f = {.whole = p->k / VECTOR_LANES * VECTOR_LANES, .k = p->k, .coded = p->record ? p : NULL};
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
     f.tiles = panels_of(f.count, FEW_ROWS);

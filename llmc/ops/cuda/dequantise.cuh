@@ -2,6 +2,9 @@
 Matrices in 4 bits (llmc/base/quantise.h) to floatX, of op set "cuda". A thread takes the 4 bytes of 8 elements, so that
 a warp reads and writes without gaps; they share a scale, which is looked up and rounded as quant_scales_of does it.
 Bytes moved per element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64.
+
+linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x come from
+the caches. Where rows do not begin with a word of codes, a thread takes single elements.
 */
 #ifndef LLMC_CUDA_DEQUANTISE_CUH
 #define LLMC_CUDA_DEQUANTISE_CUH
@@ -31,27 +34,34 @@ __device__ inline float block_scale(const uint8_t *record, const QuantParts &p, 
     return product + *(const float *)(record + p.offset);
 }
 
+__device__ inline float decoded(const float *code, unsigned index, float scale, DType rounding) {
+    const float value = code[index & 15] * scale;
+    if (rounding == DTYPE_BF16) return bf16_value(bf16_nearest(value));
+    return rounding == DTYPE_FP16 ? fp16_rounded(value) : value;
+}
+
+__device__ inline void load_tables(float *code, float *map, const DequantiseTables &tables) {
+    static_assert(LOOP_THREADS == 256);
+    map[threadIdx.x] = tables.map[threadIdx.x];
+    if (threadIdx.x < 16) code[threadIdx.x] = tables.code[threadIdx.x];
+    __syncthreads();
+}
+
 template <bool PACKED>
 __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p, unsigned shift,
                                   DequantiseTables tables, size_t n) {
     constexpr int W = full_pack<floatX>;
     SHARED(float, code, 16);
     SHARED(float, map, 256);
-    static_assert(LOOP_THREADS == 256);
-    map[threadIdx.x] = tables.map[threadIdx.x];
-    if (threadIdx.x < 16) code[threadIdx.x] = tables.code[threadIdx.x];
-    __syncthreads();
+    load_tables(code, map, tables);
     FOR_EACH_PACK(i, (n + CODES_OF_WORD - 1) / CODES_OF_WORD) {
         const size_t begin = i * CODES_OF_WORD;
         const uint32_t word = ((const uint32_t *)record)[i]; // behind the last code there is padding
         const float scale = block_scale(record, p, map, format.nested, begin >> shift);
         Pack<floatX, W> values[CODES_OF_WORD / W];
-        for (unsigned j = 0; j < CODES_OF_WORD; j++) {
-            float value = code[word >> (j / 2 * 8 + (j % 2 ? 0 : 4)) & 15] * scale;
-            if (format.rounding == DTYPE_BF16) value = bf16_value(bf16_nearest(value));
-            if (format.rounding == DTYPE_FP16) value = fp16_rounded(value);
-            values[j / W].x[j % W] = store(value);
-        }
+        for (unsigned j = 0; j < CODES_OF_WORD; j++)
+            values[j / W].x[j % W] =
+                store(decoded(code, word >> (j / 2 * 8 + (j % 2 ? 0 : 4)), scale, format.rounding));
         if (PACKED && begin + CODES_OF_WORD <= n)
             for (unsigned j = 0; j < CODES_OF_WORD / W; j++) pack_write(out + begin + j * W, values[j]);
         else
@@ -59,16 +69,89 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     }
 }
 
-static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
+// Of a launch: the tables, and a shift for a division by the block's length, which is a power of two
+static DequantiseTables dequantise_tables(const QuantFormat *format, unsigned *shift) {
     DequantiseTables tables;
     memcpy(tables.code, quant_codes[format->type], sizeof(tables.code));
     memcpy(tables.map, quant_scales()->map, sizeof(tables.map));
-    unsigned shift = 0; // a division by the block's length, which is a power of two
-    while ((size_t)1 << shift < format->block) shift++;
+    for (*shift = 0; (size_t)1 << *shift < format->block;) ++*shift;
+    return tables;
+}
+
+static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
+    unsigned shift;
+    const DequantiseTables tables = dequantise_tables(format, &shift);
     with_flag(all_aligned(out), [&](auto PACKED) {
         LAUNCH((dequantise_kernel<PACKED>), loop_grid(blocks_for(n, CODES_OF_WORD)), LOOP_THREADS, 0)
         ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), shift, tables, n);
     });
+}
+
+// ---- products of a few rows -----------------------------------------------------------------------------------------
+constexpr size_t QUANTISED_ROWS = 8; // of a launch
+
+// ROWS: at least n, the rows of x and out. begin: the first element of weight in the record
+template <bool PACKED, int ROWS>
+__global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, const uint8_t *record, QuantFormat format,
+                                                QuantParts p, unsigned shift, DequantiseTables tables, size_t begin,
+                                                const floatX *bias, const floatX *residual, size_t n, size_t C,
+                                                size_t OC, size_t stride) {
+    constexpr int W = PACKED ? (int)CODES_OF_WORD : 1, PACK = PACKED ? full_pack<floatX> : 1;
+    SHARED(float, code, 16);
+    SHARED(float, map, 256);
+    load_tables(code, map, tables);
+    const size_t o = (size_t)blockIdx.x * (LOOP_THREADS / LANES) + threadIdx.x / LANES;
+    const unsigned lane = threadIdx.x % LANES;
+    if (o >= OC) return;
+    float sum[ROWS] = {};
+    for (size_t i = lane * W; i < C; i += LANES * W) {
+        const size_t element = begin + o * C + i;
+        const float scale = block_scale(record, p, map, format.nested, element >> shift);
+        const uint32_t word = PACKED ? ((const uint32_t *)record)[element / CODES_OF_WORD]
+                                     : (uint32_t)record[element / 2] << (element % 2 ? 4 : 0);
+        float weight[W];
+        for (unsigned j = 0; j < W; j++)
+            weight[j] = load(store(decoded(code, word >> (j / 2 * 8 + (j % 2 ? 0 : 4)), scale, format.rounding)));
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < W; j += PACK) {
+                const size_t row = (size_t)r < n ? (size_t)r : n - 1;
+                const Pack<floatX, PACK> values = pack_read<PACK>(x + row * C + i + j);
+                for (int k = 0; k < PACK; k++) sum[r] += load(values.x[k]) * weight[j + k];
+            }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        const float all = warp_sum(sum[r]);
+        const size_t at = (size_t)r * stride + o;
+        if (lane || (size_t)r >= n) continue;
+        out[at] = store(all + (bias ? load(bias[o]) : 0.0f) + (residual ? load(residual[at]) : 0.0f));
+    }
+}
+
+static void cuda_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
+                                          size_t rows, size_t first, const Stored *bias, const Stored *residual,
+                                          size_t n, size_t C, size_t OC, size_t stride) {
+    unsigned shift;
+    const DequantiseTables tables = dequantise_tables(format, &shift);
+    const dim3 grid((unsigned)blocks_for(OC, LOOP_THREADS / LANES));
+    for (size_t token = 0; token < n; token += QUANTISED_ROWS) {
+        const size_t count = min_size(QUANTISED_ROWS, n - token);
+        const floatX *in = (const floatX *)x + token * C;
+        const floatX *added = residual ? (const floatX *)residual + token * stride : NULL;
+        with_flag(C % CODES_OF_WORD == 0 && all_aligned(in), [&](auto PACKED) {
+            const auto launch = [&](auto kernel_rows) {
+                constexpr int ROWS = kernel_rows;
+                LAUNCH((linear_forward_quantised_kernel<PACKED, ROWS>), grid, LOOP_THREADS, 0)
+                ((floatX *)out + token * stride, in, (const uint8_t *)record, *format, quant_parts(*format, rows * C),
+                 shift, tables, first * C, (const floatX *)bias, added, count, C, OC, stride);
+            };
+            if (count == 1)
+                launch(Width<1>());
+            else if (count <= 4)
+                launch(Width<4>());
+            else
+                launch(Width<(int)QUANTISED_ROWS>());
+        });
+    }
 }
 
 #endif
