@@ -688,7 +688,8 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     h.norm_out = push_stored(s, SHARE_LOGITS, "final norm", c.n * d.C);
     h.logits = push_stored(s, SHARE_LOGITS, "logits", c.n * d.logits_stride);
     norm_forward(s, h.norm_out, layer_input(s, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
-    s->ops->linear_forward(h.logits, h.norm_out, h.matrix, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
+    matrix_forward(s, w, s->model->model_offset[LM_HEAD] - group_begin(s->model, GROUP_HEAD), h.matrix, h.logits,
+                   h.norm_out, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
     return h;
 }
 

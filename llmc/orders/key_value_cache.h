@@ -93,7 +93,7 @@ typedef enum { TURN_NONE, TURN_FORWARD, TURN_DRAW } Turn;
 // The weights of a turn come and go, for the ranks that need them.
 static void cache_serve(StreamBP *s, Turn turn) {
     if (turn == TURN_DRAW) {
-        weights_acquire(&s->memory, GROUP_HEAD);
+        weights_acquire_for(&s->memory, GROUP_HEAD, 0);
         weights_release(&s->memory, GROUP_HEAD);
         return;
     }
@@ -102,7 +102,7 @@ static void cache_serve(StreamBP *s, Turn turn) {
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
         const size_t l = layer_at(s, i);
-        weights_acquire(&s->memory, l);
+        weights_acquire_for(&s->memory, l, 0);
         weights_prefetch(&s->memory, l);
         weights_release(&s->memory, l);
     }
@@ -136,7 +136,7 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
         size_t l = layer_at(s, i), mark = arena_mark(s->arena);
         const int linear = layer_is_linear(&s->model->config, l);
         Activations a = {0};
-        w = weights_acquire(&s->memory, l);
+        w = weights_acquire_for(&s->memory, l, c.n);
         weights_prefetch(&s->memory, l);
         if (linear)
             push_linear_activations(s, &a, c.n);
@@ -256,7 +256,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
     cache_turn(cache, s, TURN_DRAW);
-    GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
+    GroupWeights w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n);
     Chunk c = cache->last;
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {

@@ -98,13 +98,40 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
 }
 
 // ---- linear layers --------------------------------------------------------------------------------------------------
+// out[n,rows] = x[n,in] W^T (+ bias) (+ residual, which may be out), rows of out `stride` apart; W[rows,in] = weight,
+// or in 4 bits at `offset` of its group
+static void matrix_forward(StreamBP *s, GroupWeights w, size_t offset, const Stored *weight, Stored *out,
+                           const Stored *x, const Stored *bias, const Stored *residual, size_t n, size_t in,
+                           size_t rows, size_t stride) {
+    const CodedMatrix m = coded_matrix(&s->memory, w, offset);
+    if (m.record)
+        s->ops->linear_forward_quantised(out, x, m.record, m.format, m.rows, m.first, bias, residual, n, in, rows,
+                                         stride);
+    else
+        s->ops->linear_forward(out, x, weight, bias, residual, n, in, rows, stride);
+}
+
+// The product of a linear layer without its adapters: one, or with matrices in 4 bits one of each
+static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out, const Stored *x,
+                            const Stored *residual) {
+    const int is_linear = layer_is_linear(&s->model->config, l);
+    const Stored *bias = weight_of(s, w, linear.bias);
+    size_t rows = linear.out;
+    for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
+        if (w.stored) rows = layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)t).rows;
+        matrix_forward(s, w, w.offset[t], weight_of(s, w, (LayerTensor)t), stored_row(s, out, column, 1), x,
+                       bias ? stored_row(s, (Stored *)bias, column, 1) : NULL,
+                       residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, c.n, linear.in, rows,
+                       linear.stride);
+    }
+}
+
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                                 const Stored *x, const Stored *residual) {
     Adapter adapter[ADAPTERS_MOST];
     size_t count = adapters_of(s, l, w, linear, adapter);
-    s->ops->linear_forward(out, x, weight_of(s, w, linear.weight), weight_of(s, w, linear.bias), residual, c.n,
-                           linear.in, linear.out, linear.stride);
+    product_forward(s, l, c, w, linear, out, x, residual);
     for (size_t i = 0; i < count; i++) {
         size_t mark = arena_mark(s->arena);
         const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);

@@ -8,7 +8,7 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
 stored in 4 bits (storage.h): groups move as they are stored, and weights_acquire decodes one into the type of the
-model.
+model, unless so few rows come (generation) that products read the codes themselves.
 
 Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that
 type and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
@@ -28,8 +28,10 @@ micro-batch. Two buffers take turns, so that communication of one layer runs bes
 typedef struct {
     char *weights;        // of the group, from its first element
     char *adapters;       // of a layer, from its first element; NULL: none, or a pass of the reference
-    char *matrix;         // of the head: [V,C], the embedding where they are tied; else NULL
+    char *matrix;         // of the head: [V,C], the embedding where they are tied; else NULL, and with `stored`
     const size_t *offset; // of a layer's tensors (layer_offsets); else NULL
+    const char *stored; // matrices in 4 bits are used as they are (coded_matrix): the group as it is stored; else NULL
+    size_t first;       // then: its first parameter
 } GroupWeights;
 
 // To the weights of the reference, and back
@@ -94,11 +96,19 @@ static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     return b;
 }
 
-// out = a group's weights in the type of the model; stored: its first byte
-static void group_decode(Residency *r, size_t group, const char *stored, char *out) {
+// The product of `rows` rows with a group's matrices in 4 bits is as fast without decoding them.
+static int codes_serve(const Residency *r, size_t group, size_t rows) {
+    return rows <= r->ops->quantised_rows && group_decodes(r, group);
+}
+
+// w->weights = out: a group's weights in the type of the model, for products of `rows` rows; stored: its first byte
+static void group_decode(Residency *r, size_t group, size_t rows, const char *stored, char *out, GroupWeights *w) {
     const size_t size = dtype_size(r->model->dtype), begin = group_begin(r->model, group);
     const Model *table = stored_table(r);
     const Range of = group_parameters(r->model, group);
+    const int codes = codes_serve(r, group, rows);
+    w->weights = out, w->first = of.begin;
+    if (codes) w->stored = stored;
     for (size_t i = of.begin; i < of.begin + of.count; i++) {
         const Parameter *p = &r->model->parameters[i];
         const QuantFormat *format = &r->storage->format[i];
@@ -106,24 +116,44 @@ static void group_decode(Residency *r, size_t group, const char *stored, char *o
         void *to = at(out, p->offset - begin, size);
         if (format->type == QUANT_NONE)
             r->ops->copy(to, from, parameter_elements(p) * size);
-        else
+        else if (!codes)
             r->ops->dequantise((Stored *)to, from, format, parameter_elements(p));
     }
 }
 
-// A layer's weights as they are used
-static char *layer_decoded(Residency *r, size_t layer, char *stored) {
-    if (!group_decodes(r, layer)) return stored;
-    group_decode(r, layer, stored, r->decoded);
-    return r->decoded;
+// A matrix in 4 bits, or rows of one from `first` on (GPT-2's c_attn holds q, k and v)
+typedef struct {
+    const void *record; // of [rows,.]; NULL: it is among the group's decoded weights
+    const QuantFormat *format;
+    size_t rows, first;
+} CodedMatrix;
+
+// The matrix at an offset of a group
+static CodedMatrix coded_matrix(const Residency *r, GroupWeights w, size_t offset) {
+    CodedMatrix m = {0};
+    if (!w.stored) return m;
+    const Parameter *p = r->model->parameters + w.first, *stored = stored_table(r)->parameters + w.first;
+    size_t i = 0;
+    while (p[i].offset - p->offset + parameter_elements(&p[i]) <= offset) i++;
+    m.format = &r->storage->format[w.first + i];
+    if (m.format->type == QUANT_NONE) return m;
+    m.record = w.stored + (stored[i].offset - stored->offset);
+    m.rows = p[i].rows, m.first = (offset - (p[i].offset - p->offset)) / p[i].cols;
+    return m;
 }
 
-static GroupWeights acquire_layer(Residency *r, size_t layer) {
+// A layer's weights as they are used
+static void layer_decode(Residency *r, size_t layer, size_t rows, char *stored, GroupWeights *w) {
+    w->weights = stored;
+    if (group_decodes(r, layer)) group_decode(r, layer, rows, stored, r->decoded, w);
+}
+
+static GroupWeights acquire_layer(Residency *r, size_t layer, size_t rows) {
     LayerBuffer *b = layer_ask(r, layer);
-    GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer)};
+    GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer), NULL, 0};
     layer_await(r, b);
     r->at_hand = (size_t)(b - r->gathered);
-    w.weights = layer_decoded(r, layer, b->weights);
+    layer_decode(r, layer, rows, b->weights, &w);
     return w;
 }
 
@@ -131,16 +161,18 @@ static char *push_table(Residency *r, const Model *table, size_t group, const ch
     return (char *)arena_push(r->arena, SHARE_WEIGHTS, name, group_elements(table, group), dtype_size(table->dtype));
 }
 
-// The embedding's or the head's weights as they are used, where these are decoded.
-static char *table_decoded(Residency *r, size_t group, char *stored) {
-    if (!group_decodes(r, group)) return stored;
-    char *decoded = push_table(r, r->model, group, "the head's decoded weights");
-    group_decode(r, group, stored, decoded);
-    return decoded;
+// The embedding's or the head's weights as they are used. Of these lm_head alone, the last, can be in 4 bits.
+static void table_decode(Residency *r, size_t group, size_t rows, char *stored, GroupWeights *w) {
+    w->weights = stored;
+    if (!group_decodes(r, group)) return;
+    const size_t count = codes_serve(r, group, rows) ? head_norm_elements(r->model) : group_elements(r->model, group);
+    char *decoded =
+        (char *)arena_push(r->arena, SHARE_WEIGHTS, "the head's decoded weights", count, dtype_size(r->model->dtype));
+    group_decode(r, group, rows, stored, decoded, w);
 }
 
 // The embedding or the head, for as long as it is used
-static GroupWeights acquire_table(Residency *r, size_t group) {
+static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const Model *model = r->model, *table = stored_table(r);
     const size_t size = dtype_size(model->dtype);
     const int tied = group == GROUP_HEAD && head_is_tied(model), comes = weights_come(r);
@@ -156,9 +188,9 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
     }
     if (comes) group_await(r, table, group, stored, ticket);
     if (tied && comes) group_await(r, table, GROUP_EMBEDDING, w.matrix, ticket);
-    w.weights = table_decoded(r, group, stored);
+    table_decode(r, group, rows, stored, &w);
     if (tied && !comes) w.matrix = r->weights; // the model's first tensor
-    if (group == GROUP_HEAD && !tied)
+    if (group == GROUP_HEAD && !tied && !w.stored)
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
     return w;
 }
@@ -166,18 +198,21 @@ static GroupWeights acquire_table(Residency *r, size_t group) {
 // Takes the optimizer's step through `group`, where that waits for this pass (update.h).
 static void update_group(Residency *r, size_t group);
 
-static GroupWeights weights_acquire(Residency *r, size_t group) {
+// For forward products of `rows` rows
+static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows) {
     const Model *table = stored_table(r);
     GroupWeights w = {0};
     update_group(r, group);
-    if (!is_layer(group)) return acquire_table(r, group);
-    if (weights_come(r)) return acquire_layer(r, group);
-    w.weights = layer_decoded(r, group, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)));
+    if (!is_layer(group)) return acquire_table(r, group, rows);
+    if (weights_come(r)) return acquire_layer(r, group, rows);
+    layer_decode(r, group, rows, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)), &w);
     w.offset = layer_offsets(r->model, group);
     if (has_adapters(r))
         w.adapters = (char *)at(r->adapters, group_begin(&r->lora->table, group), dtype_size(r->model->dtype));
     return w;
 }
+
+static GroupWeights weights_acquire(Residency *r, size_t group) { return weights_acquire_for(r, group, SIZE_MAX); }
 
 // Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked
 // for. A plan's next visit may be of any layer, so there each asks for its own.

@@ -4,6 +4,7 @@
 # refused.
 . test/cli.sh
 ranks() { count=$1; shift; test/ranks/mpirun.sh $count "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
+ids() { sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out"; }
 lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
 for model in qwen3 gpt2 qwen3_5; do
@@ -20,7 +21,18 @@ for model in qwen3 gpt2 qwen3_5; do
     succeeds bp --model $GOLDEN/$model --base $type $lora --chunk 7 --inputs-every 2 --inputs host --grads-out "$WORK/a.safetensors"
     succeeds bp --model "$decoded" $lora --chunk 7 --grads-out "$WORK/b.safetensors"
     check "$model: 4 bits, chunks, inputs of every second layer" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
+    # Tokens one by one: products read the codes, and differ in their last bits.
+    sample='--prompt-ids 7,1,2,3 --max-new-tokens 20 --temperature 0 --json'
+    succeeds sample --model $GOLDEN/$model --base $type $sample
+    ids=$(ids)
+    succeeds sample --model "$decoded" $sample
+    check "$model: 4 bits write what decoded ones write" [ -n "$ids" -a "$(ids)" = "$ids" ]
 done
+succeeds convert --model $GOLDEN/qwen3 --base nf4 --quantise-head --out "$WORK/decoded-head" --quiet
+succeeds sample --model $GOLDEN/qwen3 --base nf4 --quantise-head $sample
+ids=$(ids)
+succeeds sample --model "$WORK/decoded-head" $sample
+check 'and with the head in 4 bits' [ "$(ids)" = "$ids" ]
 command -v mpirun >/dev/null || skip 'ranks that share a base in 4 bits' 'there is no mpirun'
 for options in '--zero 3' '--zero 3 --weights host' '--sp 3'; do
     command -v mpirun >/dev/null || break
@@ -69,9 +81,20 @@ check 'merged: decoded weights and adapters' close "$(json loss)" "$loss" 1e-4
 succeeds convert --model $GOLDEN/qwen3-bf16 --base nf4 $adapter --merge --dtype fp32 --out "$WORK/merged2.bin" --quiet
 check 'from either' cmp -s "$WORK/merged.bin" "$WORK/merged2.bin"
 succeeds sample --model "$WORK/nf4" $adapter --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
-ids=$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")
+ids=$(ids)
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
-check 'the merged model writes the same' [ "$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")" = "$ids" ]
+check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
+
+# ---- texts side by side ---------------------------------------------------------------------------------------------------------
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents"
+check 'a shard of prompts' "$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
+printf 'while read -r line; do echo "${#line}"; done\n' >"$WORK/reward.sh"
+rollout="--data $WORK/prompts.bin --any-tokenizer --rollout --objective grpo --group-size 3 --seq-len 32 --batch 2 --max-new-tokens 9
+    --lora-rank 3 --steps 2 --lr 1e-2 --schedule constant --quiet"
+succeeds train --model $GOLDEN/qwen3 --base nf4 $rollout --reward-command "sh $WORK/reward.sh" --out "$WORK/rollout"
+succeeds train --model "$WORK/decoded-qwen3" $rollout --reward-command "sh $WORK/reward.sh" --out "$WORK/rollout-decoded"
+told() { sed -n 's/.*"reward": \([^,]*\),.*/\1/p' "$1/log.jsonl"; }
+check 'rollouts over 4 bits, decoded' [ -n "$(told "$WORK/rollout")" -a "$(told "$WORK/rollout")" = "$(told "$WORK/rollout-decoded")" ]
 
 # ---- what is said, and refused -------------------------------------------------------------------------------------------------
 succeeds bp --model $GOLDEN/qwen3 --base nf4 --lora-rank 2 --seq-len 20
