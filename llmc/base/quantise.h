@@ -237,15 +237,15 @@ static float quant_round(DType type, float value) {
 }
 
 // scale[b] of blocks [begin, begin + count)
-static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
-    const QuantParts p = quant_parts(f, n);
-    const float *scales = (const float *)(const void *)(record + p.scales), *map = quant_scales()->map;
+static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, const QuantParts *p, size_t begin,
+                            size_t count) {
+    const float *scales = (const float *)(const void *)(record + p->scales), *map = quant_scales()->map;
     float offset = 0;
-    if (f.nested) memcpy(&offset, record + p.offset, sizeof(offset));
+    if (f.nested) memcpy(&offset, record + p->offset, sizeof(offset));
     if (!f.nested) memcpy(scale, scales + begin, count * sizeof(float));
     for (size_t i = 0; i < count && f.nested; i++) {
         const size_t b = begin + i;
-        const volatile float product = map[record[p.scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
+        const volatile float product = map[record[p->scale_codes + b]] * scales[b / QUANT_NESTED_BLOCK];
         scale[i] = product + offset; // volatile: rounded before the sum
     }
 }
@@ -253,10 +253,11 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
 // out[count] = elements [begin, begin + count) of a matrix of n
 static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
     const float *codes = quant_codes[f.type];
+    const QuantParts p = quant_parts(f, n);
     for (size_t i = begin, end; i < begin + count; i = end) {
         float scale;
         end = min_size((i / f.block + 1) * f.block, begin + count);
-        quant_scales_of(&scale, f, record, n, i / f.block, 1);
+        quant_scales_of(&scale, f, record, &p, i / f.block, 1);
         for (size_t j = i; j < end; j++)
             out[j - begin] = quant_round(f.rounding, codes[record[j / 2] >> (j % 2 ? 0 : 4) & 15] * scale);
     }

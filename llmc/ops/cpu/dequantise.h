@@ -19,6 +19,37 @@ static inline void codes_in_order(__m128i order[2], const uint8_t *codes) {
     const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)codes), high = _mm_srli_epi16(low, 4);
     order[0] = _mm_unpacklo_epi8(high, low), order[1] = _mm_unpackhi_epi8(high, low);
 }
+
+// w[] = value[code] of 16 bytes of codes, as vectors of float
+#define PICKED_VECTORS (PICKED / VECTOR_LANES)
+#if defined(__AVX512F__)
+typedef __m512 ValueTable;
+VECTOR_INLINE ValueTable value_table(const float value[16]) { return _mm512_loadu_ps(value); }
+VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table) {
+    __m128i order[2];
+    codes_in_order(order, codes);
+    for (int half = 0; half < 2; half++)
+        w[half] = (Vector)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(order[half]), table);
+}
+#else
+typedef struct {
+    __m256 low, high; // values 0 to 7, 8 to 15
+} ValueTable;
+VECTOR_INLINE ValueTable value_table(const float value[16]) {
+    return (ValueTable){_mm256_loadu_ps(value), _mm256_loadu_ps(value + 8)};
+}
+VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, ValueTable table) {
+    __m128i order[2];
+    codes_in_order(order, codes);
+    for (int part = 0; part < 4; part++) {
+        const __m128i bytes = part % 2 ? _mm_srli_si128(order[part / 2], 8) : order[part / 2];
+        const __m256i index = _mm256_cvtepu8_epi32(bytes);
+        const __m256 bit_3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); // as the sign
+        w[part] = (Vector)_mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index),
+                                           _mm256_permutevar8x32_ps(table.high, index), bit_3);
+    }
+}
+#endif
 #endif
 #if defined(__AVX512BW__) && defined(PRECISION_BF16)
 typedef __m512i PickTable; // twice the 16 values: bit 4 of an index does not matter
@@ -30,15 +61,6 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
     const __m512i index =
         _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16)); // a byte, two elements
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
-}
-#elif defined(__AVX512F__) && !defined(PRECISION_DOUBLE) && !defined(PRECISION_BF16)
-typedef __m512 PickTable;
-static inline PickTable pick_table(const floatX table[16]) { return _mm512_loadu_ps(table); }
-static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
-    __m128i order[2];
-    codes_in_order(order, codes);
-    for (int half = 0; half < 2; half++)
-        _mm512_storeu_ps(out + 16 * half, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(order[half]), table));
 }
 #elif defined(__AVX2__) && defined(PRECISION_BF16)
 typedef struct {
@@ -60,23 +82,13 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
         _mm_storeu_si128(to + 2 * half + 1, _mm_unpackhi_epi8(low, high));
     }
 }
-#elif defined(__AVX2__) && !defined(PRECISION_DOUBLE)
-typedef struct {
-    __m256 low, high; // values 0 to 7, 8 to 15
-} PickTable;
-static inline PickTable pick_table(const floatX table[16]) {
-    return (PickTable){_mm256_loadu_ps(table), _mm256_loadu_ps(table + 8)};
-}
+#elif defined(PICKED_VECTORS) && !defined(PRECISION_BF16)
+typedef ValueTable PickTable;
+static inline PickTable pick_table(const floatX table[16]) { return value_table(table); }
 static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
-    __m128i order[2];
-    codes_in_order(order, codes);
-    for (int part = 0; part < 4; part++) {
-        const __m128i bytes = part % 2 ? _mm_srli_si128(order[part / 2], 8) : order[part / 2];
-        const __m256i index = _mm256_cvtepu8_epi32(bytes);
-        const __m256 bit_3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)); // as the sign
-        _mm256_storeu_ps(out + 8 * part, _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index),
-                                                          _mm256_permutevar8x32_ps(table.high, index), bit_3));
-    }
+    Vector w[PICKED_VECTORS];
+    pick_vectors(w, codes, table);
+    for (size_t i = 0; i < PICKED_VECTORS; i++) vector_store(out + i * VECTOR_LANES, w[i]);
 }
 #else
 typedef const floatX *PickTable;
@@ -86,62 +98,74 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
 }
 #endif
 
-// By pointer: as parameters they would be another ABI's on processors without registers of this width
-typedef float Sixteen __attribute__((vector_size(64)));
-typedef uint32_t SixteenBits __attribute__((vector_size(64)));
-typedef uint16_t SixteenHalves __attribute__((vector_size(32)));
+// Float in every build, as wide as registers: of wider ones gcc 12 makes moves of 16 bytes, which loads then wait for.
+enum { FLOATS = VECTOR_BYTES / sizeof(float) };
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t FloatBits __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t FloatHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
 
-VECTOR_INLINE void sixteen_to_bf16(Sixteen *v) { // as float_to_bf16
-    const SixteenBits bits = (SixteenBits)*v, nan = (SixteenBits)(*v != *v);
-    const SixteenBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
-    *v = (Sixteen)(rounded & 0xffff0000u);
+VECTOR_INLINE Floats floats_to_bf16(Floats v) { // as float_to_bf16
+    const FloatBits bits = (FloatBits)v, nan = (FloatBits)(v != v);
+    const FloatBits rounded = ((bits + 0x7fffu + ((bits >> 16) & 1)) & ~nan) | ((bits | 0x400000u) & nan);
+    return (Floats)(rounded & 0xffff0000u);
 }
 
-VECTOR_INLINE void sixteen_to_fp16(Sixteen *v) {
+VECTOR_INLINE Floats floats_to_fp16(Floats v) {
 #if defined(__AVX512F__)
-    *v = (Sixteen)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)*v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return (Floats)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
-    float value[16];
-    memcpy(value, v, sizeof(*v));
-#if defined(__F16C__)
-    for (size_t k = 0; k < 16; k += 8)
-        _mm256_storeu_ps(value + k, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(value + k), 0)));
-#else
-    for (size_t k = 0; k < 16; k++) value[k] = quant_round_fp16(value[k]);
-#endif
-    memcpy(v, value, sizeof(*v));
+    for (size_t k = 0; k < FLOATS; k++) v[k] = quant_round_fp16(v[k]);
+    return v;
 #endif
 }
 
-// The 16 values of a block
-VECTOR_INLINE void block_values(floatX table[16], const Sixteen *codes, DType rounding, float scale) {
-    Sixteen values = *codes * scale;
-    if (rounding == DTYPE_FP16) sixteen_to_fp16(&values);
+// The 16 values of a block, as float; rounded to floatX, too
+VECTOR_INLINE void block_floats(float value[16], const float *codes, DType rounding, float scale) {
+    for (size_t k = 0; k < 16; k += FLOATS) {
+        Floats v;
+        memcpy(&v, codes + k, sizeof(v));
+        v *= scale;
+        if (rounding == DTYPE_FP16) v = floats_to_fp16(v);
+        if (rounding == DTYPE_BF16 || FLOATX_DTYPE == DTYPE_BF16) v = floats_to_bf16(v);
+        memcpy(value + k, &v, sizeof(v));
+    }
+}
+
+VECTOR_INLINE void block_values(floatX table[16], const float *codes, DType rounding, float scale) {
+    float value[16] __attribute__((aligned(64)));
+    block_floats(value, codes, rounding, scale);
+    for (size_t k = 0; k < 16; k += FLOATS) {
 #if defined(PRECISION_BF16)
-    sixteen_to_bf16(&values);
-    const SixteenHalves halves = __builtin_convertvector((SixteenBits)values >> 16, SixteenHalves);
-    memcpy(table, &halves, sizeof(halves));
+        FloatBits bits;
+        memcpy(&bits, value + k, sizeof(bits));
+        const FloatHalves halves = __builtin_convertvector(bits >> 16, FloatHalves);
+        memcpy(table + k, &halves, sizeof(halves));
 #else
-    if (rounding == DTYPE_BF16) sixteen_to_bf16(&values);
-    for (size_t k = 0; k < 16; k++) table[k] = (floatX)values[k];
+        for (size_t j = k; j < k + FLOATS; j++) table[j] = (floatX)value[j];
 #endif
+    }
 }
 
-// out[count] = elements [begin, begin + count) of a matrix of n. quant_scales() was made before
-static void decode_elements(floatX *out, const void *record, QuantFormat f, size_t n, size_t begin, size_t count) {
+// A block's length is a power of two, and a division by it a shift.
+static inline int block_shift(QuantFormat f) { return __builtin_ctzll((unsigned long long)f.block); }
+
+// out[count] = elements [begin, begin + count) of a matrix; p: of its record. quant_scales() was made before
+static void decode_elements(floatX *out, const void *record, QuantFormat f, const QuantParts *p, size_t begin,
+                            size_t count) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const uint8_t *codes = (const uint8_t *)record;
     const size_t end = begin + count;
-    Sixteen of_type;
-    memcpy(&of_type, quant_codes[f.type], sizeof(of_type));
+    const int shift = block_shift(f);
     for (size_t i = begin; i < end;) {
-        const size_t first = i / f.block, blocks = min_size(SCALES, (end - 1) / f.block + 1 - first);
+        const size_t first = i >> shift, blocks = min_size(SCALES, ((end - 1) >> shift) + 1 - first);
         float scale[SCALES];
-        quant_scales_of(scale, f, codes, n, first, blocks);
+        quant_scales_of(scale, f, codes, p, first, blocks);
         for (size_t b = 0; b < blocks; b++) {
-            const size_t stop = min_size((first + b + 1) * f.block, end);
+            const size_t stop = min_size((first + b + 1) << shift, end);
             floatX values[16] __attribute__((aligned(64)));
-            block_values(values, &of_type, f.rounding, scale[b]);
+            block_values(values, quant_codes[f.type], f.rounding, scale[b]);
             const PickTable table = pick_table(values);
             if (i % 2) out[i - begin] = values[codes[i / 2] & 15], i++;
             for (; i + PICKED <= stop; i += PICKED) pick(out + (i - begin), codes + i / 2, table);
@@ -152,10 +176,11 @@ static void decode_elements(floatX *out, const void *record, QuantFormat f, size
 
 static void cpu_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
     enum { PART = 4096 };
+    const QuantParts p = quant_parts(*format, n);
     quant_scales(); // made before threads want it
 #pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
     for (size_t begin = 0; begin < n; begin += PART)
-        decode_elements((floatX *)out + begin, record, *format, n, begin, min_size(PART, n - begin));
+        decode_elements((floatX *)out + begin, record, *format, &p, begin, min_size(PART, n - begin));
 }
 
 #endif

@@ -80,7 +80,7 @@ static const Ops ops_cpu = {
     .chunk = 1024,
     .logits_chunk = 512, // of any vocabulary: larger ones are hardly faster (dev/README.md) and cost memory
     .row_multiple = 1,
-    .quantised_rows = FEW_MOST,
+    .quantised_rows = QUANTISED_ROWS,
 #define OP(type, op, ...) .op = cpu_##op,
 #include "llmc/ops/op_list.h"
 };

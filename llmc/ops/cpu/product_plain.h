@@ -1,6 +1,6 @@
 /*
 The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). product.h says where it serves. A few
-rows (decoding) always come here, to product_streamed.
+rows (decoding) always come here, to product_streamed; to product_of_few those whose b is in 4 bits.
 
 Out is cut into items, each one thread's work from beginning to end: threads meet once in a product. For a block of the
 depth an item packs its rows of op(a) into contiguous floatS panels, and then one panel of op(b) after the other, which
@@ -332,17 +332,22 @@ static floatS *product_scratch(size_t elements) {
 // Dot products of a few rows with many, all of length k: the many are read from memory once. The few are packed so that
 // a tile of FEW_ROWS of them is read straight on; they stay in the L2 cache, MANY_ROWS of the others in the L1 cache
 // while all of the few meet them. Rows that fill the last tile are zeros. A row's sums do not depend on the others.
-#define FEW_ROWS      (PANEL_ROWS > 6 ? 4 : 2)
-#define MANY_ROWS     (PANEL_ROWS > 6 ? 6 : 5)
-#define FEW_MOST      32              // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#define FEW_ROWS  (PANEL_ROWS > 6 ? 4 : 2)
+#define MANY_ROWS (PANEL_ROWS > 6 ? 6 : 5)
+#define FEW_MOST  32        // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
+#if defined(PICKED_VECTORS) // of a product with weights in 4 bits that is faster than decoding them first
+#define QUANTISED_ROWS (sizeof(floatX) < sizeof(floatS) ? 8 : FEW_MOST) // oneDNN is fast in bf16
+#else
+#define QUANTISED_ROWS 4
+#endif
 #define STREAMED_ROWS (8 * MANY_ROWS) // of an item of work, at most
 
-// total[rows][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
+// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
 // of `ahead` are asked for.
-VECTOR_INLINE void dot_products(int rows, int asked, Vector (*total)[MANY_ROWS], int accumulate, const floatS *few,
+VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < FEW_ROWS; r++)
         for (int c = 0; c < MANY_ROWS; c++) sum[r][c] = (Vector){0};
     for (size_t i = 0; i < depth; i += VECTOR_LANES, few += FEW_ROWS * VECTOR_LANES) {
         for (int c = 0; c < MANY_ROWS; c++) {
@@ -350,12 +355,12 @@ VECTOR_INLINE void dot_products(int rows, int asked, Vector (*total)[MANY_ROWS],
             VECTOR_KEEP(right[c]);
         }
         for (int c = 0; c < asked; c++) __builtin_prefetch(ahead[c] + i, 0, 2);
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < FEW_ROWS; r++) {
             const Vector left = vector_load(few + r * VECTOR_LANES);
             for (int c = 0; c < MANY_ROWS; c++) sum[r][c] += left * right[c];
         }
     }
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < FEW_ROWS; r++)
         for (int c = 0; c < MANY_ROWS; c++) total[r][c] = accumulate ? total[r][c] + sum[r][c] : sum[r][c];
 }
 
@@ -363,52 +368,59 @@ typedef struct {
     const floatS *few; // packed, [tiles][whole / VECTOR_LANES][FEW_ROWS][VECTOR_LANES]
     const floatX *x, *many;
     const Product *coded; // the many are its record, in place of `many`; else NULL
+    QuantParts parts;     // of that
     size_t x_stride, stride;
     size_t count, tiles, rows; // of the few; of the many
     size_t whole, k;           // elements of a row, in whole vectors; all
 } FewRows;
 
-// out[count] = elements from element `begin` on of the many, which are in 4 bits; those from `next` on are asked for
-static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t next, size_t count) {
+// out[count] = elements from element `begin` on of the many, which are in 4 bits
+static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t count) {
     const Product *p = f->coded;
-    const size_t first = p->record_first * f->k;
-    for (size_t i = 0; i < count; i += 2 * 64) __builtin_prefetch((const char *)p->record + (first + next + i) / 2);
-    decode_elements(out, p->record, *p->format, p->record_rows * f->k, first + begin, count);
+    decode_elements(out, p->record, *p->format, &f->parts, p->record_first * f->k + begin, count);
+}
+
+// row[MANY_ROWS]: elements [from, from + depth) of rows from `first` on, decoded. What follows up to `end`, or from
+// `begin` on in the next rows, is asked for.
+static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][STREAMED_DEPTH], const FewRows *f,
+                        size_t first, size_t begin, size_t from, size_t end) {
+    const size_t depth = min_size(STREAMED_DEPTH, end - from), next = first + (from + depth < end ? 0 : MANY_ROWS);
+    for (size_t c = 0; c < MANY_ROWS; c++) {
+        const size_t then = min_size(next + c, f->rows - 1) * f->k + (from + depth < end ? from + depth : begin);
+        const char *ahead = (const char *)f->coded->record + (f->coded->record_first * f->k + then) / 2;
+        for (size_t i = 0; i < depth / 2; i += 64) __builtin_prefetch(ahead + i);
+        decode_many(decoded[c], f, min_size(first + c, f->rows - 1) * f->k + from, depth);
+        row[c] = decoded[c];
+    }
 }
 
 // sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; where
 // there are fewer, the last one again. It has room for a vector more.
-static VECTOR_FUNCTION void dots_of_group(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
+VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
     Vector total[FEW_MOST * MANY_ROWS + VECTOR_LANES];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
-    const size_t sums = f->tiles * (f->count > 1 ? FEW_ROWS : 1) * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
+    const size_t sums = f->tiles * FEW_ROWS * MANY_ROWS, asked = panels_of(MANY_ROWS, f->tiles);
     for (size_t i = sums; i < round_up(sums, VECTOR_LANES); i++) total[i] = (Vector){0};
     for (size_t from = begin; from < end; from += STREAMED_DEPTH) {
         const size_t depth = min_size(STREAMED_DEPTH, end - from);
         const floatX *row[MANY_ROWS], *next[2 * MANY_ROWS];
-        for (size_t c = 0; c < MANY_ROWS; c++) { // elements of the many
-            const size_t here = min_size(first + c, f->rows - 1) * f->stride + from;
-            const size_t then =
-                from + depth < end ? here + depth : min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
-            if (f->coded) decode_many(decoded[c], f, here, then, depth);
-            row[c] = f->coded ? decoded[c] : f->many + here;
-            next[c] = f->coded ? row[c] : f->many + then;
+        if (coded) decode_rows(row, decoded, f, first, begin, from, end);
+        for (size_t c = 0; c < MANY_ROWS; c++) {
+            if (!coded) row[c] = f->many + min_size(first + c, f->rows - 1) * f->stride + from;
+            next[c] = row[c] + depth;
+            if (from + depth == end && !coded)
+                next[c] = f->many + min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
             next[MANY_ROWS + c] = row[c]; // which are here: nothing is left to ask for
-        }
-        if (f->count == 1) {
-            dot_products(1, MANY_ROWS, (Vector(*)[MANY_ROWS])total, from > begin, f->few + from * FEW_ROWS, row, next,
-                         depth);
-            continue;
         }
         for (size_t t = 0; t < f->tiles; t++) { // each tile asks for a share of what comes next
             Vector(*tile)[MANY_ROWS] = (Vector(*)[MANY_ROWS])(total + t * FEW_ROWS * MANY_ROWS);
             const floatS *few = f->few + (t * f->whole + from) * FEW_ROWS;
             const floatX *const *ahead = next + min_size(t * asked, MANY_ROWS);
             switch (asked) {
-            case 1: dot_products(FEW_ROWS, 1, tile, from > begin, few, row, ahead, depth); break;
-            case 2: dot_products(FEW_ROWS, 2, tile, from > begin, few, row, ahead, depth); break;
-            case 3: dot_products(FEW_ROWS, 3, tile, from > begin, few, row, ahead, depth); break;
-            default: dot_products(FEW_ROWS, MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
+            case 1: dot_products(1, tile, from > begin, few, row, ahead, depth); break;
+            case 2: dot_products(2, tile, from > begin, few, row, ahead, depth); break;
+            case 3: dot_products(3, tile, from > begin, few, row, ahead, depth); break;
+            default: dot_products(MANY_ROWS, tile, from > begin, few, row, ahead, depth); break;
             }
         }
     }
@@ -416,19 +428,81 @@ static VECTOR_FUNCTION void dots_of_group(floatS *sum, const FewRows *f, size_t 
         vector_store(sum + i, vector_load(sum + i) + vector_sums(total + i));
 }
 
+static VECTOR_FUNCTION void dots_of_floats(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
+    dots_of_group(0, sum, f, first, begin, end);
+}
+static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
+    dots_of_group(1, sum, f, first, begin, end);
+}
+
+#if defined(PICKED_VECTORS)
+// dot[rows]: of row `row` of the many, which is whole blocks of 4 bits, with one or two others. Decoded in registers.
+VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t row) {
+    enum { SCALES = 64 }; // blocks whose scales are decoded at once
+    const Product *p = f->coded;
+    const QuantFormat q = *p->format;
+    const int shift = block_shift(q);
+    const size_t begin = (p->record_first + row) * f->k, blocks = f->k >> shift;
+    const uint8_t *record = (const uint8_t *)p->record, *codes = record + begin / 2;
+    const floatS *few = f->few;
+    Vector sum[2][PICKED_VECTORS] = {{{0}}}, w[PICKED_VECTORS];
+    float scale[SCALES], value[16] __attribute__((aligned(64)));
+    for (size_t b = 0; b < blocks; b++) {
+        if (b % SCALES == 0)
+            quant_scales_of(scale, q, record, &f->parts, (begin >> shift) + b, min_size(SCALES, blocks - b));
+        block_floats(value, quant_codes[q.type], q.rounding, scale[b % SCALES]);
+        __builtin_prefetch(codes + 1024); // 2048 elements ahead
+        const ValueTable table = value_table(value);
+        for (size_t i = 0; i < q.block; i += PICKED, codes += PICKED / 2, few += PICKED * FEW_ROWS) {
+            pick_vectors(w, codes, table);
+            for (int r = 0; r < rows; r++)
+                for (size_t v = 0; v < PICKED_VECTORS; v++)
+                    sum[r][v] += w[v] * vector_load(few + (v * FEW_ROWS + (size_t)r) * VECTOR_LANES);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        for (size_t v = 1; v < PICKED_VECTORS; v++) sum[r][0] += sum[r][v];
+        dot[r] = vector_sum_across(sum[r][0]);
+    }
+}
+
+// True where it made the sums of rows [first, first + count) of the many.
+static VECTOR_FUNCTION int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], const FewRows *f,
+                                         size_t first, size_t count) {
+    floatS dot[2];
+    if (!f->coded || f->count > 2 || f->k % f->coded->format->block) return 0;
+    for (size_t c = 0; c < count; c++) {
+        if (f->count == 1)
+            dots_of_codes(1, dot, f, first + c);
+        else
+            dots_of_codes(2, dot, f, first + c);
+        for (size_t r = 0; r < f->count; r++) sums[c / MANY_ROWS][r * MANY_ROWS + c % MANY_ROWS] = dot[r];
+    }
+    return 1;
+}
+#else
+static int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], const FewRows *f, size_t first,
+                         size_t count) {
+    (void)sums, (void)f, (void)first, (void)count;
+    return 0;
+}
+#endif
+
 // Rows [first, first + count) of the many, at most STREAMED_ROWS, which become columns of out, or rows of it
 static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
     floatS sums[STREAMED_ROWS / MANY_ROWS][FEW_MOST * MANY_ROWS + VECTOR_LANES], out[STREAMED_ROWS];
     const size_t groups = panels_of(count, MANY_ROWS);
     memset(sums, 0, groups * sizeof(sums[0]));
-    for (size_t from = 0; from < f->whole; from += STREAMED_LENGTH)
+    const int done = item_of_codes(sums, f, first, count);
+    for (size_t from = 0; from < f->whole && !done; from += STREAMED_LENGTH)
         for (size_t i = 0; i < groups; i++)
-            dots_of_group(sums[i], f, first + i * MANY_ROWS, from, min_size(from + STREAMED_LENGTH, f->whole));
+            (f->coded ? dots_of_decoded : dots_of_floats)(sums[i], f, first + i * MANY_ROWS, from,
+                                                          min_size(from + STREAMED_LENGTH, f->whole));
     for (size_t i = f->whole; i < f->k; i++)
         for (size_t c = 0; c < count; c++) {
             floatX element;
             if (f->coded)
-                decode_many(&element, f, (first + c) * f->stride + i, 0, 1);
+                decode_many(&element, f, (first + c) * f->k + i, 1);
             else
                 element = f->many[(first + c) * f->stride + i];
             for (size_t r = 0; r < f->count; r++)
@@ -461,6 +535,7 @@ static void product_of_few(const Product *p) {
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
     f.tiles = panels_of(f.count, FEW_ROWS);
+    if (p->record) f.parts = quant_parts(*p->format, p->record_rows * p->k);
     const size_t tile = FEW_ROWS * f.whole, share = round_up(panels_of(f.rows, 4 * threads), MANY_ROWS);
     const size_t step = min_size(STREAMED_ROWS, share);
     floatS *packed = product_scratch(max_size(threads * ITEM_SIZE, f.tiles * tile));
