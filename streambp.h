@@ -39,7 +39,8 @@ A method is an order of these steps and a choice of what stays in memory between
 
 Memory in bytes, beside weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2 FF
 (gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H +
-FF elements (Q more with QK-norm, 2Q with a gate) and NH sums; the sums are left out here.
+FF elements (Q more with QK-norm, 2Q with a gate, C for a norm behind each branch, C less for each norm that the family
+does not have before them) and NH sums; the sums are left out here.
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
@@ -81,7 +82,7 @@ generation.
 // ---- what one chunk costs -------------------------------------------------------------------------------------------
 // Forward leaves these for backward. Method full: one set for each layer, n = N.
 struct Activations {
-    Stored *norm1;            // [n,C]      norm of x_l
+    Stored *norm1;            // [n,C]      norm of x_l; x_l where the family has none
     Stored *q_linear;         // [n,NH*HD]  queries before QK-norm; NULL without QK-norm
     Stored *q;                // [n,NH*HD]  after QK-norm and RoPE
     Stored *attention_out;    // [n,NH*HD]  softmax(scale q k^T) v
@@ -93,7 +94,7 @@ struct Activations {
     Stored *gated;            // [n,NH*HD]  attention's output behind its gate, or delta_out's [n,HV*DV] behind the norm
     Stored *attention_branch; // [n,C]      attention branch before its post norm; NULL where the family has none
     Stored *y;                // [n,C]      x_l + attention branch
-    Stored *norm2;            // [n,C]      norm of y
+    Stored *norm2;            // [n,C]      norm of y; y where the family has none
     Stored *gate_up;          // [n,H]      gate and up (H = 2FF), or GELU's input (H = FF)
     Stored *activated;        // [n,FF]     after the activation
     Stored *mlp_branch;       // [n,C]      MLP branch before its post norm; NULL where the family has none
@@ -104,7 +105,7 @@ struct Activations {
 // Pushes attention's part for n tokens; what has memory already keeps it.
 static void push_attention_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
-    if (!a->norm1) a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
+    if (!a->norm1 && d.pre_norms) a->norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", n * d.C);
     if (d.qk_norm) a->q_linear = push_stored(s, SHARE_WORKSPACE, "queries before QK-norm", n * d.Q);
     if (!a->q) a->q = push_stored(s, SHARE_WORKSPACE, "queries", n * d.Q);
     if (!a->attention_out) {
@@ -130,7 +131,7 @@ static void push_linear_activations(StreamBP *s, Activations *a, size_t n) {
 
 static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
     Shapes d = shapes_of(s->model);
-    a->norm2 = push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C);
+    a->norm2 = d.pre_norms ? push_stored(s, SHARE_WORKSPACE, "second norm", n * d.C) : a->y;
     a->gate_up = push_stored(s, SHARE_WORKSPACE, d.gated ? "gate and up" : "before GELU", n * d.H);
     a->activated = push_stored(s, SHARE_WORKSPACE, "after activation", n * d.FF);
     if (d.post_norms) a->mlp_branch = push_stored(s, SHARE_WORKSPACE, "MLP before its norm", n * d.C);
@@ -143,8 +144,9 @@ static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     Activations a = s->kept[linear];
     const size_t attention = attention_layers_before(s, l),
                  of_kind = (linear ? l - attention : attention) * s->rows + row;
+    Stored *const x = layer_input(s, l, row);
     row += l * s->rows;
-    a.norm1 = stored_row(s, a.norm1, row, d.C);
+    a.norm1 = d.pre_norms ? stored_row(s, a.norm1, row, d.C) : x;
     if (linear) {
         a.projected = stored_row(s, a.projected, of_kind, d.E);
         a.mixed = stored_row(s, a.mixed, of_kind, d.W);
@@ -159,7 +161,7 @@ static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
         if (d.hybrid) a.gated = stored_row(s, a.gated, of_kind, d.Q);
     }
     a.y = stored_row(s, a.y, row, d.C);
-    a.norm2 = stored_row(s, a.norm2, row, d.C);
+    a.norm2 = d.pre_norms ? stored_row(s, a.norm2, row, d.C) : a.y;
     a.gate_up = stored_row(s, a.gate_up, row, d.H);
     a.activated = stored_row(s, a.activated, row, d.FF);
     if (d.post_norms) a.attention_branch = stored_row(s, a.attention_branch, row, d.C);
@@ -186,7 +188,7 @@ static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
 static void push_kept_activations(StreamBP *s, Activations kept[2]) {
     Shapes d = shapes_of(s->model);
     const size_t attention = attention_layers_before(s, d.L), rows = d.L * s->rows;
-    kept[0].norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", rows * d.C);
+    if (d.pre_norms) kept[0].norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", rows * d.C);
     kept[0].y = push_stored(s, SHARE_WORKSPACE, "after attention", rows * d.C);
     push_mlp_activations(s, &kept[0], rows);
     kept[1] = kept[0];
@@ -197,19 +199,22 @@ static void push_kept_activations(StreamBP *s, Activations kept[2]) {
 static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
 
 // ---- attention, forward (section 3.2.2) ----------------------------------------------------------------------
-static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
+    if (!shapes_of(s->model).pre_norms) {
+        a->norm1 = layer_input(s, l, c.row);
+        return;
+    }
     norm_forward(s, a->norm1, layer_input(s, l, c.row), weight_of(s, w, NORM1_WEIGHT), weight_of(s, w, NORM1_BIAS),
                  NULL, c.n);
 }
 
 static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
-    Shapes d = shapes_of(s->model);
     window_slide_forward(s, l, c); // a layer with a window makes room
     Stored *k = key_value_at(s, s->kv.k, l, c.token), *v = key_value_at(s, s->kv.v, l, c.token);
     Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.token) : k;
     linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
     linear_forward(s, l, c, w, V_WEIGHT, v, a->norm1, NULL);
-    rotary_forward(s, l, c, k, k_linear, weight_of(s, w, K_NORM), d.NKV);
+    rotary_forward(s, l, c, w, K_NORM, k, k_linear);
 }
 
 static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
@@ -224,7 +229,7 @@ static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, cons
     } else {
         linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
     }
-    rotary_forward(s, l, c, a->q, q_linear, weight_of(s, w, Q_NORM), d.NH);
+    rotary_forward(s, l, c, w, Q_NORM, a->q, q_linear);
 }
 
 // y = x_l + (post norm of) attention's output, gated and projected
@@ -274,25 +279,31 @@ static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
                               c.n * shapes_of(s->model).Q);
 }
 
-// dnorm1 = the part that comes through the queries and their gates; dq is used up
+// Where the gradient of norm 1's output goes: dx itself where the family has no norm there
+static Stored *push_norm1_gradient(StreamBP *s, Chunk c, Stored *dx) {
+    const Shapes d = shapes_of(s->model);
+    return d.pre_norms ? push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C) : dx;
+}
+
+// dnorm1 = (without the norm +=) the part that comes through the queries and their gates; dq is used up
 static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                              Stored *dq) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     Stored *dout = dq;
-    rotary_backward(s, l, c, dq, sum_of(s, dw, Q_NORM), a->q_linear, weight_of(s, w, Q_NORM), d.NH);
+    rotary_backward(s, l, c, w, dw, Q_NORM, dq, a->q_linear);
     if (a->gate) {
         dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * c.n * d.Q);
         s->ops->split_heads(dout, dq, a->gate, c.n, d.NH, d.HD, 1);
     }
-    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, 0);
+    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, !d.pre_norms);
     arena_pop(s->arena, mark);
 }
 
 static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
-                               const Stored *dx) {
+                               Stored *dx) {
     Shapes d = shapes_of(s->model);
-    a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a->dnorm1 = push_norm1_gradient(s, c, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
@@ -309,6 +320,7 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 // dx of y -> dx of x_l
 static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                            Stored *dx) {
+    if (!shapes_of(s->model).pre_norms) return;
     norm_backward(s, dx, sum_of(s, dw, NORM1_WEIGHT), sum_of(s, dw, NORM1_BIAS), a->dnorm1, layer_input(s, l, c.row),
                   weight_of(s, w, NORM1_WEIGHT), c.n, shapes_of(s->model).C, 1);
 }
@@ -316,8 +328,8 @@ static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Group
 // dnorm1 += the part that comes through keys and values; = where none came through the queries yet
 static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
     Shapes d = shapes_of(s->model);
-    const int accumulate = a->dnorm1 != NULL;
-    if (!accumulate) a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    const int accumulate = a->dnorm1 || !d.pre_norms;
+    if (!a->dnorm1) a->dnorm1 = push_norm1_gradient(s, c, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
     Stored *k_linear = NULL; // keys before QK-norm, projected again where they were not kept
@@ -328,7 +340,7 @@ static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSum
         linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
     }
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.token), c.n * d.KV);
-    rotary_backward(s, l, c, dkv, sum_of(s, dw, K_NORM), k_linear, weight_of(s, w, K_NORM), d.NKV);
+    rotary_backward(s, l, c, w, dw, K_NORM, dkv, k_linear);
     linear_backward(s, l, c, w, dw, K_WEIGHT, a->dnorm1, dkv, a->norm1, accumulate);
     s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.token), c.n * d.KV);
     linear_backward(s, l, c, w, dw, V_WEIGHT, a->dnorm1, dkv, a->norm1, 1);
@@ -426,7 +438,8 @@ static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
 // The MLP as far as its backward needs it: up to the activation, or the end where a post norm follows
 static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
-    norm_forward(s, a->norm2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), NULL, c.n);
+    if (d.pre_norms)
+        norm_forward(s, a->norm2, a->y, weight_of(s, w, NORM2_WEIGHT), weight_of(s, w, NORM2_BIAS), NULL, c.n);
     linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
     s->ops->activation_forward(a->activated, a->gate_up, d.activation, c.n, d.FF);
     if (a->mlp_branch) linear_forward(s, l, c, w, DOWN_WEIGHT, a->mlp_branch, a->activated, NULL);
@@ -450,13 +463,14 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
         push_mlp_activations(s, a, c.n);
         mlp_activate(s, l, c, w, a);
     }
-    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm2 = a->norm2;
+    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm2 = d.pre_norms ? a->norm2 : dx;
     const Stored *dbranch = branch_backward(s, c, w, dw, POST_NORM2, a->mlp_branch, dx);
     linear_backward(s, l, c, w, dw, DOWN_WEIGHT, dactivated, dbranch, a->activated, 0);
     s->ops->activation_backward(dgate_up, dactivated, a->gate_up, d.activation, c.n, d.FF);
-    linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, 0);
-    norm_backward(s, dx, sum_of(s, dw, NORM2_WEIGHT), sum_of(s, dw, NORM2_BIAS), dnorm2, a->y,
-                  weight_of(s, w, NORM2_WEIGHT), c.n, d.C, 1);
+    linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, !d.pre_norms);
+    if (d.pre_norms)
+        norm_backward(s, dx, sum_of(s, dw, NORM2_WEIGHT), sum_of(s, dw, NORM2_BIAS), dnorm2, a->y,
+                      weight_of(s, w, NORM2_WEIGHT), c.n, d.C, 1);
     arena_pop(s->arena, mark);
 }
 
@@ -490,7 +504,8 @@ static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeight
     Activations a = {0};
     if (keeps_activations(s) && s->pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
     a.mark = arena_mark(s->arena);
-    a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * shapes_of(s->model).C);
+    if (shapes_of(s->model).pre_norms)
+        a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * shapes_of(s->model).C);
     norm1_forward(s, l, c, w, &a);
     return a;
 }

@@ -181,10 +181,12 @@ static void bench_elements(const Bench &b) {
         ops->norm_backward(t.x.stored(), t.sums.summed(), (Summed *)(t.sums.data + C), t.y.stored(), t.z.stored(),
                            t.weight.stored(), n, C, LAYER_NORM, 0, t.scratch.summed());
     });
-    b.bytes("rope_forward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
-            [&] { ops->rope(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD, HD, 1, 0); });
-    b.bytes("rope_backward", "queries", n, NH * HD, 2.0 * heads * HD * STORED,
-            [&] { ops->rope(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD, HD, 1, 1); });
+    b.bytes("rope_forward", "queries", n, NH * HD, 2.0 * heads * HD * STORED, [&] {
+        ops->rope(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD, HD, Rotation{1, 0, 0, 1}, 0);
+    });
+    b.bytes("rope_backward", "queries", n, NH * HD, 2.0 * heads * HD * STORED, [&] {
+        ops->rope(t.q.stored(), t.position.data, t.frequency.data, n, NH, HD, HD, Rotation{1, 0, 0, 1}, 1);
+    });
     b.bytes("swiglu_forward", "", n, FF, 3.0 * n * FF * STORED,
             [&] { ops->activation_forward(t.y.stored(), t.x.stored(), ACTIVATION_SWIGLU, n, FF); });
     b.bytes("swiglu_backward", "", n, FF, 5.0 * n * FF * STORED,

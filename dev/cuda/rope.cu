@@ -55,7 +55,7 @@ struct Rope {
 
 static void real(Rope &c) {
     cuda_rope(c.x.stored(), c.position.data, c.inverse_frequency.data, c.shape.n, c.shape.heads, c.shape.HD, c.shape.HD,
-              1, 0);
+              Rotation{1, 0, 0, 1}, 0);
 }
 
 template <int HEADS> static void packed(Rope &c) {

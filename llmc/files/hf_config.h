@@ -26,8 +26,8 @@ typedef struct {
     const char *written; // JSON; NULL: not written
 } HfConstant;
 
-#define HF_SILU    "llama|qwen2|qwen3|mistral|qwen3_5"
-#define HF_ROTATED "gpt2|llama|mistral|qwen2|qwen3|gemma3" // wholly, where they have rotary positions
+#define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
+#define HF_ROTATED "gpt2|llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -37,8 +37,10 @@ static const HfConstant hf_constants[] = {
     {NULL, "use_cache", NULL, "true"},
     {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", NULL},
     {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
-    {"gpt2", "embd_pdrop", NULL, NO_DROPOUT},
-    {"gpt2", "resid_pdrop", NULL, NO_DROPOUT},
+    {"gpt2|phi3", "embd_pdrop", NULL, NO_DROPOUT},
+    {"gpt2|phi3", "resid_pdrop", NULL, NO_DROPOUT},
+    {"smollm3", "use_sliding_window", "false", "false"},
+    {"olmo2|olmo3", "clip_qkv", "null", NULL},
     {"gpt2", "scale_attn_weights", "true", NULL},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
@@ -65,8 +67,9 @@ static int hf_applies(const HfConstant *c, const Family *family) {
 // Refuses null where transformers does: counted as absent, it would be the default. In a few keys of a few families it
 // means something: what follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
-    static const char *const means[][2] = {
-        {"head_dim", "llama|mistral"}, {"num_key_value_heads", "llama|qwen2|qwen3"}, {"intermediate_size", "gpt2"}};
+    static const char *const means[][2] = {{"head_dim", "llama|mistral"},
+                                           {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
+                                           {"intermediate_size", "gpt2"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
         const int index = config_key_find(item->string);
@@ -231,6 +234,12 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
+// The key stands in the outermost object: layers with a window have a base of their own in rope_parameters, but Gemma's
+// first class had it outside.
+static int hf_has_key(const Family *family, const char *name) {
+    return family_has_key(family, name) && (strcmp(name, "rope_local_base_freq") != 0 || family->norm_offset);
+}
+
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
@@ -238,7 +247,7 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
             continue; // below
         if (text_is_one_of(key->name,
                            "sliding_window|query_pre_attn_scalar|rope_local_base_freq|activation_function") &&
-            !family_has_key(config->family, key->name))
+            !hf_has_key(config->family, key->name))
             continue; // their classes do not look at these
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same thing, but have different values", path, key->name, key->alias);
@@ -279,7 +288,8 @@ static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const
             die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, name,
                 item->string);
     }
-    if (factor && !config->family->hybrid && !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
+    if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
+        !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, name,
             json_scalar_text(factor, value, sizeof(value)));
     return type ? type : json_get(rope, "type");
@@ -303,9 +313,10 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
     if (typed && !type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
     if (!typed || !type) return;
-    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, "default|linear|llama3|yarn"))
-        die("%s: %s of type %s is not supported; default, linear, llama3 and yarn are", path, name,
-            json_scalar_text(type, value, sizeof(value)));
+    const int scales = family_has_key(config->family, "rope_type");
+    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : "default"))
+        die("%s: %s of type %s is not supported%s; %s", path, name, json_scalar_text(type, value, sizeof(value)),
+            scales ? "" : " for this family", scales ? "default, linear, llama3 and yarn are" : "default is");
     config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const cJSON *item = json_get(rope, key->name);
@@ -335,6 +346,18 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (local) hf_set(config, "rope_local_base_freq", local, path);
 }
 
+// The growth of Ministral's queries, which transformers always reads, with the length that it begins at
+static void hf_check_growth(const Config *config, const cJSON *rope, const char *path) {
+    const cJSON *growth = json_get(rope, "llama_4_scaling_beta"),
+                *from = json_get(rope, "original_max_position_embeddings");
+    if (!cJSON_IsNumber(growth) || !cJSON_IsNumber(from))
+        die("%s: rope_parameters has no %s, which %s needs", path,
+            growth ? "original_max_position_embeddings" : "llama_4_scaling_beta", config->family->architecture);
+    if (growth->valuedouble != 0 && config->rope_type != ROPE_YARN && config->rope_type != ROPE_LLAMA3)
+        die("%s: llama_4_scaling_beta is %g with rope_type %s; it is supported with yarn and llama3, or as 0", path,
+            growth->valuedouble, rope_type_names[config->rope_type]);
+}
+
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
@@ -342,15 +365,19 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *parameters = json_get(root, "rope_parameters"),
                 *original = json_get(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
+    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || scaling);
+    if (grows) config_plain_rope(config); // what the class has by default is not mixed with what is given
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters)
         hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &found, path);
     if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &found, path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
-    if (found.rotated && config->family->hybrid) hf_set(config, "partial_rotary_factor", found.rotated, path);
+    if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
+        hf_set(config, "partial_rotary_factor", found.rotated, path);
     if (!found.theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
         die("%s: rope_theta is null; give its value, or leave it out for the default", path);
+    if (grows) hf_check_growth(config, scaling && scaling->child ? scaling : parameters, path);
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);
 }
@@ -363,6 +390,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 #define HF_WINDOW               4096 // the default of Qwen's and Gemma's sliding_window
 #define QWEN_FIRST_WINDOW_LAYER 28   // of max_window_layers: layers from here on have a window
 #define GEMMA_WINDOW_PATTERN    6    // of sliding_window_pattern: every so many-th layer has none
+#define OLMO_WINDOW_PATTERN     4    // the same, fixed
+#define NO_ROPE_INTERVAL        4    // of no_rope_layer_interval: every so many-th layer has no rotary positions
 
 // A whole number of config.json, or its default where it is absent.
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
@@ -375,7 +404,7 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // The list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
-    const char *other = config->family->hybrid ? LINEAR : SLIDING;
+    const char *other = config->family->hybrid ? LINEAR : *config->family->layer_types == 's' ? SLIDING : FULL;
     size_t layers = 0;
     char value[64];
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
@@ -408,13 +437,32 @@ static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? 'l' : 'f';
 }
 
+// Which layers have no rotary positions: a list of 0 and 1, at least as long as the layers, or every so many-th.
+static void hf_read_no_rope(Config *config, const cJSON *root, const char *path) {
+    const cJSON *list = json_get(root, "no_rope_layers"), *types = json_get(root, "layer_types");
+    const size_t interval = hf_size(root, "no_rope_layer_interval", NO_ROPE_INTERVAL, path);
+    const size_t L = config->num_hidden_layers;
+    if (L > LAYER_TYPES_MAX) die("%s: models of more than %d such layers are not read", path, LAYER_TYPES_MAX);
+    if (types) hf_read_layer_types(config, types, path);
+    if (list && (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) < L))
+        die("%s: no_rope_layers is not a list of 0 or 1 for each of %zu layers", path, L);
+    if (!list && !interval) die("%s: no_rope_layer_interval is 0", path);
+    const cJSON *item = list ? list->child : NULL;
+    for (size_t l = 0; l < L; l++, item = item ? item->next : NULL) {
+        if (list && !(cJSON_IsNumber(item) && (item->valuedouble == 0 || item->valuedouble == 1)))
+            die("%s: no_rope_layers: the value of layer %zu is neither 0 nor 1", path, l);
+        config->layer_types[l] = (list ? item->valuedouble != 0 : (l + 1) % interval != 0) ? 'f' : 'n';
+    }
+    config->layer_types[L] = 0;
+}
+
 // Each class reads sliding_window in its own way; then which layers have it. A query's own key counts, as here.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
                 *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     const int has = family_has_key(family, "sliding_window"), qwen = has && !config->layer_types[0];
-    const int everywhere = has && !strcmp(config->layer_types, "s"); // Mistral's default
+    const int everywhere = family->same_windows, olmo = has && !everywhere && !family->norm_offset;
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
     if (qwen && !window) config->sliding_window = HF_WINDOW;
@@ -433,7 +481,8 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         size_t first = hf_size(root, "max_window_layers", QWEN_FIRST_WINDOW_LAYER, path);
         for (l = 0; l < L; l++) config->layer_types[l] = l >= first ? 's' : 'f';
     } else if (has && !everywhere && !qwen) {
-        size_t pattern = hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
+        size_t pattern =
+            olmo ? OLMO_WINDOW_PATTERN : hf_size(root, "sliding_window_pattern", GEMMA_WINDOW_PATTERN, path);
         if (!pattern) die("%s: sliding_window_pattern is 0", path);
         for (l = 0; l < L && l < LAYER_TYPES_MAX; l++) config->layer_types[l] = (l + 1) % pattern ? 's' : 'f';
         config->layer_types[l] = 0;
@@ -471,6 +520,8 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         config.num_key_value_heads = config.num_attention_heads; // null, other than absence, is one per query head
     if (family->hybrid)
         hf_read_kinds(&config, root, path);
+    else if (*family->layer_types == 'n')
+        hf_read_no_rope(&config, root, path);
     else
         hf_read_windows(&config, root, path);
     config_finish(&config, path, EXIT_RUNTIME);
@@ -496,7 +547,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
-        if (!config_uses_key(config, key) ||
+        if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
         if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
@@ -515,6 +566,11 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_object(json, name);
     json_text(json, "rope_type", rope_type_names[config->rope_type]);
     hf_put_keys(json, config, level);
+    if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
+        json_word(json, "llama_4_scaling_beta", "0.0"); // which its class cannot do without
+        if (config->rope_type == ROPE_DEFAULT || config->rope_type == ROPE_LINEAR)
+            json_size(json, "original_max_position_embeddings", config->max_position_embeddings);
+    }
     json_object_end(json);
 }
 
@@ -542,24 +598,33 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
     json_array_end(json);
 }
 
+// 1: a layer has rotary positions
+static void hf_put_no_rope(JsonOut *json, const Config *config) {
+    json_array(json, "no_rope_layers");
+    for (size_t l = 0; l < config->num_hidden_layers; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
+    json_array_end(json);
+}
+
 // Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and
 // counts the layers before the first one that has it; Gemma's number is there even where no layer has it, and its first
 // class knew a period only.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
-    const int gemma = !strcmp(config->family->name, "gemma3"), mistral = !strcmp(config->family->name, "mistral");
+    const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
+    const int listed = family_names_key(config->family, "sliding_window") && !everywhere; // Gemma's and OLMo's
     size_t first;
-    if (L > LAYER_TYPES_MAX && period && !mistral)
+    if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
     if (config->family->hybrid) hf_put_layer_types(json, config);
+    if (*config->family->layer_types == 'n') hf_put_no_rope(json, config);
     if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
-    if (period || gemma)
+    if (period || listed)
         json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
     else
         json_null(json, "sliding_window");
-    if (mistral) return;
-    if (!gemma) {
+    if (everywhere) return;
+    if (!listed) {
         json_bool(json, "use_sliding_window", period != 0);
         json_size(json, "max_window_layers", first);
     }

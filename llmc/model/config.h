@@ -29,10 +29,11 @@ typedef struct {
     double attention_factor, mscale, mscale_all_dim; // 0: not given
     size_t original_max_position_embeddings;         // 0: max_position_embeddings
     int truncate;
+    double llama_4_scaling_beta; // queries grow with the logarithm of their position (Rotation in ops.h)
     double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
     // Layers with a sliding window: a query sees that many keys, its own among them.
     size_t sliding_window; // 0: none
-    // s: sliding, f: full, l: linear attention; repeated to num_hidden_layers; "": all full
+    // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "": all full
     char layer_types[LAYER_TYPES_MAX + 1];
     double partial_rotary_factor; // the share of a head's elements, the first ones, that are rotated
     // Layers of linear attention (Gated DeltaNet)
@@ -84,6 +85,7 @@ static const ConfigKey config_keys[] = {
     {"mscale", NULL, KEY_DOUBLE, FIELD(mscale), 0, 1e6, YARN_SCALED},
     {"mscale_all_dim", NULL, KEY_DOUBLE, FIELD(mscale_all_dim), 0, 1e6, YARN_SCALED},
     {"truncate", NULL, KEY_BOOL, FIELD(truncate), 0, 1, YARN_SCALED},
+    {"llama_4_scaling_beta", NULL, KEY_DOUBLE, FIELD(llama_4_scaling_beta), 0, 1e3, LLAMA3_SCALED | YARN_SCALED},
     {"rope_local_base_freq", NULL, KEY_DOUBLE, FIELD(rope_local_base_freq), 1, 1e12, 0},
     {"sliding_window", NULL, KEY_SIZE, FIELD(sliding_window), 0, 1e9, 0},
     {"layer_types", NULL, KEY_LAYER_TYPES, FIELD(layer_types), 0, 0, 0},
@@ -114,22 +116,26 @@ static int config_key_find(const char *name) {
     return -1;
 }
 
+// The family's defaults give the key a value.
+static int family_names_key(const Family *family, const char *name) {
+    const char *at = strstr(family->defaults, name);
+    return at && at[strlen(name)] == '=';
+}
+
 // True where the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
+    static const char some[] = "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
+                               "llama_4_scaling_beta"; // of families that name them
+    if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
     if (!strcmp(name, "rope_theta")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "activation_function")) return family->activation == ACTIVATION_GELU;
-    if (!strcmp(name, "attention_bias"))
-        return !family->biases && !family->qkv_bias && strcmp(family->name, "mistral") != 0;
-    if (!strcmp(name, "mlp_bias")) return !strcmp(family->name, "llama");
-    if (!strcmp(name, "sliding_window"))
-        return !family->learned_positions && !family->hybrid && strcmp(family->name, "llama") != 0;
-    if (!strcmp(name, "layer_types")) return !family->learned_positions && strcmp(family->name, "llama") != 0;
-    if (!strncmp(name, "linear_", 7) || !strcmp(name, "partial_rotary_factor")) return family->hybrid;
-    if (!strcmp(name, "rope_local_base_freq") || !strcmp(name, "query_pre_attn_scalar"))
-        return !strcmp(family->name, "gemma3");
-    if (!strcmp(name, "truncate") && !strcmp(family->name, "gemma3")) return 0; // transformers does not look at Gemma's
-    if (config_keys[config_key_find(name)].scaling) return !family->learned_positions;
+    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
+    if (!strcmp(name, "sliding_window")) return !strcmp(family->layer_types, "s");
+    if (!strcmp(name, "layer_types")) return *family->layer_types;
+    if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
+        return 0; // transformers looks for it outside of the kinds of layers
+    if (config_keys[config_key_find(name)].scaling) return !family->learned_positions && !family->plain_rope;
     return 1;
 }
 
@@ -138,9 +144,10 @@ static int family_has_key(const Family *family, const char *name) {
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (key->kind == KEY_GELU) return config->activation_function;
-    if (config->family->hybrid && key->kind == KEY_LAYER_TYPES) return 1;
+    if (key->kind == KEY_ROPE_TYPE && family_names_key(config->family, key->name)) return 1;
+    if (key->kind == KEY_LAYER_TYPES && strcmp(config->family->layer_types, "s") != 0) return 1;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
-        return config->layer_types[0] || strstr(config->family->defaults, "sliding_window");
+        return config->layer_types[0] || family_names_key(config->family, "sliding_window");
     return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 
@@ -148,6 +155,7 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     const int index = config_key_find(name);
     const char *wanted = NULL; // and not given
+    char letters[8];
     if (index < 0) {
         const char *nearest = NULL;
         size_t best = SIZE_MAX;
@@ -181,9 +189,13 @@ static void config_set(Config *config, const char *name, const char *value, cons
                          value);
         break;
     case KEY_LAYER_TYPES:
-        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, config->family->hybrid ? "lf" : "sf")])
+        snprintf(letters, sizeof(letters), "%sf", config->family->layer_types);
+        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
-                     LAYER_TYPES_MAX, config->family->hybrid ? "l (linear)" : "s (sliding)");
+                     LAYER_TYPES_MAX,
+                     letters[0] == 'l'   ? "l (linear)"
+                     : letters[0] == 'n' ? "n (no rotary positions)"
+                                         : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
@@ -231,12 +243,34 @@ static Config config_defaults(const Family *family) {
     return config;
 }
 
+// Rotary positions that are not scaled, without what a family's defaults say of scaling them
+static void config_plain_rope(Config *config) {
+    config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
+    config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
+    config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0;
+}
+
+// The growth of queries with their position (Rotation in ops.h); 0: none
+static double rotation_growth(const Config *config) {
+    const ConfigKey *key = &config_keys[config_key_find("llama_4_scaling_beta")];
+    return config_uses_key(config, key) ? config->llama_4_scaling_beta : 0;
+}
+
 // The kind of a layer's mixing of tokens
 typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_KINDS } LayerKind;
 
+static char layer_letter(const Config *config, size_t l) {
+    return config->layer_types[0] ? config->layer_types[l % strlen(config->layer_types)] : 'f';
+}
+
 static LayerKind layer_kind(const Config *config, size_t l) {
-    const char type = config->layer_types[0] ? config->layer_types[l % strlen(config->layer_types)] : 'f';
+    const char type = layer_letter(config, l);
     return type == 'l' ? LAYER_LINEAR : type == 's' && config->sliding_window ? LAYER_WINDOW : LAYER_FULL;
+}
+
+// Its queries and keys are turned by their positions.
+static int layer_rotates(const Config *config, size_t l) {
+    return !config->family->learned_positions && layer_letter(config, l) != 'n';
 }
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
@@ -269,12 +303,12 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has it; give layer_types, such as s or sf", where,
                  config->sliding_window);
-    if (!sliding && !config->family->hybrid) {
+    if (!sliding && text_is_one_of(config->family->layer_types, "|s")) {
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
     for (period = 1; period < L; period++) {
-        for (l = period; l < L && layer_kind(config, l) == layer_kind(config, l - period); l++) continue;
+        for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;
     }
     if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types repeats after %zu layers only", where, period);
@@ -309,9 +343,9 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_resolve_layer_types(config, where, code);
-    if (!strcmp(family->name, "mistral") && strchr(config->layer_types, 'f'))
-        die_with(code, "%s: layer_types=%.64s, but the sliding_window of mistral is in every layer or in none", where,
-                 config->layer_types);
+    if (family->same_windows && strchr(config->layer_types, 'f'))
+        die_with(code, "%s: layer_types=%.64s, but the sliding_window of %s is in every layer or in none", where,
+                 config->layer_types, family->name);
     config_resolve_rope(config, where, code);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;
@@ -352,7 +386,7 @@ static void config_finish(Config *config, const char *where, int code) {
     if (config->attention_bias && !family_has_key(family, "attention_bias"))
         die_with(code, "%s: attention_bias is not a key of %s, whose biases are fixed", where, family->name);
     if (config->mlp_bias && !family_has_key(family, "mlp_bias"))
-        die_with(code, "%s: mlp_bias is a key of llama only, not of %s", where, family->name);
+        die_with(code, "%s: mlp_bias is not a key of %s", where, family->name);
 }
 
 // "NAME" or "NAME,key=value,...": NAME is a preset or a family.
@@ -435,14 +469,22 @@ static Config config_scale(const Config *config, const char *scaling, const char
     Config plain = *config, scaled;
     if (config->family->learned_positions)
         die_with(code, "%s: %s has a table of positions, which cannot be scaled", where, config->family->name);
-    plain.rope_type = ROPE_DEFAULT;
+    if (config->family->plain_rope)
+        die_with(code,
+                 "%s: rotary positions of %s cannot be scaled by linear, llama3 or yarn, which transformers refuses",
+                 where, config->family->name);
+    config_plain_rope(&plain);
     config_to_text(&plain, text, sizeof(text));
     plain = config_from_text(text, where, code);
     scaled = plain, scaled.given = 0, scaled.original_max_position_embeddings = config_unscaled_positions(config);
+    scaled.llama_4_scaling_beta = config->llama_4_scaling_beta;
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
         die_with(code, "%s: '%s' is no way of scaling; give linear, llama3 or yarn: yarn,factor=4", where, type);
     config_set(&scaled, "rope_type", type, where, code);
+    if (rotation_growth(config) != 0 && rotation_growth(&scaled) == 0)
+        die_with(code, "%s: queries of %s grow with their position, which %s scaling cannot keep; take yarn", where,
+                 config->family->name, type);
     scaled.given = 0;
     config_set_all(&scaled, keys + (*keys != 0), where, code);
     for (size_t i = 0; i < CONFIG_KEYS; i++)

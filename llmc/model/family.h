@@ -27,24 +27,32 @@ typedef enum {
 // The tensors outside the layers: the first two come before them, the others after.
 typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
 
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // of each head, of all heads as one
+
 typedef struct {
     const char *name;         // as --init knows it
     const char *model_type;   // in config.json
     const char *architecture; // Hugging Face's class
-    const char *defaults;
+    const char *defaults;     // of the config class; a key that only some families have is one of those that name it
+    const char *layer_types;  // letters that config keys may give a layer but f (full attention): s, l, n; "": none
     NormKind norm;
     ActivationKind activation;
-    int learned_positions; // a position table instead of RoPE
-    int qk_norm;
+    QkNorm qk_norm;
+    int learned_positions;    // a position table instead of RoPE
     int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
     int biases;               // biases on every linear layer
+    int no_output_bias;       // attention_bias is of q, k, v alone
     int conv1d;               // files hold linear weights transposed
     int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
     int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
     int norm_offset;          // norms multiply by 1 + w
-    int post_norms;           // norms also behind attention and MLP, before what they add to the residual stream
+    int no_pre_norms;         // no norm before attention and MLP, which read the residual stream itself
+    int post_norms;           // norms behind attention and MLP, before what they add to the residual stream
     int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
     int hybrid;               // layers may be of linear attention; the others gate their output, by half of q_proj
+    int same_windows;         // sliding_window is that of all layers
+    int interleaved;          // rotary positions turn neighbours, not elements half a head apart
+    int plain_rope;           // rotary positions cannot be scaled
     const char *layer_prefix; // with one %zu
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
@@ -52,74 +60,146 @@ typedef struct {
 
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LLAMA_LAYER_NAMES                                                                                              \
-    {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",  \
-     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",             \
-     "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NO_LINEAR_NAMES, NULL,             \
-     "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias",      \
-     "mlp.up_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias", NULL}
+#define ATTENTION_NAMES "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",               \
+    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",              \
+    "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias"
+#define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
+    "mlp.down_proj.weight", "mlp.down_proj.bias"
+#define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
+#define LLAMA_LAYER_NAMES {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, NULL,                     \
+    "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL}
+#define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
+    MLP_NAMES, "post_feedforward_layernorm.weight"}
 #define LLAMA_MODEL_NAMES {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
 
-// The switches in a row, in their order: learned_positions, qk_norm, qkv_bias, biases, conv1d, head_dim_follows,
-// kv_heads_follow, norm_offset, post_norms, scaled_embeddings, hybrid
 static const Family families[] = {
-    {"gpt2", "gpt2", "GPT2LMHeadModel",
+    {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
+     .defaults =
      "vocab_size=50257,max_position_embeddings=1024,hidden_size=768,num_hidden_layers=12,num_attention_heads=12,"
      "layer_norm_epsilon=1e-5,initializer_range=0.02,tie_word_embeddings=true",
-     NORM_LAYER, ACTIVATION_GELU, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, "transformer.h.%zu.",
+     .layer_types = "", .norm = NORM_LAYER, .activation = ACTIVATION_GELU, .learned_positions = 1, .biases = 1,
+     .conv1d = 1, .head_dim_follows = 1, .kv_heads_follow = 1,
+     .layer_prefix = "transformer.h.%zu.", .layer_names =
      {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
       "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
       NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias", NULL},
+     .model_names =
      {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
       "lm_head.weight"}},
-    {"llama", "llama", "LlamaForCausalLM",
+    {.name = "llama", .model_type = "llama", .architecture = "LlamaForCausalLM",
+     .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
-     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, "model.layers.%zu.",
-     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"mistral", "mistral", "MistralForCausalLM",
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "mistral", .model_type = "mistral", .architecture = "MistralForCausalLM",
+     .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,"
-     "sliding_window=4096,layer_types=s",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.",
-     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"qwen2", "qwen2", "Qwen2ForCausalLM",
+     "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,"
+     "initializer_range=0.02,sliding_window=4096,layer_types=s",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .same_windows = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "ministral3", .model_type = "ministral3", .architecture = "Ministral3ForCausalLM",
+     .defaults =
+     "vocab_size=131072,hidden_size=4096,intermediate_size=14336,num_hidden_layers=34,num_attention_heads=32,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=262144,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "initializer_range=0.02,layer_types=s,rope_type=yarn,factor=16,original_max_position_embeddings=16384,"
+     "mscale=1,mscale_all_dim=1,llama_4_scaling_beta=0.1",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "qwen2", .model_type = "qwen2", .architecture = "Qwen2ForCausalLM",
+     .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
-     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, "model.layers.%zu.",
-     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"qwen3", "qwen3", "Qwen3ForCausalLM",
+     "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "initializer_range=0.02",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qkv_bias = 1, .head_dim_follows = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "qwen3", .model_type = "qwen3", .architecture = "Qwen3ForCausalLM",
+     .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, "model.layers.%zu.",
-     LLAMA_LAYER_NAMES, LLAMA_MODEL_NAMES},
-    {"gemma3", "gemma3_text", "Gemma3ForCausalLM",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "gemma3", .model_type = "gemma3_text", .architecture = "Gemma3ForCausalLM",
+     .defaults =
      "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=1000000,"
      "initializer_range=0.02,tie_word_embeddings=true,sliding_window=4096,layer_types=sssssf,"
      "rope_local_base_freq=10000,query_pre_attn_scalar=256",
-     NORM_RMS, ACTIVATION_GEGLU, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, "model.layers.%zu.",
-     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
-      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
-      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", NO_LINEAR_NAMES,
-      "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, "mlp.gate_proj.weight",
-      "mlp.up_proj.weight", NULL, NULL, "mlp.down_proj.weight", NULL, "post_feedforward_layernorm.weight"},
-     LLAMA_MODEL_NAMES},
-    {"qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
+     .post_norms = 1, .scaled_embeddings = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names =
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
+      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "post_feedforward_layernorm.weight"},
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "qwen3_5", .model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM",
+     .defaults =
      "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
      "num_key_value_heads=4,head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02,layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,"
      "linear_key_head_dim=128,linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
-     NORM_RMS, ACTIVATION_SWIGLU, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, "model.layers.%zu.",
-     {"input_layernorm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
-      "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
-      "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias", "linear_attn.in_proj_qkv.weight",
-      "linear_attn.in_proj_z.weight", "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight",
-      "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",
-      "linear_attn.out_proj.weight", NULL, "post_attention_layernorm.weight", NULL, "mlp.gate_proj.weight",
-      "mlp.up_proj.weight", NULL, NULL, "mlp.down_proj.weight", NULL, NULL},
-     LLAMA_MODEL_NAMES},
+     .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
+     1, .hybrid = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names =
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",
+      "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",
+      "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight", NULL,
+      "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL},
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
+     .defaults =
+     "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
+     "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=2000000,"
+     "initializer_range=0.02,tie_word_embeddings=true,mlp_bias=false,layer_types=fffn",
+     .layer_types = "n", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "olmo2", .model_type = "olmo2", .architecture = "Olmo2ForCausalLM",
+     .defaults =
+     "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE, .head_dim_follows
+     = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = OLMO_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "olmo3", .model_type = "olmo3", .architecture = "Olmo3ForCausalLM",
+     .defaults =
+     "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=500000,initializer_range=0.02,"
+     "sliding_window=4096,layer_types=sssf,rope_local_base_freq=500000",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
+     .head_dim_follows = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names = OLMO_LAYER_NAMES,
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
+     .defaults =
+     "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=4096,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02,layer_types=s,"
+     "partial_rotary_factor=1",
+     .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow =
+     1, .same_windows = 1, .plain_rope = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names =
+     {"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+      "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES,
+      NULL},
+     .model_names = LLAMA_MODEL_NAMES},
+    {.name = "glm4", .model_type = "glm4", .architecture = "Glm4ForCausalLM",
+     .defaults =
+     "vocab_size=151552,hidden_size=4096,intermediate_size=13696,num_hidden_layers=40,num_attention_heads=32,"
+     "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1.5625e-7,rope_theta=10000,"
+     "initializer_range=0.02,attention_bias=true,partial_rotary_factor=0.5",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1, .post_norms = 1,
+     .interleaved = 1,
+     .layer_prefix = "model.layers.%zu.", .layer_names =
+     {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
+      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, "post_mlp_layernorm.weight"},
+     .model_names = LLAMA_MODEL_NAMES},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))

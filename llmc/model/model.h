@@ -98,9 +98,11 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
     const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
     const size_t FF = c->intermediate_size, kv = c->num_key_value_heads * c->head_dim;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
-    const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, head_norm = family->qk_norm ? c->head_dim : 0;
+    const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
+    const size_t head_norm = family->qk_norm ? c->head_dim : 0, whole = family->qk_norm == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
-    const size_t o_bias = family->biases || c->attention_bias, mlp_bias = family->biases || c->mlp_bias;
+    const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
+    const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     if (linear ? tensor >= Q_WEIGHT && tensor <= O_BIAS : tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT) {
         const TensorShape none = {ROLE_LINEAR, 0, 0};
@@ -108,17 +110,17 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
     }
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
-        {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
+        {ROLE_NORM, pre_norm, 0}, {ROLE_BIAS, layer_norm, 0},
         {ROLE_LINEAR, family->hybrid ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
         {ROLE_BIAS, (family->hybrid ? 2 * q : q) * qkv_bias, 0},
         {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
-        {ROLE_NORM, head_norm, 0}, {ROLE_NORM, head_norm, 0},
+        {ROLE_NORM, whole ? q : head_norm, 0}, {ROLE_NORM, whole ? kv : head_norm, 0},
         {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0},
         {ROLE_LINEAR, W, C}, {ROLE_LINEAR, values, C}, {ROLE_LINEAR, HV, C}, {ROLE_LINEAR, HV, C},
         {ROLE_CONV, W, c->linear_conv_kernel_dim}, {ROLE_BIAS, HV, 0}, {ROLE_DECAY, HV, 0},
         {ROLE_NORM, c->linear_value_head_dim, 0}, {ROLE_LINEAR, C, values},
         {ROLE_NORM, post_norm, 0},
-        {ROLE_NORM, C, 0}, {ROLE_BIAS, layer_norm, 0},
+        {ROLE_NORM, pre_norm, 0}, {ROLE_BIAS, layer_norm, 0},
         {ROLE_LINEAR, FF, C}, {ROLE_LINEAR, gated, C},
         {ROLE_BIAS, FF * mlp_bias, 0}, {ROLE_BIAS, gated * mlp_bias, 0},
         {ROLE_LINEAR, C, FF}, {ROLE_BIAS, C * mlp_bias, 0}, {ROLE_NORM, post_norm, 0},

@@ -1,7 +1,7 @@
 /*
 The frequencies of rotary positions, to the bit as transformers has torch compute them on a CPU: in fp32, by any of the
 ways to stretch them over longer contexts (test/golden/rotary.txt). YaRN (arXiv 2309.00071) multiplies cosine and sine
-by a factor besides; queries and keys having it both, it is taken into the scale of attention here, by its square.
+by a factor besides, and Ministral 3 later queries by one that grows with their position.
 */
 #ifndef LLMC_ROPE_FREQUENCY_H
 #define LLMC_ROPE_FREQUENCY_H
@@ -93,6 +93,13 @@ static double rope_attention_factor(const Config *c, int local) {
     if (c->mscale > 0 && c->mscale_all_dim > 0)
         return rope_mscale(c->factor, c->mscale) / rope_mscale(c->factor, c->mscale_all_dim);
     return rope_mscale(c->factor, 1);
+}
+
+// How queries or keys of a layer are turned
+static Rotation rotation_of(const Config *c, int local, int queries) {
+    const Rotation r = {(float)rope_attention_factor(c, local), c->family->interleaved,
+                        queries ? rotation_growth(c) : 0, (double)c->original_max_position_embeddings};
+    return r;
 }
 
 #endif

@@ -15,6 +15,12 @@ Formulas that both op sets compute with, in floatS, which the including file has
 #define GELU_Z(g)     ((g) * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g)))
 #define GELU_SLOPE(g) ((floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g))
 
+// ---- rotary positions -----------------------------------------------------------------------------------------------
+// Rounded to fp32, as transformers has it
+DEVICE_TOO static inline float rotation_scale(Rotation r, int32_t position) {
+    return r.growth == 0 ? 1 : (float)(1 + r.growth * log(1 + floor((double)position / r.original)));
+}
+
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
 // Over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of -inf
 // (masked words) then count as probability 0 even in a block of nothing else, while +inf and NaN reach the sum as NaN.

@@ -176,12 +176,11 @@ OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t
    TENSOR(out, n * width, STORED) TENSOR(in, n * width, STORED)
    COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
-// ---- rotary position embedding, in place on the first R of x[n,heads,HD]: pairs (i, i + R/2) turned by position *
-// frequency[i] ---
-// factor: of the sine and the cosine (YaRN's); back: turned back, which is the backward pass
+// ---- rotary position embedding, in place on the first R of x[n,heads,HD]: pairs turned by position * frequency[i] --
+// Pairs (i, i + R/2), or (2i, 2i + 1); times how (ops.h). back: turned back, which is the backward pass
 OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, size_t HD,
-                size_t R, float factor, int back),
-   (x, position, inverse_frequency, n, heads, HD, R, factor, back),
+                size_t R, Rotation how, int back),
+   (x, position, inverse_frequency, n, heads, HD, R, how, back),
    COUNT(dry.op = back ? "rope_backward" : "rope_forward")
    TENSOR(x, n * heads * HD, STORED) TENSOR(position, n, sizeof(int32_t))
    TENSOR(inverse_frequency, R / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * R, STORED)))

@@ -154,6 +154,14 @@ typedef struct {
     NormKind kind;
 } Norm;
 
+// How queries or keys are turned by their positions
+typedef struct {
+    float factor;    // of sine and cosine (YaRN's)
+    int interleaved; // pairs are (2i, 2i + 1), not (i, i + R/2)
+    double growth;   // queries of position p are scaled by 1 + growth log(1 + floor(p / original)), too; 0: none
+    double original;
+} Rotation;
+
 // SwiGLU: silu(gate) up; GELU by tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) up
 typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU } ActivationKind;
 

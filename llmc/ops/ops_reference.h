@@ -143,17 +143,19 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
 }
 
 // ---- rotary position embedding, in place ----------------------------------------------------------------------------
-// The angle is the fp32 product, its cosine and sine, and their products with factor, too.
+// The angle is the fp32 product, its cosine and sine, and their products with factor, too; so is the queries' scale.
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                           size_t HD, size_t R, float factor, int back) {
-    const size_t half = R / 2;
+                           size_t HD, size_t R, Rotation how, int back) {
+    const size_t half = R / 2, step = how.interleaved ? 2 : 1, apart = how.interleaved ? 1 : half;
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < half; i++) {
                 float angle = (float)position[t] * inverse_frequency[i];
-                double c = factor * (float)cos((double)angle),
-                       s = (back ? -factor : factor) * (float)sin((double)angle);
-                double *a = x + (t * heads + h) * HD + i, *b = a + half, before_a = *a, before_b = *b;
+                const double later = floor((double)position[t] / (how.growth != 0 ? how.original : 1));
+                const double scale = (float)(1 + how.growth * log(1 + later));
+                const double c = scale * (double)(how.factor * (float)cos((double)angle));
+                const double s = (back ? -scale : scale) * (double)(how.factor * (float)sin((double)angle));
+                double *a = x + (t * heads + h) * HD + i * step, *b = a + apart, before_a = *a, before_b = *b;
                 *a = before_a * c - before_b * s;
                 *b = before_b * c + before_a * s;
             }

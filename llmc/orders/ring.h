@@ -245,7 +245,7 @@ static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const 
 static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                   const RingLayer *r) {
     Shapes d = shapes_of(s->model);
-    a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a->dnorm1 = push_norm1_gradient(s, c, layer_input(s, d.L, c.row));
     const size_t mark = arena_mark(s->arena);
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
     if (d.qk_norm && !keeps_activations(s)) queries_again(s, l, c, w, a);

@@ -228,27 +228,35 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
     arena_pop(s->arena, mark);
 }
 
-// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], into out. linear: before QK-norm; out where
-// the family has none
-static void rotary_forward(StreamBP *s, size_t l, Chunk c, Stored *out, const Stored *linear, const Stored *norm,
-                           size_t heads) {
-    Shapes d = shapes_of(s->model);
-    const int local = layer_window(&s->model->config, l) != 0;
-    if (d.qk_norm) s->ops->norm_forward(out, linear, norm, NULL, NULL, c.n * heads, d.HD, norm_of(s));
-    if (d.rotary)
+// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], whose norm is Q_NORM or K_NORM. linear: before
+// QK-norm; out where the family has none
+static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
+                           const Stored *linear) {
+    const Shapes d = shapes_of(s->model);
+    const Config *config = &s->model->config;
+    const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
+    const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
+    if (d.qk_norm)
+        s->ops->norm_forward(out, linear, weight_of(s, w, norm), NULL, NULL, whole ? c.n : c.n * heads,
+                             whole ? heads * d.HD : d.HD, norm_of(s));
+    if (layer_rotates(config, l))
         s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
-                     (float)rope_attention_factor(&s->model->config, local), 0);
+                     rotation_of(config, local, norm == Q_NORM), 0);
 }
 
-// The gradient back through both, in place; dnorm[HD] +=
-static void rotary_backward(StreamBP *s, size_t l, Chunk c, Stored *dx, Summed *dnorm, const Stored *linear,
-                            const Stored *norm, size_t heads) {
-    Shapes d = shapes_of(s->model);
-    const int local = layer_window(&s->model->config, l) != 0;
-    if (d.rotary)
+// The gradient back through both, in place; that of the norm's weight +=
+static void rotary_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm, Stored *dx,
+                            const Stored *linear) {
+    const Shapes d = shapes_of(s->model);
+    const Config *config = &s->model->config;
+    const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
+    const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
+    if (layer_rotates(config, l))
         s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
-                     (float)rope_attention_factor(&s->model->config, local), 1);
-    if (d.qk_norm) norm_backward(s, dx, dnorm, NULL, dx, linear, norm, c.n * heads, d.HD, 0);
+                     rotation_of(config, local, norm == Q_NORM), 1);
+    if (d.qk_norm)
+        norm_backward(s, dx, sum_of(s, dw, norm), NULL, dx, linear, weight_of(s, w, norm), whole ? c.n : c.n * heads,
+                      whole ? heads * d.HD : d.HD, 0);
 }
 
 #endif

@@ -139,7 +139,8 @@ typedef struct {
     size_t logits_stride;  // elements from row to row of logits
     size_t stored, summed; // bytes of an element
     ActivationKind activation;
-    int gated, qk_norm, rotary, post_norms, hybrid;
+    QkNorm qk_norm;
+    int gated, rotary, pre_norms, post_norms, hybrid;
     double embedding_scale;
 } Shapes;
 
@@ -159,7 +160,7 @@ static Shapes shapes_of(const Model *model) {
     s.H = s.gated ? 2 * s.FF : s.FF;
     s.qk_norm = c->family->qk_norm, s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
-    s.post_norms = c->family->post_norms;
+    s.pre_norms = !c->family->no_pre_norms, s.post_norms = c->family->post_norms;
     s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;
     return s;
 }

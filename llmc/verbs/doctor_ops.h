@@ -244,7 +244,7 @@ static void check_rope(const Config *c, size_t n) {
     Tensor *x = tensor_inout("x", N, width), *position = tensor_indices("position", N, 131072, 0);
     Tensor *frequency = tensor_given(TENSOR_READ, "inverse_frequency", DTYPE_FP32, half, all_of(1), inverse);
     frequency->raw = 1;
-    CHECK(rope, of(x), of(position), of(frequency), len(N), NH, HD, R, 1.0f, 0);
+    CHECK(rope, of(x), of(position), of(frequency), len(N), NH, HD, R, rotation_of(c, 0, 1), 0);
     expect(x, 0);
 }
 

@@ -20,14 +20,21 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config,
-                          Qwen3_5TextConfig, Qwen3Config)
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig,
+                          Qwen3Config, SmolLM3Config)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5RMSNorm
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -164,6 +171,46 @@ QWEN3_5_YARN = qwen3_5("lf", vocab_size=97, head_dim=24, tie_word_embeddings=Tru
                        rope=dict(rope_type="yarn", rope_theta=10000.0, partial_rotary_factor=0.5, factor=4.0,
                                  original_max_position_embeddings=64))
 
+# Queries grow from position 12 on, by steps; three query heads to a key head.
+MINISTRAL3 = Ministral3Config(vocab_size=106, hidden_size=36, intermediate_size=44, num_hidden_layers=2,
+                              num_attention_heads=6, num_key_value_heads=2, head_dim=10, max_position_embeddings=96,
+                              rms_norm_eps=1e-5, tie_word_embeddings=False,
+                              rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32.0,
+                                                   beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+                                                   original_max_position_embeddings=12, llama_4_scaling_beta=0.3),
+                              **NO_SPECIAL_TOKENS)
+
+# The second and the last of four layers have no rotary positions.
+SMOLLM3 = SmolLM3Config(vocab_size=103, hidden_size=30, intermediate_size=52, num_hidden_layers=4,
+                        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=128,
+                        no_rope_layers=[1, 0, 1, 0], mlp_bias=True,
+                        rope_parameters=dict(rope_type="default", rope_theta=5000.0), **NO_SPECIAL_TOKENS)
+
+OLMO2 = Olmo2Config(vocab_size=101, hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=6,
+                    num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False,
+                    rope_parameters=dict(rope_type="default", rope_theta=500000.0), **NO_SPECIAL_TOKENS)
+
+# YaRN in the layer that sees everything, another base in those with the window of 5.
+OLMO3 = Olmo3Config(vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+                    num_key_value_heads=4, max_position_embeddings=128, sliding_window=5, attention_bias=True,
+                    layer_types=["sliding_attention", "full_attention", "sliding_attention"], tie_word_embeddings=True,
+                    rope_parameters=dict(
+                        full_attention=dict(rope_type="yarn", rope_theta=50000.0, factor=4.0, attention_factor=1.2,
+                                            beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=32),
+                        sliding_attention=dict(rope_type="default", rope_theta=3000.0)), **NO_SPECIAL_TOKENS)
+
+# Three quarters of a head are rotated; a window of 9.
+PHI3 = Phi3Config(vocab_size=107, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=128, sliding_window=9, tie_word_embeddings=False,
+                  rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75),
+                  **NO_SPECIAL_TOKENS)
+
+# Half of a head of 12 is rotated, neighbour with neighbour.
+GLM4 = Glm4Config(vocab_size=109, hidden_size=40, intermediate_size=52, num_hidden_layers=2, num_attention_heads=3,
+                  num_key_value_heads=1, head_dim=12, max_position_embeddings=128, tie_word_embeddings=False,
+                  rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
+                  **NO_SPECIAL_TOKENS)
+
 
 @dataclass
 class Case:
@@ -201,6 +248,12 @@ CASES = [
     Case("qwen3_5-linear", QWEN3_5_LINEAR, seed=2),
     Case("qwen3_5-full", QWEN3_5_FULL, seed=34),
     Case("qwen3_5-yarn", QWEN3_5_YARN, seed=6),
+    Case("ministral3", MINISTRAL3, seed=76),
+    Case("smollm3", SMOLLM3, seed=51, config_style=4),
+    Case("olmo2", OLMO2, seed=14),
+    Case("olmo3", OLMO3, seed=26),
+    Case("phi3", PHI3, seed=23),
+    Case("glm4", GLM4, seed=28),
 ]
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -356,7 +409,9 @@ def rmsnorm_in_the_models_dtype():
             return delta_forward(self, *arguments, **named)
 
     delta_forward = Qwen3_5GatedDeltaNet.forward
-    forwards = {LlamaRMSNorm: forward, MistralRMSNorm: forward, Qwen2RMSNorm: forward, Qwen3RMSNorm: forward,
+    plain = (LlamaRMSNorm, MistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, SmolLM3RMSNorm, Olmo2RMSNorm,
+             Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm)
+    forwards = {c: forward for c in plain} | {
                 Gemma3RMSNorm: forward_gemma, Qwen3_5RMSNorm: forward_gemma, Qwen3_5GatedDeltaNet: forward_linear}
     originals = {c: c.forward for c in forwards}
     for c in forwards:

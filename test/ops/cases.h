@@ -227,15 +227,17 @@ static void linear_backward_case(size_t n, size_t C, size_t OC, size_t stride, i
 }
 
 // ---- rotary position embedding --------------------------------------------------------------------------------------
-static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta, size_t positions) {
-    test_case("n=%zu heads=%zu HD=%zu R=%zu theta=%g positions to %zu", n, heads, HD, R, theta, positions);
+static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta, size_t positions, int interleaved) {
+    test_case("n=%zu heads=%zu HD=%zu R=%zu theta=%g positions to %zu, interleaved %d", n, heads, HD, R, theta,
+              positions, interleaved);
     float *frequencies = (float *)case_memory(R / 2 * sizeof(float));
     for (size_t i = 0; i < R / 2; i++) frequencies[i] = (float)pow(theta, -2.0 * (double)i / (double)R);
     Guarded *position = indices("position", n, positions);
     Guarded *frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, R / 2);
     Guarded *x = in_place("x", n * heads * HD);
     for (int back = 0; back < 2; back++) {
-        BOTH(rope, of(x), of(position), of(frequency), n, heads, HD, R, back ? 1.13f : 1, back);
+        const Rotation how = {back ? 1.13f : 1, interleaved, interleaved == back ? 0 : 0.1, 100};
+        BOTH(rope, of(x), of(position), of(frequency), n, heads, HD, R, how, back);
         expect(x, 1.0, 0.0);
     }
 }

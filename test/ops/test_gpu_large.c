@@ -51,8 +51,8 @@ TEST(norms) {
 }
 
 TEST(rope) {
-    rope_case(4096, 32, 128, 128, 1e6, 131072);
-    rope_case(3001, 9, 80, 20, 1e6, 131072);
+    rope_case(4096, 32, 128, 128, 1e6, 131072, 0);
+    rope_case(3001, 9, 80, 20, 1e6, 131072, 1);
 }
 
 TEST(embedding) {

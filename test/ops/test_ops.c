@@ -159,9 +159,9 @@ TEST(rope) {
     static const size_t heads[] = {1, 3, 12};
     for (size_t i = 0; i < COUNT_OF(head_sizes) * COUNT_OF(rows) * COUNT_OF(heads); i++) {
         const size_t HD = head_sizes[i / 12], part = i % 5 ? HD : HD / 4 / 2 * 2; // of a head, all or a quarter
-        rope_case(rows[i / 3 % 4], heads[i % 3], HD, part ? part : HD, i % 2 ? 1e4 : 5e5, 3000);
+        rope_case(rows[i / 3 % 4], heads[i % 3], HD, part ? part : HD, i % 2 ? 1e4 : 5e5, 3000, i % 7 < 3);
     }
-    rope_case(500, 4, 128, 128, 1e6, 1000001); // a million tokens
+    rope_case(500, 4, 128, 128, 1e6, 1000001, 0); // a million tokens
 }
 
 // ---- activations ----------------------------------------------------------------------------------------------------

@@ -53,14 +53,16 @@ static void linear_backward(double *const *d, const double *dout, double *const 
     reference_linear_backward_weight(d[1], d[2], dout, x[0], 3, 5, 4, 4);
 }
 
+static const Rotation turned = {1.25f, 1, 0.2, 3};
+
 static void rope_forward(double *out, double *const *x) {
     memcpy(out, x[0], 3 * 2 * 8 * sizeof(double));
-    reference_rope(out, places, turns, 3, 2, 8, 8, 1.25f, 0);
+    reference_rope(out, places, turns, 3, 2, 8, 8, turned, 0);
 }
 static void rope_backward(double *const *d, const double *dout, double *const *x) {
     (void)x;
     memcpy(d[0], dout, 3 * 2 * 8 * sizeof(double));
-    reference_rope(d[0], places, turns, 3, 2, 8, 8, 1.25f, 1);
+    reference_rope(d[0], places, turns, 3, 2, 8, 8, turned, 1);
 }
 
 // Tokens 0-1 and 2-6 are documents; the chunk begins inside the first one.

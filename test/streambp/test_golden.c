@@ -204,6 +204,9 @@ TEST(mistral) { FOLDER("mistral"); }
 TEST(gemma3) { FOLDER("gemma3"); }
 TEST(gemma3_linear) { FOLDER("gemma3-linear"); }
 TEST(qwen3_5_yarn) { FOLDER("qwen3_5-yarn"); }
+TEST(ministral3) { FOLDER("ministral3"); }
+TEST(olmo3) { FOLDER("olmo3"); }
+TEST(glm4) { FOLDER("glm4"); }
 #ifndef CUDA_ON_CPU
 TEST(llama3) { FOLDER("llama3"); }
 TEST(qwen2_yarn) { FOLDER("qwen2-yarn"); }
@@ -215,6 +218,9 @@ TEST(qwen3_5) { FOLDER("qwen3_5"); }
 #define ALONE(call)                                                                                                    \
     if (dist_ranks() == 1 || all_cases()) call
 TEST(llama_linear) { ALONE(FOLDER("llama-linear")); }
+TEST(smollm3) { ALONE(FOLDER("smollm3")); }
+TEST(olmo2) { ALONE(FOLDER("olmo2")); }
+TEST(phi3) { ALONE(FOLDER("phi3")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
 TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
 TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }

@@ -238,7 +238,7 @@ check 'no length is 0 in JSON' [ "$(json max_seq_len) $(json fits)" = '0 false' 
 cp "$WORK/err" "$WORK/ways"
 run plan --init qwen3-8b --dtype bf16 --machine h100,host=0 --json --quiet
 check 'the object and the status alone' [ "$? $(json max_seq_len) $(cat "$WORK/err")" = '1 0 ' ]
-check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 5 ]
+check 'ways out' [ "$(grep -c 'gives --seq-len' "$WORK/ways")" = 6 ]
 sed -n 's/^  \(--.*\) gives --seq-len \([0-9]*\).*/\2 \1/p' "$WORK/ways" >"$WORK/each"
 while read -r length options; do
     succeeds plan --init qwen3-8b --seq-len 4096 --machine h100,host=0 --json $options

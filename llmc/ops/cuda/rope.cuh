@@ -1,28 +1,31 @@
 /*
 Rotary position embedding of op set "cuda", in place on the first R elements of every head of x[n,heads,HD]: the pair
-(i, i + R/2) is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
+(i, i + R/2), or (2i, 2i + 1), is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
 llmc/ops/cpu/rope.h. A thread works out the sine and cosine of one pair of one token and turns that pair of every head
 it is given. Bytes moved per element: 2s.
 */
 #ifndef LLMC_CUDA_ROPE_CUH
 #define LLMC_CUDA_ROPE_CUH
 #include "platform.cuh"
+#include "llmc/ops/formulas.h"
 
 constexpr size_t ROPE_HEADS = 8; // of one thread: shares what a sine and a cosine cost
 
 // direction: 1 forward, -1 back
 __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                            size_t HD, size_t R, float factor, float direction) {
+                            size_t HD, size_t R, Rotation how, float direction) {
     const size_t half = R / 2, groups = (heads + ROPE_HEADS - 1) / ROPE_HEADS;
     FOR_EACH_PACK(i, n * groups * half) {
         const size_t pair = i % half, group = i / half % groups, t = i / half / groups;
         const size_t end = (group + 1) * ROPE_HEADS < heads ? (group + 1) * ROPE_HEADS : heads;
         float sine, cosine;
         sincosf((float)position[t] * inverse_frequency[pair], &sine, &cosine);
-        cosine *= factor;
-        sine *= direction * factor;
+        const float scale = rotation_scale(how, position[t]);
+        cosine *= how.factor * scale;
+        sine *= direction * how.factor * scale;
         for (size_t head = group * ROPE_HEADS; head < end; head++) {
-            floatX *a = x + (t * heads + head) * HD + pair, *b = a + half;
+            floatX *a = x + (t * heads + head) * HD + (how.interleaved ? 2 * pair : pair);
+            floatX *b = a + (how.interleaved ? 1 : half);
             const float xa = load(*a), xb = load(*b);
             *a = store(xa * cosine - xb * sine);
             *b = store(xb * cosine + xa * sine);
@@ -31,9 +34,9 @@ __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inv
 }
 
 static void cuda_rope(Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
-                      size_t HD, size_t R, float factor, int back) {
+                      size_t HD, size_t R, Rotation how, int back) {
     LAUNCH((rope_kernel), loop_grid(n * blocks_for(heads, ROPE_HEADS) * (R / 2)), LOOP_THREADS, 0)
-    ((floatX *)x, position, inverse_frequency, n, heads, HD, R, factor, back ? -1.0f : 1.0f);
+    ((floatX *)x, position, inverse_frequency, n, heads, HD, R, how, back ? -1.0f : 1.0f);
 }
 
 #endif
