@@ -195,7 +195,7 @@ static const char *expect_read_back(const char *of) {
     assert_non_null(strstr(json, "\"dtype\": \"bfloat16\""));
     if (config.family->learned_positions) return json;
     assert_non_null(strstr(json, "\n  \"rope_theta\": ")); // for classic readers
-    if (strcmp(config.family->name, "gemma3") != 0) assert_non_null(strstr(json, "\n    \"rope_theta\": "));
+    if (!family_has_key(config.family, "rope_local_base_freq")) assert_non_null(strstr(json, "\n    \"rope_theta\": "));
     return json;
 }
 
@@ -224,7 +224,18 @@ TEST(configurations_that_are_written) {
         "gemma3,rope_type=yarn,factor=3,tie_word_embeddings=false",
         "qwen3_5,num_hidden_layers=7,layer_types=lf,partial_rotary_factor=0.5,attention_bias=true",
         "qwen3_5,num_hidden_layers=3,layer_types=l,rope_type=yarn,factor=3,linear_conv_kernel_dim=2",
-        "qwen3_5,num_hidden_layers=3,layer_types=f,linear_num_value_heads=64,linear_value_head_dim=32"};
+        "qwen3_5,num_hidden_layers=3,layer_types=f,linear_num_value_heads=64,linear_value_head_dim=32",
+        "ministral3,factor=3,llama_4_scaling_beta=0.25,mscale=0,mscale_all_dim=0,sliding_window=6",
+        "ministral3,rope_type=default",
+        "ministral3,rope_type=linear,factor=2",
+        "ministral3,llama_4_scaling_beta=0",
+        "smollm3,num_hidden_layers=5,layer_types=fnn",
+        "smollm3,num_hidden_layers=3,layer_types=f,rope_type=yarn,factor=4,mlp_bias=true",
+        "olmo2,rope_type=linear,factor=3,num_key_value_heads=8",
+        "olmo3,num_hidden_layers=3,layer_types=f",
+        "olmo3,rope_type=yarn,factor=8,rope_local_base_freq=1000",
+        "phi3,sliding_window=2047,partial_rotary_factor=0.75",
+        "glm4,attention_bias=false,partial_rotary_factor=1"};
     for (size_t i = 0; i < FAMILIES; i++) expect_read_back(families[i].name);
     for (size_t i = 0; i < PRESETS; i++) expect_read_back(presets[i].name);
     for (size_t i = 0; i < COUNT_OF(texts); i++) expect_read_back(texts[i]);

@@ -109,7 +109,8 @@ static const Damage changed_texts[] = {
         "Gemma3ForCausalLM"),
     KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
         "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
-        "families are gpt2, llama, mistral, qwen2, qwen3, gemma3, qwen3_5"),
+        "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, "
+        "glm4"),
     KEY("llama", "model_type", "\"llama\"", "\"gemma3n\",\"text_config\":{}",
         "model_type gemma3n is not in this version"),
     CONFIG("qwen2", "\"full_attention\",\n", "", "layer_types names 2 layers, num_hidden_layers is 3"),
