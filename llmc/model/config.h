@@ -33,7 +33,8 @@ typedef struct {
     double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
     // Layers with a sliding window: a query sees that many keys, its own among them.
     size_t sliding_window; // 0: none
-    // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "": all full
+    // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
+    // all full
     char layer_types[LAYER_TYPES_MAX + 1];
     double partial_rotary_factor; // the share of a head's elements, the first ones, that are rotated
     // Layers of linear attention (Gated DeltaNet)

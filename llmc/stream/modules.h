@@ -228,8 +228,8 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
     arena_pop(s->arena, mark);
 }
 
-// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], whose norm is Q_NORM or K_NORM. linear: before
-// QK-norm; out where the family has none
+// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], whose norm is Q_NORM or K_NORM, into out.
+// linear: before QK-norm; out where the family has none
 static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
                            const Stored *linear) {
     const Shapes d = shapes_of(s->model);

@@ -1,8 +1,8 @@
 /*
-Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + R/2]), or (x[2i], x[2i + 1]), of the first R
-elements is turned by the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine and its
-cosine, these times the factor, and the scale of later queries are rounded to fp32 in every build, as transformers does:
-models are trained with these very angles.
+Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + R/2]), or (x[2i], x[2i + 1]), of the
+first R elements is turned by the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine and
+its cosine, these times the factor, and the scale of later queries are rounded to fp32 in every build, as transformers
+does: models are trained with these very angles.
 */
 #ifndef LLMC_CPU_ROPE_H
 #define LLMC_CPU_ROPE_H
