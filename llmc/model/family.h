@@ -225,6 +225,11 @@ typedef struct {
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
 #define QWEN35 "rope_theta=10000000,max_position_embeddings=262144,"
+#define OLMO2  "vocab_size=100352,max_position_embeddings=4096,rms_norm_eps=1e-6,rope_theta=500000"
+#define OLMO3  "vocab_size=100278,max_position_embeddings=65536,rms_norm_eps=1e-6,rope_type=yarn,factor=8," \
+               "original_max_position_embeddings=8192,attention_factor=1.2079441541679836"
+#define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
+#define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
 static const Preset presets[] = {
     {"gpt2", "gpt2", {0}, ""},
     {"gpt2-medium", "gpt2", {1024, 0, 24, 16, 0}, ""},
@@ -268,6 +273,21 @@ static const Preset presets[] = {
     {"gemma3-12b", "gemma3", {3840, 15360, 48, 16, 8}, GEMMA3L},
     {"gemma3-27b", "gemma3", {5376, 21504, 62, 32, 16},
      "head_dim=128,query_pre_attn_scalar=168,sliding_window=1024,rope_type=linear,factor=8"},
+    {"ministral3-3b", "ministral3", {3072, 9216, 26, 0, 0}, "tie_word_embeddings=true"},
+    {"ministral3-8b", "ministral3", {0}, ""},
+    {"ministral3-14b", "ministral3", {5120, 16384, 40, 0, 0}, ""},
+    {"smollm3-3b", "smollm3", {0}, "rope_theta=5000000,max_position_embeddings=65536"},
+    {"olmo2-1b", "olmo2", {2048, 8192, 16, 16, 0}, OLMO2},
+    {"olmo2-7b", "olmo2", {0}, OLMO2},
+    {"olmo2-13b", "olmo2", {5120, 13824, 40, 40, 0}, OLMO2},
+    {"olmo2-32b", "olmo2", {5120, 27648, 64, 40, 8}, OLMO2},
+    {"olmo3-7b", "olmo3", {0}, OLMO3},
+    {"olmo3-32b", "olmo3", {5120, 27648, 64, 40, 8}, OLMO3},
+    {"phi3-mini-4k", "phi3", {0}, "sliding_window=2047"},
+    {"phi3-medium-4k", "phi3", {5120, 17920, 40, 40, 10}, "sliding_window=2047"},
+    {"phi4", "phi3", {5120, 17920, 40, 40, 10}, PHI4},
+    {"glm4-9b", "glm4", {0}, GLM4},
+    {"glm4-32b", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
 };
 // clang-format on
 #define PRESETS (sizeof(presets) / sizeof(presets[0]))

@@ -98,6 +98,20 @@ static const Damage changed_texts[] = {
     KEY("gemma3-linear", "sliding_window", "5", "null", "sliding_window is null, but layers have sliding attention"),
     CONFIG("mistral", "{", "{\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"],",
            "gives every layer the sliding_window"),
+    // families whose rotary positions and windows are of their own
+    KEY("phi3", "rope_type", "\"default\"", "\"longrope\"",
+        "of type longrope is not supported for this family; default"),
+    KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
+    KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
+    KEY("smollm3", "use_sliding_window", "false", "true", "use_sliding_window is true, which is not supported"),
+    CONFIG("smollm3", "\"no_rope_layers\": [\n    1,", "\"no_rope_layers\": [\n    2,",
+           "the value of layer 0 is neither 0 nor 1"),
+    CONFIG("smollm3", "\"no_rope_layers\": [\n    1,", "\"no_rope_layers\": [",
+           "is not a list of 0 or 1 for each of 4"),
+    CONFIG("ministral3", "\"llama_4_scaling_beta\": 0.3,", "", "rope_parameters has no llama_4_scaling_beta"),
+    KEY("ministral3", "rope_type", "\"yarn\"", "\"linear\"", "llama_4_scaling_beta is 0.3 with rope_type linear"),
+    KEY("olmo3", "rope_theta", "3000.0,\n      \"rope_type\": \"default\"", "3000.0,\n      \"rope_type\": \"linear\"",
+        "rope_parameters.sliding_attention of type linear is not supported"),
     // what else Gemma may be
     KEY("gemma3", "attn_logit_softcapping", "null", "50.0", "attn_logit_softcapping is 50, which is not supported;"),
     KEY("gemma3", "use_bidirectional_attention", "false", "true", "use_bidirectional_attention is true"),
@@ -217,7 +231,7 @@ static const Damage changed_texts[] = {
 TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
-                      "gemma3-linear");
+                      "gemma3-linear ministral3 smollm3 olmo3 phi3");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 
