@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Random configurations of every family against transformers: loss and the gradient of every parameter in float64, by a random method
+and chunk size; now and then greedy text, and the folder that `convert` writes, whose weights must be the same bytes.
+
+    dev/compare/random_models.py                      100 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
+    dev/compare/random_models.py --seed 7 --trials 20 --families glm4,olmo3
+    dev/compare/random_models.py --seed 7 --only 13   one trial again, with its configuration
+
+The reference is transformers without its casts to fp32 (test/golden/make_golden.py), with sines and cosines rounded correctly. Needs
+torch and transformers.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "golden"))
+warnings.filterwarnings("ignore")
+import make_golden  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config, MistralConfig,  # noqa: E402
+                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+
+TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
+LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------------------
+def scaling(r, positions):
+    """A way of rotary positions, or another."""
+    kind = r.choice(["default", "default", "linear", "llama3", "yarn", "yarn"])
+    rope = dict(rope_type=kind, rope_theta=float(r.choice([5e3, 1e4, 5e5, 1e6, 12345.6])))
+    if kind != "default":
+        rope["factor"] = r.choice([1.5, 2.0, 4.0, 8.0])
+    if kind == "llama3":
+        rope |= dict(low_freq_factor=1.0, high_freq_factor=r.choice([2.0, 4.0]))
+    if kind in ("llama3", "yarn"):
+        rope["original_max_position_embeddings"] = r.choice([16, 32, positions])
+    if kind == "yarn":
+        extra = r.randrange(3)
+        rope |= [{}, dict(attention_factor=1.3), dict(mscale=0.8, mscale_all_dim=1.1, beta_fast=16.0, beta_slow=0.5)][extra]
+    return rope
+
+
+def sizes(r):
+    """What all rotated families have. transformers wants a multiple of the heads for hidden_size, and even widths of a head."""
+    groups, kv = r.choice([1, 2, 3, 4]), r.choice([1, 1, 2, 3])
+    return dict(vocab_size=r.randrange(60, 140), hidden_size=groups * kv * r.randrange(3, 60 // (groups * kv) + 4), intermediate_size=r.randrange(9, 90),
+                num_hidden_layers=r.randrange(1, 5), num_attention_heads=groups * kv, num_key_value_heads=kv,
+                head_dim=2 * r.randrange(2, 17), max_position_embeddings=256, rms_norm_eps=r.choice([1e-6, 1e-5, 1e-3]),
+                tie_word_embeddings=r.random() < 0.5)
+
+
+def kinds(r, n, other):
+    return [r.choice(["full_attention", other]) for _ in range(n)]
+
+
+def per_kind(r):
+    rope = dict(full_attention=scaling(r, 64), sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
+    rope["full_attention"].pop("truncate", None)
+    return rope
+
+
+def gpt2(r):
+    heads = r.choice([1, 2, 3, 5])
+    return GPT2Config(vocab_size=r.randrange(60, 140), n_positions=128, n_embd=heads * r.randrange(3, 15), n_layer=r.randrange(1, 4),
+                      n_head=heads, n_inner=r.choice([None, r.randrange(9, 90)]), layer_norm_epsilon=r.choice([1e-5, 1e-3]),
+                      resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
+def llama(r):
+    return LlamaConfig(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
+
+
+def mistral(r):
+    return MistralConfig(**sizes(r), rope_parameters=scaling(r, 64), sliding_window=r.choice([None, r.randrange(1, 30)]))
+
+
+def ministral3(r):
+    rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=r.choice([5, 12, 30]),
+                llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7]), mscale=1.0, mscale_all_dim=r.choice([0.5, 1.0]))
+    return Ministral3Config(**sizes(r), rope_parameters=rope, sliding_window=r.choice([None, None, r.randrange(1, 30)]))
+
+
+def qwen2(r):
+    s = sizes(r)
+    window = dict(use_sliding_window=True, sliding_window=r.randrange(1, 30), max_window_layers=r.randrange(0, s["num_hidden_layers"]))
+    return Qwen2Config(**s, rope_parameters=scaling(r, 64), **(window if r.random() < 0.5 else {}))
+
+
+def qwen3(r):
+    return Qwen3Config(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3)
+
+
+def gemma3(r):
+    s = sizes(r)
+    return Gemma3TextConfig(**s, layer_types=kinds(r, s["num_hidden_layers"], "sliding_attention"), sliding_window=r.randrange(1, 30),
+                            query_pre_attn_scalar=r.choice([8, 24, 256]), rope_parameters=per_kind(r), attention_bias=r.random() < 0.3)
+
+
+def qwen3_5(r):
+    s = sizes(r)
+    keys, rope = r.choice([1, 2, 3]), scaling(r, 64)
+    s["rms_norm_eps"], s["head_dim"] = 1e-3, 4 * r.randrange(2, 9)
+    rope["partial_rotary_factor"] = r.choice([0.5, 1.0])
+    return Qwen3_5TextConfig(**s, layer_types=kinds(r, s["num_hidden_layers"], "linear_attention"), rope_parameters=rope,
+                             linear_num_key_heads=keys, linear_num_value_heads=keys * r.choice([1, 2, 3]),
+                             linear_key_head_dim=r.randrange(3, 20), linear_value_head_dim=r.randrange(3, 20),
+                             linear_conv_kernel_dim=r.randrange(1, 5), attention_bias=r.random() < 0.3)
+
+
+def smollm3(r):
+    s = sizes(r)
+    s["hidden_size"] = s["num_attention_heads"] * s.pop("head_dim")
+    return SmolLM3Config(**s, rope_parameters=scaling(r, 64), no_rope_layers=[r.randrange(2) for _ in range(s["num_hidden_layers"])],
+                         attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
+
+
+def olmo2(r):
+    return Olmo2Config(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3)
+
+
+def olmo3(r):
+    s = sizes(r)
+    return Olmo3Config(**s, layer_types=kinds(r, s["num_hidden_layers"], "sliding_attention"), sliding_window=r.randrange(1, 30),
+                       rope_parameters=per_kind(r), attention_bias=r.random() < 0.3)
+
+
+def phi3(r):
+    s, part = sizes(r), r.choice([0.5, 0.75, 1.0])
+    s["hidden_size"] = s["num_attention_heads"] * (4 * s.pop("head_dim") // 4)
+    width = s["hidden_size"] // s["num_attention_heads"]
+    rope = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=part if int(width * part) % 2 == 0 else 1.0)
+    return Phi3Config(**s, rope_parameters=rope, sliding_window=r.choice([None, r.randrange(1, 30)]))
+
+
+def glm4(r):
+    s, rope = sizes(r), scaling(r, 64)
+    s["head_dim"], rope["partial_rotary_factor"] = 4 * r.randrange(1, 9), r.choice([0.5, 1.0])
+    return Glm4Config(**s, rope_parameters=rope, attention_bias=r.random() < 0.6)
+
+
+FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3,
+                qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4)
+
+
+# ---- one trial -------------------------------------------------------------------------------------------------------------------
+def ours(*words):
+    made = subprocess.run([TRAIN, *map(str, words)], capture_output=True, text=True)
+    if made.returncode:
+        raise AssertionError(f"{' '.join(map(str, words))}: exit status {made.returncode}: {made.stderr.strip()[-300:]}")
+    return made.stdout
+
+
+def trial(seed, number, names, work, verbose):
+    r = random.Random(f"{seed} {number}")
+    name = r.choice(names)
+    config = FAMILIES[name](r)
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(config, key, None)
+    length, batch = r.randrange(2, 70), r.choice([1, 1, 2, 3])
+    method, chunk = r.choice([("full", 0), ("checkpoint", 0)] + [("stream", r.randrange(1, 80))] * 6), r.randrange(1, 90)
+    about = f"{name}, {batch} x {length} tokens, {method[0]} {method[1]}"
+    if verbose:
+        print(about, config.to_json_string(), sep="\n")
+    case = make_golden.Case(name, config, seed=r.randrange(1 << 20), lengths=(length,) * batch)
+    folder = work / str(number)
+    folder.mkdir()
+    make_golden.save_model(case, make_golden.random_model(case), folder)
+    rng = np.random.default_rng(case.seed)
+    tokens = rng.integers(0, config.vocab_size, length * batch + 1)
+    (work / "data.bin").write_bytes(make_golden.llmc_header(20240801, 7, len(tokens)) + tokens.astype(np.uint32).tobytes())
+    chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[0] == "stream" else []
+    out = json.loads(ours("bp", "--model", folder, "--data", work / "data.bin", "--seq-len", length, "--batch", batch, "--method",
+                          method[0], *chunks, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+    found = load_file(work / "grads.safetensors")
+    with make_golden.rmsnorm_in_the_models_dtype():
+        model = make_golden.load_model(folder, torch.float64, "sdpa")
+        stream = dict(tokens=torch.tensor(tokens[:-1]), targets=torch.tensor(tokens[1:]), loss_weight=torch.ones(length * batch),
+                      doc_start=torch.arange(batch) * length, doc_length=torch.full((batch,), length))
+        loss, _, _, gradients = make_golden.loss_and_gradients(model, stream)
+        worst = abs(out["loss"] - loss.item()) / loss.item()
+        assert worst <= LOSS, f"{about}: loss {out['loss']!r}, transformers has {loss.item()!r}"
+        whole = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+        assert set(found) == set(gradients), f"{about}: gradients of {set(found) ^ set(gradients)}"
+        for key, g in gradients.items():
+            error = (found[key].double() - g).norm() / (g.norm() + 1e-3 * whole)
+            assert error <= GRADIENT, f"{about}: gradient of {key} is off by {error:.2g}"
+        if number % 5 == 0:
+            prompt = tokens[:min(length, 6)].astype(int)
+            expected = model.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                                      do_sample=False, max_new_tokens=6, use_cache=False)[0, len(prompt):].tolist()
+            text = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
+                        "--quiet").split()
+            assert [int(word) for word in text][-len(expected):] == expected, f"{about}: text {text}, transformers {expected}"
+    if number % 5 == 1:
+        ours("convert", "--model", folder, "--out", work / "again", "--quiet")
+        same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        assert same, f"{about}: the weights that convert writes are others"
+        make_golden.load_model(work / "again", torch.float32, "sdpa")
+    return name
+
+
+def main():
+    arguments = argparse.ArgumentParser(description="Random configurations against transformers.")
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--trials", type=int, default=100)
+    arguments.add_argument("--only", type=int, help="this trial alone")
+    arguments.add_argument("--families", default=",".join(FAMILIES), help="of these families")
+    options = arguments.parse_args()
+    names = options.families.split(",")
+    torch.set_num_threads(1)
+    for function in ("cos", "sin"):  # torch's own are off by an ulp now and then
+        setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
+    counts, failed = {}, 0
+    for number in [options.only] if options.only is not None else range(options.trials):
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                name = trial(options.seed, number, names, pathlib.Path(work), options.only is not None)
+                counts[name] = counts.get(name, 0) + 1
+            except Exception as error:  # any fault of either side is one trial's
+                failed += 1
+                print(f"trial {number} of seed {options.seed}: {error}", flush=True)
+    print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
