@@ -16,9 +16,11 @@ Formulas that both op sets compute with, in floatS, which the including file has
 #define GELU_SLOPE(g) ((floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g))
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// Rounded to fp32, as transformers has it
+// In fp32, as transformers has it; the product is rounded before 1 is added.
 DEVICE_TOO static inline float rotation_scale(Rotation r, int32_t position) {
-    return r.growth == 0 ? 1 : (float)(1 + r.growth * log(1 + floor((double)position / r.original)));
+    if (r.growth == 0) return 1;
+    const volatile float more = (float)r.growth * (float)log(1 + floor((double)position / r.original));
+    return 1 + more;
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------

@@ -152,7 +152,8 @@ static void reference_rope(double *x, const int32_t *position, const float *inve
             for (size_t i = 0; i < half; i++) {
                 float angle = (float)position[t] * inverse_frequency[i];
                 const double later = floor((double)position[t] / (how.growth != 0 ? how.original : 1));
-                const double scale = (float)(1 + how.growth * log(1 + later));
+                const volatile float more = (float)how.growth * (float)log(1 + later);
+                const double scale = 1 + more;
                 const double c = scale * (double)(how.factor * (float)cos((double)angle));
                 const double s = (back ? -scale : scale) * (double)(how.factor * (float)sin((double)angle));
                 double *a = x + (t * heads + h) * HD + i * step, *b = a + apart, before_a = *a, before_b = *b;

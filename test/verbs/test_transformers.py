@@ -20,7 +20,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Keys that a config.json written anew may say otherwise: how the model was trained and saved, and special tokens, which
 # weights know nothing of.
 FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-        "n_inner", "torch_dtype", "rope_theta", "max_window_layers", "_name_or_path", "pretraining_tp",
+        "n_inner", "torch_dtype", "rope_theta", "partial_rotary_factor", "max_window_layers", "_name_or_path", "pretraining_tp",
         "sliding_window_pattern", "_sliding_window_pattern"}  # layer_types says it layer by layer
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # where nothing is said
 
@@ -154,7 +154,7 @@ def scaled(name, text, scaling, source=None, **keys):
 
 
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else ("qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
-names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/config.json") and d not in LIKE_OTHERS)
+names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
 check("golden models", len(names) >= 9)
 for name in names:
     golden(name)
@@ -183,6 +183,14 @@ random_model("qwen-windows", f"qwen2,{SMALL},num_key_value_heads=2,sliding_windo
 for pattern in ("s", "f", "fs", "sf"):
     random_model(f"gemma3-{pattern}", f"gemma3,{SMALL},num_key_value_heads=2,head_dim=6,sliding_window=5,layer_types={pattern},"
                  "rope_type=llama3,factor=8,low_freq_factor=1,high_freq_factor=4,original_max_position_embeddings=64")
+for number, (family, keys) in enumerate((
+        ("ministral3", "original_max_position_embeddings=16,head_dim=10"), ("ministral3", "rope_type=default,sliding_window=4,head_dim=8"),
+        ("ministral3", "rope_type=linear,factor=2,head_dim=8"), ("smollm3", "layer_types=nf,mlp_bias=true,rope_type=linear,factor=3"),
+        ("olmo2", "attention_bias=true,rope_theta=500000"), ("olmo3", "layer_types=fs,sliding_window=4,rope_local_base_freq=3000"),
+        ("olmo3", "layer_types=sf,sliding_window=4,rope_type=yarn,factor=8,original_max_position_embeddings=32"),
+        ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
+        ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"))):
+    random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
 close()
