@@ -54,6 +54,7 @@ FLAGS = {name: 1 << bit for bit, name in enumerate((
 ))}
 WORDS = {name: number for number, name in enumerate((
     "WHOLE", "GPT2", "LLAMA3", "QWEN2", "QWEN2_MARKS", "METASPACE_ALWAYS", "METASPACE_FIRST", "METASPACE_NEVER",
+    "TEKKEN", "O200K",
 ))}
 SECTIONS = (
     "text_offsets", "text", "spelling_offsets", "spelling", "id_flags", "merges", "added", "added_text", "end_ids", "prefix_ids",
@@ -70,7 +71,12 @@ LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
 CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN2_MARKS = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
-PATTERNS = {GPT2: "GPT2", LLAMA3: "LLAMA3", CL100K: "LLAMA3", QWEN2: "QWEN2", QWEN2_MARKS: "QWEN2_MARKS"}
+CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+SUFFIX|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*SUFFIX|"
+         r"\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = CASED.replace("SUFFIX", "").replace("DIGITS", "")
+O200K = CASED.replace("SUFFIX", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", "{1,3}")
+PATTERNS = {GPT2: "GPT2", LLAMA3: "LLAMA3", CL100K: "LLAMA3", QWEN2: "QWEN2", QWEN2_MARKS: "QWEN2_MARKS", TEKKEN: "TEKKEN", O200K: "O200K"}
 
 
 class TokenizerError(Exception):
@@ -326,7 +332,7 @@ def encoder_sections(source, decoded, sections):
     begins = struct.unpack(f"<{len(added) + 1}I", offsets)
     sections["added"] = pack([number for (_, text, id, flag), begin in zip(added, begins) for number in (id, flag, begin, len(text))])
     if words in PATTERNS.values() or any(flag & (ADDED_LEFT | ADDED_RIGHT) for *_, flag in added):
-        sections["classes"] = pack([number for entry in unicode_tables.classes() for number in entry])
+        sections["classes"] = pack([number for entry in unicode_tables.classes(cased=words in ("TEKKEN", "O200K")) for number in entry])
     if "COMPOSE" in flags:
         decompositions, combining, pairs = unicode_tables.composition()
         sections["decompositions"] = pack([number for point, parts in decompositions

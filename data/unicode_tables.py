@@ -9,8 +9,9 @@ import unicodedata
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-LETTER, MARK, NUMBER, SPACE = 1, 2, 4, 8
+LETTER, MARK, NUMBER, SPACE, UPPER, LOWER, CASELESS = (1 << bit for bit in range(7))
 PATTERNS = {LETTER: r"\p{L}", MARK: r"\p{M}", NUMBER: r"\p{N}", SPACE: r"\s"}
+CASED = {LETTER | UPPER: r"[\p{Lu}\p{Lt}]", LETTER | LOWER: r"\p{Ll}", LETTER | CASELESS: r"[\p{Lm}\p{Lo}]"}
 HANGUL = range(0xAC00, 0xD7A4)  # these syllables are composed by rule, not by table
 
 
@@ -19,16 +20,18 @@ def every_character():
 
 
 @functools.cache
-def classes():
-    """[(first, last, class)] in order; classes exclude each other, and characters of none are left out."""
-    text = "".join(every_character())
-    runs = matches("|".join(f"{pattern}+" for pattern in PATTERNS.values()), text)  # once through all characters
+def classes(cased=False):
+    """[(first, last, class)] in order; classes exclude each other, and characters of none are left out. `cased`: letters by their case."""
+    text, patterns = "".join(every_character()), {**PATTERNS, **(CASED if cased else {})}
+    if cased:
+        del patterns[LETTER]
+    runs = matches("|".join(f"{pattern}+" for pattern in patterns.values()), text)  # once through all characters
     kinds = [0] * len(runs)
     firsts = "".join(text[begin] for begin, _ in runs)
-    for kind, pattern in PATTERNS.items():
+    for kind, pattern in patterns.items():
         for place, _ in matches(pattern, firsts):
             kinds[place] += kind
-    assert all(kind in PATTERNS for kind in kinds), "classes of characters overlap"
+    assert all(kind in patterns for kind in kinds), "classes of characters overlap"
     return [(ord(text[begin]), ord(text[end - 1]), kind) for (begin, end), kind in zip(runs, kinds)]
 
 

@@ -161,7 +161,7 @@ static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
 
 // A stretch without added tokens; `first`: the text begins with it.
 static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
-    int meta = t->words >= WORDS_METASPACE_ALWAYS;
+    int meta = is_metaspace(t);
     size_t end;
     Stretch s;
     if (meta) {

@@ -48,6 +48,7 @@ enum {
 typedef enum {
     WORDS_WHOLE, WORDS_GPT2, WORDS_LLAMA3, WORDS_QWEN2, WORDS_QWEN2_MARKS,
     WORDS_METASPACE_ALWAYS, WORDS_METASPACE_FIRST, WORDS_METASPACE_NEVER,
+    WORDS_TEKKEN, WORDS_O200K,
     WORDS_KINDS
 } WordsKind;
 
@@ -69,6 +70,7 @@ typedef enum {
 enum { ID_EXISTS = 1, ID_SPECIAL = 2, ID_IN_VOCABULARY = 4 };
 enum { ADDED_LEFT = 1, ADDED_RIGHT = 2, ADDED_NORMALIZED = 4, ADDED_SPECIAL = 8 };
 enum { CLASS_LETTER = 1, CLASS_MARK = 2, CLASS_NUMBER = 4, CLASS_SPACE = 8 };
+enum { CLASS_UPPER = 16, CLASS_LOWER = 32, CLASS_CASELESS = 64 }; // of letters, where words are cut by them
 
 typedef struct {
     uint32_t left, right, result;
@@ -333,17 +335,21 @@ static void tokenizer_index_spellings(Tokenizer *t) {
     }
 }
 
+static int is_metaspace(const Tokenizer *t) {
+    return t->words >= WORDS_METASPACE_ALWAYS && t->words <= WORDS_METASPACE_NEVER;
+}
+
 static void tokenizer_index_classes(Tokenizer *t) {
     size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
-    int by_class = t->words >= WORDS_GPT2 && t->words <= WORDS_QWEN2_MARKS;
+    int by_class = t->words != WORDS_WHOLE && !is_metaspace(t);
     for (size_t i = 0; i < t->added_count; i++) by_class |= (t->added[i].flags & (ADDED_LEFT | ADDED_RIGHT)) != 0;
     if (!by_class) return;
     if (!count) tokenizer_damaged(t, "its classes of characters are missing");
     t->class_of = (unsigned char *)checked_calloc(CHARACTERS, 1, "the classes of characters");
     for (size_t i = 0; i < count; i++) {
         const uint32_t *range = ranges + 3 * i;
-        if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > 15)
+        if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > 127)
             tokenizer_damaged(t, "a class of characters");
         memset(t->class_of + range[0], (int)range[2], range[1] - range[0] + 1);
     }

@@ -1,7 +1,8 @@
 /*
 What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2,
-Llama 3, Qwen and Qwen3.5, each written out as the function it is. Characters are those of well-formed UTF-8; classes
-and composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
+Llama 3, Qwen, Qwen3.5, Tekken and o200k, each written out as the function it is. Characters are those of well-formed
+UTF-8; classes and composition are tables of the tokenizer file, so that they are those of the library the tokenizer was
+made with.
 */
 #ifndef LLMC_TOKENIZER_WORDS_H
 #define LLMC_TOKENIZER_WORDS_H
@@ -219,6 +220,41 @@ static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigne
     return end;
 }
 
+// SMALL = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ from i on, or i. Where no small letter follows the
+// first run, that gives back what is behind its last character that both have.
+static size_t small_end(const Stretch *s, size_t i) {
+    size_t last = i, length;
+    for (; i < s->bytes; i += length) {
+        const unsigned kind = class_at(s, i, &length);
+        if (!(kind & (CLASS_UPPER | CLASS_CASELESS | CLASS_MARK))) break;
+        if (!(kind & CLASS_UPPER)) last = i + length;
+    }
+    const size_t end = class_run(s, i, CLASS_LOWER | CLASS_CASELESS | CLASS_MARK, 0, SIZE_MAX);
+    return end > i ? end : last;
+}
+
+// [^\r\n\p{L}\p{N}]?SMALL, else [^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*, whose
+// last part has nothing where there is no SMALL; each with a contraction behind it where `contractions`;
+// else \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+static size_t word_end_cased(const Stretch *s, size_t i, size_t digits, int contractions) {
+    size_t length;
+    const unsigned kind = class_at(s, i, &length);
+    const int other = !(kind & (CLASS_LETTER | CLASS_NUMBER)) && !is_line_end(s, i);
+    const size_t begin[] = {other ? i + length : i, i}; // a mark may be the character before, or a letter
+    for (size_t k = 0; k < 4; k++) {
+        const size_t from = begin[k % 2];
+        const size_t end =
+            k < 2 ? small_end(s, from) : class_run(s, from, CLASS_UPPER | CLASS_CASELESS | CLASS_MARK, 0, SIZE_MAX);
+        if (end > from) return contractions ? contraction_end(s, end, 1) : end;
+    }
+    if (kind & CLASS_NUMBER) return class_run(s, i, CLASS_NUMBER, 0, digits);
+    const size_t next = s->text[i] == ' ' ? i + 1 : i;
+    size_t end = class_run(s, next, CLASS_SPACE | CLASS_NUMBER | CLASS_LETTER, 1, SIZE_MAX);
+    if (end == next) return space_end(s, i, 1);
+    while (is_line_end(s, end) || (end < s->bytes && s->text[end] == '/')) end++;
+    return end;
+}
+
 // The end of the word that begins at i < bytes.
 static size_t word_end(const Stretch *s, size_t i) {
     switch (s->t->words) {
@@ -226,6 +262,8 @@ static size_t word_end(const Stretch *s, size_t i) {
     case WORDS_LLAMA3: return word_end_llama3(s, i, 3, CLASS_LETTER);
     case WORDS_QWEN2: return word_end_llama3(s, i, 1, CLASS_LETTER);
     case WORDS_QWEN2_MARKS: return word_end_llama3(s, i, 1, CLASS_LETTER | CLASS_MARK);
+    case WORDS_TEKKEN: return word_end_cased(s, i, 1, 0);
+    case WORDS_O200K: return word_end_cased(s, i, 3, 1);
     default: break;
     }
     if (!(s->t->flags & TOKENIZER_SPLIT_WORDS)) return s->bytes;

@@ -72,6 +72,7 @@ def corpus():
 
 # ---- the styles ----------------------------------------------------------------------------------------------------------------
 LLAMA3, QWEN2, QWEN2_MARKS = tokenizer_file.LLAMA3, tokenizer_file.QWEN2, tokenizer_file.QWEN2_MARKS
+TEKKEN, O200K = tokenizer_file.TEKKEN, tokenizer_file.O200K
 CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
           "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 TRIMMED = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -151,6 +152,24 @@ def qwen35():
     return tokenizer, {"eos_token": "<|end|>", "chat_template": REASONING}
 
 
+def trained_across(pattern, **model):
+    """Tokens are learned across the ends of words, too: then ids tell where texts are cut."""
+    tokenizer = trained_bytes(600, byte_level(None), **model)
+    tokenizer.pre_tokenizer = byte_level(pattern)
+    return with_tokens(tokenizer)
+
+
+def tekken():
+    tokenizer = trained_across(TEKKEN)
+    start = tokenizer.token_to_id("<|im_start|>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)])
+    return tokenizer, {"eos_token": "<|end|>", "bos_token": "<|im_start|>"}
+
+
+def o200k():
+    return trained_across(O200K), {"eos_token": "<|end|>"}
+
+
 def gemma():
     tokenizer = trained_pieces(760, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False)
     with_tokens(tokenizer, AddedToken("\n\n", normalized=False), AddedToken("▁▁", normalized=False), "<extra>")
@@ -168,7 +187,8 @@ def mistral():
     return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>"}
 
 
-STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral}
+STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral,
+          "tekken": tekken, "o200k": o200k}
 
 
 def save_style(name, folder):

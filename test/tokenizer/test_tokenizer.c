@@ -1,5 +1,5 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts in the styles of seven families of models are those of
+The tokenizer: ids and decoded text of several hundred texts in the styles of nine families of models are those of
 Hugging Face's tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes
 in pieces; chat; and files that are damaged, with and without a checksum that is right, which are refused in one line or
 else used without harm.
@@ -9,7 +9,8 @@ else used without harm.
 #include "llmc/base/text.h"
 
 #define FOLDER "test/golden/tokenizers/"
-static const char *const styles[] = {"gpt2", "llama3", "qwen2", "qwen3.5", "gemma", "llama2", "mistral"};
+static const char *const styles[] = {"gpt2",   "llama3",  "qwen2",  "qwen3.5", "gemma",
+                                     "llama2", "mistral", "tekken", "o200k"};
 enum { STYLES = COUNT_OF(styles) };
 
 static const char *style_path(const char *style, const char *ending) {
@@ -94,6 +95,40 @@ TEST(ids_and_texts_of_hugging_face) {
     }
 }
 
+// Small and capital letters, marks and slashes, cut as the library's regular expressions do.
+TEST(words_by_case) {
+    static const struct {
+        const char *style, *cut;
+    } rows[] = {
+        {"tekken", "camel|Case| HTTPServer| ABC| don|'t| DON|'Tx"},
+        {"tekken", "\346\274\242|AB| \346\274\242ab| x\346\274\242|A|1|2|3|4"},
+        {"tekken", "!!/\n/|x| /|usr|/| a|/b|!\r\n"},
+        {"tekken", "\314\201|AB| !\314\201|a| \314\201\314\201| Z\314\201|B"},
+        {"tekken", "\307\205x| \312\260|A| \302\252|B| \304\260I|'s|'LL|'\305\277"},
+        {"o200k", "camel|Case| HTTPServer| ABC| don't| DON'T|x"},
+        {"o200k", "\307\205x| \312\260|A| \302\252|B| \304\260I's|'LL'\305\277"},
+        {"o200k", "A'S| a'Re|1|'ll| |123|45|  \n| x"},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        Tokenizer *t = open_style(rows[i].style);
+        char text[64], found[64];
+        size_t bytes = 0, count = 0;
+        test_case("%s, %s", rows[i].style, rows[i].cut);
+        for (const char *c = rows[i].cut; *c; c++)
+            if (*c != '|') text[bytes++] = *c;
+        const Stretch stretch = {t, (const unsigned char *)text, bytes};
+        for (size_t at = 0, end; at < bytes; at = end) {
+            end = word_end(&stretch, at);
+            assert_true(end > at && count + end - at + 1 < sizeof(found));
+            if (at) found[count++] = '|';
+            memcpy(found + count, text + at, end - at), count += end - at;
+        }
+        found[count] = 0;
+        assert_string_equal(found, rows[i].cut);
+        tokenizer_close(t);
+    }
+}
+
 static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int prefix) {
     TokenIds expected = {NULL, 0, 0};
     if (prefix >= 0) token_ids_add(&expected, (uint32_t)prefix);
@@ -106,7 +141,7 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
 // GPT-2 and Qwen put nothing before a text, the others their first token; the end ids are eos_token's and those of the
 // lists.
 TEST(beginnings_and_ends) {
-    static const char *const begin[] = {NULL, "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>"};
+    static const char *const begin[] = {NULL, "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>", "<|im_start|>", NULL};
     size_t bytes;
     for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
