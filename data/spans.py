@@ -69,8 +69,22 @@ class Canonical:
         if at < 0 or not asked.strip():
             raise TemplateFailure("the template leaves out what an assistant says")
         self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
-        end = special_pattern.search(whole, at + len(PLACEHOLDERS[1])) if special_pattern else None
-        self.end = end.group() if end else None  # the special token that ends a turn
+        self.ends = set()  # the special tokens that end a turn: at the end, and where others follow
+        if special_pattern:
+            found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
+            self.ends = {end.group() for end in found if end}
+
+    @staticmethod
+    def inner_end(template, special_pattern, messages, more):
+        """The first special token between an answer and what begins the next user's turn."""
+        try:
+            text = template.render([*messages, {"role": "user", "content": PLACEHOLDERS[2]}], False, **more)
+        except TemplateFailure:
+            return None
+        before, _, rest = text.partition(PLACEHOLDERS[0])
+        between = rest.partition(PLACEHOLDERS[1])[2].partition(PLACEHOLDERS[2])[0]
+        marks = list(special_pattern.finditer(before))
+        return special_pattern.search(between.removesuffix(before[marks[-1].start():] if marks else before))
 
 
 class Turns:
@@ -215,7 +229,7 @@ class Turns:
 
     def end_of_turn(self, text, canonical, end, following, i, role):
         mark = self.special_pattern.search(text, end) if self.special_pattern else None
-        if mark and canonical.end == mark.group() and mark.end() <= following:
+        if mark and mark.group() in canonical.ends and mark.end() <= following:
             return mark.end()
         if role != "assistant":
             return end

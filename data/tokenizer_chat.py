@@ -101,6 +101,7 @@ def behind_thoughts(text):
 KEEPS = {  # what templates make of an answer when others follow it
     (): lambda text: text,
     ("TRIMS",): str.strip,
+    ("TRIMS_LINES",): lambda text: text.lstrip("\n"),
     ("FORGETS",): behind_thoughts,
     ("FORGETS", "FORGETS_LINES"): lambda text: behind_thoughts(text).lstrip("\n") if "</think>" in text else text,
     ("FORGETS", "FORGETS_LINES", "FORGETS_SPACE"): lambda text: behind_thoughts(text.strip()).lstrip("\n") if "</think>" in text else text.strip(),
@@ -144,7 +145,7 @@ def find_next(chat, ask, encode):
         start, rest = chat.texts["first_before"] + "Question" + chat.texts["first_after"] + "Answer", before + text + after
         if not forgets and encode(start + rest) != encode(start) + encode(rest):
             raise NoChat("its later turns do not begin with a token of their own")
-    chat.flags += ["CHAT_NEXT", *(flag for flag in kept if flag != "TRIMS")]
+    chat.flags += ["CHAT_NEXT", *(flag for flag in kept if not flag.startswith("TRIMS"))]
     chat.texts["next_before"], chat.texts["next_after"] = before, after
     return between if forgets else None
 
@@ -180,10 +181,11 @@ def find_thinking(chat, ask):
         chat.texts.update(dict.fromkeys(THINKING, ""))
 
 
-def find_chat(folder, encode):
-    """The chat of the template in a tokenizer's folder; `encode` gives the ids of a text. Raises NoChat."""
+def find_chat(folder, encode, template=None, arguments=None):
+    """The chat of a template, else that in the tokenizer's folder, with these variables; `encode` gives the ids of a text. Raises
+    NoChat."""
     try:
-        template = templates.load_chat_template(folder)
+        template = templates.load_chat_template(folder) if template is None else template
         if template is None:
             raise NoChat("there is no chat template")
         compiled = templates.ChatTemplate(template, templates.load_special_tokens(folder))
@@ -191,7 +193,7 @@ def find_chat(folder, encode):
         raise NoChat(str(error)) from None
 
     def ask(messages, **more):
-        return compiled.render(messages, add_generation_prompt=True, **more)
+        return compiled.render(messages, add_generation_prompt=True, **{**(arguments or {}), **more})
 
     chat, between = Chat(), None
     try:
@@ -209,7 +211,7 @@ def find_chat(folder, encode):
     except templates.TemplateFailure as error:
         raise NoChat(f"the template refuses enable_thinking: {error}") from None
     try:
-        whole = compiled.render([message("user", USER), message("assistant", ANSWER)])
+        whole = compiled.render([message("user", USER), message("assistant", ANSWER)], **(arguments or {}))
         chat.end = whole.partition(ANSWER)[2].lstrip()
     except templates.TemplateFailure:
         pass

@@ -35,6 +35,7 @@ A tokenizer that C cannot encode with is written for decoding alone, without the
 import argparse
 import json
 import os
+import pathlib
 import re
 import struct
 import sys
@@ -42,6 +43,7 @@ import zlib
 
 from tokenizers import AddedToken, Tokenizer
 
+import records
 import templates
 import tokenizer_chat
 import unicode_tables
@@ -343,31 +345,31 @@ def encoder_sections(source, decoded, sections):
 
 
 # ---- chat -----------------------------------------------------------------------------------------------------------------------
-def chat_sections(source, sections):
-    """Fills the texts around a user's; returns (flags, the id that ends an assistant's turn or None)."""
+def chat_sections(source, sections, template, arguments):
+    """Fills the texts around a user's; returns (flags, ids that end an assistant's turn, at the end and when others follow)."""
     try:
-        chat = tokenizer_chat.find_chat(source.folder, source.encode)
+        chat = tokenizer_chat.find_chat(source.folder, source.encode, template, arguments)
     except tokenizer_chat.NoChat as reason:
         sections["chat_reason"] = str(reason).encode()
-        return [], None
+        return [], []
     for name, text in chat.texts.items():
         sections[name] = text.encode()
     sections["chat_reason"] = chat.reason.encode()
     special = {token["id"] for token in source.state["added_tokens"]}
-    ends = source.encode(chat.end)[:1] if chat.end else []
-    return chat.flags, ends[0] if ends and ends[0] in special else None
+    ends = [id for text in (chat.end, chat.texts.get("next_before", "")) for id in source.encode(text)[:1]]
+    return chat.flags, [id for id in ends if id in special]
 
 
-def end_ids(source, end_of_turn):
+def end_ids(source, ends_of_turns):
     ids = [source.id_of(token_text(source.config.get("eos_token")))]
     more = source.generation.get("eos_token_id")
     ids += more if isinstance(more, list) else [more]
-    ids.append(end_of_turn)
+    ids += ends_of_turns
     return list(dict.fromkeys(id for id in ids if isinstance(id, int) and source.tokenizer.id_to_token(id) is not None))
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------------------
-def tokenizer_bytes(source):
+def tokenizer_bytes(source, template=None, arguments=None):
     sections = dict.fromkeys(SECTIONS, b"")
     decode, strip = decoder_of(source.state)
     vocabulary = source.tokenizer.get_vocab(with_added_tokens=True)
@@ -385,10 +387,10 @@ def tokenizer_bytes(source):
     except CannotEncode as reason:
         sections["reason"] = str(reason).encode()
     flags += ["STRIP_FIRST"] * strip
-    chat_flags, end_of_turn = chat_sections(source, sections)
+    chat_flags, ends_of_turns = chat_sections(source, sections, template, arguments)
     prefix, suffix = source.around()
     sections["prefix_ids"], sections["suffix_ids"] = pack(prefix), pack(suffix)
-    sections["end_ids"] = pack(end_ids(source, end_of_turn))
+    sections["end_ids"] = pack(end_ids(source, ends_of_turns))
     sections["name"] = source.name.encode()
     unknown = source.state["model"].get("unk_token") if flags and "ENCODES" in flags else None
     unknown = own.get(unknown, NONE) if unknown else NONE
@@ -404,12 +406,12 @@ def tokenizer_bytes(source):
     return MAGIC + struct.pack("<II", version, zlib.crc32(rest)) + rest
 
 
-def write_tokenizer_file(path, tokenizer):
-    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`: complete or not at all. Returns what there is to say
-    about it, a line each."""
+def write_tokenizer_file(path, tokenizer, template=None, arguments=None):
+    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`: complete or not at all; its chat template, or another,
+    with these variables. Returns what there is to say about it, a line each."""
     source = Source(tokenizer)
     try:
-        content = tokenizer_bytes(source)
+        content = tokenizer_bytes(source, template, arguments)
     except TokenizerError as error:
         raise TokenizerError(f"{tokenizer}: {error}") from None
     temporary = f"{path}.{os.getpid()}.tmp"
@@ -445,10 +447,17 @@ def main():
     parser = argparse.ArgumentParser(description="Writes a Hugging Face tokenizer as one file for `train sample`.")
     parser.add_argument("--tokenizer", required=True, metavar="DIR", help="a folder with tokenizer.json, or that file")
     parser.add_argument("--out", required=True, metavar="FILE", help="where to write it; beside the model, as tokenizer.tok, it is found")
+    parser.add_argument("--chat-template", metavar="FILE", help="another chat template than the folder's")
+    parser.add_argument("--template-arguments", metavar="JSON", default="{}", help="variables of the template, '{\"enable_thinking\": false}'")
     arguments = parser.parse_args()
     try:
-        lines = write_tokenizer_file(arguments.out, arguments.tokenizer)
-    except (TokenizerError, OSError) as error:
+        more = records.template_arguments(json.loads(arguments.template_arguments), "--template-arguments")
+    except (ValueError, records.Rejected) as error:
+        parser.error(f"--template-arguments: {error}")
+    try:
+        template = arguments.chat_template and pathlib.Path(arguments.chat_template).read_text(encoding="utf-8")
+        lines = write_tokenizer_file(arguments.out, arguments.tokenizer, template, more)
+    except (TokenizerError, OSError, UnicodeDecodeError) as error:
         print(f"tokenizer_file.py: {error}", file=sys.stderr)
         return 1
     for line in lines:

@@ -1,12 +1,12 @@
 """Texts are mostly words that were met before: their tokens are kept, and the library is asked for those of new ones alone.
 
-Byte-level tokenizers with the regular expression of GPT-2, Llama 3 or Qwen cut a text into words that know nothing of each other.
+Byte-level tokenizers with the regular expression of GPT-2, Llama 3, Qwen, Tekken or o200k cut a text into words that know nothing of each other.
 Stretches of whole words are found here. They end where these expressions end a word whatever else the text holds:
 
     between what is no white space and white space that is no line break: no alternative goes on there, and none that ends there
     looks ahead (with GPT-2's before line breaks, too);
-    behind the last line break of a run of white space (not with GPT-2's): \\s*[\\r\\n]+ and [\\r\\n]* take all up to it and look no
-    further.
+    behind the last line break of a run of white space (not with GPT-2's, Tekken's or o200k's): \\s*[\\r\\n]+ and [\\r\\n]* take all
+    up to it and look no further.
 
 The library looks for added tokens first. With white space in none of them, and none that takes some, each lies within a stretch.
 NFC changes nothing across these places.
@@ -24,6 +24,7 @@ BLANK = r"\t\x0b\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  #
 SPACE = r"\r\n" + BLANK
 CUT = re.compile(f"[^{SPACE}](?=[{BLANK}])")
 LINES = re.compile(fr"[{BLANK}]*[^{SPACE}]+(?:[\r\n](?:[{SPACE}]*[\r\n])?)?|[{SPACE}]*[\r\n]|[{BLANK}]+")
+CASED = re.compile(fr"[{SPACE}]*[^{SPACE}]+(?:[\r\n][{SPACE}]*[^{SPACE}]*)*|[{SPACE}]+")
 GPT2 = re.compile(f"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
 WINDOW = 1 << 16  # characters of a text that are cut at a time
 KEPT, LONGEST = 1 << 17, 64  # stretches that are kept, or twice as many, and characters of one
@@ -32,12 +33,14 @@ MEAN = 16  # characters: a text of longer stretches, such as Chinese, has few th
 
 def ascii_words(pattern):
     """The tokenizer's expression for ASCII alone, where \\p{L} and \\p{N} are these."""
+    pattern = pattern.replace(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", "A-Z").replace(r"\p{Ll}\p{Lm}\p{Lo}\p{M}", "a-z")
     pattern = pattern.replace(r"\p{L}\p{N}]", "A-Za-z0-9]").replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
     return re.compile(pattern, re.ASCII)
 
 
 EXPRESSIONS = {"GPT2": (GPT2, ascii_words(tokenizer_file.GPT2)), "LLAMA3": (LINES, ascii_words(tokenizer_file.LLAMA3)),
-               "QWEN2": (LINES, ascii_words(tokenizer_file.QWEN2)), "QWEN2_MARKS": (LINES, ascii_words(tokenizer_file.QWEN2))}
+               "QWEN2": (LINES, ascii_words(tokenizer_file.QWEN2)), "QWEN2_MARKS": (LINES, ascii_words(tokenizer_file.QWEN2)),
+               "TEKKEN": (CASED, ascii_words(tokenizer_file.TEKKEN)), "O200K": (CASED, ascii_words(tokenizer_file.O200K))}
 
 
 def expressions(tokenizer):

@@ -127,6 +127,50 @@ FEATURES = """{%- set ns = namespace(count=0) %}
 {#- gone -#}
 {% if add_generation_prompt %}<assistant>{{ eos_token }}{% endif %}"""
 
+# What published families put around texts, and the ways of their templates: with bos, eos and the special tokens of their tokenizers.
+EACH = "{% for m in messages %}{{ HEAD }}{% endfor %}{% if add_generation_prompt %}{{ ASK }}ELSE{% endif %}"
+PHI4 = EACH.replace("HEAD", "'<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>'").replace("ASK", "'<|im_start|>assistant<|im_sep|>'")
+PHI3 = EACH.replace("HEAD", "'<|' + m.role + '|>\n' + m.content + '<|end|>\n'").replace("ASK", "'<|assistant|>\n'").replace("ELSE", "{% else %}{{ eos_token }}")
+GLM4 = """[gMASK]<sop>
+{%- for m in messages if m.role == 'system' %}{{ '<|system|>\n' + m.content }}{% endfor %}
+{%- for m in messages if m.role != 'system' %}
+<|{{ m.role }}|>
+{{ m.content }}
+{%- endfor %}
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+# The last turn ends with another token than those before it.
+OLMO2 = """{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + (eos_token if m.role == 'assistant' else '') }}
+{%- if m.role != 'assistant' or not loop.last %}{{ '\n' }}{% endif %}
+{%- if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"""
+OLMO3 = """{% if not messages | selectattr('role', 'equalto', 'system') | list %}{{ '<|im_start|>system\nNo <functions>.<|im_end|>\n' }}{% endif %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + (' No <functions>.' if m.role == 'system' else '') }}
+{%- if m.role == 'assistant' and loop.last %}{{ eos_token }}{% else %}{{ '<|im_end|>\n' }}{% endif %}
+{%- if loop.last and add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}{% endfor %}"""
+# Reasoning is said in the head, which system texts can change; the head has no end of its own.
+SMOLLM3 = """{% set mode = '/no_think' if enable_thinking is false else '/think' %}
+{% if messages[0].role == 'system' %}{% set own = messages[0].content.replace('/no_think', '').rstrip() %}
+{% if '/no_think' in messages[0].content %}{% set mode = '/no_think' %}{% endif %}{% endif %}
+{{- '<|im_start|>system\nMode: ' + mode + '\n\n' + (own or 'Help.') + '\n\n' }}
+{%- set asked = '<|im_start|>assistant\n' + ('' if mode == '/think' else '<think>\n\n</think>\n') %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}{% endif %}
+    {%- if m.role == 'assistant' %}{% generation %}{{ asked + m.content.lstrip('\n') + '<|im_end|>\n' }}{% endgeneration %}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ asked }}{% endif %}"""
+MINISTRAL3 = """{{ bos_token }}{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{{ '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' }}
+{%- else %}{% set rest = messages %}{{ '[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT]' }}{% endif %}
+{%- for m in rest %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles have to alternate') }}{% endif %}
+    {%- if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}{% else %}{{ m.content + eos_token }}{% endif %}
+{%- endfor %}"""
+FAMILIES = {
+    "phi4": (PHI4.replace("ELSE", ""), None, "<|im_end|>", ["<|im_sep|>"]),
+    "phi3": (PHI3, "<s>", "<|endoftext|>", ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]),
+    "phi4-mini": (PHI3.replace("\n", ""), "<|endoftext|>", "<|endoftext|>", ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]),
+    "glm4": (GLM4, None, "<|endoftext|>", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"]),
+    "olmo2": (OLMO2, "<|endoftext|>", "<|endoftext|>", []), "olmo3": (OLMO3, None, "<|endoftext|>", []),
+    "smollm3": (SMOLLM3, None, "<|im_end|>", ["<think>", "</think>"]),
+    "ministral3": (MINISTRAL3, "<s>", "</s>", ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])}
+
 TEMPLATES = {  # with bos and eos
     "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),
     "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "hybrid": (HYBRID, None, "<|im_end|>"), "bare": (None, None, None),

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import re
+import struct
 import sys
 import unittest
 from unittest import mock
@@ -345,7 +346,7 @@ class Masks(Tested):
     def test_words_have_the_tokens_of_the_whole(self):
         text = "".join(unicode_tables.every_character())
         self.assertEqual([found.span() for found in re.finditer(f"[{words.SPACE}]", text)], unicode_tables.matches(r"\s", text))
-        parts = [*" \n\r\t\x0b\x1c\x1f\x85\xa0\u2028\u200b\ufeff", "  ", "\n\n", "\r\n", " \n", ".\n  \n ", ":\n    ", *"'_.!?(a1#<|>",
+        parts = [*" \n\r\t\x0b\x1c\x1f\x85\xa0\u2028\u200b\ufeff", "  ", "\n\n", "\r\n", " \n", ".\n  \n ", ":\n    ", *"'_.!?(a1#<|>/Q", "!\n/",
                  "'s", "'LL", "'\u017f", "hello", " world", "n't", "1234567", "\u00b2", "\u0663", "\u00e9t\u00e9", "e\u0301", "\u0301",
                  "\u4f60\u597d", "\U0001f600", "\ud7b0", "<|im_end|>", "<|im_start|>", "</s>", "<|im_", "end|>", "<think>", "ing"]
         rng = random.Random(3)
@@ -550,6 +551,52 @@ class Rejections(Tested):
             self.assertEqual(len(chat.reasons), len(reasons), (chat.reasons, template))
             for reason, words in zip(chat.reasons, reasons):
                 self.assertRegex(reason, words)
+
+    def test_families(self):
+        """Conversations of published families as text, what of it counts, and what tokenizer.tok has of it."""
+        whole, head = ["CHAT", "CHAT_SYSTEM", "CHAT_NEXT"], "<|im_start|>system\nMode: /think\n\nHelp.\n\n<|im_start|>user\n"
+        for name, flags, ends, texts, turns in (
+                ("phi4", whole, ["<|im_end|>"], {"first_after": "<|im_end|><|im_start|>assistant<|im_sep|>", "next_before": "<|im_end|><|im_start|>user<|im_sep|>"},
+                 "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>«ho<|im_end|>»"
+                 "<|im_start|>user<|im_sep|>And?<|im_end|><|im_start|>assistant<|im_sep|>«bye<|im_end|>»"),
+                ("phi3", whole, ["<|endoftext|>", "<|end|>"], {"first_before": "<|user|>\n", "next_before": "<|end|>\n<|user|>\n"},
+                 "<|user|>\nHi<|end|>\n<|assistant|>\n«ho<|end|>»\n<|user|>\nAnd?<|end|>\n<|assistant|>\n«bye<|end|>»\n<|endoftext|>"),
+                ("phi4-mini", whole, ["<|endoftext|>", "<|end|>"], {"first_after": "<|end|><|assistant|>", "next_before": "<|end|><|user|>"},
+                 "<|user|>Hi<|end|><|assistant|>«ho<|end|>»<|user|>And?<|end|><|assistant|>«bye<|end|>»<|endoftext|>"),
+                ("glm4", whole, ["<|endoftext|>", "<|user|>"], {"first_before": "[gMASK]<sop><|user|>\n", "first_after": "<|assistant|>", "next_before": "<|user|>\n"},
+                 "[gMASK]<sop><|user|>\nHi<|assistant|>«\nho»<|user|>\nAnd?<|assistant|>«\nbye»"),
+                ("olmo2", whole, ["<|endoftext|>"], {"first_before": "<|endoftext|><|user|>\n", "next_before": "<|endoftext|>\n<|user|>\n"},
+                 "<|endoftext|><|user|>\nHi\n<|assistant|>\n«ho<|endoftext|>»\n<|user|>\nAnd?\n<|assistant|>\n«bye<|endoftext|>»"),
+                ("olmo3", whole, ["<|endoftext|>", "<|im_end|>"], {"system_between": " No <functions>.<|im_end|>\n<|im_start|>user\n", "next_before": "<|im_end|>\n<|im_start|>user\n"},
+                 "<|im_start|>system\nNo <functions>.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«ho<|im_end|>»\n"
+                 "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n«bye<|endoftext|>»"),
+                ("smollm3", ["CHAT", "CHAT_NEXT"], ["<|im_end|>"], {"first_before": head, "system_before": "", "next_after": "<|im_end|>\n<|im_start|>assistant\n"},
+                 head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
+                ("ministral3", whole, ["</s>"], {"system_before": "<s>[SYSTEM_PROMPT]", "system_between": "[/SYSTEM_PROMPT][INST]", "next_before": "</s>[INST]"},
+                 "<s>[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT][INST]Hi[/INST]«ho</s>»[INST]And?[/INST]«bye</s>»")):
+            *template, special = samples.FAMILIES[name]
+            tokenizer = samples.byte_level()
+            tokenizer.add_special_tokens(special)
+            folder = samples.tokenizer_folder(WORK.name + "/family-" + name, tokenizer, *template)
+            own = encode.Encoder(encode.Options(tokenizer=folder))
+            _, documents = own.encode({"messages": chat("Hi", "ho", "And?", "bye")})
+            self.assertEqual([marked(own, document) for document in documents], [turns], name)
+            content = tokenizer_file.tokenizer_bytes(tokenizer_file.Source(folder))
+            found = {section: tokenizer_file.section_of(content, section).decode() for section in texts}
+            self.assertEqual(found, texts, name)
+            (bits,) = struct.unpack_from("<I", content, 32)
+            self.assertEqual([flag for flag in tokenizer_file.FLAGS if "CHAT" in flag and bits & tokenizer_file.FLAGS[flag]], flags, name)
+            ids = np.frombuffer(tokenizer_file.section_of(content, "end_ids"), "<u4").tolist()
+            self.assertEqual([own.tokenizer.decode([id], skip_special_tokens=False) for id in ids], ends, name)
+        # another template, and other variables, for the file
+        folder, out = WORK.name + "/family-smollm3", WORK.name + "/smollm3.tok"
+        self.assertIn("no choice of thinking", " ".join(tokenizer_file.write_tokenizer_file(out, folder)))
+        tokenizer_file.write_tokenizer_file(out, folder, None, {"enable_thinking": False})
+        with open(out, "rb") as file:
+            content = file.read()
+        self.assertTrue(tokenizer_file.section_of(content, "first_before").startswith(b"<|im_start|>system\nMode: /no_think"))
+        self.assertTrue(tokenizer_file.section_of(content, "opening") == b"<think>\n\n</think>\n")
+        self.assertEqual(tokenizer_file.write_tokenizer_file(out, folder, samples.CHATML), [])
 
     def test_setups_that_do_not_fit(self):
         broken = WORK.name + "/broken"
