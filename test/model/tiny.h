@@ -28,6 +28,10 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #define TINY_MISTRAL                                                                                                   \
     "mistral,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"     \
     "vocab_size=31"
+// No norm before attention and MLP; it wants its window.
+#define TINY_OLMO                                                                                                      \
+    "olmo3,hidden_size=24,intermediate_size=20,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"       \
+    "vocab_size=29,layer_types=sff"
 // Layers of two kinds: these want their number, their types (or three of linear attention to one of the other) and
 // linear_num_value_heads.
 #define TINY_HYBRID                                                                                                    \

@@ -42,6 +42,7 @@ static const char *const models[] = {
     "dim=6,vocab_size=23,sliding_window=1,layer_types=fs",
     "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=1,vocab_"
     "size=31,sliding_window=1000000000,layer_types=s",
+    TINY_OLMO ",sliding_window=5",
     "qwen3_5,hidden_size=20,intermediate_size=24,num_hidden_layers=5,num_attention_heads=4,num_key_value_heads=2,head_"
     "dim=8,vocab_size=33,linear_num_key_heads=2,linear_num_value_heads=6,linear_key_head_dim=5,linear_value_head_dim=3",
     "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"

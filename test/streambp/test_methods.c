@@ -25,6 +25,7 @@ static const char *const models[] = {
     TINY_GEMMA ",sliding_window=2,layer_types=sfs,rope_type=linear,factor=4",
     // in all of them: nothing is as long as the stream
     TINY_MISTRAL ",sliding_window=5",
+    TINY_OLMO ",sliding_window=6",
     // linear attention in some layers, in all, in none of a family that has it
     TINY_LLLF,
     TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
