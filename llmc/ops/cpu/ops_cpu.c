@@ -34,9 +34,11 @@ once per precision (precision.h) and linked to the driver.
 
 static size_t cpu_memory_peak(void) { return host_memory_peak(); }
 
+// Less what libraries and files take beside the plan: in a control group the kernel would end this process for it.
 // oneDNN and the OpenMP runtime do not come through where an allocation of theirs is refused.
 static size_t cpu_memory_available(void) {
-    const size_t available = host_memory_available(), left = address_space_left();
+    const size_t most = host_memory_available(), left = address_space_left(), files = (size_t)48 << 20;
+    const size_t available = most > files ? most - files : most ? 1 : 0;
     size_t beside = (size_t)32 << 20;
 #ifdef _OPENMP
     beside += beside * (size_t)omp_get_max_threads();
