@@ -308,11 +308,11 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
 static void adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
     char whole[128];
-    snprintf(whole, sizeof(whole), "base_model.model.%s", composite ? composite->prefix : "");
+    snprintf(whole, sizeof(whole), "base_model.model.%s", composite ? composite->modules : "");
     for (SafeTensor *t = list->tensors; composite && t < list->tensors + list->count; t++) {
         if (strncmp(t->name, whole, strlen(whole)) != 0) continue;
         char *rest = t->name + strlen("base_model.model.");
-        const size_t own = strcspn(family->layer_prefix, ".") + 1, cut = strlen(composite->prefix);
+        const size_t own = strcspn(family->layer_prefix, ".") + 1, cut = strlen(composite->modules);
         memcpy(rest, family->layer_prefix, own);
         memmove(rest + own, rest + cut, strlen(rest + cut) + 1);
     }

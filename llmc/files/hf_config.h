@@ -141,12 +141,22 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
 // model have another prefix, and there are others, which are not trained here.
 typedef struct {
     const char *family, *model_type, *architecture;
-    const char *prefix; // in place of the first part of the family's layer_prefix
-    const char *others; // beginnings of the others' names, separated by "|"
+    const char *prefix;   // in files, in place of the first part of the family's layer_prefix
+    const char *modules;  // the same in transformers, and in the names of adapters
+    const char *others;   // beginnings of the others' names, separated by "|"
+    const char *defaults; // what text_config may leave out, as --init has it, or NULL
 } HfComposite;
 
+#define HF_IMAGES "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector."
+#define HF_MISTRAL3                                                                                                    \
+    "mistral3", "Mistral3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES, NULL
 static const HfComposite hf_composites[] = {
-    {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "mtp.|model.visual."}};
+    {"qwen3_5", "qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model.", "model.language_model.",
+     "mtp.|model.visual.", NULL},
+    {"ministral3", HF_MISTRAL3},
+    {"mistral", HF_MISTRAL3},
+    {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
+     "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256"}};
 #define HF_COMPOSITES (sizeof(hf_composites) / sizeof(hf_composites[0]))
 
 static const HfComposite *hf_composite_of(const Family *family) {
@@ -155,15 +165,20 @@ static const HfComposite *hf_composite_of(const Family *family) {
     return NULL;
 }
 
-// The composite model whose config.json this is, NULL: none that is known.
+// The composite model whose config.json this is, with its text model where that is known. NULL: none that is known.
 static const HfComposite *hf_composite(const cJSON *root) {
     const cJSON *type = json_get(root, "model_type"), *list = json_get(root, "architectures");
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
-    for (const HfComposite *c = hf_composites; c < hf_composites + HF_COMPOSITES; c++)
-        if (type ? cJSON_IsString(type) && !strcmp(type->valuestring, c->model_type)
-                 : cJSON_IsString(architecture) && !strcmp(architecture->valuestring, c->architecture))
-            return c;
-    return NULL;
+    const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
+    const HfComposite *found = NULL;
+    for (const HfComposite *c = hf_composites; c < hf_composites + HF_COMPOSITES; c++) {
+        if (type ? !cJSON_IsString(type) || strcmp(type->valuestring, c->model_type) != 0
+                 : !cJSON_IsString(architecture) || strcmp(architecture->valuestring, c->architecture) != 0)
+            continue;
+        if (!found) found = c;
+        if (cJSON_IsString(text) && !strcmp(text->valuestring, family_find(c->family)->model_type)) return c;
+    }
+    return found;
 }
 
 __attribute__((noreturn)) static void hf_refuse_family(const char *path, const cJSON *root, const char *key) {
@@ -503,6 +518,13 @@ static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, 
     if (outer) hf_set(config, "tie_word_embeddings", outer, path);
 }
 
+// What text_config leaves out of those that are its class's defaults in transformers
+static void hf_read_defaults(Config *config, const char *defaults, const char *path) {
+    char name[64], value[64];
+    for (int n; defaults && sscanf(defaults, "%63[^=]=%63[^,]%n", name, value, &n) == 2; defaults += n + !!defaults[n])
+        if (!config_given(config, name)) config_set(config, name, value, path, EXIT_RUNTIME);
+}
+
 // Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
     cJSON *whole = json_read_object(path, HF_CONFIG_MAX);
@@ -513,6 +535,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_config_quantised(whole, path), hf_config_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
+    if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);

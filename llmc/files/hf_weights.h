@@ -106,10 +106,13 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
-// A parameter's name in files whose base model has this prefix: "model." or what stands in its place
+// A parameter's name in files whose base model has this prefix: "model." or what stands in its place. Within
+// "language_model.model." the head is language_model.lm_head.
 static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
-    const size_t cut = hf_base_prefix(family, name);
-    snprintf(out, HF_NAME, "%s%s", cut ? prefix : "", name + cut);
+    const size_t cut = hf_base_prefix(family, name), own = strcspn(family->layer_prefix, ".") + 1;
+    const size_t length = strlen(prefix), outer = length > own ? length - own : 0;
+    const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->layer_prefix, own);
+    snprintf(out, HF_NAME, "%.*s%s", cut ? (int)length : within ? (int)outer : 0, prefix, name + cut);
     return out;
 }
 
@@ -119,11 +122,12 @@ static void hf_find_prefix(const SafeTensors *list, const Family *family, int co
     const HfComposite *c = hf_composite_of(family);
     const char *norm = family->model_names[FINAL_NORM_WEIGHT];
     const int cut = (int)hf_base_prefix(family, norm);
-    char ways[4][64] = {"", "", "", ""}, name[HF_NAME];
+    char ways[5][64] = {"", "", "", "", ""}, name[HF_NAME];
     snprintf(ways[composite ? 2 : 0], sizeof(ways[0]), "%.*s", cut, norm);
     if (c) snprintf(ways[composite ? 0 : 2], sizeof(ways[0]), "%s", c->prefix);
-    if (c) snprintf(ways[3], sizeof(ways[0]), "%s", c->prefix + cut);
-    for (size_t i = 0; i < 4; i++) {
+    if (c) snprintf(ways[3], sizeof(ways[0]), "%s", c->modules);
+    if (c) snprintf(ways[4], sizeof(ways[0]), "%s", c->modules + cut);
+    for (size_t i = 0; i < 5; i++) {
         memcpy(prefix, ways[i], sizeof(ways[i]));
         if (safetensors_find(list, hf_tensor_name(family, prefix, norm, name))) return;
     }
@@ -145,8 +149,8 @@ static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const 
 
 // The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is
 // then that one), or both, and then as the same matrix.
-static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name) {
-    const char *second = source->config.family->model_names[LM_HEAD];
+static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name,
+                                const char *second) {
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
     if (!head) return embedding;
     if (!embedding) return *name = second, head;
@@ -179,12 +183,12 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
 }
 
 // Masks and frequencies that older versions saved, and the second copy of a tied matrix.
-static int hf_is_no_weight(const Config *config, const char *name) {
+static int hf_is_no_weight(const Config *config, const char *name, const char *head) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
     if (!config->family->learned_positions)
         if (text_ends_with(name, ".rotary_emb.inv_freq") || !strcmp(name, "rotary_emb.inv_freq")) return 1;
-    return config->tie_word_embeddings && !strcmp(name, config->family->model_names[LM_HEAD]);
+    return config->tie_word_embeddings && !strcmp(name, head);
 }
 
 // The tensor is of another part of the family's composite model.
@@ -198,15 +202,15 @@ static int hf_is_other(const Family *family, const char *name) {
     return 0;
 }
 
-// A tensor outside the text model goes to source->others, or is refused.
-static void hf_take_others(WeightSource *source, const SafeTensors *list) {
+// A tensor outside the text model goes to source->others, or is refused. head: the name of a tied model's second copy
+static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
     const SafeTensor *first = NULL;
     SafeTensors *others = &source->others;
     size_t count = 0;
     others->tensors = (SafeTensor *)checked_calloc(list->count + 1, sizeof(SafeTensor), "the list of other tensors");
     for (size_t i = 0; i < list->count; i++) {
         const SafeTensor *tensor = &list->tensors[i];
-        if (tensor->used || hf_is_no_weight(&source->config, tensor->name)) continue;
+        if (tensor->used || hf_is_no_weight(&source->config, tensor->name, head)) continue;
         if (hf_is_other(source->config.family, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
                 die("%s: tensor %.200s... has a name of more than %d bytes", source->files[tensor->file].path,
@@ -290,7 +294,7 @@ static void hf_remark_quantised(WeightSource *source) {
 
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
-    char prefix[64], file_name[HF_NAME];
+    char prefix[64], file_name[HF_NAME], head[HF_NAME];
     source->format = "Hugging Face directory";
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
@@ -298,9 +302,10 @@ static void hf_open(WeightSource *source, const char *directory) {
     source_set_table(source, model_build(&source->config, DTYPE_FP32));
     const Family *family = source->config.family;
     hf_find_prefix(&list, family, hf_directory_composite(directory) != NULL, prefix);
+    hf_tensor_name(family, prefix, family->model_names[LM_HEAD], head);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const char *name = hf_tensor_name(family, prefix, source->model.parameters[i].name, file_name);
-        SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name)
+        SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
         if (!tensor) die("%s: tensor %s is missing", directory, name);
         const QuantType type = hf_quantised_type(&list, name);
@@ -309,7 +314,7 @@ static void hf_open(WeightSource *source, const char *directory) {
         else
             source_take_tensor(source, i, tensor, "config.json asks", "");
     }
-    hf_take_others(source, &list);
+    hf_take_others(source, &list, head);
     safetensors_free(&list);
     hf_remark_quantised(source);
 }

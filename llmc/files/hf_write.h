@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const WeightSource *source;
     const char *kept;             // folder from which config.json and the small files come, or NULL
-    WeightSource *like;           // its weights, where the family has composite models, or NULL; may be the source
+    WeightSource *like;           // its weights, where it is of a composite or hybrid model, or NULL; may be the source
     const HfComposite *composite; // of which the folder is, or NULL
     int text_only;                // config.json is written anew, other parts of a composite model are left out
     char tokenizer[PATH_MAX];     // tokenizer file of the run that is written, where that folder has none; else ""
@@ -213,10 +213,11 @@ static void hf_check_kept(HfWrite *write) {
 }
 
 // Opens the weights of the folder that is kept. A folder of the text model alone need not have any.
-static void hf_open_like(HfWrite *write, WeightSource *source) {
+static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     char file[PATH_MAX], index[PATH_MAX];
-    if (!write->kept || !hf_composite_of(source->config.family)) return;
-    const HfComposite *composite = hf_directory_composite(write->kept);
+    const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
+    if (quant && composite) write->text_only = 1; // matrices of its other parts stay as they are
+    if (!composite && !(write->kept && source->config.family->hybrid)) return;
     path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
         write->like = source;
@@ -283,7 +284,7 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
 }
 
 // dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one. text_only: of a
-// composite model the text model alone is written. quant, head: matrices in 4 bits, as hf_codes_choose has it
+// composite model the text model alone is written, as it is with quant. quant, head: as hf_codes_choose has it
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
@@ -295,10 +296,10 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
     hf_find_tokenizer(&write);
-    hf_open_like(&write, source);
+    hf_open_like(&write, source, quant);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : family->hybrid ? source->places[0].type : source->dtype;
-    const SafeTensors none = {NULL, 0}, *others = write.like && !text_only ? &write.like->others : &none;
+    const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     write.tensors = (HfTensor *)checked_calloc((quant ? HF_PARTS : 1) * count + others->count, sizeof(HfTensor),
                                                "the tensors to be written");
     snprintf(prefix, sizeof(prefix), "%.*s", (int)(strcspn(family->layer_prefix, ".") + 1), family->layer_prefix);

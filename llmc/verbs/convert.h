@@ -44,11 +44,8 @@ static size_t convert_write(const Options *options, WeightSource *source, const 
         weights_convert(source, options->out, type);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
-        const QuantType quant = convert_quantises(options);
-        HfWrite write =
-            hf_write_prepare(source, dtype, like, options->max_shard_size,
-                             options->to == CONVERT_TEXT || (quant && hf_composite_of(source->config.family)), quant,
-                             options->quantise_head);
+        HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
+                                         convert_quantises(options), options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
         *written = write.type;
         hf_write_free(&write);

@@ -1,6 +1,7 @@
 /*
 Folders of hybrid models (qwen3_5), as the hub has them and of the text model alone: what their config.json may say and
-what is refused of it by name; tensors under the names of either; what a convolution looks like in files.
+what is refused of it by name; tensors under the names of either; what a convolution looks like in files. Folders of
+other families' text models beside images.
 */
 #include "convert_files.h"
 
@@ -219,6 +220,16 @@ static const struct {
     {"mtp.large", "U8", 1, {LARGE}, LARGE}, // beside parameters of mixed types alone
 };
 
+// Their names beside the text model of another family
+static const char *other_name(size_t other, const Model *model) {
+    static char name[HF_NAME];
+    const char *tail = strchr(others[other].name, '.') + 1;
+    if (model->config.family->hybrid) return others[other].name;
+    snprintf(name, sizeof(name), "%s.%s", others[other].name[1] == 'o' ? "vision_tower" : "multi_modal_projector",
+             tail);
+    return name;
+}
+
 static size_t others_beside(int mixed) { return COUNT_OF(others) - (mixed ? 0 : 1); }
 
 static void *other_bytes(size_t other, unsigned char *bytes) {
@@ -248,7 +259,7 @@ static const char *write_folder(const char *name, const Model *model, const char
     safetensors_write_begin(&writer, NULL, header, 100000, NULL, NULL);
     for (size_t k = 0; k < others_beside(mixed); k++) {
         other_bytes(k, (unsigned char *)data + writer.data);
-        safetensors_write_tensor(&writer, others[k].name, others[k].dtype, others[k].shape, others[k].rank,
+        safetensors_write_tensor(&writer, other_name(k, model), others[k].dtype, others[k].shape, others[k].rank,
                                  others[k].bytes);
     }
     for (size_t i = 0; i < model->parameter_count; i++) {
@@ -272,7 +283,7 @@ static void expect_folder(const char *folder, const Model *model, const char *pr
     FoundTensor found;
     assert_int_equal(source->others.count, with_others ? others_beside(mixed) : 0);
     for (size_t k = 0; with_others && k < others_beside(mixed); k++) {
-        const SafeTensor *t = safetensors_find(&source->others, others[k].name);
+        const SafeTensor *t = safetensors_find(&source->others, other_name(k, model));
         assert_non_null(t);
         assert_string_equal(t->dtype, others[k].dtype);
         assert_int_equal(t->rank, others[k].rank);
@@ -312,6 +323,53 @@ TEST(names_of_tensors) {
     edit_file(folder, HF_SINGLE_FILE, HUB "layers.3.mlp.up_proj.weight", HUB "layers.9.mlp.up_proj.weight");
     expect_bad(folder, "tensor model.language_model.layers.3.mlp.up_proj.weight is missing");
     model_free(&model);
+}
+
+// Text models of other families beside images, whose files have all of them behind "language_model.": the same, and
+// what text_config may leave out.
+TEST(text_models_beside_images) {
+#define SIZES                                                                                                          \
+    "\"vocab_size\": 29, \"hidden_size\": 12, \"intermediate_size\": 20, \"num_hidden_layers\": 2, "                   \
+    "\"num_attention_heads\": 3, \"num_key_value_heads\": 1, \"head_dim\": 6"
+#define BESIDE(name, type, text, keys)                                                                                 \
+    "{\"architectures\": [\"" name "ForConditionalGeneration\"], \"model_type\": \"" type "\", \"text_config\": "      \
+    "{\"model_type\": \"" text "\", " keys "}, \"vision_config\": {\"model_type\": \"x\"}, \"dtype\": \"float32\"}\n"
+    static const char *const jsons[] = {
+        BESIDE("Mistral3", "mistral3", "ministral3", SIZES ", \"tie_word_embeddings\": true"),
+        BESIDE("Mistral3", "mistral3", "mistral", SIZES ", \"tie_word_embeddings\": false"),
+        BESIDE("Gemma3", "gemma3", "gemma3_text", SIZES ", \"sliding_window\": 5"),
+    };
+    static const char *const prefixes[] = {"language_model.model.", HUB, TEXT, "language_model.", ""};
+    for (size_t i = 0; i < COUNT_OF(jsons); i++) {
+        char remark[256];
+        test_case("%.40s", jsons[i]);
+        write_file(scratch_path("config.json"), jsons[i], strlen(jsons[i]));
+        const Config config = hf_config_read(scratch_path("config.json"), remark, sizeof(remark));
+        Model model = model_build(&config, DTYPE_FP32);
+        for (size_t k = COUNT_OF(prefixes); k-- > 0;)
+            expect_folder(write_folder("in", &model, jsons[i], prefixes[k], 0), &model, prefixes[k], 1, 0);
+        convert(lasting("in"), NULL, new_place("out"), NULL, NO_LIMIT);
+        expect_folder(lasting("out"), &model, prefixes[0], 1, 0);
+        expect_same_file(lasting("in"), lasting("out"), "config.json");
+        const Conversion text = {lasting("in"), NULL, new_place("text"), NULL, NO_LIMIT, 1};
+        convert_body(&text);
+        expect_folder(text.to, &model, TEXT, 0, 0);
+        convert(text.to, lasting("in"), new_place("again"), NULL, NO_LIMIT);
+        expect_same_file(lasting("out"), lasting("again"), HF_SINGLE_FILE);
+        if (!config.tie_word_embeddings) {
+            edit_file(lasting("in"), HF_SINGLE_FILE, "\"language_model.lm_head", "\"language_model.lm_hood");
+            expect_bad(lasting("in"), "tensor language_model.lm_head.weight is missing");
+        }
+        model_free(&model);
+    }
+    const char *gemma = config_of(BESIDE("Gemma3", "gemma3", "gemma3_text",
+                                         "\"hidden_size\": 2560, \"intermediate_size\": 10240, "
+                                         "\"num_hidden_layers\": 34, \"sliding_window\": 1024, \"rope_scaling\": "
+                                         "{\"factor\": 8.0, \"rope_type\": \"linear\"}"));
+    const Config preset = config_from_text("gemma3-4b", "test", EXIT_USAGE);
+    char text[4096];
+    config_to_text(&preset, text, sizeof(text));
+    assert_string_equal(gemma, text);
 }
 
 // The other parts come along byte for byte, into one file or several, from the folder itself and by way of a flat file;

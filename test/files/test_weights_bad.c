@@ -118,9 +118,9 @@ static const Damage changed_texts[] = {
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),
-    KEY("gemma3-linear", "model_type", "\"gemma3_text\"", "\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}",
+    KEY("llama", "model_type", "\"llama\"", "\"llava\",\"text_config\":{\"model_type\":\"llama\"}",
         "is a model with images or sound beside its text, which is not supported; save its text model by itself, as "
-        "Gemma3ForCausalLM"),
+        "LlamaForCausalLM"),
     KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
         "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, "

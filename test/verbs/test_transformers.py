@@ -11,7 +11,8 @@ from hybrid_trials import trials
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Mistral3Config,
+                          Qwen3_5Config, Qwen3_5ForConditionalGeneration)
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -37,7 +38,7 @@ def load(folder, dtype=None):
 
 
 def logits(model):
-    ids = torch.randint(0, model.config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(7))
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (2, 33), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         return model(ids, use_cache=False).logits  # a cache of linear layers alone is none in transformers 5.23
 
@@ -139,6 +140,25 @@ def composite(tied):
     return f"{out}-fp32"
 
 
+def beside_images(name, make, text, images):
+    """A composite model of another family: the same loss and gradients, its folder byte for byte, its text model alone."""
+    source, out = f"{WORK}/{name}-hub", f"{WORK}/{name}-hub-out"
+    torch.manual_seed(12)
+    AutoModelForImageTextToText.from_config(make(
+        text_config=text, vision_config=images, tie_word_embeddings=text["tie_word_embeddings"])).save_pretrained(source)
+    convert("--model", source, "--out", out)
+    for file in ("config.json", "model.safetensors"):
+        check(f"{out}/{file}", open(f"{source}/{file}", "rb").read() == open(f"{out}/{file}", "rb").read())
+    convert("--model", source, "--to", "text", "--out", f"{out}-text")
+    whole = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32).eval()
+    alone = load(f"{out}-text")[0]
+    check(f"{name}: logits of the text alone", torch.equal(logits(whole), logits(alone)))
+    train("bp", "--model", source, "--seq-len", "40", "--quiet", "--grads-out", f"{out}-grads")
+    train("bp", "--model", f"{out}-text", "--seq-len", "40", "--quiet", "--grads-out", f"{out}-known")
+    (ours, known) = (load_file(f"{out}-{what}") for what in ("grads", "known"))
+    check(f"{name}: gradients", all(torch.equal(ours[k], known[k]) for k in known) and ours.keys() == known.keys())
+
+
 def scaled(name, text, scaling, source=None, **keys):
     """--rope-scaling is what transformers makes of the same rope_scaling, in the original's config.json and in one of ours."""
     source, out = source or f"{GOLDEN}/{name}", f"{WORK}/scaled-{name}"
@@ -166,6 +186,13 @@ scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "r
     f"{GOLDEN}/mistral").rope_parameters["rope_theta"]}, max_position_embeddings=int(2.5 * 128))
 for tied in (True, False):
     hybrid = composite(tied)
+TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
+IMAGES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+          "patch_size": 14}
+for name, tied in (("ministral3", True), ("mistral", False)):
+    beside_images(name, Mistral3Config, TEXT | {"model_type": name, "tie_word_embeddings": tied}, IMAGES | {"model_type": "pixtral", "head_dim": 8})
+beside_images("gemma3", Gemma3Config, TEXT | {"sliding_window": 9, "tie_word_embeddings": True}, IMAGES)
 scaled("qwen3_5-hub", "yarn,factor=4,original_max_position_embeddings=16", YARN4 | {
     "rope_theta": 1e6, "partial_rotary_factor": 0.25}, source=hybrid, max_position_embeddings=64)
 convert("--model", f"{GOLDEN}/gpt2/gpt2_llmc_fp32.bin", "--out", f"{WORK}/llmc")
