@@ -142,9 +142,10 @@ static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     Shapes d = shapes_of(s->model);
     const int linear = layer_is_linear(&s->model->config, l);
     Activations a = s->kept[linear];
+    Stored *const x = layer_input(s, l, row);
+    row -= s->inputs.begin;
     const size_t attention = attention_layers_before(s, l),
                  of_kind = (linear ? l - attention : attention) * s->rows + row;
-    Stored *const x = layer_input(s, l, row);
     row += l * s->rows;
     a.norm1 = d.pre_norms ? stored_row(s, a.norm1, row, d.C) : x;
     if (linear) {
@@ -645,8 +646,6 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     }
 }
 
-static const Order order_alone = {layer_forward, layer_backward};
-
 // ---- the embedding --------------------------------------------------------------------------------------------------
 static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
@@ -663,24 +662,29 @@ static void embedding_forward(StreamBP *s) {
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-// dw[rows of the table,C] += dx by token, or by position
-static void table_backward(StreamBP *s, GroupSums dw, ModelTensor table, const int32_t *index, size_t table_rows) {
+// dw[rows of the table,C] += dx[n,C] by token, or by position, of rows [row, row + n)
+static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table, const int32_t *index,
+                           size_t table_rows) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
     Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(s->rows, table_rows, d.C));
-    s->ops->embedding_backward(sums, dw.tables_type, layer_input(s, d.L, 0), index, s->rows, table_rows, d.C,
+        push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, table_rows, d.C));
+    s->ops->embedding_backward(sums, dw.tables_type, layer_input(s, d.L, row), index + row, n, table_rows, d.C,
                                table == EMBEDDING ? d.embedding_scale : 1, scratch);
     arena_pop(s->arena, mark);
 }
 
-static void embedding_backward(StreamBP *s) {
+static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
+    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->tokens, d.V);
+    if (dw.tables && n && !d.rotary)
+        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+}
+
+static void embedding_backward(StreamBP *s) {
     GroupSums dw = grads_acquire(&s->memory, GROUP_EMBEDDING);
-    if (dw.tables && s->rows) table_backward(s, dw, EMBEDDING, s->tokens, d.V);
-    if (dw.tables && s->rows && !d.rotary)
-        table_backward(s, dw, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+    tables_backward(s, 0, s->rows, dw);
     grads_release(&s->memory, GROUP_EMBEDDING, dw);
 }
 
@@ -802,6 +806,11 @@ static void layers_backward(StreamBP *s) {
 // the stored ones, metrics (or NULL) to metrics. last: of the step's micro-batches; the stored gradient is then
 // complete.
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
+    return s->order->forward_backward(s, batch, Z, last, metrics);
+}
+
+// ... layer by layer
+static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     const Marks mark = marks_of(s->arena);
     Activations kept[2] = {{0}, {0}};
@@ -831,6 +840,8 @@ static double forward_backward(StreamBP *s, const Batch *batch, double Z, int la
     marks_pop(s->arena, mark);
     return loss;
 }
+
+static const Order order_alone = {layer_forward, layer_backward, layer_major_pass};
 
 // Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
 // reference: of the model without its adapters, or as it was at the start

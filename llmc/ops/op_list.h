@@ -164,9 +164,9 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): their products are linear ops ----------------------------------------------------------------
-// x[count] *= factor
-OP(void, scale, (Stored *x, double factor, size_t count), (x, factor, count),
-   TENSOR(x, count, STORED) COUNT(dry_move(2 * count, STORED)))
+// x[count] *= factor; x of the model's type or of sums
+OP(void, scale, (void *x, DType type, double factor, size_t count), (x, type, factor, count),
+   TENSOR(x, count, dtype_size(type)) COUNT(dry_move(2 * count, dtype_size(type))))
 // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element
 // (first_row + row) * width + column of this seed, 0 elsewhere;  0 <= rate < 1; out may be in when not accumulating.
 // Its own backward.

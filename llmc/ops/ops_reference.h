@@ -126,7 +126,8 @@ static void reference_linear_backward_weight(double *dweight, double *dbias, con
 }
 
 // ---- scaling, dropout -----------------------------------------------------------------------------------------------
-static void reference_scale(double *x, double factor, size_t count) {
+static void reference_scale(double *x, DType type, double factor, size_t count) {
+    (void)type;
     for (size_t i = 0; i < count; i++) x[i] *= factor;
 }
 

@@ -287,29 +287,4 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     arena_pop(s->arena, mark);
 }
 
-// ---- who picks the order --------------------------------------------------------------------------------------------
-// A process alone walks its chunks by streambp.h. Ranks that share a sequence gather keys, or pass them around where a
-// layer sees everything and --kv says so; of linear attention they pass states on.
-static void shared_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
-    if (layer_is_linear(&s->model->config, l))
-        scan_layer_forward(s, l, w);
-    else if (layer_rings(s, l))
-        ring_layer_forward(s, l, w);
-    else
-        gather_layer_forward(s, l, w);
-}
-
-static void shared_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    if (layer_is_linear(&s->model->config, l))
-        scan_layer_backward(s, l, w, dw);
-    else if (layer_rings(s, l))
-        ring_layer_backward(s, l, w, dw);
-    else
-        gather_layer_backward(s, l, w, dw);
-}
-
-static const Order order_shared = {shared_layer_forward, shared_layer_backward};
-
-static const Order *order_of(World world) { return world_sp(world) > 1 ? &order_shared : &order_alone; }
-
 #endif

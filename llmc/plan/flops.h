@@ -97,7 +97,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
         return layers * (flops + size->tails * qkv.forward);
     }
     flops += size->tokens * delta_token_flops(model, DELTA_STATE_BACKWARD) + size->tails * qkv.backward;
-    if (settings->method != METHOD_FULL) flops += size->tokens * inputs + size->states_below * (inputs + state);
+    if (method_recomputes(settings->method)) flops += size->tokens * inputs + size->states_below * (inputs + state);
     return layers * flops;
 }
 
@@ -128,7 +128,7 @@ static double flops_linear_layers(const RunSettings *settings, const PassSize *s
     const ProductFlops in = product_flops(model, lora, 1, IN_QKV_WEIGHT, IN_A_WEIGHT);
     const double rule = delta_token_flops(model, DELTA_FORWARD);
     double flops = layers * size->tokens * (all.backward + delta_token_flops(model, DELTA_BACKWARD));
-    if (settings->method == METHOD_FULL) return flops;
+    if (!method_recomputes(settings->method)) return flops;
     flops += layers * size->tokens * (all.forward - down.forward + rule);
     flops += size->layers_again[1] * size->tokens * (all.forward + rule);
     return flops + layers * size->states_again * (in.forward - z.forward + delta_token_flops(model, DELTA_STATE));
@@ -150,7 +150,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const double head = 2 * (double)(d.C * d.V), attention = (double)d.Q * size.pairs;
     double layers = L * all.backward, flops = 10 * attention + flops_linear_layers(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
-    if (settings->method != METHOD_FULL) {
+    if (method_recomputes(settings->method)) {
         layers += L * (all.forward - (d.post_norms ? 0 : down.forward)); // its output is the next layer's input
         if (d.qk_norm) layers += L * k.forward + rings * q.forward;      // before QK-norm
         if (!settings->keep) flops += 4 * attention;
@@ -158,8 +158,16 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += (lora ? head : 2 * head);
-    if (objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE) layers += head;
-    return flops_forward(settings, batch, 1) + size.tokens * layers + flops;
+    const double forward = flops_forward(settings, batch, 1);
+    const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
+    if (method_is_chunk_major(settings->method)) { // forward twice; the head's first one only where it is wanted
+        const int sparse = settings->method == METHOD_SPACO;
+        if (d.qk_norm) layers += L * k.forward;
+        return forward - (waits || sparse ? 0 : size.tokens * head) +
+               (sparse ? settings->sparse.keep : 1) * (forward + size.tokens * layers + flops);
+    }
+    if (waits) layers += head;
+    return forward + size.tokens * layers + flops;
 }
 
 #endif

@@ -5,7 +5,7 @@ streambp.h on op set "dry" and an arena without memory, so a plan is the run's o
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 #include "llmc/orders/key_value_cache.h"
-#include "llmc/orders/ring.h"
+#include "llmc/orders/orders.h"
 
 // The model whose log-probabilities are computed beside a pass: without adapters, the pass's own, or as it was at the
 // start, of which a second set of what is trained is kept.
@@ -34,6 +34,7 @@ typedef struct {
     int ring;                             // StreamBP.ring
     int keep;                             // attention's outputs are saved
     AttentionChoice attention;
+    Sparse sparse;       // method spaco; drawn, seed: not looked at
     Place place[PLACED]; // AUTO counts as DEVICE
     size_t inputs_every; // Residency.every; 0: 1
 } RunSettings;
@@ -49,15 +50,16 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     int kinds = layers_of_kind(&model->config, LAYER_WINDOW) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
-    s->model = model, s->ops = ops, s->arena = arena, s->order = order_of(settings->world);
-    s->method = settings->method;
+    s->model = model, s->ops = ops, s->arena = arena, s->order = order_of(settings->method, settings->world);
+    s->method = settings->method, s->sparse = settings->sparse;
     s->objective = settings->objective;
     if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
     s->chunk = settings->chunk ? settings->chunk : ops->chunk, s->even_chunks = !settings->chunk;
     s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
     s->dry = ops->repeat == dry_repeat;
     s->memory.visits = model->config.num_hidden_layers;
-    if (s->method == METHOD_STREAM) s->memory.visits *= largest->N / world_sp(settings->world) / s->chunk + 1;
+    if (s->method == METHOD_STREAM || method_is_chunk_major(s->method))
+        s->memory.visits *= largest->N / world_sp(settings->world) / s->chunk + 1;
     s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
     s->memory.gradient_type = settings->gradient_type;
     s->memory.accumulates = settings->accumulates, s->memory.first = !settings->accumulates;
@@ -113,6 +115,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     if (settings->backward)
         s->memory.squares = (double *)checked_calloc(trained->parameter_count, sizeof(double), "squares of gradients");
     s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
+    if (s->method == METHOD_SPACO)
+        s->sparse.drawn = (uint8_t *)checked_calloc(largest->N / s->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->objective))
         s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
     if (world_sp(settings->world) > 1) {
@@ -135,6 +139,7 @@ static void run_end(StreamBP *s) {
     free(s->host_sums);
     free(s->host_entropy);
     free(s->host_gathered);
+    free(s->sparse.drawn);
 }
 
 typedef struct {
@@ -224,7 +229,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);
-    plan.chunk = layer_chunk(&s), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
     if (settings->optimizer && !settings->defers) plan_update(&s, &state);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);

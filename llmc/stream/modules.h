@@ -93,7 +93,7 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
     const Lora *lora = s->memory.lora;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
     s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank, lora->rank);
-    if (lora->scale != 1) s->ops->scale(h, lora->scale, c.n * lora->rank);
+    if (lora->scale != 1) s->ops->scale(h, s->model->dtype, lora->scale, c.n * lora->rank);
     return h;
 }
 
@@ -161,7 +161,7 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapte
     s->ops->linear_backward_input(dh, columns, adapter->b, c.n, lora->rank, adapter->part->columns, linear.stride, 0);
     s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->b, size), NULL, columns, h, c.n, lora->rank,
                                    adapter->part->columns, linear.stride);
-    if (lora->scale != 1) s->ops->scale(dh, lora->scale, c.n * lora->rank);
+    if (lora->scale != 1) s->ops->scale(dh, s->model->dtype, lora->scale, c.n * lora->rank);
     s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
                                    lora->rank, lora->rank);
     arena_pop(s->arena, mark);

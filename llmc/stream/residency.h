@@ -4,6 +4,7 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
+    grads_hold / grads_held / grads_release_held          in place of grads_acquire: sums of all groups at one time
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
@@ -268,7 +269,8 @@ static void weights_updated(Residency *r) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 // dW is summed in the stored gradient itself.
 static int sums_in_place(const Residency *r) {
-    return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1;
+    return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1 &&
+           !(r->holds && is_elsewhere(r, PLACED_GRADIENTS));
 }
 
 static Summed *sums_at(void *base, size_t element, const Residency *r) {
@@ -449,7 +451,7 @@ static void head_sums(Residency *r, GroupSums *sums) {
 }
 
 static void embedding_sums(Residency *r, GroupSums *sums) {
-    const int stored = alone(r) || sums_in_place(r);
+    const int stored = (alone(r) && !r->holds) || sums_in_place(r);
     sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
     if (stored)
         sums->tables = table_begin(r, &sums->stored[0], GROUP_EMBEDDING);
@@ -476,7 +478,7 @@ static void release_table(Residency *r, size_t group, GroupSums *sums) {
     Summed *all = head ? sums->norm : (Summed *)sums->tables;
     StoredGradient *g = sums->stored;
     int64_t ticket = reduce_sums(r, group, all);
-    if (!sums_in_place(r) && (head || !alone(r))) {
+    if (!sums_in_place(r) && (head || !alone(r) || r->holds)) {
         r->ops->await(ticket), ticket = 0;
         table_begin(r, &g[0], group);
         add_sums(r, &g[0], all);
@@ -503,7 +505,7 @@ static void grads_release(Residency *r, size_t group, GroupSums sums) {
 // head to the embedding, so that it is sent once. last: of the step's micro-batches
 static void grads_begin(Residency *r, int last) {
     r->last = last;
-    const int wanted = !alone(r) && !r->lora && !sums_in_place(r) && head_is_tied(r->model);
+    const int wanted = !alone(r) && !r->lora && !r->holds && !sums_in_place(r) && head_is_tied(r->model);
     r->embedding_sums =
         wanted ? push_sums(r, "sums of the tied embedding's gradient", group_elements(r->model, GROUP_EMBEDDING))
                : NULL;
@@ -513,6 +515,57 @@ static void grads_begin(Residency *r, int last) {
 static void grads_end(Residency *r) {
     if (r->last_ticket) r->ops->await(r->last_ticket);
     r->first = 0;
+}
+
+// ---- sums of all groups at one time, for orders that come to each group more than once ------------------------------
+// In place of grads_begin. Sums are in place where the stored gradient lies on the device, too.
+static void grads_hold(Residency *r, int last) {
+    const size_t count = trained_table(r)->elements;
+    r->holds = 1;
+    grads_begin(r, last);
+    r->sums_mark = arena_mark(r->arena);
+    r->held = sums_in_place(r) ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
+}
+
+static GroupSums grads_held(const Residency *r, size_t group) {
+    const Model *table = trained_table(r);
+    GroupSums sums = {0};
+    Summed *own = sums_at(r->held, is_layer(group) || !r->lora ? group_begin(table, group) : 0, r);
+    if (is_layer(group)) {
+        sums.layer = own, sums.offset = layer_offsets(r->model, group);
+    } else if (!r->lora && group == GROUP_HEAD) {
+        sums.norm = own;
+        sums.head = head_is_tied(r->model) ? r->held : sums_at(own, head_norm_elements(r->model), r);
+    } else if (!r->lora) {
+        sums.tables = own, sums.tables_type = dtype_of_sums(r->model->dtype);
+    }
+    return sums;
+}
+
+static void release_held_table(Residency *r, size_t group) {
+    GroupSums sums = grads_held(r, group);
+    if (sums_in_place(r)) stored_ask(r, &sums.stored[0], group);
+    if (!r->lora) release_table(r, group, &sums);
+}
+
+// They are complete: what grads_release is for a group, for all, in the order of backward.
+static void grads_release_held(Residency *r) {
+    r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // the head's is among these
+    memset(r->summed, 0, sizeof(r->summed));
+    r->buffers = 1;
+    r->ops->repeat(1);
+    if (is_elsewhere(r, PLACED_GRADIENTS))
+        r->summed[0].stored.memory = push_stored_gradient(r, "one layer's gradient", 0);
+    release_held_table(r, GROUP_HEAD);
+    for (size_t l = r->model->config.num_hidden_layers; l-- > 0;) {
+        r->summed[0].sums = grads_held(r, l).layer;
+        release_layer(r, l, r->summed[0].sums);
+    }
+    r->ops->await_transfer(r->summed[0].stored.store);
+    r->embedding_sums = NULL;
+    release_held_table(r, GROUP_EMBEDDING);
+    r->holds = 0, r->held = NULL;
+    arena_pop(r->arena, r->sums_mark);
 }
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
@@ -555,13 +608,14 @@ static void layers_begin(Residency *r, int step) {
     r->layers_mark = arena_mark(r->arena);
     for (size_t i = 0; i < two && weights_come(r); i++) push_layer(r, &r->gathered[i], i == 0);
     if (r->storage) r->decoded = push_table(r, r->model, largest_layer(r->model), "one layer's decoded weights");
-    if (step < 0) push_gradients(r);
+    if (step < 0 && !r->holds) push_gradients(r);
 }
 
 static void layers_end(Residency *r) {
     r->layers_repeat = 1;
-    for (size_t i = 0; i < r->buffers && r->step < 0; i++) finish_layer(r, &r->summed[i]);
-    for (size_t i = 0; i < r->buffers && r->step < 0; i++) r->ops->await_transfer(r->summed[i].stored.store);
+    const size_t buffers = r->step < 0 && !r->holds ? r->buffers : 0;
+    for (size_t i = 0; i < buffers; i++) finish_layer(r, &r->summed[i]);
+    for (size_t i = 0; i < buffers; i++) r->ops->await_transfer(r->summed[i].stored.store);
     arena_pop(r->arena, r->layers_mark);
 }
 

@@ -69,6 +69,8 @@ typedef struct {
     size_t at_hand;          // which of these
     GradientBuffer summed[GRADIENT_BUFFERS]; // layer l is in the one of index l % buffers
     size_t buffers;
+    Summed *held;           // sums of all that is trained, in the order of its table (grads_hold); else NULL
+    int holds;              // they are (in a plan the pointer may be NULL)
     int head_is_stored;     // in this pass a tied head has added to the stored gradient of the embedding
     Summed *embedding_sums; // [elements of the group] of a tied matrix, from the head to the embedding
     int64_t last_ticket;    // of reductions in place; 0: none

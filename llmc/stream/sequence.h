@@ -82,13 +82,16 @@ static Chunk chunk_of(StreamBP *s, size_t token, size_t n) {
     return c;
 }
 
-// Tokens of a chunk: as asked for with method stream, at most a whole range of the rank's tokens
+// Tokens of a chunk: as asked for where the method has chunks, at most a whole range of the rank's tokens
 static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
-    return s->method == METHOD_STREAM ? min_size(chunk, longest) : longest;
+    return s->method == METHOD_CHECKPOINT || s->method == METHOD_FULL ? longest : min_size(chunk, longest);
 }
 
-static size_t layer_chunk(const StreamBP *s) { return effective_chunk(s, s->chunk); }
+// With method mst only the MLP and the head have chunks.
+static size_t layer_chunk(const StreamBP *s) {
+    return effective_chunk(s, s->method == METHOD_MST ? SIZE_MAX : s->chunk);
+}
 
 // A plan, but an estimate's: one chunk of each length stands for all.
 static int visits_shapes(const StreamBP *s) { return s->dry && !s->every_chunk; }

@@ -16,7 +16,12 @@ counts by how many they stand for.
 #include "llmc/ops/ops_dry.h"
 #include "update.h"
 
-typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL } Method;
+typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO, METHOD_SPACO } Method;
+
+static int method_is_chunk_major(Method method) { return method == METHOD_SECO || method == METHOD_SPACO; }
+
+// Backward runs a layer's forward again, layer by layer, from its input.
+static int method_recomputes(Method method) { return method != METHOD_FULL && !method_is_chunk_major(method); }
 
 // The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing. RESTORE: within
 // backward, forward again through layers whose inputs were not kept.
@@ -27,11 +32,21 @@ enum { INPUT_TICKETS = 16 };
 typedef struct StreamBP StreamBP;
 typedef struct Activations Activations; // streambp.h
 
-// Loops over the chunks of one layer: one process' own are in streambp.h, others in llmc/orders/.
+// Loops over the chunks of one layer, and over layers: StreamBP's are in streambp.h, others in llmc/orders/.
 typedef struct {
     void (*layer_forward)(StreamBP *s, size_t l, GroupWeights w);
     void (*layer_backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
+    double (*forward_backward)(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics);
 } Order;
+
+// Method spaco: which chunks have a backward (llmc/orders/chunk_major.h)
+typedef struct {
+    double keep;    // the share of chunks
+    int fixed;      // just so many of them, in place of each with that probability
+    double most;    // of the factor on gradients that come to keys, values and states; 0: no limit
+    uint64_t seed;  // of the draws for the sequence at hand
+    uint8_t *drawn; // [chunks] for the sequence at hand
+} Sparse;
 
 // Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
@@ -54,6 +69,7 @@ typedef struct {
     Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the layer at hand
     Stored *kept_columns;      // [states,taps-1,W]
     size_t kept_half;          // states of the rank's first range, which come before those of its second
+    int every_chunk;           // there is one before each chunk
 } LinearMemory;
 
 // Shared sequences: what a rank knows of its ranges in layers of linear attention (llmc/orders/scan.h), from forward to
@@ -98,6 +114,7 @@ struct StreamBP {
     int every_chunk;            // but every chunk: an estimate counts the calls of each one's attention
     Objective objective;
     uint64_t dropout_seed; // of the adapters' dropout
+    Sparse sparse;
 
     // The sequence at hand, on the host
     Pass pass;
@@ -175,7 +192,9 @@ static double attention_scale(const Model *model) {
 // Window of the layers that have one
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
-static int keeps_activations(const StreamBP *s) { return s->method == METHOD_FULL && s->pass != PASS_FORWARD_ONLY; }
+static int keeps_activations(const StreamBP *s) {
+    return (s->method == METHOD_FULL || method_is_chunk_major(s->method)) && s->pass != PASS_FORWARD_ONLY;
+}
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------
 static Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {

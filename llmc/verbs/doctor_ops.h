@@ -221,7 +221,7 @@ static void check_scale(const Config *c, size_t n) {
     check_begin("%zu x %zu", n, c->hidden_size);
     const Dim count = some_of(n * c->hidden_size, 4000);
     Tensor *x = tensor_inout("x", all_of(1), count);
-    CHECK(scale, of(x), 0.3, len(count));
+    CHECK(scale, of(x), x->type, 0.3, len(count));
     expect(x, 0);
 }
 

@@ -57,12 +57,13 @@ TEST(linear_adapter_backward) { adapter_cases(1); }
 TEST(scale) {
     static const size_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 1000, 4099, 70001};
     static const double factors[] = {2.0, 1.0, -0.3, 0.0};
-    for (size_t c = 0; c < 4 * COUNT_OF(counts); c++) {
-        const size_t count = counts[c / 4];
+    for (size_t c = 0; c < 8 * COUNT_OF(counts); c++) {
+        const size_t count = counts[c / 8];
         const double factor = factors[c % 4];
-        test_case("%zu by %g", count, factor);
-        Guarded *x = in_place("x", count);
-        BOTH(scale, of(x), factor, count);
+        const DType type = c / 4 % 2 ? ops->summed : ops->stored;
+        test_case("%zu of %s by %g", count, dtype_name(type), factor);
+        Guarded *x = normal(CHANGED, "x", type, count, 0.0, 1.0);
+        BOTH(scale, of(x), type, factor, count);
         expect(x, 1.0, 0.0);
         if (factor == 2.0 || factor == 1.0) expect_same(x);
     }

@@ -10,12 +10,17 @@ on every op set.
 #include "elements.h"
 #include "vector.h"
 
-static void cpu_scale(Stored *x_, double factor, size_t count) {
+static void cpu_scale(void *x, DType type, double factor, size_t count) {
     const floatS by = (floatS)factor;
-    floatX *x = (floatX *)x_;
+    size_t blocks = block_count(count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
-    for (size_t i = 0; i < count; i += VECTOR_LANES)
-        vector_store_first(x + i, vector_load_first(x + i, count - i, 0) * by, count - i);
+    for (size_t b = 0; b < blocks; b++) {
+        size_t begin = b * BLOCK_ELEMENTS, length = min_size(BLOCK_ELEMENTS, count - begin);
+        floatS buffer[BLOCK_ELEMENTS], *block = block_open(x, type, begin, length, buffer);
+#pragma omp simd
+        for (size_t i = 0; i < length; i++) block[i] *= by;
+        block_close(x, type, begin, length, block);
+    }
 }
 
 static void cpu_dropout(Stored *out_, const Stored *in_, size_t n, size_t width, size_t first_row, double rate,

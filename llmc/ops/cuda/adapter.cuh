@@ -8,17 +8,20 @@ element: 2 s; 3 s where dropout accumulates.
 #include "llmc/base/random.h"
 #include "platform.cuh"
 
-template <int W> __global__ void scale_kernel(floatX *x, float factor, size_t packs) {
+template <typename T, int W> __global__ void scale_kernel(T *x, float factor, size_t packs) {
     FOR_EACH_PACK(i, packs) {
-        Pack<floatX, W> pack = pack_read<W>(x + i * W);
-        for (int j = 0; j < W; j++) pack.x[j] = store(load(pack.x[j]) * factor);
+        Pack<T, W> pack = pack_read<W>(x + i * W);
+        for (int j = 0; j < W; j++) set_value(&pack.x[j], load(pack.x[j]) * factor);
         pack_write(x + i * W, pack);
     }
 }
 
-static void cuda_scale(Stored *x, double factor, size_t count) {
-    with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(x), [&](auto W) {
-        LAUNCH((scale_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)((floatX *)x, (float)factor, count / W);
+static void cuda_scale(void *x, DType type, double factor, size_t count) {
+    with_type(type, "scale", [&]<typename T>(T *) {
+        with_width<T>(count % full_pack<T> == 0 && all_aligned(x), [&](auto W) {
+            LAUNCH((scale_kernel<T, W>), loop_grid(count / W), LOOP_THREADS, 0)
+            ((T *)x, (float)factor, count / W);
+        });
     });
 }
 
