@@ -82,7 +82,8 @@ static Search run_search(const Run *run, size_t limit) {
         c.places[kind] =
             1u << PLACE_DEVICE | (unsigned)(host || kind == PLACED_KEPT) << PLACE_HOST | (unsigned)disk << PLACE_DISK;
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
-    c.keep = o->keep == KEEP_AUTO && o->method != METHOD_FULL;
+    c.keep = o->keep == KEEP_AUTO && method_recomputes(c.open.method);
+    c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);
     c.every = !o->inputs_every && (host || disk) && is_placed(&c.open, PLACED_INPUTS);
     return c;
 }

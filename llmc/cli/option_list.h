@@ -67,9 +67,18 @@ CHOICE(LongDocuments, long_documents, "long", "split", LONG_SPLIT, LONG_REFUSE, 
 FLAG(any_tokenizer, "any-tokenizer", READS, "accept shards made with another tokenizer than the model's tokenizer.json")
 
 SECTION("Backward pass and memory")
-CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_FULL, PASSES, "stream|checkpoint|full",
+CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, PASSES,
+       "stream|checkpoint|full|mst|seco|spaco|auto",
        "stream: layer by layer, chunk by chunk (StreamBP); checkpoint: gradient checkpointing; full: keep every "
-       "activation")
+       "activation; mst: checkpoint with chunks of MLP and head alone; seco: chunk by chunk, each through all layers; "
+       "spaco: seco with a backward for some chunks, unbiased but not exact; auto: stream or seco, what is faster and "
+       "fits")
+REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
+     "spaco: the probability of a chunk's backward, which then counts 1/Q times")
+CHOICE(int, draw, "draw", "independent", 0, 1, PASSES, "independent|fixed",
+       "spaco: each chunk by a draw of its own; fixed: a fixed number of them, as published, which is biased")
+REAL(clamp, "clamp", "0", 0, 1e6, PASSES, "X",
+     "spaco: gradients that come to a chunk's keys and values count at most X times, which is biased; 0: no limit")
 SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
      "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")

@@ -128,7 +128,9 @@ static_assert(OPTION_ROWS <= 160, "Options.given has a place for every row");
 static const struct {
     const char *option, *word;
 } not_in_this_version[] = {
-    {"method", "mst"}, {"method", "seco"}, {"method", "lora"}, {"dtype", "fp16"}, {"dtype", "fp8"},
+    {"method", "lora"},
+    {"dtype", "fp16"},
+    {"dtype", "fp8"},
 };
 #define NOT_IN_THIS_VERSION (sizeof(not_in_this_version) / sizeof(not_in_this_version[0]))
 

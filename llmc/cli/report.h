@@ -291,6 +291,8 @@ static void report_places(FILE *out, const Run *run) {
                 fprintf(out, ", %s on %s", placed_words[kind], place_names[next->settings.place[kind]]);
         if (max_size(next->settings.inputs_every, 1) != max_size(taken->settings.inputs_every, 1))
             fprintf(out, ", --inputs-every %zu", max_size(next->settings.inputs_every, 1));
+        if (next->settings.method != taken->settings.method)
+            fprintf(out, ", --method %s", method_names[next->settings.method]);
         if (next->settings.keep != taken->settings.keep)
             fprintf(out, ", --keep %s", next->settings.keep ? "attention" : "none");
         if (next->settings.ring != taken->settings.ring)
@@ -312,6 +314,17 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_size(json, "disk_bytes", run->plan.disk_bytes);
     json_number(json, "host_moved_bytes", moved_in_step(run, WAY_HOST_OUT) + moved_in_step(run, WAY_HOST_IN));
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
+}
+
+// The method; of spaco what is kept, and whether its gradient is biased
+static const char *method_text(const Run *run) {
+    static char text[96];
+    const Sparse *sparse = &run->settings.sparse;
+    const char *name = method_names[run->settings.method];
+    if (run->settings.method != METHOD_SPACO) return name;
+    snprintf(text, sizeof(text), "%s with %g of the chunks%s", name, sparse->keep,
+             sparse->fixed || sparse->most > 0 ? " (BIASED: see --draw, --clamp)" : "");
+    return text;
 }
 
 // data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of
@@ -341,8 +354,8 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->overlap)
         fputs("overlap  completions are written before the updates of the step in front of theirs: off-policy by one\n",
               out);
-    int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective],
-                       option_chosen(o, "method"), o->seq_len, o->batch);
+    int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], method_text(run),
+                       o->seq_len, o->batch);
     if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);
     const int wide = used + (int)strlen(schedule) > LINE_COLUMNS;
     fprintf(out, "%s%s\nmemory   %s planned%s", wide ? ",\n        " : "", schedule + wide,
@@ -361,7 +374,10 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
 
 // Method, chunks and FLOPs of a step, into an open object.
 static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
-    json_text(json, "method", option_chosen(run->options, "method"));
+    json_text(json, "method", method_names[run->settings.method]);
+    if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
+    if (run->settings.method == METHOD_SPACO)
+        json_bool(json, "biased", run->settings.sparse.fixed || run->settings.sparse.most > 0);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);
     json_number(json, "flops", flops);

@@ -80,12 +80,35 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 
+// Orders that are of a process alone, and options of one method.
+static void options_check_method(const Options *o, World world) {
+    static const char *const sparse[] = {"keep-chunks", "draw", "clamp"};
+    const char *name = option_chosen(o, "method");
+    for (size_t i = 0; i < sizeof(sparse) / sizeof(sparse[0]) && o->method != METHOD_SPACO; i++)
+        if (option_given(o, sparse[i]))
+            die_usage("--%s is about --method spaco; leave it out, or take that", sparse[i]);
+    if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
+        die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
+    if (method_is_chunk_major(o->method) && (o->inputs > PLACE_DEVICE || o->inputs_every > 1))
+        die_usage("--method %s keeps no layer inputs; leave --inputs and --inputs-every out", name);
+    if (o->method < METHOD_MST || o->method > METHOD_SPACO) return;
+    if (world_sp(world) > 1)
+        die_usage("--sp %zu: with --method %s a sequence is one process' own; take --method stream", world_sp(world),
+                  name);
+    if (method_is_chunk_major(o->method) && world.zero == ZERO_WEIGHTS && world_ranks(world) > 1)
+        die_usage("--zero 3: with --method %s ranks would gather weights for each chunk, and have different numbers of "
+                  "them; take --zero 2, or --method stream",
+                  name);
+}
+
 // Notes on options that have no effect.
 static void settings_note(const Options *o, World world) {
-    if (o->method != METHOD_STREAM && (o->chunk || o->logits_chunk))
+    if (!method_has_chunks(o->method) && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));
-    if (o->method == METHOD_FULL && o->keep) note("--method full keeps every activation: --keep attention is ignored");
+    if (!method_recomputes(o->method) && o->keep == KEEP_ATTENTION)
+        note("--method %s keeps every activation%s: --keep attention is ignored", option_chosen(o, "method"),
+             o->method == METHOD_FULL ? "" : " of a chunk");
     if (world.zero && world_ranks(world) == 1)
         note("--zero %zu has no effect in a single process: start N with mpirun -n N, plan them with --ranks N",
              world.zero);
@@ -96,8 +119,8 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
-    settings->keep = o->keep == KEEP_ATTENTION && o->method != METHOD_FULL;
-    settings->inputs_every = o->method == METHOD_FULL ? 1 : o->inputs_every;
+    settings->keep = o->keep == KEEP_ATTENTION && method_recomputes(o->method);
+    settings->inputs_every = method_recomputes(o->method) ? o->inputs_every : 1;
 }
 
 // lora: NULL: none
@@ -111,7 +134,10 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.world = world_from_options(o);
     settings.objective = objective_from_options(o);
     settings.reference = computed_reference(o, &settings.objective, lora);
-    settings.method = o->method;
+    options_check_method(o, settings.world);
+    settings.method = o->method == METHOD_AUTO ? METHOD_STREAM : o->method;
+    settings.sparse.keep = o->keep_chunks, settings.sparse.fixed = o->draw, settings.sparse.most = o->clamp;
+    settings.sparse.seed = o->seed;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
     settings_name_places(&settings, o);

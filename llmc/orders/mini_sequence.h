@@ -12,9 +12,7 @@ A1 and A2 are attention's and the MLP's part of a token's activations A (streamb
 
 // Chunks of the MLP, and the index-th one
 static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->chunk)); }
-static Chunk mlp_chunk_at(StreamBP *s, size_t index) {
-    return range_chunk(s, 0, index, effective_chunk(s, s->chunk));
-}
+static Chunk mlp_chunk_at(StreamBP *s, size_t index) { return range_chunk(s, 0, index, effective_chunk(s, s->chunk)); }
 
 // Activations of chunk c's MLP, behind what attention left of all tokens
 static Activations mlp_part(StreamBP *s, Chunk c, const Activations *all) {

@@ -1,7 +1,7 @@
 /*
 The planner's choices: where layer inputs, weights, gradients, optimizer state and kept attention lie, how many layer
-inputs are kept, whether attention's outputs are, and whether ranks gather keys and values or pass them around; taken so
-that a step is as fast as what fits allows.
+inputs are kept, whether attention's outputs are, whether ranks gather keys and values or pass them around, and with
+--method auto whether layers or chunks come first; taken so that a step is as fast as what fits allows.
 
     Search          what is named, what is open, and the limits of a rank's device, host memory and disk
     Choice          one for all that is open: its settings, its bytes in each place, its estimated seconds
@@ -94,7 +94,8 @@ static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, 
 typedef struct {
     RunSettings open;        // what is named; place[] is AUTO where it is open
     unsigned places[PLACED]; // of what is AUTO: bit p, if it may be in place p
-    int ring, keep, every;   // open as well: the ring, keeping attention's outputs, inputs of one layer of K
+    int ring, keep, every;   // open as well: the ring, keeping attention's outputs, inputs of one layer of K,
+    int method;              // stream or seco
     Limits limits;
     const Machine *machine;
     size_t sequences; // of a rank in a step
@@ -110,7 +111,7 @@ typedef struct {
 } Choice;
 
 static const size_t inputs_every[] = {1, 2, 3, 4, 6, 8, 12};
-enum { EVERY = sizeof(inputs_every) / sizeof(inputs_every[0]), PLACEMENTS = 729, CHOICES = PLACEMENTS * EVERY * 4 };
+enum { EVERY = sizeof(inputs_every) / sizeof(inputs_every[0]), PLACEMENTS = 729, CHOICES = PLACEMENTS * EVERY * 8 };
 static_assert(PLACED == 6 && PLACES == 3, "PLACEMENTS is PLACES to the power of PLACED");
 
 // Something of this kind exists, so that it matters where.
@@ -125,12 +126,15 @@ static int is_placed(const RunSettings *s, int kind) {
     }
 }
 
-// The settings of a choice: digits of its number are each kind's place, K, keep and ring. 0: it is not open
+// The settings of a choice: digits of its number are each kind's place, K, keep, method and ring. 0: it is not open
 static int search_at(const Search *c, size_t number, RunSettings *s) {
     const size_t every = number / PLACEMENTS % EVERY;
-    const int keep = (int)(number / PLACEMENTS / EVERY % 2), ring = (int)(number / PLACEMENTS / EVERY / 2);
+    const size_t rest = number / PLACEMENTS / EVERY;
+    const int keep = rest % 2, seco = rest / 2 % 2, ring = rest / 4 != 0;
     *s = c->open;
-    if ((every && !c->every) || (keep && !c->keep) || (ring && !c->ring)) return 0;
+    if ((every && !c->every) || (keep && !c->keep) || (ring && !c->ring) || (seco && !c->method)) return 0;
+    if (seco) s->method = METHOD_SECO;
+    if (seco && (every || keep || s->keep || s->inputs_every > 1)) return 0; // it has neither
     if (every) s->inputs_every = inputs_every[every];
     if (s->inputs_every > 1 && every && s->inputs_every >= s->model->config.num_hidden_layers) return 0;
     if (c->keep) s->keep = keep;
@@ -178,10 +182,10 @@ static size_t search_choices(const Search *c, const Batch *shape, Choice **choic
     int worked = 0;
     *choices = (Choice *)checked_calloc(CHOICES, sizeof(Choice), "choices of a plan");
     *least = search_first(c);
-    for (size_t group = 0; group < CHOICES / PLACEMENTS; group++) { // of one K, keep and ring
+    for (size_t group = 0; group < CHOICES / PLACEMENTS; group++) { // of one K, keep, method and ring
         int fitting[2] = {0, 0};
         if (group % EVERY == 0) worked = 0;
-        if (best <= 1.001 * best_on_device && group / EVERY / 2) break; // a ring is not needed
+        if (best <= 1.001 * best_on_device && group / EVERY / 4) break; // a ring is not needed
         for (size_t number = group * PLACEMENTS; number < (group + 1) * PLACEMENTS; number++) {
             RunSettings s;
             if (!search_at(c, number, &s)) continue;

@@ -85,7 +85,7 @@ static Chunk chunk_of(StreamBP *s, size_t token, size_t n) {
 // Tokens of a chunk: as asked for where the method has chunks, at most a whole range of the rank's tokens
 static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
-    return s->method == METHOD_CHECKPOINT || s->method == METHOD_FULL ? longest : min_size(chunk, longest);
+    return method_has_chunks(s->method) ? min_size(chunk, longest) : longest;
 }
 
 // With method mst only the MLP and the head have chunks.

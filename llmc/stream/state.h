@@ -16,9 +16,21 @@ counts by how many they stand for.
 #include "llmc/ops/ops_dry.h"
 #include "update.h"
 
-typedef enum { METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO, METHOD_SPACO } Method;
+typedef enum {
+    METHOD_STREAM,
+    METHOD_CHECKPOINT,
+    METHOD_FULL,
+    METHOD_MST,
+    METHOD_SECO,
+    METHOD_SPACO,
+    METHOD_AUTO
+} Method;
+
+static const char *const method_names[METHOD_AUTO] = {"stream", "checkpoint", "full", "mst", "seco", "spaco"};
 
 static int method_is_chunk_major(Method method) { return method == METHOD_SECO || method == METHOD_SPACO; }
+
+static int method_has_chunks(Method method) { return method != METHOD_CHECKPOINT && method != METHOD_FULL; }
 
 // Backward runs a layer's forward again, layer by layer, from its input.
 static int method_recomputes(Method method) { return method != METHOD_FULL && !method_is_chunk_major(method); }

@@ -146,6 +146,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
     *Z = objective_normaliser(&t->run.streambp.objective, counts);
     t->run.streambp.dropout_seed =
         random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
+    t->run.streambp.sparse.seed = t->run.streambp.dropout_seed;
     return batch;
 }
 

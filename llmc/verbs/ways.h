@@ -156,6 +156,7 @@ static char *way_command(const Trained *t, const RunSettings *s) {
     for (int kind = 0; kind < PLACED; kind++)
         if (is_placed(s, kind)) option_type(&o, placed_names[kind], place_names[s->place[kind]]);
     if (s->inputs_every > 1) option_type_size(&o, "inputs-every", s->inputs_every);
+    if (option_given(&o, "method")) option_type(&o, "method", method_names[s->method]);
     option_type(&o, "keep", s->keep ? "attention" : "none");
     if (s->defers) option_type(&o, "update", "forward");
     if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");
@@ -188,7 +189,8 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
         fprintf(out, "  %-84s %10zu\n", "this length does not fit", row->longest);
         return;
     }
-    snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s", place_names[s->place[PLACED_INPUTS]],
+    snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s",
+             method_recomputes(s->method) ? place_names[s->place[PLACED_INPUTS]] : method_names[s->method],
              (int)s->inputs_every);
     snprintf(optimizer, sizeof(optimizer), "%s%s", place_names[s->place[PLACED_OPTIMIZER]], s->defers ? "/fwd" : "");
     fprintf(out, "  %-9s %-7s %-9s %-9s %-6s %6.1f %6.1f %6.1f %*.*f %8.0f %3.0f %% %10zu\n", inputs,
@@ -241,6 +243,7 @@ static void ways_json(JsonOut *json, const TrainingWays *ways) {
                 for (int kind = 0; kind < PLACED; kind++)
                     if (is_placed(s, kind)) json_text(json, placed_names[kind], place_names[s->place[kind]]);
                 json_object_end(json);
+                json_text(json, "method", method_names[s->method]);
                 json_size(json, "inputs_every", max_size(s->inputs_every, 1));
                 json_text(json, "keep", s->keep ? "attention" : "none");
                 json_text(json, "update", s->defers ? "forward" : "now");
