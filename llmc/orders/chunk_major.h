@@ -263,7 +263,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     push_inputs(s);
     const size_t chunk_mark = arena_mark(s->arena);
 
-    s->pass = PASS_FORWARD_ONLY; // pass 1
+    s->pass = PASS_FORWARD_FIRST; // pass 1
     for (size_t i = 0; i < chunk_count(s); i++) {
         Chunk c = chunk_at(s, i);
         const double visits = s->memory.chunk_repeat;

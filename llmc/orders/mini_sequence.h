@@ -1,6 +1,6 @@
 /*
-Method mst (Mini-Sequence, arXiv 2407.15892): gradient checkpointing whose attention takes the whole sequence at once, its
-MLP and its head a chunk at a time. The memory of a layer is that of attention over N tokens, and of the MLP over n:
+Method mst (Mini-Sequence, arXiv 2407.15892): gradient checkpointing whose attention takes the whole sequence at once,
+its MLP and its head a chunk at a time. The memory of a layer is that of attention over N tokens, and of the MLP over n:
 
     mst   N (L+1) C s  +  max(N A1 s + 2 N KV (s + 4) + n A2 s, m (V + C) s)
 

@@ -15,7 +15,7 @@ runs again from the last one that was, and fills K-1 more inputs: L/K + K-1 in p
 #include "sequence.h"
 
 static int inputs_elsewhere(const StreamBP *s) {
-    return is_elsewhere(&s->memory, PLACED_INPUTS) && s->pass != PASS_FORWARD_ONLY;
+    return is_elsewhere(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD;
 }
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
@@ -66,7 +66,7 @@ static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
     const size_t C = s->model->config.hidden_size;
     const int forward = s->pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
     row -= s->inputs.begin;
-    if (last || s->pass == PASS_FORWARD_ONLY) return stored_row(s, s->inputs.x, row, C);
+    if (last || s->pass < PASS_FORWARD) return stored_row(s, s->inputs.x, row, C);
     if (inputs_elsewhere(s)) return stored_row(s, forward ? s->inputs.x : s->inputs.layer, row, C);
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }

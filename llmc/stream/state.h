@@ -35,9 +35,10 @@ static int method_has_chunks(Method method) { return method != METHOD_CHECKPOINT
 // Backward runs a layer's forward again, layer by layer, from its input.
 static int method_recomputes(Method method) { return method != METHOD_FULL && !method_is_chunk_major(method); }
 
-// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing. RESTORE: within
-// backward, forward again through layers whose inputs were not kept.
-typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
+// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing. FORWARD_FIRST:
+// of chunk-major methods, saves keys, values and states alone; FORWARD comes again. RESTORE: within backward, forward
+// again through layers whose inputs were not kept.
+typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD_FIRST, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
 
 enum { INPUT_TICKETS = 16 };
 
@@ -205,7 +206,7 @@ static double attention_scale(const Model *model) {
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
 static int keeps_activations(const StreamBP *s) {
-    return (s->method == METHOD_FULL || method_is_chunk_major(s->method)) && s->pass != PASS_FORWARD_ONLY;
+    return (s->method == METHOD_FULL || method_is_chunk_major(s->method)) && s->pass >= PASS_FORWARD;
 }
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------

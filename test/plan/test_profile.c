@@ -71,7 +71,8 @@ static void check_pass(TinyCase *c, Method method, size_t chunk, size_t keep) {
     settings.ridge = 2; // FLOPs a byte: some of these products wait for operands
     test_case("%s, method %d, chunk %zu, keep %zu", c->model.config.family->name, method, chunk, keep);
     const Plan plan = plan_make(&settings, &c->batch);
-    const size_t visits = (c->batch.N + plan.chunk - 1) / plan.chunk, L = c->model.config.num_hidden_layers;
+    const size_t visits = method == METHOD_MST ? 1 : (c->batch.N + plan.chunk - 1) / plan.chunk,
+                 L = c->model.config.num_hidden_layers;
     const size_t transfers = keep == 2 ? 2 * L * visits : 0;
     const Ops timed = ops_timed(ops_device, settings.ridge);
     TinyResult plain = tiny_run_trained(ops_device, settings, c->weights, c->adapters, &c->batch, 1);
@@ -95,6 +96,8 @@ TEST(passes_are_the_same_and_counted) {
         check_pass(&c, METHOD_FULL, 0, 0);
         check_pass(&c, METHOD_CHECKPOINT, 0, 0);
         for (size_t k = 0; k < 9; k++) check_pass(&c, METHOD_STREAM, chunks[k / 3], k % 3);
+        for (size_t k = 0; k < 3; k++)
+            check_pass(&c, METHOD_MST, chunks[k], k), check_pass(&c, METHOD_SECO, chunks[k], 0);
     }
 }
 

@@ -67,11 +67,8 @@ TEST(methods_agree) {
     static const struct {
         Method method;
         size_t chunk, logits_chunk;
-    } runs[] = {{METHOD_CHECKPOINT, 0, 0},
-                {METHOD_STREAM, 1, 1},
-                {METHOD_STREAM, 7, 5},
-                {METHOD_STREAM, 13, 50},
-                {METHOD_STREAM, 60, 3}};
+    } runs[] = {{METHOD_CHECKPOINT, 0, 0}, {METHOD_STREAM, 1, 1}, {METHOD_STREAM, 7, 5}, {METHOD_STREAM, 13, 50},
+                {METHOD_STREAM, 60, 3},    {METHOD_MST, 9, 11},   {METHOD_SECO, 7, 5},   {METHOD_SECO, 13, 50}};
     FOR_TRIED(i) {
         for (int lora = 0; lora < 2; lora++) {
             TinyCase c = case_make(&tried[i], lora);
