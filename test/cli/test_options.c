@@ -395,7 +395,8 @@ TEST(lines_are_refused) {
         {"bp --json yes", "'yes' does not belong here: options begin with two dashes, values follow an option"},
         {"bp -json", "'-json' does not belong here: options begin with two dashes"},
         {"bp --json --json", "--json is given twice"},
-        {"bp --method fast", "--method is 'fast', it must be stream, checkpoint or full; see train bp --help"},
+        {"bp --method fast", "--method is 'fast', it must be stream, checkpoint, full, mst, seco, spaco or auto; see "
+                             "train bp --help"},
         {"train --moments fp16", "--moments is 'fp16', it must be fp32, bf16 or int8"},
         {"bp --objective dpo --beta off", "--beta is 'off', it must be a number from 0 to 1000000, or auto"},
         {"bp --objective dpo --label-smoothing 0.5", "it must be a number from 0 to 0.499999"},

@@ -98,6 +98,28 @@ done
 succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2
 says err '^note: --warmup 2 is more than the run.s steps, 1: '
 
+# ---- a chunk through all layers: what it keeps lies anywhere, draws are those of the run from its seed ---------------------------
+STREAMBP_ALLOCATION_GUARD=1
+export STREAMBP_ALLOCATION_GUARD
+orders="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --lr 1e-2 --schedule constant --chunk 24 --logits-chunk 20"
+sparse="$orders --method spaco --keep-chunks 0.5"
+succeeds train $sparse --steps 4 --out "$WORK/sparse"
+succeeds train $sparse --steps 2 --out "$WORK/sparse-parts"
+succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights host --update forward
+for file in model optimizer; do
+    check "$file of spaco in two parts" cmp -s "$WORK/sparse/checkpoint-00000004/$file.bin" "$WORK/sparse-parts/checkpoint-00000004/$file.bin"
+done
+refuses 1 'keep-chunks' train ${sparse%0.5}0.25 --steps 6 --out "$WORK/sparse-parts" --resume
+for method in stream mst seco; do
+    succeeds train $orders --steps 4 --out "$WORK/order-$method" --method $method --json
+    [ $method = stream ] && loss=$(json loss)
+    check "$method trains as stream does" close "$(json loss)" "$loss" $same_loss
+done
+unset STREAMBP_ALLOCATION_GUARD
+refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
+refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
+refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs host
+
 # ---- a checkpoint that commit 88e0adb wrote: the rest of its run, within rounding ------------------------------------------------
 if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
     earlier=$GOLDEN/run-88e0adb # README.md there has the command; a checkpoint of step 4, the log of all 8 steps
