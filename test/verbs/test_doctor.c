@@ -83,12 +83,12 @@ TEST(every_op_is_found_wrong) {
 }
 
 // ---- the verb ------------------------------------------------------------------------------------------------------
-static void scale_that_dies(Stored *x, double factor, size_t count) {
-    (void)x, (void)factor, (void)count;
+static void scale_that_dies(void *x, DType type, double factor, size_t count) {
+    (void)x, (void)type, (void)factor, (void)count;
     die("an unspecified launch failure");
 }
-static void scale_that_hangs(Stored *x, double factor, size_t count) {
-    (void)x, (void)factor, (void)count;
+static void scale_that_hangs(void *x, DType type, double factor, size_t count) {
+    (void)x, (void)type, (void)factor, (void)count;
     sleep(100);
 }
 static int gone; // a device that answers no longer
@@ -96,9 +96,9 @@ static void *allocate_where_gone(size_t bytes) {
     if (gone) die("the device is gone");
     return allocate_little(bytes);
 }
-static void scale_that_loses(Stored *x, double factor, size_t count) {
+static void scale_that_loses(void *x, DType type, double factor, size_t count) {
     gone = 1;
-    scale_that_dies(x, factor, count);
+    scale_that_dies(x, type, factor, count);
 }
 static void *allocate_nothing(size_t bytes) {
     (void)bytes;
