@@ -196,16 +196,20 @@ static void report_regions(FILE *out, const Arena *plan) {
 static const char *const placed_words[PLACED] = {"inputs",    "weights",        "gradients",
                                                  "optimizer", "kept attention", "reference"};
 
+static const char *placed_word(const RunSettings *s, int kind) {
+    return kind == PLACED_INPUTS && method_is_chunk_major(s->method) ? "keys and values" : placed_words[kind];
+}
+
 // The plan's tensors in a place, in words
 static const char *placed_text(const Run *run, int place, char *text, size_t size) {
-    static const Share shares[PLACED] = {SHARE_LAYER_INPUTS, SHARE_WEIGHTS, SHARE_GRADIENTS,
-                                         SHARE_OPTIMIZER,    SHARE_KEPT,    SHARE_WEIGHTS};
+    const Share inputs = method_is_chunk_major(run->settings.method) ? SHARE_KV : SHARE_LAYER_INPUTS;
+    const Share shares[PLACED] = {inputs, SHARE_WEIGHTS, SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_KEPT, SHARE_WEIGHTS};
     *text = 0;
     for (int kind = 0; kind < PLACED; kind++) {
         const size_t used = strlen(text), bytes = arena_share(&run->plan.arena[place], shares[kind]);
         const int again = kind == PLACED_REFERENCE && run->settings.place[PLACED_WEIGHTS] == (Place)place;
         if (run->settings.place[kind] == (Place)place && bytes && !again)
-            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", placed_words[kind],
+            snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", placed_word(&run->settings, kind),
                      human_bytes((double)bytes));
     }
     return text;

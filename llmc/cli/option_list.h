@@ -89,7 +89,7 @@ CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "non
 CHOICE(Place, keep_on, "keep-on", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
        "where --keep saves them; auto, of this and the next options: as fast as what fits allows")
 CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,
-       "where layer inputs are from forward to backward")
+       "where layer inputs are from forward to backward; with seco and spaco keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "keep the input of one layer of K, and compute those between again in backward; auto: 1 where that fits")
 CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS,

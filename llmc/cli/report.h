@@ -288,7 +288,7 @@ static void report_places(FILE *out, const Run *run) {
         fprintf(out, "; next, %s than this", slower(next->seconds / taken->seconds, text));
         for (int kind = 0; kind < PLACED; kind++)
             if (next->settings.place[kind] != taken->settings.place[kind])
-                fprintf(out, ", %s on %s", placed_words[kind], place_names[next->settings.place[kind]]);
+                fprintf(out, ", %s on %s", placed_word(&next->settings, kind), place_names[next->settings.place[kind]]);
         if (max_size(next->settings.inputs_every, 1) != max_size(taken->settings.inputs_every, 1))
             fprintf(out, ", --inputs-every %zu", max_size(next->settings.inputs_every, 1));
         if (next->settings.method != taken->settings.method)

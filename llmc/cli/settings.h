@@ -89,8 +89,8 @@ static void options_check_method(const Options *o, World world) {
             die_usage("--%s is about --method spaco; leave it out, or take that", sparse[i]);
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
-    if (method_is_chunk_major(o->method) && (o->inputs > PLACE_DEVICE || o->inputs_every > 1))
-        die_usage("--method %s keeps no layer inputs; leave --inputs and --inputs-every out", name);
+    if (method_is_chunk_major(o->method) && o->inputs_every > 1)
+        die_usage("--method %s keeps no layer inputs; leave --inputs-every out", name);
     if (o->method < METHOD_MST || o->method > METHOD_SPACO) return;
     if (world_sp(world) > 1)
         die_usage("--sp %zu: with --method %s a sequence is one process' own; take --method stream", world_sp(world),

@@ -20,7 +20,7 @@ static const char *const place_names[PLACES] = {"device", "host", "disk"};
 
 // Whose place can be chosen
 typedef enum {
-    PLACED_INPUTS,
+    PLACED_INPUTS, // from forward to backward: layer inputs; of chunk-major methods keys, values and states
     PLACED_WEIGHTS,
     PLACED_GRADIENTS,
     PLACED_OPTIMIZER,

@@ -15,158 +15,53 @@ their gradients.
     memory  2 N L KV (s + 4) + n ((L+1) C + L A) s + max(..., m (V + C) s), and sums of all gradients
     FLOPs   F (without the head) + F + B; spaco F + q (F + B)
 
-A layer with a window keeps what the next chunk sees: the last w - 1 keys before each chunk, unless all keys are fewer;
-their gradients slide with the chunks. A layer of linear attention keeps its state before each chunk.
-
 Weights of layers are read once for each chunk, not once for each pass, and dW is summed over chunks: in fp32 for all
-layers at one time (grads_hold).
-
-Memory of all layers lies in ChunkMajor; the steps, which know one layer's, are shown a layer at a time (show_layer).
+layers at one time (grads_hold). Memory of all layers, and where it lies: chunk_memory.h.
 */
 #ifndef LLMC_CHUNK_MAJOR_H
 #define LLMC_CHUNK_MAJOR_H
-#include "streambp.h"
+#include "chunk_memory.h"
 
-typedef struct {
-    Stored *k, *v;              // of all layers with attention (push_key_value)
-    Summed *dk, *dv;            // the same
-    Stored *border[2];          // [windows' layers,chunks,w-1,NKV*HD] K and V before each chunk; NULL: all are kept
-    size_t border_rows;         // w - 1
-    Stored *columns;            // [linear layers,taps-1,W] at hand,
-    Stored *kept_columns;       // [linear layers,chunks,taps-1,W] and before each chunk
-    Summed *state, *kept_state; // likewise
-    Summed *dstate, *dcolumns;  // [linear layers,...]
-    size_t chunks;              // of the sequence, also in a plan
-    size_t first;               // KeyValue.first, of all layers that slide
-} ChunkMajor;
-
-// ---- room -----------------------------------------------------------------------------------------------------------
-// Rows of K, V of all layers
-static size_t key_rows_of_all(const StreamBP *s) {
-    const Config *c = &s->model->config;
-    return layers_of_kind(c, LAYER_FULL) * s->kv.rows[0] + layers_of_kind(c, LAYER_WINDOW) * s->kv.rows[1];
-}
-
-static void push_keys_of_all(StreamBP *s, ChunkMajor *m) {
-    const Config *config = &s->model->config;
-    const Shapes d = shapes_of(s->model);
-    const size_t window = window_of_model(config), windows = layers_of_kind(config, LAYER_WINDOW);
-    const size_t chunk = layer_chunk(s), slides = m->chunks * (max_size(window, 1) - 1) + window + chunk < s->N;
-    push_key_value(s, max_size(d.L, 2), s->N, slides ? chunk : s->N, 0); // 2: in one row each, if there is one layer
-    const size_t rows = key_rows_of_all(s);
-    m->k = s->kv.k, m->v = s->kv.v;
-    m->dk = push_summed(s, SHARE_KV, "gradient of keys of all layers", rows * d.KV);
-    m->dv = push_summed(s, SHARE_KV, "gradient of values of all layers", rows * d.KV);
-    m->border_rows = slides && windows ? window - 1 : 0;
-    for (size_t i = 0; i < 2 && m->border_rows; i++)
-        m->border[i] = push_stored(s, SHARE_KV, i ? "values before chunks" : "keys before chunks",
-                                   windows * m->chunks * m->border_rows * d.KV);
-}
-
-static void push_states_of_all(StreamBP *s, ChunkMajor *m) {
-    const Shapes d = shapes_of(s->model);
-    const size_t layers = layers_of_kind(&s->model->config, LAYER_LINEAR);
-    if (!layers) return;
-    push_states(s, layers, 1, 0);
-    m->state = s->linear.state, m->columns = s->linear.columns;
-    m->dstate = push_summed(s, SHARE_KV, "gradients of states", layers * d.S);
-    m->dcolumns = push_summed(s, SHARE_KV, "gradients of the convolutions' earlier inputs", layers * d.columns);
-    m->kept_state = push_summed(s, SHARE_KV, "states before chunks", layers * m->chunks * d.S);
-    m->kept_columns = push_stored(s, SHARE_KV, "inputs before chunks' convolutions", layers * m->chunks * d.columns);
-    s->linear.layers = 1, s->linear.every_chunk = 1;
-}
-
-// ---- a layer at a time ----------------------------------------------------------------------------------------------
 // Ops that follow stand for so many visits in a plan.
 static void count_visits(StreamBP *s, double visits) {
     s->memory.layers_repeat = s->memory.chunk_repeat = visits;
     s->ops->repeat(visits);
 }
 
-// The steps find layer l's keys and values, or states, and their gradients.
-static void show_layer(StreamBP *s, const ChunkMajor *m, size_t l) {
-    const Shapes d = shapes_of(s->model);
-    if (layer_is_linear(&s->model->config, l)) {
-        const size_t i = layers_before(&s->model->config, LAYER_LINEAR, l);
-        s->linear.state = summed_row(s, m->state, i, d.S), s->linear.columns = stored_row(s, m->columns, i, d.columns);
-        s->linear.dstate = summed_row(s, m->dstate, i, d.S);
-        s->linear.dcolumns = summed_row(s, m->dcolumns, i, d.columns);
-        s->linear.kept = summed_row(s, m->kept_state, i * m->chunks, d.S);
-        s->linear.kept_columns = stored_row(s, m->kept_columns, i * m->chunks, d.columns);
-        return;
-    }
-    s->kv.layers = 2; // key_value_begin is that of all layers
-    const size_t begin = key_value_begin(s, l);
-    s->kv.layers = 1;
-    s->kv.k = stored_row(s, m->k, begin, d.KV), s->kv.v = stored_row(s, m->v, begin, d.KV);
-    s->kv.dk = summed_row(s, m->dk, begin, d.KV), s->kv.dv = summed_row(s, m->dv, begin, d.KV);
-    if (layer_slides(s, l)) s->kv.first = m->first;
-}
-
-// Chunks before which something is kept have an index, in a plan the first.
-static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
-
-// Keys and values before chunk `index` of a layer that slides: out of the window, or back into it from its row 0 on
-static void border_copy(StreamBP *s, const ChunkMajor *m, size_t l, size_t index, Range tokens, int keep) {
-    const Shapes d = shapes_of(s->model);
-    const size_t layer = layers_before(&s->model->config, LAYER_WINDOW, l) * m->chunks + index;
-    for (size_t i = 0; i < 2 && tokens.count; i++) {
-        Stored *kept = stored_row(s, m->border[i], layer * m->border_rows, d.KV);
-        Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, tokens.begin);
-        s->ops->copy(keep ? kept : here, keep ? here : kept, tokens.count * d.KV * d.stored);
-    }
-}
-
-// Pass 1, behind chunk c's keys: what the next chunk sees of a layer that slides
-static void border_keep(StreamBP *s, ChunkMajor *m, size_t l, Chunk c) {
-    const size_t end = c.token + c.n, begin = first_key(0, end, m->border_rows + 1);
-    const Range tokens = {begin, end - begin};
-    if (!layer_slides(s, l)) return;
-    m->first = s->kv.first;
-    if (border_of(s, c) + 1 < m->chunks) border_copy(s, m, l, border_of(s, c) + 1, tokens, 1);
-}
-
-// Pass 2, before chunk c's: the window slides back to it.
-static void border_restore(StreamBP *s, ChunkMajor *m, size_t l, Chunk c) {
-    if (!layer_slides(s, l)) return;
-    const Range missing = window_slide_back(s, l, c);
-    const size_t end = min_size(missing.begin + missing.count, c.token);
-    const Range before = {missing.begin, end > missing.begin ? end - missing.begin : 0};
-    border_copy(s, m, l, border_of(s, c), before, 0);
-}
-
 // ---- a chunk through all layers -------------------------------------------------------------------------------------
 // visits: chunks that this one stands for
-static void chunk_forward(StreamBP *s, ChunkMajor *m, Chunk c, double visits) {
+static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     const int again = s->pass == PASS_FORWARD;
-    const size_t first = m->first;
-    size_t slid = first;
+    const Phase phase = again ? PHASE_BACKWARD : PHASE_FORWARD;
     count_visits(s, visits);
+    s->memory.moved.phase = phase;
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
+    s->memory.moved.phase = phase;
+    keys_await(s, m);
+    m->slid = again ? first_key(0, c.token, m->border_rows + 1) : m->first;
+    if (!s->dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
     for (size_t i = 0; i < layer_count(s); i++) {
         const size_t l = layer_at(s, i);
         const int linear = layer_is_linear(&s->model->config, l);
         count_visits(s, s->memory.layers_repeat * visits);
         w = weights_acquire(&s->memory, l);
         weights_prefetch(&s->memory, l);
-        m->first = first;
-        show_layer(s, m, l);
-        if (linear) state_copy(s, kept_state(s, 0, border_of(s, c)), !again);
-        if (!linear && again) border_restore(s, m, l, c);
+        keys_show(s, m, l, c);
+        keys_ask_ahead(s, m, l, c, 1);
+        if (linear) states_show(s, m, l, c);
         Activations a = chunk_activations(s, l, c);
         if (!again) push_mlp_activations(s, &a, c.n);
         norm1_forward(s, l, c, w, &a);
         mixer_forward(s, l, c, w, &a);
-        if (!linear && !again) border_keep(s, m, l, c);
+        if (!again) keys_keep(s, m, l, c);
         mlp_forward(s, l, c, w, &a);
         drop(s, &a);
         weights_release(&s->memory, l);
-        if (!linear && layer_slides(s, l)) slid = s->kv.first;
     }
-    m->first = slid;
+    m->first = m->slid;
     layers_end(&s->memory);
 }
 
@@ -201,7 +96,7 @@ static void arrived_scale(StreamBP *s, size_t l, Chunk c, double factor) {
     s->ops->scale(key_gradient_at(s, s->kv.dv, l, c.token), type, factor, c.n * d.KV);
 }
 
-static void chunk_backward(StreamBP *s, ChunkMajor *m, Chunk c, double visits, double factor) {
+static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, double factor) {
     Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row);
     layers_begin(&s->memory, -1);
     for (size_t i = layer_count(s); i-- > 0;) {
@@ -210,19 +105,22 @@ static void chunk_backward(StreamBP *s, ChunkMajor *m, Chunk c, double visits, d
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_held(&s->memory, l);
         weights_prefetch(&s->memory, l);
-        show_layer(s, m, l);
-        arrived_scale(s, l, c, factor);
         Activations a = kept_activations(s, l, c.row);
         mlp_backward(s, l, c, w, dw, &a, dx);
+        keys_show(s, m, l, c);
+        keys_ask_ahead(s, m, l, c, -1);
+        arrived_scale(s, l, c, factor);
         if (layer_is_linear(&s->model->config, l)) {
             linear_attention_backward(s, l, c, w, dw, &a, dx);
         } else {
             attention_backward(s, l, c, w, dw, &a, dx);
             kv_backward(s, l, c, w, dw, &a, dx);
         }
+        gradients_keep(s, m, l, c);
         drop(s, &a);
         weights_release(&s->memory, l);
     }
+    m->gradients_begin = 0;
     layers_end(&s->memory);
     count_visits(s, visits);
     tables_backward(s, c.row, c.n, grads_held(&s->memory, GROUP_EMBEDDING));
@@ -247,13 +145,13 @@ static void chunks_draw(Sparse *sparse, size_t chunks) {
 // Pass 1 and pass 2. drawn: [chunks] those of pass 2; NULL: all. factor: on the loss of these; most: Sparse.most
 static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics,
                                const uint8_t *drawn, double factor) {
-    const Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    const Marks mark = marks_of(s->arena);
     const int sparse = s->method == METHOD_SPACO;
     const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
     const double arrived = s->sparse.most > 0 ? fmin(factor, s->sparse.most) : factor;
     Activations kept[2] = {{0}, {0}};
-    ChunkMajor m = {0};
+    ChunkMemory m = {0};
+    m.asked = SIZE_MAX, m.gradients_begin = 1;
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
     grads_hold(&s->memory, last);
     m.chunks = chunks_of_range(s, 0);
@@ -280,15 +178,13 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     push_kept_activations(s, kept);
     s->kept = kept;
     s->ops->repeat(1);
-    s->ops->zero(m.dk, key_rows_of_all(s) * d.KV * d.summed);
-    s->ops->zero(m.dv, key_rows_of_all(s) * d.KV * d.summed);
-    if (linear) s->ops->zero(m.dstate, linear * d.S * d.summed);
-    if (linear && d.columns) s->ops->zero(m.dcolumns, linear * d.columns * d.summed);
+    update_group(&s->memory, GROUP_HEAD); // a step that waited for this pass is done with the gradients before
+    grads_held_begin(&s->memory);
+    gradients_of_all_zero(s, &m);
     m.first = s->N;
     for (size_t i = chunk_count(s); i-- > 0;) {
         if (drawn && !s->dry && !drawn[i]) {
-            if (linear) s->ops->zero(m.dstate, linear * d.S * d.summed);
-            if (linear && d.columns) s->ops->zero(m.dcolumns, linear * d.columns * d.summed);
+            state_gradients_zero(s, &m);
             continue;
         }
         Chunk c = chunk_at(s, i);
@@ -303,6 +199,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
         chunk_backward(s, &m, c, visits, arrived);
     }
     s->ops->repeat(1);
+    keys_await(s, &m);
     s->kept = NULL;
     arena_pop(s->arena, chunk_mark);
     s->inputs.begin = 0, s->rows = s->N;
@@ -311,7 +208,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     const double loss = sequence_loss(s, metrics);
     grads_release_held(&s->memory);
     grads_end(&s->memory);
-    arena_pop(s->arena, mark);
+    marks_pop(s->arena, mark);
     return loss;
 }
 

@@ -117,7 +117,7 @@ static_assert(PLACED == 6 && PLACES == 3, "PLACEMENTS is PLACES to the power of 
 // Something of this kind exists, so that it matters where.
 static int is_placed(const RunSettings *s, int kind) {
     switch (kind) {
-    case PLACED_INPUTS: return s->backward && method_recomputes(s->method);
+    case PLACED_INPUTS: return s->backward && s->method != METHOD_FULL;
     case PLACED_GRADIENTS: return s->backward;
     case PLACED_OPTIMIZER: return s->optimizer;
     case PLACED_KEPT: return s->keep;

@@ -15,7 +15,7 @@ runs again from the last one that was, and fills K-1 more inputs: L/K + K-1 in p
 #include "sequence.h"
 
 static int inputs_elsewhere(const StreamBP *s) {
-    return is_elsewhere(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD;
+    return is_elsewhere(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD && !method_is_chunk_major(s->method);
 }
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
@@ -54,7 +54,7 @@ static void push_inputs(StreamBP *s) {
     s->inputs = none;
     if (!layers || inputs_elsewhere(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
     if (!layers) return;
-    Arena *memory = memory_of(&s->memory, PLACED_INPUTS);
+    Arena *memory = inputs_elsewhere(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
     s->inputs.kept =
         (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs", (layers + !inputs_elsewhere(s)) * count, size);
     if (!inputs_elsewhere(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->rows, C);

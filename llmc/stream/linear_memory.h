@@ -150,8 +150,8 @@ typedef struct {
 
 static KeptState kept_state(const StreamBP *s, size_t half, size_t index) {
     const Shapes d = shapes_of(s->model);
-    const size_t slot = s->linear.every_chunk
-                            ? index
+    const size_t slot = s->linear.at_hand
+                            ? 0
                             : half * s->linear.kept_half + state_slot(layer_chunk(s), index, chunks_of_range(s, half));
     const KeptState kept = {summed_row(s, s->linear.kept, slot, d.S),
                             stored_row(s, s->linear.kept_columns, slot, d.columns)};

@@ -4,7 +4,7 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    grads_hold / grads_held / grads_release_held          in place of grads_acquire: sums of all groups at one time
+    grads_hold, held_begin, held, release_held            in place of grads_acquire: sums of all groups at one time
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
@@ -269,8 +269,7 @@ static void weights_updated(Residency *r) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 // dW is summed in the stored gradient itself.
 static int sums_in_place(const Residency *r) {
-    return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1 &&
-           !(r->holds && is_elsewhere(r, PLACED_GRADIENTS));
+    return r->gradient_type == dtype_of_sums(r->model->dtype) && gradients_sharding(r).ranks == 1;
 }
 
 static Summed *sums_at(void *base, size_t element, const Residency *r) {
@@ -323,7 +322,9 @@ static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
     }
     r->ops->await_transfer(g->store);
     g->here = 1, g->load = 0;
-    if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
+    if (r->holds && sums_in_place(r)) // has come with those of all groups
+        g->memory = (char *)sums_at(r->held, g->begin, r);
+    else if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
         r->ops->zero(g->memory, g->count * size);
     else
         g->load = place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], g->memory, lies, g->count * size,
@@ -518,13 +519,23 @@ static void grads_end(Residency *r) {
 }
 
 // ---- sums of all groups at one time, for orders that come to each group more than once ------------------------------
-// In place of grads_begin. Sums are in place where the stored gradient lies on the device, too.
+// In place of grads_begin.
 static void grads_hold(Residency *r, int last) {
     const size_t count = trained_table(r)->elements;
+    const int elsewhere = is_elsewhere(r, PLACED_GRADIENTS);
     r->holds = 1;
     grads_begin(r, last);
     r->sums_mark = arena_mark(r->arena);
-    r->held = sums_in_place(r) ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
+    r->held =
+        sums_in_place(r) && !elsewhere ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
+}
+
+// Before the first of them is added to, behind a step that waited for this pass: where sums are in place and the stored
+// gradient lies elsewhere, all of it comes.
+static void grads_held_begin(Residency *r) {
+    const size_t bytes = trained_table(r)->elements * dtype_size(r->gradient_type);
+    if (!sums_in_place(r) || !is_elsewhere(r, PLACED_GRADIENTS) || r->first) return;
+    r->ops->await_transfer(place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], r->held, r->gradients, bytes, 1));
 }
 
 static GroupSums grads_held(const Residency *r, size_t group) {
@@ -554,7 +565,7 @@ static void grads_release_held(Residency *r) {
     memset(r->summed, 0, sizeof(r->summed));
     r->buffers = 1;
     r->ops->repeat(1);
-    if (is_elsewhere(r, PLACED_GRADIENTS))
+    if (is_elsewhere(r, PLACED_GRADIENTS) && !sums_in_place(r))
         r->summed[0].stored.memory = push_stored_gradient(r, "one layer's gradient", 0);
     release_held_table(r, GROUP_HEAD);
     for (size_t l = r->model->config.num_hidden_layers; l-- > 0;) {

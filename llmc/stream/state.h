@@ -82,7 +82,7 @@ typedef struct {
     Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the layer at hand
     Stored *kept_columns;      // [states,taps-1,W]
     size_t kept_half;          // states of the rank's first range, which come before those of its second
-    int every_chunk;           // there is one before each chunk
+    int at_hand;               // chunk-major: the one before the chunk at hand
 } LinearMemory;
 
 // Shared sequences: what a rank knows of its ranges in layers of linear attention (llmc/orders/scan.h), from forward to

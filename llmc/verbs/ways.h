@@ -189,9 +189,11 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
         fprintf(out, "  %-84s %10zu\n", "this length does not fit", row->longest);
         return;
     }
-    snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s",
-             method_recomputes(s->method) ? place_names[s->place[PLACED_INPUTS]] : method_names[s->method],
-             (int)s->inputs_every);
+    const char *place = place_names[s->place[PLACED_INPUTS]];
+    if (method_is_chunk_major(s->method))
+        snprintf(inputs, sizeof(inputs), "%s/%.4s", method_names[s->method], place);
+    else
+        snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s", place, (int)s->inputs_every);
     snprintf(optimizer, sizeof(optimizer), "%s%s", place_names[s->place[PLACED_OPTIMIZER]], s->defers ? "/fwd" : "");
     fprintf(out, "  %-9s %-7s %-9s %-9s %-6s %6.1f %6.1f %6.1f %*.*f %8.0f %3.0f %% %10zu\n", inputs,
             place_names[s->place[PLACED_WEIGHTS]], place_names[s->place[PLACED_GRADIENTS]], optimizer,

@@ -36,7 +36,7 @@ enum {
     DEFERS, // 1: a step waits for the next pass
     FACTORS
 };
-enum { MOST_LEVELS = 4, MOST_CASES = 64, TRAINED_STEPS = 2 };
+enum { MOST_LEVELS = 5, MOST_CASES = 64, TRAINED_STEPS = 2 };
 
 typedef struct {
     size_t of[FACTORS];
@@ -55,21 +55,27 @@ static const char *const models[] = {
     "head_dim=8,vocab_size=25,layer_types=llf,linear_num_key_heads=1,linear_num_value_heads=2,linear_key_head_dim=10,"
     "linear_value_head_dim=4",
 };
+static const Method methods[] = {METHOD_STREAM, METHOD_CHECKPOINT, METHOD_FULL, METHOD_MST, METHOD_SECO};
 static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
 static const size_t everies[] = {1, 2, 3, 9};
 static const struct { size_t chunk, logits_chunk; } chunks[] = {{5, 1000}, {9, 4}, {1000, 7}};
 
 static size_t levels_of(int factor) {
-    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, 3, 3, 4, 3, 2, 2, 2, 3, 4, 3, 2};
+    static const size_t levels[FACTORS] = {3, 3, 3, 3, 4, 4, COUNT_OF(methods), 3, 4, 3, 2, 2, 2, 3, 4, 3, 2};
     const int ranks = factor == STAGE || factor == SHARED, only_one = ranks && world.ranks == 1;
     if (factor == GRADIENT_TYPE && ops_device->stored != DTYPE_BF16) return 1;
     return only_one ? 1 : levels[factor];
 }
 
-// Method full keeps every activation, so nothing else is kept or computed again.
+// Methods full and seco keep every activation, so nothing else is kept or computed again. Those of orders of their own
+// are of a process alone; chunks of ranks do not meet, whose weights stage 3 would gather.
 static int possible(int a, size_t x, int b, size_t y) {
     if (b == METHOD) return possible(b, y, a, x);
-    return a != METHOD || x != METHOD_FULL || y == 0 || (b != KEPT && b != EVERY);
+    if (a != METHOD || y == 0) return 1;
+    const Method method = methods[x];
+    if (b == KEPT || b == EVERY) return method_recomputes(method);
+    if (b == SHARED) return method < METHOD_MST;
+    return b != STAGE || y < ZERO_WEIGHTS || method != METHOD_SECO;
 }
 
 // ---- cases in which all pairs meet ----------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ static Case case_make(const Levels *levels) {
 static RunSettings case_settings(const Case *c, const Levels *levels, int placed) {
     const size_t *const of = levels->of;
     RunSettings s =
-        tiny_settings(&c->tiny, (Method)of[METHOD], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
+        tiny_settings(&c->tiny, methods[of[METHOD]], chunks[of[CHUNK]].chunk, chunks[of[CHUNK]].logits_chunk);
     s.world = world, s.world.zero = of[STAGE], s.ring = of[SHARED] == 2;
     s.keep = of[KEPT] > 0, s.accumulates = of[MICRO_BATCHES] > 0;
     s.inputs_every = 1;
@@ -391,7 +397,8 @@ static int trains_without(const Case *c, RunSettings settings, size_t skip, cons
 
 // An op comes too early, whether or not that changes bits. Harmless are waits behind which another one of the same kind
 // comes in time, as transfers of a kind are done in order: of the optimizer's beginning, which loads nothing, for a
-// slot's stores two slices before it is written; for a layer's input or gradient that was asked for before weights.
+// slot's stores two slices before it is written; for a layer's input or gradient that was asked for before weights; of chunk-major
+// methods for stores of a chunk that the next layer's slot, or the next chunk, awaits.
 TEST(every_wait_is_needed) {
     static const struct {
         Levels levels;
@@ -399,6 +406,9 @@ TEST(every_wait_is_needed) {
     } cases[] = {
         {{{PLACE_HOST, PLACE_HOST, PLACE_HOST, PLACE_HOST, 1 + PLACE_HOST}}, 20},
         {{{PLACE_DISK, PLACE_DISK, PLACE_DISK, PLACE_DISK, 1 + PLACE_DISK}}, 20},
+        {{{[INPUTS] = PLACE_HOST, [METHOD] = 4, [CHUNK] = 1}}, 8},
+        {{{[INPUTS] = PLACE_HOST, [METHOD] = 4, [MODEL] = 1}}, 4},
+        {{{[INPUTS] = PLACE_DISK, [METHOD] = 4, [MODEL] = 3, [CHUNK] = 1}}, 2},
     };
     Ops ops = *ops_fenced();
     planted.fenced = run_ops, run_ops = &ops;

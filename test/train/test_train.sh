@@ -105,7 +105,7 @@ orders="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --lr 1e
 sparse="$orders --method spaco --keep-chunks 0.5"
 succeeds train $sparse --steps 4 --out "$WORK/sparse"
 succeeds train $sparse --steps 2 --out "$WORK/sparse-parts"
-succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights host --update forward
+succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights host --inputs host --update forward
 for file in model optimizer; do
     check "$file of spaco in two parts" cmp -s "$WORK/sparse/checkpoint-00000004/$file.bin" "$WORK/sparse-parts/checkpoint-00000004/$file.bin"
 done
@@ -118,7 +118,7 @@ done
 unset STREAMBP_ALLOCATION_GUARD
 refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
 refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
-refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs host
+refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2
 
 # ---- a checkpoint that commit 88e0adb wrote: the rest of its run, within rounding ------------------------------------------------
 if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights

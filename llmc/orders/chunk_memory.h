@@ -1,0 +1,363 @@
+/*
+What chunk-major orders (chunk_major.h) keep of all layers at one time, and how the steps, which know one layer's, find
+it: keys_show makes layer l's what attention_memory.h and linear_memory.h have at hand.
+
+    a layer that sees everything    K, V [N,KV] and their gradients
+    a layer with a window           K, V and gradients of the window at hand, which slides with the chunks; before each
+                                    chunk the last w - 1 keys, unless all keys are fewer
+    a layer of linear attention     the state at hand and its gradient; the state before each chunk
+
+What grows with N lies in the place of layer inputs, which these orders do not have. Elsewhere than on the device, K, V
+and gradients of layers that see everything pass through two slots of [N,KV]: while one layer is worked on, the next
+one's rows come and the last one's return. What comes back of windows and states is asked for one layer ahead.
+
+    moved for each chunk [t0, t1) of a layer that sees everything
+    pass 1            K, V [0,t0) in, [t0,t1) out
+    pass 2, forward   K, V [0,t0) in
+    pass 2, backward  K, V [0,t1) in; dK, dV [0,t1) in, but for the first chunk of all, and [0,t0) out
+*/
+#ifndef LLMC_CHUNK_MEMORY_H
+#define LLMC_CHUNK_MEMORY_H
+#include "streambp.h"
+
+// Device memory that a layer's keys come to
+typedef struct {
+    Stored *k, *v;   // [N,NKV*HD]
+    Summed *dk, *dv; // the same
+    size_t layer;    // that has been asked for; SIZE_MAX: none
+    int64_t load, store;
+} KeySlot;
+
+typedef struct {
+    Stored *k[2], *v[2];            // [layers,rows,NKV*HD] of layers that see everything, in their place; of windows
+    Summed *dk[2], *dv[2];          // the same
+    KeySlot slot[2];                // elsewhere: of a layer that sees everything and the next one, by turns
+    Stored *border[2];              // [windows' layers,chunks,w-1,NKV*HD] K and V before each chunk; NULL: all are kept
+    size_t border_rows;             // w - 1
+    Stored *columns;                // [linear layers,taps-1,W] at hand,
+    Stored *before_columns;         // before the chunk at hand, where others lie elsewhere,
+    Stored *kept_columns;           // [linear layers,chunks,taps-1,W] and before each chunk, in their place
+    Summed *state, *before, *kept;  // likewise
+    Summed *dstate, *dcolumns;      // [linear layers,...]
+    size_t chunks;                  // of the sequence, also in a plan
+    size_t first, slid;             // KeyValue.first of all layers that slide, behind the last chunk and this one
+    size_t asked;                   // layer whose window or state has been asked for; SIZE_MAX: none
+    int64_t asked_load, last_store; // of that; of all stores
+    int gradients_begin;            // pass 2 has had no chunk yet: dK = dV = 0
+} ChunkMemory;
+
+static int keys_elsewhere(const StreamBP *s) { return is_elsewhere(&s->memory, PLACED_INPUTS); }
+
+// ---- room -----------------------------------------------------------------------------------------------------------
+static void *push_kept(StreamBP *s, const char *name, size_t count, size_t size) {
+    return arena_push(memory_of(&s->memory, PLACED_INPUTS), SHARE_KV, name, count, size);
+}
+
+static void push_slots(StreamBP *s, ChunkMemory *m) {
+    const size_t count = s->N * shapes_of(s->model).KV;
+    for (size_t i = 0; i < 2; i++) {
+        KeySlot *slot = &m->slot[i];
+        slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);
+        slot->v = push_stored(s, SHARE_KV, i ? "the next layer's values" : "one layer's values", count);
+        slot->dk = push_summed(s, SHARE_KV, "gradient of these keys", count);
+        slot->dv = push_summed(s, SHARE_KV, "gradient of these values", count);
+        slot->layer = SIZE_MAX;
+    }
+}
+
+static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
+    const Config *config = &s->model->config;
+    const Shapes d = shapes_of(s->model);
+    const size_t full = layers_of_kind(config, LAYER_FULL), windows = layers_of_kind(config, LAYER_WINDOW);
+    const size_t window = max_size(window_of_model(config), 1), chunk = layer_chunk(s);
+    const size_t borders = keys_elsewhere(s) ? 0 : m->chunks * (window - 1);
+    const int slides = windows && borders + window + chunk < s->N;
+    const KeyValue none = {0};
+    s->kv = none, s->kv.layers = 1;
+    s->kv.rows[0] = s->N, s->kv.rows[1] = slides ? window - 1 + chunk : s->N;
+    if (full) {
+        m->k[0] = (Stored *)push_kept(s, "keys of all layers", full * s->N * d.KV, d.stored);
+        m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->N * d.KV, d.stored);
+        m->dk[0] = (Summed *)push_kept(s, "gradient of keys of all layers", full * s->N * d.KV, d.summed);
+        m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->N * d.KV, d.summed);
+        if (keys_elsewhere(s)) push_slots(s, m);
+    }
+    if (!windows) return;
+    const size_t rows = windows * s->kv.rows[1];
+    m->k[1] = push_stored(s, SHARE_KV, "keys in windows", rows * d.KV);
+    m->v[1] = push_stored(s, SHARE_KV, "values in windows", rows * d.KV);
+    m->dk[1] = push_summed(s, SHARE_KV, "gradient of keys in windows", rows * d.KV);
+    m->dv[1] = push_summed(s, SHARE_KV, "gradient of values in windows", rows * d.KV);
+    m->border_rows = slides ? window - 1 : 0;
+    for (size_t i = 0; i < 2 && m->border_rows; i++)
+        m->border[i] = (Stored *)push_kept(s, i ? "values before chunks" : "keys before chunks",
+                                           windows * m->chunks * m->border_rows * d.KV, d.stored);
+}
+
+static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
+    const Shapes d = shapes_of(s->model);
+    const size_t layers = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    if (!layers) return;
+    push_states(s, layers, 1, 0);
+    m->state = s->linear.state, m->columns = s->linear.columns;
+    m->dstate = push_summed(s, SHARE_KV, "gradients of states", layers * d.S);
+    m->dcolumns = push_summed(s, SHARE_KV, "gradients of the convolutions' earlier inputs", layers * d.columns);
+    m->kept = (Summed *)push_kept(s, "states before chunks", layers * m->chunks * d.S, d.summed);
+    m->kept_columns =
+        (Stored *)push_kept(s, "inputs before chunks' convolutions", layers * m->chunks * d.columns, d.stored);
+    if (keys_elsewhere(s)) {
+        m->before = push_summed(s, SHARE_KV, "states before a chunk", layers * d.S);
+        m->before_columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolutions", layers * d.columns);
+    }
+    s->linear.layers = 1, s->linear.at_hand = 1;
+}
+
+static void state_gradients_zero(StreamBP *s, const ChunkMemory *m) {
+    const Shapes d = shapes_of(s->model);
+    const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
+    if (linear) s->ops->zero(m->dstate, linear * d.S * d.summed);
+    if (linear && d.columns) s->ops->zero(m->dcolumns, linear * d.columns * d.summed);
+}
+
+// dK = dV = 0, of states too: before pass 2
+static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
+    const Shapes d = shapes_of(s->model);
+    const Config *config = &s->model->config;
+    const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->N,
+                            layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
+    for (size_t i = 0; i < 2; i++) {
+        if (!rows[i] || (i == 0 && keys_elsewhere(s))) continue; // elsewhere: in the slots, at pass 2's first chunk
+        s->ops->zero(m->dk[i], rows[i] * d.KV * d.summed);
+        s->ops->zero(m->dv[i], rows[i] * d.KV * d.summed);
+    }
+    state_gradients_zero(s, m);
+}
+
+// ---- transfers ------------------------------------------------------------------------------------------------------
+// Chunks before which something is kept have an index, in a plan the first.
+static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
+
+// Layers of the same kind before layer l
+static size_t number_in_kind(const StreamBP *s, size_t l) {
+    return layers_before(&s->model->config, layer_kind(&s->model->config, l), l);
+}
+
+// What of a chunk moves to its place and back, in rows
+typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, ROWS_BORDER_IN } MovedRows;
+
+// Rows of the chunk of n tokens from `token` on
+static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what, size_t token, size_t n) {
+    const size_t end = token + n, begin = first_key(0, token, m->border_rows + 1);
+    const size_t next = end < s->N ? first_key(0, end, m->border_rows + 1) : s->N; // KeyValue.first behind this chunk
+    const Range before = {0, token}, own = {token, n}, seen = {0, end}, none = {0, 0};
+    Range border = {next, end - next};
+    switch (what) {
+    case ROWS_BEFORE: return before;
+    case ROWS_OWN: return own;
+    case ROWS_SEEN: return seen;
+    case ROWS_ARRIVED: return end < s->N ? seen : none;
+    case ROWS_BORDER_OUT: return end < s->N ? border : none;
+    case ROWS_BORDER_IN: break;
+    }
+    border.begin = begin, border.count = min_size(next, token) - begin;
+    return border;
+}
+
+// Their mean number over the chunks that c stands for
+static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what, Chunk c) {
+    const size_t whole = visits_shapes(s) && !c.index ? max_size(s->N / max_size(layer_chunk(s), 1), 1) : 1;
+    double rows = 0;
+    for (size_t i = 0; i < whole; i++) rows += (double)moved_rows(s, m, what, c.token + i * c.n, c.n).count;
+    return rows / (double)whole;
+}
+
+// Rows of `width` elements of `size` bytes between device and place; in a plan so many as the chunk's visits have
+static int64_t rows_move(StreamBP *s, void *device, void *kept, Range rows, double mean, size_t bytes, int in) {
+    Residency *r = &s->memory;
+    const Place place = r->place[PLACED_INPUTS];
+    const double repeat = r->chunk_repeat * (r->plan ? mean : 1);
+    const size_t count = r->plan ? bytes : rows.count * bytes;
+    if (r->plan ? mean == 0 : !rows.count) return 0;
+    return in ? place_load(r->ops, &r->moved, place, device, kept, count, repeat)
+              : place_store(r->ops, &r->moved, place, kept, device, count, repeat);
+}
+
+// K and V, or with `gradient` dK and dV, of layer l, which sees everything, between its slot and its place
+static int64_t slot_move(StreamBP *s, ChunkMemory *m, KeySlot *slot, size_t l, Chunk c, MovedRows what, int gradient,
+                         int in) {
+    const Shapes d = shapes_of(s->model);
+    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_in_kind(s, l) * s->N;
+    const Range rows = moved_rows(s, m, what, c.token, c.n);
+    void *device[2] = {gradient ? (void *)slot->dk : slot->k, gradient ? (void *)slot->dv : slot->v};
+    void *kept[2] = {gradient ? (void *)m->dk[0] : m->k[0], gradient ? (void *)m->dv[0] : m->v[0]};
+    int64_t ticket = 0;
+    for (size_t i = 0; i < 2; i++)
+        ticket =
+            last_ticket(ticket, rows_move(s, at(device[i], rows.begin, bytes), at(kept[i], row + rows.begin, bytes),
+                                          rows, moved_mean(s, m, what, c), bytes, in));
+    return ticket;
+}
+
+// Keys and values before chunk `index` of a layer that slides, which are at hand: out of the window, or back into it
+static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
+    const Shapes d = shapes_of(s->model);
+    const int in = what == ROWS_BORDER_IN;
+    const size_t row = (number_in_kind(s, l) * m->chunks + index) * m->border_rows, bytes = d.KV * d.stored;
+    Range rows = moved_rows(s, m, what, c.token, c.n);
+    int64_t ticket = 0;
+    if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin; // spaco: the chunk behind may be far away
+    for (size_t i = 0; i < 2 && (rows.count || s->dry); i++) {
+        Stored *kept = stored_row(s, m->border[i], row, d.KV);
+        Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, in && s->dry ? c.token : rows.begin);
+        if (keys_elsewhere(s))
+            ticket = last_ticket(ticket, rows_move(s, here, kept, rows, moved_mean(s, m, what, c), bytes, in));
+        else
+            s->ops->copy(in ? here : kept, in ? kept : here, rows.count * bytes);
+    }
+    return ticket;
+}
+
+// ---- a layer at a time ----------------------------------------------------------------------------------------------
+// Of a layer that sees everything: its keys come to the slot that the layer before is not in, in backward with what has
+// come to their gradients. l: of num_hidden_layers: none
+static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    const Config *config = &s->model->config;
+    const Shapes d = shapes_of(s->model);
+    if (l >= config->num_hidden_layers || layer_kind(config, l) != LAYER_FULL || !keys_elsewhere(s)) return;
+    const int backward = s->pass == PASS_BACKWARD;
+    KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
+    if (slot->layer == l) return; // it was asked for
+    slot->layer = l;
+    s->ops->await_transfer(slot->store);
+    slot->load = slot_move(s, m, slot, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
+    if (!backward) return;
+    if (m->gradients_begin && !s->dry) {
+        s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
+        s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
+    } else {
+        slot->load = last_ticket(slot->load, slot_move(s, m, slot, l, c, ROWS_ARRIVED, 1, 1));
+    }
+}
+
+// The next layer that sees everything, in a direction; num_hidden_layers or more: there is none
+static size_t next_full(const StreamBP *s, size_t l, int step) {
+    const Config *config = &s->model->config;
+    for (l += (size_t)step; l < config->num_hidden_layers && layer_kind(config, l) != LAYER_FULL;) l += (size_t)step;
+    return l;
+}
+
+static void window_at_hand(StreamBP *s, const ChunkMemory *m, size_t l) {
+    const size_t row = number_in_kind(s, l) * s->kv.rows[1], KV = shapes_of(s->model).KV;
+    s->kv.k = stored_row(s, m->k[1], row, KV), s->kv.v = stored_row(s, m->v[1], row, KV);
+    s->kv.dk = summed_row(s, m->dk[1], row, KV), s->kv.dv = summed_row(s, m->dv[1], row, KV);
+}
+
+// Pass 2, of the other layers: a window slides back to chunk c, or the state before it comes.
+static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    const Config *config = &s->model->config;
+    const Shapes d = shapes_of(s->model);
+    const KeyValue at_hand = s->kv;
+    const Range one = {0, 1};
+    if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers || m->asked == l) return;
+    if (layer_is_linear(config, l) && keys_elsewhere(s)) {
+        const size_t i = number_in_kind(s, l), kept = i * m->chunks + border_of(s, c);
+        m->asked_load = rows_move(s, summed_row(s, m->before, i, d.S), summed_row(s, m->kept, kept, d.S), one, 1,
+                                  d.S * d.summed, 1);
+        if (d.columns)
+            m->asked_load = rows_move(s, stored_row(s, m->before_columns, i, d.columns),
+                                      stored_row(s, m->kept_columns, kept, d.columns), one, 1, d.columns * d.stored, 1);
+    } else if (layer_slides(s, l)) {
+        window_at_hand(s, m, l);
+        s->kv.first = m->first;
+        window_slide_back(s, l, c);
+        m->asked_load = border_move(s, m, l, c, border_of(s, c), ROWS_BORDER_IN);
+    } else {
+        return;
+    }
+    m->asked = l;
+    s->kv = at_hand;
+}
+
+// The steps find layer l's keys and values, or states, and their gradients, with what chunk c needs of them.
+static void keys_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    const Shapes d = shapes_of(s->model);
+    const size_t i = number_in_kind(s, l);
+    keys_ask(s, m, l, c);
+    window_ask(s, m, l, c);
+    if (m->asked == l) {
+        s->ops->await_transfer(m->asked_load);
+        m->asked = SIZE_MAX, m->asked_load = 0;
+    }
+    if (layer_is_linear(&s->model->config, l)) {
+        const size_t kept = i * m->chunks + border_of(s, c);
+        s->linear.state = summed_row(s, m->state, i, d.S), s->linear.columns = stored_row(s, m->columns, i, d.columns);
+        s->linear.dstate = summed_row(s, m->dstate, i, d.S);
+        s->linear.dcolumns = summed_row(s, m->dcolumns, i, d.columns);
+        s->linear.kept = m->before ? summed_row(s, m->before, i, d.S) : summed_row(s, m->kept, kept, d.S);
+        s->linear.kept_columns = m->before ? stored_row(s, m->before_columns, i, d.columns)
+                                           : stored_row(s, m->kept_columns, kept, d.columns);
+    } else if (layer_window(&s->model->config, l)) {
+        window_at_hand(s, m, l);
+        if (layer_slides(s, l))
+            s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
+    } else if (keys_elsewhere(s)) {
+        KeySlot *slot = &m->slot[i % 2];
+        s->ops->await_transfer(slot->load);
+        s->kv.k = slot->k, s->kv.v = slot->v, s->kv.dk = slot->dk, s->kv.dv = slot->dv;
+        slot->layer = SIZE_MAX, slot->load = 0;
+    } else {
+        const size_t row = i * s->N;
+        s->kv.k = stored_row(s, m->k[0], row, d.KV), s->kv.v = stored_row(s, m->v[0], row, d.KV);
+        s->kv.dk = summed_row(s, m->dk[0], row, d.KV), s->kv.dv = summed_row(s, m->dv[0], row, d.KV);
+    }
+}
+
+// While layer l is worked on, what the layers behind it need is on its way. A plan asks for each when it comes to it.
+static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
+    if (s->dry) return;
+    if (layer_kind(&s->model->config, l) == LAYER_FULL) keys_ask(s, m, next_full(s, l, step), c);
+    window_ask(s, m, l + (size_t)step, c);
+}
+
+// Before a chunk's walk over the layers: what the last one stored is there.
+static void keys_await(StreamBP *s, ChunkMemory *m) {
+    s->ops->await_transfer(m->last_store);
+    m->last_store = 0;
+}
+
+// Pass 1, of the layer at hand behind chunk c's step: what pass 2 and later chunks need of it
+static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    if (layer_slides(s, l)) {
+        m->slid = s->kv.first;
+        if (border_of(s, c) + 1 < m->chunks)
+            m->last_store = last_ticket(m->last_store, border_move(s, m, l, c, border_of(s, c) + 1, ROWS_BORDER_OUT));
+    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_elsewhere(s)) {
+        KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
+        slot->store = slot_move(s, m, slot, l, c, ROWS_OWN, 0, 0);
+        m->last_store = last_ticket(m->last_store, slot->store);
+    }
+}
+
+// Linear attention: pass 1 keeps the state before chunk c, pass 2 goes back to it.
+static void states_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    const Shapes d = shapes_of(s->model);
+    const int keep = s->pass < PASS_FORWARD;
+    const size_t kept = number_in_kind(s, l) * m->chunks + border_of(s, c);
+    const Range one = {0, 1};
+    state_copy(s, kept_state(s, 0, 0), keep);
+    if (!keep || !keys_elsewhere(s)) return;
+    m->last_store = rows_move(s, s->linear.kept, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed, 0);
+    if (d.columns)
+        m->last_store = rows_move(s, s->linear.kept_columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
+                                  d.columns * d.stored, 0);
+}
+
+// Backward, behind the layer at hand: what has come to the gradients of chunks before c goes back to its place.
+static void gradients_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+    if (layer_kind(&s->model->config, l) != LAYER_FULL || !keys_elsewhere(s)) return;
+    KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
+    slot->store = slot_move(s, m, slot, l, c, ROWS_BEFORE, 1, 0);
+    m->last_store = last_ticket(m->last_store, slot->store);
+}
+
+#endif
