@@ -3,8 +3,8 @@ What chunk-major orders (chunk_major.h) keep of all layers at one time, and how 
 it: keys_show makes layer l's what attention_memory.h and linear_memory.h have at hand.
 
     a layer that sees everything    K, V [N,KV] and their gradients
-    a layer with a window           K, V and gradients of the window at hand, which slides with the chunks; before each
-                                    chunk the last w - 1 keys, unless all keys are fewer
+    a layer with a window           K, V and gradients of the window at hand, which slides with the chunks; K, V of the
+                                    last w - 1 tokens before each chunk, or of all tokens where these are fewer
     a layer of linear attention     the state at hand and its gradient; the state before each chunk
 
 What grows with N lies in the place of layer inputs, which these orders do not have. Elsewhere than on the device, K, V
@@ -29,19 +29,20 @@ typedef struct {
 } KeySlot;
 
 typedef struct {
-    Stored *k[2], *v[2];            // [layers,rows,NKV*HD] of layers that see everything, in their place; of windows
-    Summed *dk[2], *dv[2];          // the same
-    KeySlot slot[2];                // elsewhere: of a layer that sees everything and the next one, by turns
-    Stored *border[2];              // [windows' layers,chunks,w-1,NKV*HD] K and V before each chunk; NULL: all are kept
-    size_t border_rows;             // w - 1
-    Stored *columns;                // [linear layers,taps-1,W] at hand,
-    Stored *before_columns;         // before the chunk at hand, where others lie elsewhere,
-    Stored *kept_columns;           // [linear layers,chunks,taps-1,W] and before each chunk, in their place
-    Summed *state, *before, *kept;  // likewise
-    Summed *dstate, *dcolumns;      // [linear layers,...]
-    size_t chunks;                  // of the sequence, also in a plan
-    size_t first, slid;             // KeyValue.first of all layers that slide, behind the last chunk and this one
-    size_t asked;                   // layer whose window or state has been asked for; SIZE_MAX: none
+    Stored *k[2], *v[2];           // [layers,rows,NKV*HD] of layers that see everything, in their place; of windows
+    Summed *dk[2], *dv[2];         // the same
+    KeySlot slot[2];               // elsewhere: of a layer that sees everything and the next one, by turns
+    Stored *border[2];             // [windows' layers,border_stride,NKV*HD] K and V before each chunk, or of all tokens
+    size_t border_rows;            // w - 1; 0: windows do not slide
+    size_t border_stride;          // chunks * (w - 1), or N
+    Stored *columns;               // [linear layers,taps-1,W] at hand,
+    Stored *before_columns;        // before the chunk at hand, where others lie elsewhere,
+    Stored *kept_columns;          // [linear layers,chunks,taps-1,W] and before each chunk, in their place
+    Summed *state, *before, *kept; // likewise
+    Summed *dstate, *dcolumns;     // [linear layers,...]
+    size_t chunks;                 // of the sequence, also in a plan
+    size_t first, slid;            // KeyValue.first of all layers that slide, behind the last chunk and this one
+    size_t asked;                  // layer whose window or state has been asked for; SIZE_MAX: none
     int64_t asked_load, last_store; // of that; of all stores
     int gradients_begin;            // pass 2 has had no chunk yet: dK = dV = 0
 } ChunkMemory;
@@ -70,8 +71,9 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const size_t full = layers_of_kind(config, LAYER_FULL), windows = layers_of_kind(config, LAYER_WINDOW);
     const size_t window = max_size(window_of_model(config), 1), chunk = layer_chunk(s);
-    const size_t borders = keys_elsewhere(s) ? 0 : m->chunks * (window - 1);
-    const int slides = windows && borders + window + chunk < s->N;
+    const size_t stride = min_size(m->chunks * (window - 1), s->N), each = 2 * (d.stored + d.summed);
+    const size_t sliding = (window - 1 + chunk) * each + (keys_elsewhere(s) ? 0 : stride * 2 * d.stored);
+    const int slides = windows && sliding < s->N * each;
     const KeyValue none = {0};
     s->kv = none, s->kv.layers = 1;
     s->kv.rows[0] = s->N, s->kv.rows[1] = slides ? window - 1 + chunk : s->N;
@@ -88,10 +90,10 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
     m->v[1] = push_stored(s, SHARE_KV, "values in windows", rows * d.KV);
     m->dk[1] = push_summed(s, SHARE_KV, "gradient of keys in windows", rows * d.KV);
     m->dv[1] = push_summed(s, SHARE_KV, "gradient of values in windows", rows * d.KV);
-    m->border_rows = slides ? window - 1 : 0;
+    m->border_rows = slides ? window - 1 : 0, m->border_stride = stride;
     for (size_t i = 0; i < 2 && m->border_rows; i++)
         m->border[i] = (Stored *)push_kept(s, i ? "values before chunks" : "keys before chunks",
-                                           windows * m->chunks * m->border_rows * d.KV, d.stored);
+                                           windows * m->border_stride * d.KV, d.stored);
 }
 
 static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
@@ -150,7 +152,8 @@ static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what,
     const size_t end = token + n, begin = first_key(0, token, m->border_rows + 1);
     const size_t next = end < s->N ? first_key(0, end, m->border_rows + 1) : s->N; // KeyValue.first behind this chunk
     const Range before = {0, token}, own = {token, n}, seen = {0, end}, none = {0, 0};
-    Range border = {next, end - next};
+    const int by_token = m->border_stride == s->N;
+    Range border = {by_token ? token : next, by_token ? n : end - next};
     switch (what) {
     case ROWS_BEFORE: return before;
     case ROWS_OWN: return own;
@@ -202,8 +205,10 @@ static int64_t slot_move(StreamBP *s, ChunkMemory *m, KeySlot *slot, size_t l, C
 static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
     const Shapes d = shapes_of(s->model);
     const int in = what == ROWS_BORDER_IN;
-    const size_t row = (number_in_kind(s, l) * m->chunks + index) * m->border_rows, bytes = d.KV * d.stored;
+    const size_t bytes = d.KV * d.stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
+    const size_t row =
+        number_in_kind(s, l) * m->border_stride + (m->border_stride == s->N ? rows.begin : index * m->border_rows);
     int64_t ticket = 0;
     if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin; // spaco: the chunk behind may be far away
     for (size_t i = 0; i < 2 && (rows.count || s->dry); i++) {
