@@ -145,7 +145,7 @@ static void run_plan(Run *run, const Batch *shape, size_t limit) {
     const Search search = run_search(run, limit);
     Choice *choices;
     size_t least;
-    if (!search.keep && run_take(run, &search, shape, search_first(&search))) return; // nothing moves
+    if (!search.keep && !search.method && run_take(run, &search, shape, search_first(&search))) return; // nothing moves
     size_t count = search_choices(&search, shape, &choices, &least);
     count = choices_thin(choices, count);
     for (size_t i = 0;; i++) {

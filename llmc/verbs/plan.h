@@ -122,6 +122,62 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
+// ---- both orders, where --method auto picks one --------------------------------------------------------------------
+typedef struct {
+    RunSettings settings;
+    size_t bytes[PLACES], longest; // longest 0: none, or no limit
+    int fits;
+    Estimate estimate; // where there is a machine
+} PlannedOrder;
+
+static PlannedOrder plan_order(const Run *run, const char *method, const Batch *shape, size_t documents, size_t limit,
+                               const Machine *machine, StepShape step) {
+    PlannedOrder order = {0};
+    Options o = *run->options;
+    Run alone = *run;
+    option_type(&o, "method", method);
+    alone.options = &o, alone.settings.method = o.method;
+    run_plan(&alone, shape, limit);
+    const Search search = run_search(&alone, limit);
+    order.settings = alone.settings, order.fits = plan_pressure(&alone.plan, &search.limits) <= 1;
+    order.bytes[PLACE_DEVICE] = alone.plan.total_bytes;
+    order.bytes[PLACE_HOST] = alone.plan.host_bytes, order.bytes[PLACE_DISK] = alone.plan.disk_bytes;
+    if (limit) order.longest = run_longest(&alone, documents, limit);
+    if (machine) order.estimate = estimate_step(machine, &alone.settings, shape, step);
+    return order;
+}
+
+static void orders_print(FILE *out, const Run *run, const PlannedOrder *order, size_t orders, int estimated) {
+    for (size_t i = 0; i < orders; i++) {
+        const PlannedOrder *o = &order[i];
+        fprintf(out, "%s %c %-6s  %s", i ? "        " : "orders  ",
+                o->settings.method == run->settings.method ? '*' : ' ', method_names[o->settings.method],
+                human_bytes((double)o->bytes[PLACE_DEVICE]));
+        if (o->bytes[PLACE_HOST]) fprintf(out, ", host %s", human_bytes((double)o->bytes[PLACE_HOST]));
+        if (o->bytes[PLACE_DISK]) fprintf(out, ", disk %s", human_bytes((double)o->bytes[PLACE_DISK]));
+        if (!o->fits) fputs(", does not fit", out);
+        if (o->longest) fprintf(out, "; longest --seq-len %zu", o->longest);
+        if (estimated) fprintf(out, "; estimated %.4g s a step", o->estimate.seconds);
+        fputc('\n', out);
+    }
+}
+
+static void orders_json(JsonOut *json, const PlannedOrder *order, size_t orders, int estimated, int limited) {
+    json_array(json, "orders");
+    for (size_t i = 0; i < orders; i++) {
+        json_object(json, NULL);
+        json_text(json, "method", method_names[order[i].settings.method]);
+        json_size(json, "total_bytes", order[i].bytes[PLACE_DEVICE]);
+        json_size(json, "host_bytes", order[i].bytes[PLACE_HOST]);
+        json_size(json, "disk_bytes", order[i].bytes[PLACE_DISK]);
+        json_bool(json, "fits", order[i].fits);
+        if (limited) json_size(json, "max_seq_len", order[i].longest);
+        if (estimated) json_number(json, "estimated_seconds", order[i].estimate.seconds);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
 typedef struct {
     size_t limit, longest;             // 0: none
     int fits;                          // the plan, into that and into the host's memory and disk
@@ -129,6 +185,8 @@ typedef struct {
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
     TrainingWays *ways; // NULL: not asked for
+    PlannedOrder order[2];
+    size_t orders; // 0: the method is named
 } PlanResult;
 
 static void plan_result_json(const Run *run, StepShape step, const PlanResult *r) {
@@ -136,6 +194,7 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     if (r->ways) ways_json(&json, r->ways);
+    if (r->orders) orders_json(&json, r->order, r->orders, r->machine && !estimate_missing(run), r->limit > 0);
     report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
     if (r->limit) {
@@ -181,6 +240,7 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
             "GiB more where they are free\n",
             run->settings.chunk ? "" : "larger chunks and ");
     if (r->machine) report_estimate(run, r->machine, &r->estimate);
+    if (!o->quiet) orders_print(out, run, r->order, r->orders, r->machine && !estimate_missing(run));
 }
 
 // On a machine the run is one of a GPU build: its element type and its chunks, unless others are named.
@@ -238,6 +298,9 @@ static int verb_plan(const Options *given) {
     const Search search = run_search(&run, r.limit);
     r.fits = plan_pressure(&run.plan, &search.limits) <= 1;
     if (r.limit) r.longest = run_longest(&run, documents, r.limit);
+    for (; search.method && r.orders < 2; r.orders++)
+        r.order[r.orders] = plan_order(&run, method_names[r.orders ? METHOD_SECO : METHOD_STREAM], &shape, documents,
+                                       r.limit, r.machine, step);
     if (r.limit && !run.settings.optimizer) r.train_longest = run_longest(&train, documents, r.limit);
     if (r.machine) r.estimate = estimate_step(r.machine, &run.settings, &shape, step);
     if (r.machine && !options->quiet)
