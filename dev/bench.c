@@ -5,6 +5,8 @@ dev/bench.sh.
 
     bench layers    [REPEATS]       decoder layers of Qwen3-0.6B's widths, T = 2048, 16384: share of the product's rate
     bench methods   [REPEATS [T]]   time of stream over time of checkpoint, at T = 4096 and 8192 or at T
+    bench orders    [REPEATS [T]]   times of mst, seco and spaco over stream's or seco's, T = 8192 or T, chunks of 1024, of a
+                                    dense model, a hybrid, one with windows
     bench chunks    [REPEATS]       stream at several chunk sizes over checkpoint, T = 8192
     bench pass T V  [REPEATS]       the first with V words: what each op takes of a pass, its rate over the product's or
                                     a copy's
@@ -122,6 +124,44 @@ static void bench_methods(size_t repeats, size_t T) {
                median(ratio, repeats), stream.plan.chunk, repeats);
         ops_device->release(stream.memory, stream.plan.total_bytes);
         ops_device->release(checkpoint.memory, checkpoint.plan.total_bytes);
+    }
+}
+
+// Time of each order over stream's; of spaco over seco's, the mean over so many seeds.
+static void bench_orders(size_t repeats, size_t T) {
+    static const char *const models[] = {LAYERS, "qwen3.5-0.8b,num_hidden_layers=4,vocab_size=256",
+                                         "gemma3-270m,num_hidden_layers=6,vocab_size=256"};
+    static const Method methods[] = {METHOD_STREAM, METHOD_MST, METHOD_SECO, METHOD_SPACO};
+    enum { METHODS = 4, SEEDS = 4 };
+    for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
+        static BenchPass pass[METHODS];
+        double ratio[METHODS][MOST], sparse = 0, drawn = 0;
+        size_t chunks = (T + 1023) / 1024, seeds = repeats * SEEDS;
+        for (size_t j = 0; j < METHODS; j++) {
+            pass[j] = pass_open(models[m], methods[j], 1, T, 1024, 0);
+            pass[j].settings.sparse.keep = 0.25;
+            pass_begin(&pass[j]);
+            pass_seconds(&pass[j], 1);
+        }
+        for (size_t i = 0; i < repeats; i++) {
+            double seconds[METHODS] = {0};
+            for (size_t j = 0; j < 3; j++) {
+                const size_t turn = (i + j) % 3;
+                seconds[turn] = pass_seconds(&pass[turn], 1);
+            }
+            for (size_t seed = 0; seed < SEEDS; seed++) {
+                pass[3].stream.sparse.seed = i * SEEDS + seed;
+                sparse += pass_seconds(&pass[3], 1) / seconds[2] / (double)seeds;
+                for (size_t c = 0; c < chunks; c++) drawn += pass[3].stream.sparse.drawn[c] / (double)(chunks * seeds);
+            }
+            for (size_t j = 1; j < 3; j++) ratio[j][i] = seconds[j] / seconds[0];
+        }
+        printf(
+            "orders: %s, T = %zu: of stream's time mst takes %.3f, seco %.3f; spaco, q = 0.25, %.3f of seco's (mean of "
+            "%zu seeds, which drew %.3f; %zu repeats)\n",
+            models[m], T, median(ratio[1], repeats), median(ratio[2], repeats), sparse, seeds, drawn, repeats);
+        fflush(stdout);
+        for (size_t j = 0; j < METHODS; j++) ops_device->release(pass[j].memory, pass[j].plan.total_bytes);
     }
 }
 
@@ -244,13 +284,16 @@ int main(int argc, char **argv) {
     int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : !strcmp(what, "decode") ? argc : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
-    if (!strcmp(what, "methods") && argc > 3 && (!parse_size(argv[3], &T) || !T)) die_usage("T is a number of tokens");
+    if ((!strcmp(what, "methods") || !strcmp(what, "orders")) && argc > 3 && (!parse_size(argv[3], &T) || !T))
+        die_usage("T is a number of tokens");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))
         bench_seconds(repeats);
     else if (!strcmp(what, "methods"))
         bench_methods(repeats, T);
+    else if (!strcmp(what, "orders"))
+        bench_orders(repeats, T ? T : 8192);
     else if (!strcmp(what, "chunks"))
         bench_chunks(repeats);
     else if (!strcmp(what, "gpt2") && argc > 4 && parse_size(argv[2], &B) && parse_size(argv[3], &T))
@@ -263,7 +306,8 @@ int main(int argc, char **argv) {
             argv[2], B, T, repeats, group,
             (SamplingSettings){.temperature = argc > 7 ? atof(argv[7]) : 0, .top_p = argc > 8 ? atof(argv[8]) : 1});
     else
-        die_usage("usage: bench layers|methods|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
-                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
+        die_usage(
+            "usage: bench layers|methods|orders|chunks|seconds [REPEATS [T]], bench pass T V [REPEATS], bench gpt2 B T "
+            "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
     return 0;
 }
