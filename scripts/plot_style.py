@@ -9,7 +9,7 @@ matplotlib.use("Agg")  # draws files, needs no display
 import matplotlib.pyplot as plt
 
 # One colour per method, and per program of others that it is compared with, the same in every picture; told apart in grey too.
-COLOURS = {"full": "#c0504d", "checkpoint": "#b9770e", "stream": "#1f6fb4",
+COLOURS = {"full": "#c0504d", "checkpoint": "#b9770e", "stream": "#1f6fb4", "mst": "#d98cb3", "seco": "#1f7a6d", "spaco": "#7fcdbb",
            "stream-keep": "#5aa9dd", "hf": "#7a5195", "hf-chunked": "#b07cc6", "paper": "#4f9a5c", "llmc": "#333333"}
 GREY = "#555555"
 

@@ -80,7 +80,8 @@ CHOICE(int, draw, "draw", "independent", 0, 1, PASSES, "independent|fixed",
 REAL(clamp, "clamp", "0", 0, 1e6, PASSES, "X",
      "spaco: gradients that come to a chunk's keys and values count at most X times, which is biased; 0: no limit")
 SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
-     "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth")
+     "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth; mst: "
+     "as many chunks as the MLP is wider than the model, and of logits as the vocabulary is")
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS, "N", "tokens whose logits exist at one time")
 CHOICE(KeepActivations, keep, "keep", "none", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|auto",
        "stream, checkpoint: activations saved from forward to backward beside layer inputs; attention: each layer's "

@@ -12,7 +12,8 @@ Chunk-major orders: a chunk goes through all layers before the next one comes.
 A chunk's activations exist once for all layers, and no layer inputs: for each token there are K, V of all layers, and
 their gradients.
 
-    memory  2 N L KV (s + 4) + n ((L+1) C + L A) s + max(..., m (V + C) s), and sums of all gradients
+    memory  2 N L' KV (s + 4) + (N/n) (L_w 2 (w-1) KV s + L_s HV DK DV 4) + n ((L+1) C + L A) s + m (V + C) s, and
+            sums of all gradients; L' layers see everything, L_w have a window w, L_s a state
     FLOPs   F (without the head) + F + B; spaco F + q (F + B)
 
 Weights of layers are read once for each chunk, not once for each pass, and dW is summed over chunks: in fp32 for all

@@ -5,6 +5,7 @@ its MLP and its head a chunk at a time. The memory of a layer is that of attenti
     mst   N (L+1) C s  +  max(N A1 s + 2 N KV (s + 4) + n A2 s, m (V + C) s)
 
 A1 and A2 are attention's and the MLP's part of a token's activations A (streambp.h). FLOPs are those of checkpoint.
+Unless they are asked for, chunks are as many as in that paper: FF/C of the MLP, V/C of the head (plan/plan.h).
 */
 #ifndef LLMC_MINI_SEQUENCE_H
 #define LLMC_MINI_SEQUENCE_H

@@ -96,8 +96,8 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     PassWork work;
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
-    if (!here.chunk) here.chunk = CUDA_CHUNK;
-    if (!here.logits_chunk) here.logits_chunk = CUDA_LOGITS_CHUNK;
+    if (!here.chunk && here.method != METHOD_MST) here.chunk = CUDA_CHUNK;
+    if (!here.logits_chunk && here.method != METHOD_MST) here.logits_chunk = CUDA_LOGITS_CHUNK;
     here.ridge = machine_ridge(m), here.library = machine_attends(settings->model) != NULL;
     work.counts = plan_make(&here, part).counts;
     here.backward = here.optimizer = 0; // the forward pass alone

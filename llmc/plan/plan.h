@@ -39,6 +39,15 @@ typedef struct {
     size_t inputs_every; // Residency.every; 0: 1
 } RunSettings;
 
+// Tokens of a chunk where none are asked for. Method mst has as many chunks as its paper: of the MLP FF/C, of the head
+// V/C, so that what exists of either at one time is of the size of a layer's input.
+static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t N, int head) {
+    const Config *c = &settings->model->config;
+    const size_t width = head ? c->vocab_size : c->intermediate_size, C = c->hidden_size, count = (width + C - 1) / C;
+    if (settings->method != METHOD_MST || !N) return head ? ops->logits_chunk : ops->chunk;
+    return (N + count - 1) / count;
+}
+
 // Pushes what lives as long as the run, each in its place. Allocates values per token on the host, too, unless this is
 // a plan. largest: the run's largest micro-batch
 static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
@@ -54,8 +63,9 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->method = settings->method, s->sparse = settings->sparse;
     s->objective = settings->objective;
     if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
-    s->chunk = settings->chunk ? settings->chunk : ops->chunk, s->even_chunks = !settings->chunk;
-    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : ops->logits_chunk;
+    s->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, largest->N, 0);
+    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, largest->N, 1);
+    s->even_chunks = !settings->chunk;
     s->dry = ops->repeat == dry_repeat;
     s->memory.visits = model->config.num_hidden_layers;
     if (s->method == METHOD_STREAM || method_is_chunk_major(s->method))

@@ -246,8 +246,9 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
 // On a machine the run is one of a GPU build: its element type and its chunks, unless others are named.
 static void options_of_gpu(Options *o) {
     if (o->dtype == DTYPE_AUTO) option_type(o, "dtype", "bf16");
-    if (!o->chunk && method_has_chunks(o->method)) option_type_size(o, "chunk", CUDA_CHUNK);
-    if (!o->logits_chunk && method_has_chunks(o->method)) option_type_size(o, "logits-chunk", CUDA_LOGITS_CHUNK);
+    if (!method_has_chunks(o->method) || o->method == METHOD_MST) return;
+    if (!o->chunk) option_type_size(o, "chunk", CUDA_CHUNK);
+    if (!o->logits_chunk) option_type_size(o, "logits-chunk", CUDA_LOGITS_CHUNK);
 }
 
 // The longest sequence of a model on a machine where no --seq-len is given; of adapters where no length of all weights

@@ -395,6 +395,30 @@ TEST(hybrids_grow_by_the_formula) {
     }
 }
 
+// Bytes of a further token of seco: K, V and gradients of layers that see everything; of each chunk K, V before it where
+// windows are shorter than chunks, else of all tokens, and the states before it; and 20 of the batch.
+TEST(chunk_major_grows_by_the_formula) {
+    static const char *const texts[] = {"qwen3-8b", "qwen2.5-7b", "qwen3.5-9b", "gemma3-12b"};
+    static const size_t chunks[] = {256, 1024, 4096};
+    for (size_t i = 0; i < COUNT_OF(texts) * COUNT_OF(chunks); i++) {
+        const size_t near = 1 << 18, far = 1 << 19, chunk = chunks[i % 3];
+        SCOPED(model_free) Model model = planned_model(texts[i / 3], DTYPE_BF16);
+        const RunSettings settings = pass_settings(&model, METHOD_SECO, chunk, 1);
+        const Config *c = &model.config;
+        const Shapes d = shapes_of(&model);
+        const Batch first = shape_of(&near, 1), second = shape_of(&far, 1);
+        const double full = (double)layers_of_kind(c, LAYER_FULL), linear = (double)layers_of_kind(c, LAYER_LINEAR);
+        const double windows = (double)layers_of_kind(c, LAYER_WINDOW);
+        const double borders = fmin(((double)c->sliding_window - 1) / (double)chunk, 1);
+        const double expected = full * (double)(2 * d.KV * (2 + 4)) + windows * borders * (double)(2 * d.KV * 2) +
+                                linear * (double)(4 * d.S + 2 * d.columns) / (double)chunk + 20;
+        const Plan a = plan_make(&settings, &first), b = plan_make(&settings, &second);
+        const double found = ((double)b.total_bytes - (double)a.total_bytes) / (double)(far - near);
+        test_case("%s, chunk %zu", texts[i / 3], chunk);
+        if (!(fabs(found - expected) <= 5e-3 * expected)) test_fail("%.17g bytes, not %.17g", found, expected);
+    }
+}
+
 // A process alone has nobody to deal with, whatever the stage.
 TEST(stages_are_nothing_alone) {
     static const size_t length[] = {11, 30};

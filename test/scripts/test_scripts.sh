@@ -165,6 +165,8 @@ for name, trained in ("qwen3-1.7b", []), ("qwen3-0.6b", ["--lora-rank", "16"]):
 print(replayed, "ways,", len(presets), "presets")
 END
 check 'ways are plans, and their command lines replay' python3 "$WORK/ways.py"
+check "points of every method" scripts/plan_methods.py --points "$WORK/methods.csv" qwen3-4b
+check "the paper's times of Mini-Sequence beside ours" [ "$(grep -c '^qwen3-4b,mst,paper,[0-9]*,,[0-9.]*$' "$WORK/methods.csv")" = 8 ]
 check "every length of one card's table is reached, and is that of README" sh -c 'scripts/plan_lengths.py --check && grep -q "^All are reached" scripts/README.md'
 for bad in rtx4091 rtx4090,host=abc rtx4090, rtx4090,disk rtx4090,ram=1GiB; do
     refuses 2 '^train: --machine: .* give a100, ' plan --machine $bad
