@@ -500,6 +500,16 @@ static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     }
 }
 
+// dx of y -> dx of x_l
+static void mixer_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
+    if (layer_is_linear(&s->model->config, l)) {
+        linear_attention_backward(s, l, c, w, dw, a, dx);
+    } else {
+        attention_backward(s, l, c, w, dw, a, dx); // dQ[c]; dK, dV of all chunks up to c
+        kv_backward(s, l, c, w, dw, a, dx);        // dK[c], dV[c] are complete now
+    }
+}
+
 // Norm 1 of chunk c alone, which keys and values need: computed, or in backward what was kept
 static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Activations a = {0};
@@ -635,12 +645,7 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
         Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
-        if (linear) {
-            linear_attention_backward(s, l, c, w, dw, &a, dx);
-        } else {
-            attention_backward(s, l, c, w, dw, &a, dx); // dQ[c]; dK, dV of all chunks up to c
-            kv_backward(s, l, c, w, dw, &a, dx);        // dK[c], dV[c] are complete now
-        }
+        mixer_backward(s, l, c, w, dw, &a, dx);
         input_done(s, l, c);
         drop(s, &a);
     }

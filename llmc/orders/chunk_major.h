@@ -111,12 +111,7 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
         keys_show(s, m, l, c);
         keys_ask_ahead(s, m, l, c, -1);
         arrived_scale(s, l, c, factor);
-        if (layer_is_linear(&s->model->config, l)) {
-            linear_attention_backward(s, l, c, w, dw, &a, dx);
-        } else {
-            attention_backward(s, l, c, w, dw, &a, dx);
-            kv_backward(s, l, c, w, dw, &a, dx);
-        }
+        mixer_backward(s, l, c, w, dw, &a, dx);
         gradients_keep(s, m, l, c);
         drop(s, &a);
         weights_release(&s->memory, l);

@@ -57,13 +57,7 @@ static void mst_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums 
         drop(s, &part);
     }
     Chunk all = chunk_at(s, 0);
-    Stored *dx = layer_input(s, L, all.row);
-    if (linear) {
-        linear_attention_backward(s, l, all, w, dw, &a, dx);
-    } else {
-        attention_backward(s, l, all, w, dw, &a, dx);
-        kv_backward(s, l, all, w, dw, &a, dx);
-    }
+    mixer_backward(s, l, all, w, dw, &a, layer_input(s, L, all.row));
     input_done(s, l, all);
     drop(s, &a);
 }
