@@ -213,7 +213,7 @@ static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_
     if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin; // spaco: the chunk behind may be far away
     for (size_t i = 0; i < 2 && (rows.count || s->dry); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
-        Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, in && s->dry ? c.token : rows.begin);
+        Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_elsewhere(s))
             ticket = last_ticket(ticket, rows_move(s, here, kept, rows, moved_mean(s, m, what, c), bytes, in));
         else
