@@ -324,14 +324,20 @@ static void trainer_load(Trainer *t, const char *last) {
 // The planner's choices that results depend on, as the run of this checkpoint began with them
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;
-    char shared[64], keep[64];
+    char shared[64], keep[64], method[64];
     t->run.has_begun = 1, t->run.workspace = run_state_workspace(last);
     run_state_setting(last, "--sp", shared, sizeof(shared));
     run_state_setting(last, "--keep", keep, sizeof(keep));
+    run_state_setting(last, "--method", method, sizeof(method));
     if (o->kv == KEYS_AUTO && o->sp > 1 && strtoull(shared, NULL, 10) == o->sp)
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep == KEEP_AUTO && layers_of_kind(&t->run.model.config, LAYER_WINDOW))
         o->keep = *keep ? KEEP_ATTENTION : KEEP_NONE;
+    if (o->method == METHOD_AUTO && !strcmp(method, method_names[METHOD_STREAM])) o->method = METHOD_STREAM;
+    if (run_search(&t->run, 0).method && !strcmp(method, method_names[METHOD_SECO]) && o->inputs_every <= 1 &&
+        o->keep != KEEP_ATTENTION)
+        o->method = METHOD_SECO;
+    if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
 // Everything before the first step.
