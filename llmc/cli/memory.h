@@ -63,6 +63,7 @@ static Search run_search(const Run *run, size_t limit) {
     Search c = {0};
     c.open = run->settings, c.open.attention.workspace = 0;
     settings_name_places(&c.open, o); // also where run_plan has decided
+    if (o->method == METHOD_AUTO) c.open.method = METHOD_STREAM;
     c.machine = named ? named : &machines[MACHINE_H100];
     c.sequences = max_size(1, assigned_batches(run->assignment));
     const double node = fmin((double)world_ranks(world), c.machine->value[GPUS_PER_NODE]);
@@ -84,7 +85,7 @@ static Search run_search(const Run *run, size_t limit) {
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
     c.keep = o->keep == KEEP_AUTO && method_recomputes(c.open.method);
     c.method = o->method == METHOD_AUTO && world_sp(world) == 1 && !(world_ranks(world) > 1 && world.zero == 3);
-    c.every = !o->inputs_every && (host || disk) && is_placed(&c.open, PLACED_INPUTS);
+    c.every = !o->inputs_every && (host || disk) && c.open.backward && method_recomputes(c.open.method);
     return c;
 }
 
