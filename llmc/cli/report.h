@@ -357,7 +357,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     int used = fprintf(out, "run      %s, %s, length %zu, batch %zu", objective_names[o->objective], method_text(run),
                        o->seq_len, o->batch);
     if (o->grad_accum > 1) used += fprintf(out, " x %zu", o->grad_accum);
-    const int wide = used + (int)strlen(schedule) > LINE_COLUMNS;
+    const int wide = *schedule && used + (int)strlen(schedule) > LINE_COLUMNS;
     fprintf(out, "%s%s\nmemory   %s planned%s", wide ? ",\n        " : "", schedule + wide,
             human_bytes((double)run->plan.total_bytes),
             run->settings.backward && !run->settings.optimizer ? " for a pass without an optimizer update" : "");
@@ -372,12 +372,18 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     fflush(out);
 }
 
-// Method, chunks and FLOPs of a step, into an open object.
-static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
+// The method, which with auto is the planner's choice, into an open object.
+static void report_method_json(JsonOut *json, const Run *run) {
+    const Sparse *sparse = &run->settings.sparse;
     json_text(json, "method", method_names[run->settings.method]);
-    if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
-    if (run->settings.method == METHOD_SPACO)
-        json_bool(json, "biased", run->settings.sparse.fixed || run->settings.sparse.most > 0);
+    if (run->settings.method != METHOD_SPACO) return;
+    json_number(json, "keep_chunks", sparse->keep);
+    json_bool(json, "biased", sparse->fixed || sparse->most > 0);
+}
+
+// Method, chunks and FLOPs of a step, likewise
+static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
+    report_method_json(json, run);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);
     json_number(json, "flops", flops);
