@@ -118,6 +118,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     if (!log->records || step >= log->steps) return; // this part has no steps
     JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
+    report_method_json(&json, run);
     report_attention_json(&json, run);
     report_places_json(&json, run);
     options_json(&json, "options", run->options);

@@ -232,6 +232,7 @@ static void trainer_json(const Trainer *t, const StepReport *last) {
     json_size(&json, "tokens", t->state.tokens);
     json_number(&json, "seconds", t->state.seconds);
     json_size(&json, "plan_bytes", t->run.plan.total_bytes);
+    report_method_json(&json, &t->run);
     report_places_json(&json, &t->run);
     json_size(&json, "peak_bytes", (size_t)peak);
     report_world_json(&json, world, &t->sent);
