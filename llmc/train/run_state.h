@@ -159,7 +159,7 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
             path, setting->name);
     if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
     const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
-    saved += begin, now += begin;
+    saved += begin + strspn(saved + begin, " "), now += begin + strspn(now + begin, " ");
     const int saved_length = (int)min_size(strcspn(saved, ","), 200), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
         die("%s: was trained with %s %.*s, now it is %.*s; resume with the same%s, or begin a new run with another "

@@ -250,10 +250,13 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--seed", SETTING_KEPT, "%zu", o->seed);
     add_setting(t, "AdamW", SETTING_KEPT, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g",
                 o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
-    add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     if (t->run.settings.method == METHOD_SPACO)
         add_setting(t, "--keep-chunks", SETTING_KEPT, "%.17g, draw=%s, clamp=%.17g", o->keep_chunks,
                     option_chosen(o, "draw"), o->clamp);
+    else
+        add_setting(t, "--keep-chunks", SETTING_KEPT, "off");
+    t->settings[t->state.setting_count - 1].absent = "off";
+    add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
     const int even = t->run.streambp.even_chunks && t->run.plan.chunk == ops_device->chunk; // else one chunk is all
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left");

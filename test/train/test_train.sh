@@ -109,13 +109,21 @@ succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights h
 for file in model optimizer; do
     check "$file of spaco in two parts" cmp -s "$WORK/sparse/checkpoint-00000004/$file.bin" "$WORK/sparse-parts/checkpoint-00000004/$file.bin"
 done
-refuses 1 'keep-chunks' train ${sparse%0.5}0.25 --steps 6 --out "$WORK/sparse-parts" --resume
+for other in "${sparse%0.5}0.25" "$orders --method seco"; do
+    refuses 1 'was trained with --keep-chunks 0.5, now it is ' train $other --steps 6 --out "$WORK/sparse-parts" --resume
+    check 'and no note says that it goes on' [ -z "$(grep '^note: --method' "$WORK/err")" ]
+done
 for method in stream mst seco; do
     succeeds train $orders --steps 4 --out "$WORK/order-$method" --method $method --json
     [ $method = stream ] && loss=$(json loss)
     check "$method trains as stream does" close "$(json loss)" "$loss" $same_loss
 done
+succeeds train $orders --steps 5 --out "$WORK/order-seco" --method auto --resume --memory-limit 1GiB --json
+check 'auto keeps the order that the run began with' [ "$(json method)" = seco ]
+says err '^run  .*, seco, '
 unset STREAMBP_ALLOCATION_GUARD
+succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5 --draw fixed
+says out '^run  .* spaco with 0.5 of the chunks (BIASED: see --draw, --clamp), length 64, batch 1$'
 refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
 refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
 refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2
