@@ -356,7 +356,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
         o->lr = *last ? run_state_peak(last) : options_learning_rate(o);
         o->given[option_find("lr")] = 1; // is echoed
     }
-    if (*last && o->kl_correction == KL_CORRECTION_AUTO) {
+    const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
+    if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO) {
         char saved[8];
         run_state_setting(last, "--kl-correction", saved, sizeof(saved));
         o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;

@@ -121,6 +121,7 @@ done
 succeeds train $orders --steps 5 --out "$WORK/order-seco" --method auto --resume --memory-limit 1GiB --json
 check 'auto keeps the order that the run began with' [ "$(json method)" = seco ]
 says err '^run  .*, seco, '
+succeeds train --config "$WORK/order-seco" --steps 1 --out "$WORK/order-again"
 unset STREAMBP_ALLOCATION_GUARD
 succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5 --draw fixed
 says out '^run  .* spaco with 0.5 of the chunks (BIASED: see --draw, --clamp), length 64, batch 1$'
