@@ -113,6 +113,8 @@ for other in "${sparse%0.5}0.25" "$orders --method seco"; do
     refuses 1 'was trained with --keep-chunks 0.5, now it is ' train $other --steps 6 --out "$WORK/sparse-parts" --resume
     check 'and no note says that it goes on' [ -z "$(grep '^note: --method' "$WORK/err")" ]
 done
+succeeds train $sparse --draw fixed --steps 1 --out "$WORK/sparse-fixed"
+check 'the log says that a gradient is biased' grep -q '"method": "spaco", "keep_chunks": 0.5, "biased": true' "$WORK/sparse-fixed/log.jsonl"
 for method in stream mst seco; do
     succeeds train $orders --steps 4 --out "$WORK/order-$method" --method $method --json
     [ $method = stream ] && loss=$(json loss)
