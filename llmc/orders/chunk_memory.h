@@ -18,6 +18,7 @@ one's rows come and the last one's return. What comes back of windows and states
 */
 #ifndef LLMC_CHUNK_MEMORY_H
 #define LLMC_CHUNK_MEMORY_H
+#include "llmc/stream/held_gradients.h"
 #include "streambp.h"
 
 // Device memory that a layer's keys come to

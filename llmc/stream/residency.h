@@ -4,7 +4,7 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     weights_acquire / release, grads_acquire / release    around a group: a layer, the embedding or the head
     layers_begin / end, weights_prefetch                  around a walk over the layers, and within it
     grads_begin / end                                     around the pass of a micro-batch
-    grads_hold, held_begin, held, release_held            in place of grads_acquire: sums of all groups at one time
+    grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' (held_gradients.h)
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
 gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
@@ -516,67 +516,6 @@ static void grads_begin(Residency *r, int last) {
 static void grads_end(Residency *r) {
     if (r->last_ticket) r->ops->await(r->last_ticket);
     r->first = 0;
-}
-
-// ---- sums of all groups at one time, for orders that come to each group more than once ------------------------------
-// In place of grads_begin.
-static void grads_hold(Residency *r, int last) {
-    const size_t count = trained_table(r)->elements;
-    const int elsewhere = is_elsewhere(r, PLACED_GRADIENTS);
-    r->holds = 1;
-    grads_begin(r, last);
-    r->sums_mark = arena_mark(r->arena);
-    r->held =
-        sums_in_place(r) && !elsewhere ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
-}
-
-// Before the first of them is added to, behind a step that waited for this pass: where sums are in place and the stored
-// gradient lies elsewhere, all of it comes.
-static void grads_held_begin(Residency *r) {
-    const size_t bytes = trained_table(r)->elements * dtype_size(r->gradient_type);
-    if (!sums_in_place(r) || !is_elsewhere(r, PLACED_GRADIENTS) || r->first) return;
-    r->ops->await_transfer(place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], r->held, r->gradients, bytes, 1));
-}
-
-static GroupSums grads_held(const Residency *r, size_t group) {
-    const Model *table = trained_table(r);
-    GroupSums sums = {0};
-    Summed *own = sums_at(r->held, is_layer(group) || !r->lora ? group_begin(table, group) : 0, r);
-    if (is_layer(group)) {
-        sums.layer = own, sums.offset = layer_offsets(r->model, group);
-    } else if (!r->lora && group == GROUP_HEAD) {
-        sums.norm = own;
-        sums.head = head_is_tied(r->model) ? r->held : sums_at(own, head_norm_elements(r->model), r);
-    } else if (!r->lora) {
-        sums.tables = own, sums.tables_type = dtype_of_sums(r->model->dtype);
-    }
-    return sums;
-}
-
-static void release_held_table(Residency *r, size_t group) {
-    GroupSums sums = grads_held(r, group);
-    if (sums_in_place(r)) stored_ask(r, &sums.stored[0], group);
-    if (!r->lora) release_table(r, group, &sums);
-}
-
-// They are complete: what grads_release is for a group, for all, in the order of backward.
-static void grads_release_held(Residency *r) {
-    r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // the head's is among these
-    memset(r->summed, 0, sizeof(r->summed));
-    r->buffers = 1;
-    r->ops->repeat(1);
-    if (is_elsewhere(r, PLACED_GRADIENTS) && !sums_in_place(r))
-        r->summed[0].stored.memory = push_stored_gradient(r, "one layer's gradient", 0);
-    release_held_table(r, GROUP_HEAD);
-    for (size_t l = r->model->config.num_hidden_layers; l-- > 0;) {
-        r->summed[0].sums = grads_held(r, l).layer;
-        release_layer(r, l, r->summed[0].sums);
-    }
-    r->ops->await_transfer(r->summed[0].stored.store);
-    r->embedding_sums = NULL;
-    release_held_table(r, GROUP_EMBEDDING);
-    r->holds = 0, r->held = NULL;
-    arena_pop(r->arena, r->sums_mark);
 }
 
 // ---- a walk over layers ---------------------------------------------------------------------------------------------

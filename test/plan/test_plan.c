@@ -395,8 +395,8 @@ TEST(hybrids_grow_by_the_formula) {
     }
 }
 
-// Bytes of a further token of seco: K, V and gradients of layers that see everything; of each chunk K, V before it where
-// windows are shorter than chunks, else of all tokens, and the states before it; and 20 of the batch.
+// Bytes of a further token of seco: K, V and gradients of layers that see everything; K, V before each chunk where
+// windows are shorter than chunks, else of all tokens; the states before each chunk; and 20 of the batch.
 TEST(chunk_major_grows_by_the_formula) {
     static const char *const texts[] = {"qwen3-8b", "qwen2.5-7b", "qwen3.5-9b", "gemma3-12b"};
     static const size_t chunks[] = {256, 1024, 4096};

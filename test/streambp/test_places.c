@@ -397,8 +397,8 @@ static int trains_without(const Case *c, RunSettings settings, size_t skip, cons
 
 // An op comes too early, whether or not that changes bits. Harmless are waits behind which another one of the same kind
 // comes in time, as transfers of a kind are done in order: of the optimizer's beginning, which loads nothing, for a
-// slot's stores two slices before it is written; for a layer's input or gradient that was asked for before weights; of chunk-major
-// methods for stores of a chunk that the next layer's slot, or the next chunk, awaits.
+// slot's stores two slices before it is written; for a layer's input or gradient that was asked for before weights; of
+// chunk-major methods for stores of a chunk that the next layer's slot, or the next chunk, awaits.
 TEST(every_wait_is_needed) {
     static const struct {
         Levels levels;
