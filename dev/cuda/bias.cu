@@ -56,8 +56,7 @@ struct Bias {
     }
 };
 
-static void real(Bias &c) { bias_backward(c.dbias.summed(), c.dout.stored(), c.shape.n, c.shape.OC,
-                                              c.shape.OC); }
+static void real(Bias &c) { bias_backward(c.dbias.summed(), c.dout.stored(), c.shape.n, c.shape.OC, c.shape.OC); }
 
 static void in_parts(Bias &c) {
     constexpr int W = full_pack<floatX>;

@@ -30,7 +30,7 @@ typedef struct {
     volatile size_t count;
     int (*ours)(const char *name); // a file of this name may be removed
     int replaces;                  // a folder that is there
-    char few[FOLDER_FEW][256]; // the names, where they fit
+    char few[FOLDER_FEW][256];     // the names, where they fit
 } OutputFolder;
 
 // ---- removal when the program ends early ----------------------------------------------------------------------------

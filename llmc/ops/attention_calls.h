@@ -114,9 +114,16 @@ static size_t attention_most_bytes(const AttentionCut *cut, size_t n) {
 }
 
 static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t window, AttentionChoice choice) {
-    const AttentionCut cut = {
-        CUDNN_GRID, CUDNN_BLOCK, CUDNN_ELEMENTS, NH, NKV, HD, window,
-        choice.workspace ? choice.workspace : CUDNN_WORKSPACE, choice.any_order, NULL};
+    const AttentionCut cut = {CUDNN_GRID,
+                              CUDNN_BLOCK,
+                              CUDNN_ELEMENTS,
+                              NH,
+                              NKV,
+                              HD,
+                              window,
+                              choice.workspace ? choice.workspace : CUDNN_WORKSPACE,
+                              choice.any_order,
+                              NULL};
     return cut;
 }
 

@@ -39,14 +39,14 @@ typedef struct {
 static struct {
     MPI_Comm words; // where ranks ask and answer
     size_t ranks, rank;
-    double timeout;           // s
-    char (*host)[WATCH_HOST]; // [ranks]
-    int64_t *process;         // [ranks] ids of those that this rank sees, or 0
-    Word own;                 // where this rank is
-    Word *heard, *before;     // [ranks] answers to its question, and to the one before; RANK_ASKS: none
-    Word *said;               // [WORD_KINDS,ranks] what is on its way to others
-    MPI_Request *saying;      // [WORD_KINDS,ranks]
-    double listened;          // s: when this rank, at work, did last
+    double timeout;                      // s
+    char (*host)[WATCH_HOST];            // [ranks]
+    int64_t *process;                    // [ranks] ids of those that this rank sees, or 0
+    Word own;                            // where this rank is
+    Word *heard, *before;                // [ranks] answers to its question, and to the one before; RANK_ASKS: none
+    Word *said;                          // [WORD_KINDS,ranks] what is on its way to others
+    MPI_Request *saying;                 // [WORD_KINDS,ranks]
+    double listened;                     // s: when this rank, at work, did last
     volatile sig_atomic_t other_reports; // another rank has said that it prints an error
 } watch;
 

@@ -49,9 +49,8 @@ static void cover_forward(void *to, const AttentionCall *call) {
     const size_t query = call->span.begin - call->span.document - c->first, keys = call->keys.end - call->keys.begin;
     int before = 0;
     for (size_t key = 0; key < 2000; key++) before += c->pairs[query * 2000 + key];
-    if (call->rows && ((call->causal && call->rows > keys) ||
-                       keys * c->cut->NKV * c->cut->HD > c->cut->elements || (before && !call->merged) ||
-                       (call->merged && call->rows > c->cut->block)))
+    if (call->rows && ((call->causal && call->rows > keys) || keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
+                       (before && !call->merged) || (call->merged && call->rows > c->cut->block)))
         test_fail("forward: a call of %zu rows, keys %zu to %zu", call->rows, call->keys.begin, call->keys.end);
     cover_pairs(c, call);
 }

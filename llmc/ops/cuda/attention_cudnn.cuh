@@ -235,7 +235,7 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
             merge_staged((floatX *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
         else
             LAUNCH((unstage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)
-            ((float *)lse + row, staged_lse, call.rows, NH);
+        ((float *)lse + row, staged_lse, call.rows, NH);
     });
     own.flush();
 }
