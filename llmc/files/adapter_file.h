@@ -293,7 +293,7 @@ static unsigned adapter_modules(const SafeTensors *list, const Config *c, const 
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
         snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
-            for (char which = 'A'; which <= 'B'; which++) {
+            for (int which = 'A'; which <= 'B'; which++) {
                 snprintf(name, sizeof(name), "base_model.model.%s%s.lora_%c.weight", layer_name, module, which);
                 if (safetensors_find(list, name)) modules |= 1u << i;
             }

@@ -425,7 +425,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        if (!cJSON_IsString(type) || (strcmp(type->valuestring, FULL) && strcmp(type->valuestring, other)))
+        if (!cJSON_IsString(type) || (strcmp(type->valuestring, FULL) != 0 && strcmp(type->valuestring, other) != 0))
             die("%s: layer_types: layer %zu has %s, " FULL " and %s are supported", path, layers,
                 json_scalar_text(type, value, sizeof(value)), other);
         if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];

@@ -25,7 +25,8 @@ static StorageError *storage_error_of(StorageErrors *errors, const Parameter *p)
     size_t i = 0;
     if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // behind "model.layers.7."
     const int length = (int)(strlen(name) - (text_ends_with(name, ".weight") ? strlen(".weight") : 0));
-    while (i < errors->kinds && (strncmp(errors->kind[i].name, name, (size_t)length) || errors->kind[i].name[length]))
+    while (i < errors->kinds &&
+           (strncmp(errors->kind[i].name, name, (size_t)length) != 0 || errors->kind[i].name[length]))
         i++;
     if (i == STORAGE_ERRORS) die("internal: more than %d kinds of matrices", STORAGE_ERRORS);
     if (i == errors->kinds) {

@@ -316,7 +316,8 @@ static void attention_count(void *to, const AttentionCall *call) {
         c->own += pairs;
         return;
     }
-    c->library += pairs, c->calls += (double)(c->cut->NKV / call->heads);
+    const size_t calls = c->cut->NKV / call->heads;
+    c->library += pairs, c->calls += (double)calls;
     if (call->window) c->masked += pairs;
     for (size_t t = call->span.begin; call->causal && !call->window && t < call->span.end; t += c->cut->block)
         c->masked += query_key_pairs(0, min_size(c->cut->block, call->span.end - t), 0);

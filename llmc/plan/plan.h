@@ -195,8 +195,8 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
 // No product of sizes in a plan exceeds size_t. Such plans are far beyond any memory, but --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
-    double width = (double)(2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL);
-    return (double)N * (double)(d.L + 1) * width * 8 < 4e18;
+    const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL;
+    return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
 }
 
 // The passes of a run over one micro-batch, the step's last one or an earlier one

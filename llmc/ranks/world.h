@@ -154,9 +154,10 @@ static size_t greatest_common_divisor(size_t a, size_t b) {
 
 // `stride` divides the replicas, and `batches`.
 static Assignment assign_by(World w, size_t batches, size_t stride) {
+    // NOLINTBEGIN(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
     const size_t parts = world_replicas(w) / stride, replica = world_replica(w);
-    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
     Assignment assignment = {batches, stride, replica / parts, parts, replica % parts};
+    // NOLINTEND(clang-analyzer-core.UndefinedBinaryOperatorResult)
     return assignment;
 }
 
@@ -174,7 +175,7 @@ static Assignment assign_evaluation(World w, size_t parts) {
 // parts where the replicas are more. In the last round a rank may take nothing.
 static Assignment assign_rounds(Assignment a, size_t batches) {
     const size_t replicas = a.stride * a.parts, replica = a.first * a.parts + a.part;
-    size_t stride = min_size(batches, replicas);
+    size_t stride = max_size(min_size(batches, replicas), 1);
     while (replicas % stride) stride++;
     const size_t parts = replicas / stride;
     const Assignment rounds = {(batches + stride - 1) / stride * stride, stride, replica / parts, parts,

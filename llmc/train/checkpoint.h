@@ -270,6 +270,7 @@ static void save_small(CheckpointPass *p, size_t file, const char *text, size_t 
 
 // The small files and then DONE, by rank 0.
 static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunState *run) {
+    // NOLINTNEXTLINE(bugprone-branch-clone): the larger of two constants
     static char text[RUN_STATE_LIMIT > ADAPTER_CONFIG_TEXT ? RUN_STATE_LIMIT : ADAPTER_CONFIG_TEXT];
     const char *path = p->folder.path;
     save_small(p, MANIFEST_STATE, text, run_state_text(run, text, path));

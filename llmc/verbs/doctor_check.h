@@ -239,7 +239,7 @@ static void tensor_read(Tensor *t, char *block, char *before) {
     memset(before, 0xff, GUARD);
     for (int behind = 0; behind < 2; behind++) {
         check.ops->copy_out(block, t->memory + (behind ? GUARD + tensor_bytes(t) : 0), GUARD);
-        if (memcmp(block, before, GUARD)) check_fail("writes %s %s", behind ? "behind" : "before", t->name);
+        if (memcmp(block, before, GUARD) != 0) check_fail("writes %s %s", behind ? "behind" : "before", t->name);
     }
     if (t->use == TENSOR_SCRATCH) return;
     for (size_t i = 0, n, s = 0; i < count; i += n) {
@@ -248,7 +248,7 @@ static void tensor_read(Tensor *t, char *block, char *before) {
         check.ops->copy_out(block, t->memory + GUARD + i * size, n * size);
         if (t->use == TENSOR_READ) {
             tensor_fill(t, i, n, before);
-            if (memcmp(block, before, n * size)) check_fail("changes its input %s", t->name);
+            if (memcmp(block, before, n * size) != 0) check_fail("changes its input %s", t->name);
             continue;
         }
         const size_t bad = first_not_finite(block, t->type, n);

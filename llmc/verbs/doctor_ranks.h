@@ -40,7 +40,8 @@ static double rank_element(size_t r, size_t i) { return (double)((r + 1) * (i % 
 
 // The value that this rank finds in element i; NAN: any
 static double expected_sum(const Collectives *c, size_t i, size_t owner) {
-    return owner == c->rank ? (double)(c->ranks * (c->ranks + 1) / 2) * rank_element(0, i) : NAN;
+    const size_t sum = c->ranks * (c->ranks + 1) / 2;
+    return owner == c->rank ? (double)sum * rank_element(0, i) : NAN;
 }
 static double expected_part(const Collectives *c, size_t i, size_t owner) {
     (void)c;

@@ -110,10 +110,10 @@ static size_t forward_tokens(const Attention *a, Spans spans) {
         const size_t now = span_blocks(spans, tokens), tasks = now * a->NKV;
         if (now == last) continue;
         if (now > 2 * blocks) break;
-        const double turns = (double)((tasks + a->threads - 1) / a->threads);
+        const size_t turns = (tasks + a->threads - 1) / a->threads;
         // shares of the threads over their mean, and what smaller blocks cost
         const double cost =
-            turns * (double)a->threads / (double)tasks * (1 + 0.02 * ((double)now / (double)blocks - 1));
+            (double)(turns * a->threads) / (double)tasks * (1 + 0.02 * ((double)now / (double)blocks - 1));
         if (cost < lowest) lowest = cost, best = tokens;
         last = now;
     }

@@ -512,12 +512,12 @@ static void cpu_delta_backward(Stored *dx, Stored *db, Stored *da, Summed *dA_lo
                                const Stored *A_log, const Stored *dt_bias, const Summed *state, const DeltaShape *shape,
                                Summed *scratch) {
     Delta call = delta_call(x, b, a, A_log, dt_bias, shape);
-    const size_t threads = delta_threads(shape->HK), blocks = max_size(delta_blocks(delta_rows(shape)), 1);
+    const size_t blocks = max_size(delta_blocks(delta_rows(shape)), 1);
     const size_t share = delta_cut(&call, NULL, blocks);
     floatS *memory = cache_line_aligned(scratch);
     const DeltaBackward g = {(floatX *)dx,       (floatX *)db,     (floatX *)da,         (floatS *)dA_log,
                              (floatS *)ddt_bias, (floatS *)dstate, (const floatX *)dout, (const floatS *)state};
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (delta_is_large(shape))
+#pragma omp parallel for schedule(dynamic) num_threads(delta_threads(shape->HK)) if (delta_is_large(shape))
     for (size_t key = 0; key < shape->HK; key++) {
         Delta d = call;
         delta_cut(&d, memory + (size_t)omp_get_thread_num() * share, blocks);

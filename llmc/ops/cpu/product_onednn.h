@@ -16,9 +16,10 @@ below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide prod
 #define KEPT_PRIMITIVES 128  // the oldest goes when there are more: no shape of a training run comes back that late
 #define SGEMM_COLUMNS   2048 // in one call
 
+// Compared as bytes: without padding
 typedef struct {
     size_t m, n, k, a_stride, out_stride;
-    int a_transposed, b_transposed, out_summed, accumulate, bias;
+    size_t a_transposed, b_transposed, out_summed, accumulate, bias;
 } ProductShape;
 
 enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, SCRATCHPAD, ARGUMENTS };
@@ -161,9 +162,16 @@ static void forget_primitive(KeptPrimitive *kept, const Product *p) {
 
 static KeptPrimitive *find_primitive(const Product *p) {
     const size_t stride_a = a_stride(p), stride_out = out_stride(p);
-    const ProductShape shape = {
-        p->m,          p->n,          p->k,           stride_a, stride_out, p->a_transposed, p->b_transposed,
-        p->out_summed, p->accumulate, p->bias != NULL};
+    const ProductShape shape = {p->m,
+                                p->n,
+                                p->k,
+                                stride_a,
+                                stride_out,
+                                p->a_transposed != 0,
+                                p->b_transposed != 0,
+                                p->out_summed != 0,
+                                p->accumulate != 0,
+                                p->bias != NULL};
     KeptPrimitive *kept;
     for (size_t i = 0; i < onednn.used; i++)
         if (!memcmp(&onednn.kept[i].shape, &shape, sizeof(shape))) return &onednn.kept[i];
