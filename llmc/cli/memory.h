@@ -253,7 +253,7 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;
     const size_t ranks = world_ranks(world);
-    char options[80];
+    char options[96];
     Run way = *run;
     Options more;
     Batch shape = batch_shape(regular_bound(B, o->seq_len));
@@ -288,12 +288,15 @@ static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
         way = *run;
     }
     if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
+    const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
+    if (alone) more = *o, more.method = way.settings.method = METHOD_STREAM, way.options = &more;
     for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
         way.settings.world.ranks = P, way.settings.world.rank = P - 1, way.settings.world.zero = ZERO_WEIGHTS;
         way.settings.world.sp = world_sp(world) * (P / ranks);
         snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
                  o->verb == VERB_PLAN ? "" : " ...");
         if (way.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", way.settings.world.sp);
+        if (alone) strcat(options, " --method stream");
         if ((P > 1 && (P > ranks || world.zero < 3)) && way_out(&way, B, limit, options, text)) return;
     }
 }

@@ -211,8 +211,9 @@ static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_
     const size_t row =
         number_in_kind(s, l) * m->border_stride + (m->border_stride == s->N ? rows.begin : index * m->border_rows);
     int64_t ticket = 0;
-    if (!m->border_rows) return 0;                                            // a window of one key
-    if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin; // spaco: the chunk behind may be far away
+    if (!m->border_rows) return 0; // a window of one key
+    // spaco: the chunk behind may be far away
+    if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin;
     for (size_t i = 0; i < 2 && (rows.count || s->dry); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);

@@ -244,6 +244,8 @@ while read -r length options; do
     succeeds plan --init qwen3-8b --seq-len 4096 --machine h100,host=0 --json $options
     check "$options gives $length" [ "$(json max_seq_len)" = "$length" ]
 done <"$WORK/each"
+refuses 1 'no length fits' plan --init qwen3-8b --dtype bf16 --machine h100,host=0 --method seco
+says err '--zero 3 --sp [0-9]* --method stream  *gives --seq-len [0-9]*, with as much memory for each'
 succeeds plan --init qwen3-8b --seq-len 100000 --method seco --machine h100,host=512GiB --json --quiet
 check 'seco has no layer inputs to leave out' [ "$(json inputs_every)" = 1 ]
 succeeds plan --init qwen3-0.6b --zero 3
