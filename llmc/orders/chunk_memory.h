@@ -214,7 +214,7 @@ static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_
     if (!m->border_rows) return 0; // a window of one key
     // spaco: the chunk behind may be far away
     if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin;
-    for (size_t i = 0; i < 2 && (rows.count || s->dry); i++) {
+    for (size_t i = 0; i < 2 && (rows.count || (s->dry && keys_elsewhere(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_elsewhere(s))
