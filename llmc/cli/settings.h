@@ -103,6 +103,10 @@ static void options_check_method(const Options *o, World world) {
 
 // Notes on options that have no effect.
 static void settings_note(const Options *o, World world) {
+    const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
+    if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers))
+        note("--method auto takes stream: with --%s a chunk does not go through all layers before the next one",
+             gathers ? "zero 3" : "sp");
     if (!method_has_chunks(o->method) && (o->chunk || o->logits_chunk))
         note("--method %s works on the whole sequence at once: --chunk and --logits-chunk are ignored",
              option_chosen(o, "method"));

@@ -192,6 +192,14 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
            (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);
 }
 
+// ... of a run's pass, by model_flops or model_flops_full_attention: spaco's has the backward of some chunks alone.
+static double pass_model_flops(double (*count)(const Model *, const Lora *, const Batch *, int),
+                               const RunSettings *settings, const Batch *batch) {
+    const double all = count(settings->model, settings->lora, batch, settings->backward);
+    const double forward = count(settings->model, settings->lora, batch, 0);
+    return settings->method == METHOD_SPACO ? forward + settings->sparse.keep * (all - forward) : all;
+}
+
 // No product of sizes in a plan exceeds size_t. Such plans are far beyond any memory, but --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
@@ -244,7 +252,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (settings->optimizer && !settings->defers) plan_update(&s, &state);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
-    plan.model_flops = model_flops(settings->model, settings->lora, batch, settings->backward);
+    plan.model_flops = pass_model_flops(model_flops, settings, batch);
     plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;
     plan.host_bytes = plan.arena[PLACE_HOST].peak, plan.disk_bytes = plan.arena[PLACE_DISK].peak;
     for (int share = 0; share < SHARES; share++) plan.share[share] = arena_share(plan.arena, (Share)share);

@@ -62,8 +62,8 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
         result.flops += flops_reference(run, &batch);
         once[0] += batch_tokens(&batch);
         if (batch.empty) continue;
-        once[1] += model_flops(&run->model, run->settings.lora, &batch, 1);
-        once[2] += model_flops_full_attention(&run->model, run->settings.lora, &batch, 1);
+        once[1] += pass_model_flops(model_flops, &run->settings, &batch);
+        once[2] += pass_model_flops(model_flops_full_attention, &run->settings, &batch);
     }
     sum_over_sequences(world, once, 3);
     dist_sum(RANKS_ALL, &result.flops, 1);

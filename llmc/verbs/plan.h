@@ -116,8 +116,8 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     StepShape step;
     step.sequences = assigned_batches(run->assignment);
     step.tokens = batches * (double)shape.N;
-    step.model_flops = batches * model_flops(&run->model, run->settings.lora, &shape, 1);
-    step.full_flops = batches * model_flops_full_attention(&run->model, run->settings.lora, &shape, 1);
+    step.model_flops = batches * pass_model_flops(model_flops, &run->settings, &shape);
+    step.full_flops = batches * pass_model_flops(model_flops_full_attention, &run->settings, &shape);
     free(shape.document_start);
     return step;
 }

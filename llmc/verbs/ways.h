@@ -191,7 +191,7 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
     }
     const char *place = place_names[s->place[PLACED_INPUTS]];
     if (method_is_chunk_major(s->method))
-        snprintf(inputs, sizeof(inputs), "%s/%.4s", method_names[s->method], place);
+        snprintf(inputs, sizeof(inputs), "%s/%.*s", method_names[s->method], *place == 'd' ? 3 : 4, place);
     else
         snprintf(inputs, sizeof(inputs), s->inputs_every > 1 ? "%s/%d" : "%s", place, (int)s->inputs_every);
     snprintf(optimizer, sizeof(optimizer), "%s%s", place_names[s->place[PLACED_OPTIMIZER]], s->defers ? "/fwd" : "");
