@@ -176,8 +176,9 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
         die("%s: tensor %s has shape %s, but %s for %s%s", path, tensor->name, shape_text(tensor->shape, tensor->rank),
             asks, shape_text(wanted, rank), advice);
     if (tensor->type == DTYPE_COUNT)
-        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64", path, tensor->name,
-            tensor->dtype);
+        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64. If it is "
+            "quantised, take the model that it was made of, and --base nf4",
+            path, tensor->name, tensor->dtype);
     source->places[parameter] = place;
     tensor->used = 1;
 }
@@ -292,6 +293,19 @@ static void hf_remark_quantised(WeightSource *source) {
                  dtype_name(format.rounding));
 }
 
+// The quantiser whose codes the files have in place of a weight, where config.json names none; or NULL
+static const char *hf_other_quantiser(const SafeTensors *list, const char *name) {
+    static const char *const codes[][2] = {
+        {"qweight", "GPTQ or AWQ"}, {"weight_packed", "compressed-tensors"}, {"weight_blocks", "MXFP4"}};
+    char other[HF_PART_NAME];
+    if (!text_ends_with(name, ".weight")) return NULL;
+    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+        snprintf(other, sizeof(other), "%.*s%s", (int)(strlen(name) - strlen("weight")), name, codes[i][0]);
+        if (safetensors_find(list, other)) return codes[i][1];
+    }
+    return NULL;
+}
+
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
     char prefix[64], file_name[HF_NAME], head[HF_NAME];
@@ -307,6 +321,11 @@ static void hf_open(WeightSource *source, const char *directory) {
         const char *name = hf_tensor_name(family, prefix, source->model.parameters[i].name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
+        const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
+        if (quantiser)
+            die("%s: tensor %s is quantised by %s: of quantised models those in 4 bits of bitsandbytes are read; take "
+                "the model that it was made of, and --base nf4",
+                directory, name, quantiser);
         if (!tensor) die("%s: tensor %s is missing", directory, name);
         const QuantType type = hf_quantised_type(&list, name);
         if (type != QUANT_NONE)

@@ -81,6 +81,10 @@ static void open_and_decode(const void *path) {
 
 TEST(wrong_folders) {
     static const Damage rows[] = {
+        CHANGED_TEXT("qwen3/" HF_SINGLE_FILE, DOWN "\"", "model.layers.0.mlp.down_proj.qweight\"",
+                     "tensor " DOWN " is quantised by GPTQ or AWQ"),
+        CHANGED_TEXT("qwen3/" HF_SINGLE_FILE, DOWN "\":{\"dtype\":\"F32\"", DOWN "\":{\"dtype\":\"I32\"",
+                     "If it is quantised, take the model that it was made of"),
         RENAMED(".absmax"),
         RENAMED(".nested_absmax"),
         RENAMED(".quant_map"),
@@ -122,7 +126,7 @@ TEST(wrong_folders) {
                   "\"load_in_4bit\": false, \"load_in_8bit\": true", "quantization_config (bitsandbytes in 8 bits)"),
         QUANTISER("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"af4\"", "bnb_4bit_quant_type is af4"),
     };
-    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4"), open_and_decode, NULL, mend_safetensors, 0};
+    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3"), open_and_decode, NULL, mend_safetensors, 0};
     expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 
