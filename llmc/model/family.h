@@ -275,7 +275,7 @@ static const Preset presets[] = {
      "head_dim=128,query_pre_attn_scalar=168,sliding_window=1024,rope_type=linear,factor=8"},
     {"ministral3-3b", "ministral3", {3072, 9216, 26, 0, 0}, "tie_word_embeddings=true"},
     {"ministral3-8b", "ministral3", {0}, ""},
-    {"ministral3-14b", "ministral3", {5120, 16384, 40, 0, 0}, ""},
+    {"ministral3-14b", "ministral3", {5120, 16384, 40, 0, 0}, "rope_theta=1000000000"},
     {"smollm3-3b", "smollm3", {0}, "rope_theta=5000000,max_position_embeddings=65536"},
     {"olmo2-1b", "olmo2", {2048, 8192, 16, 16, 0}, OLMO2},
     {"olmo2-7b", "olmo2", {0}, OLMO2},
