@@ -32,7 +32,8 @@ TEXT(model, "model", NULL, OF_A_MODEL, "PATH",
      "taken")
 TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
-     "mistral, qwen2, qwen3, gemma3, qwen3_5), its config.json keys overridden; doctor takes the first one unless told")
+     "mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, glm4), its config.json keys "
+     "overridden; doctor takes the first one unless told")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type; "
      "max_position_embeddings grows with them; checkpoints and convert keep it")
