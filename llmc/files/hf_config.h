@@ -50,6 +50,7 @@ static const HfConstant hf_constants[] = {
     {"gemma3", "attn_logit_softcapping", "null", "null"},
     {"gemma3", "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
+    {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // of any model, in transformers
     {NULL, "add_cross_attention", "false", NULL},
     {NULL, "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
@@ -386,6 +387,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters)
         hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &found, path);
+    if (per_layer && json_get(scaling, "type") && !json_get(scaling, "rope_type"))
+        die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
     if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &found, path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
@@ -426,8 +429,9 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
         if (!cJSON_IsString(type) || (strcmp(type->valuestring, FULL) != 0 && strcmp(type->valuestring, other) != 0))
-            die("%s: layer_types: layer %zu has %s, " FULL " and %s are supported", path, layers,
-                json_scalar_text(type, value, sizeof(value)), other);
+            die("%s: layer_types: layer %zu has %s, supported is " FULL "%s%s", path, layers,
+                json_scalar_text(type, value, sizeof(value)), strcmp(other, FULL) != 0 ? "|" : "",
+                strcmp(other, FULL) != 0 ? other : "");
         if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
         layers++;
     }
@@ -480,6 +484,8 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     const int everywhere = family->same_windows, olmo = has && !everywhere && !family->norm_offset;
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
+    if ((everywhere || qwen) && !turned_off && cJSON_IsNumber(window) && window->valuedouble == 0)
+        die("%s: sliding_window is 0, with which transformers lets no token see any; null is no window", path);
     if (qwen && !window) config->sliding_window = HF_WINDOW;
     if (turned_off || (has && cJSON_IsNull(window))) config->sliding_window = 0;
     if (L > LAYER_TYPES_MAX && config->sliding_window && !everywhere)

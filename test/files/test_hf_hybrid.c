@@ -146,7 +146,7 @@ TEST(configs_that_are_refused) {
         KEY("hidden_act", "\"silu\"", "\"gelu\"", "hidden_act is gelu"),
         KEY("full_attention_interval", "4", "0", "full_attention_interval is 0"),
         KEY("full_attention_interval", "4", "4, \"layer_types\": [\"sliding_attention\"]",
-            "layer 0 has sliding_attention, full_attention and linear_attention are supported"),
+            "layer 0 has sliding_attention, supported is full_attention|linear_attention"),
         KEY("full_attention_interval", "4", "4, \"layer_types\": [\"linear_attention\"]",
             "layer_types names 1 layers, num_hidden_layers is 5"),
         KEY("linear_num_value_heads", "6", "5", "linear_num_value_heads 5 is not a multiple of linear_num_key_heads 2"),
