@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Random configurations of every family against transformers: loss and the gradient of every parameter in float64, by a random method
-and chunk size; now and then greedy text, and the folder that `convert` writes, whose weights must be the same bytes.
+"""Random configurations of every family against transformers: loss and the gradient of every parameter in float64, of documents of
+different lengths packed into a sequence, by a random method and chunk size; now and then greedy text, and the folder that `convert`
+writes, whose weights must be the same bytes. The last line has the worst errors of all trials.
 
     dev/compare/random_models.py                      100 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
     dev/compare/random_models.py --seed 7 --trials 20 --families glm4,olmo3
@@ -20,11 +21,13 @@ import tempfile
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "test" / "golden"))
+sys.path[:0] = [str(ROOT / "test" / "golden"), str(ROOT / "data")]
 warnings.filterwarnings("ignore")
 import make_golden  # noqa: E402
 import numpy as np  # noqa: E402
+import shards  # noqa: E402
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config, MistralConfig,  # noqa: E402
                           Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
@@ -45,18 +48,32 @@ def scaling(r, positions):
     if kind in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = r.choice([16, 32, positions])
     if kind == "yarn":
-        extra = r.randrange(3)
-        rope |= [{}, dict(attention_factor=1.3), dict(mscale=0.8, mscale_all_dim=1.1, beta_fast=16.0, beta_slow=0.5)][extra]
+        rope |= r.choice([{}, dict(attention_factor=1.3), dict(truncate=False),
+                          dict(mscale=0.8, mscale_all_dim=1.1, beta_fast=16.0, beta_slow=0.5)])
     return rope
 
 
 def sizes(r):
     """What all rotated families have. transformers wants a multiple of the heads for hidden_size, and even widths of a head."""
     groups, kv = r.choice([1, 2, 3, 4]), r.choice([1, 1, 2, 3])
-    return dict(vocab_size=r.randrange(60, 140), hidden_size=groups * kv * r.randrange(3, 60 // (groups * kv) + 4), intermediate_size=r.randrange(9, 90),
+    return dict(vocab_size=r.randrange(60, 140), hidden_size=groups * kv * r.randrange(3, 60 // (groups * kv) + 4),
+                intermediate_size=r.randrange(9, 90),
                 num_hidden_layers=r.randrange(1, 5), num_attention_heads=groups * kv, num_key_value_heads=kv,
                 head_dim=2 * r.randrange(2, 17), max_position_embeddings=256, rms_norm_eps=r.choice([1e-6, 1e-5, 1e-3]),
                 tie_word_embeddings=r.random() < 0.5)
+
+
+def part(r, width):
+    """The share of a head that is rotated, an even number of elements."""
+    return r.choice([p for p in (0.25, 0.5, 0.75, 1.0) if width * p % 2 == 0])
+
+
+def width_of_heads(r, s):
+    """For classes without head_dim, which take it all the same: as it is, or left to follow from the others. Returns it."""
+    if r.random() < 0.3:
+        return s["head_dim"]
+    s["hidden_size"] = s["num_attention_heads"] * s["head_dim"]
+    return s.pop("head_dim")
 
 
 def kinds(r, n, other):
@@ -85,19 +102,28 @@ def mistral(r):
 
 
 def ministral3(r):
-    rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=r.choice([5, 12, 30]),
-                llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7]), mscale=1.0, mscale_all_dim=r.choice([0.5, 1.0]))
+    rope = dict(rope_theta=1e4, original_max_position_embeddings=r.choice([5, 12, 30]),
+                llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7]))
+    rope |= r.choice([dict(rope_type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=r.choice([0.5, 1.0]))] * 3 + [
+        dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0),
+        dict(rope_type="default", llama_4_scaling_beta=0.0)])
     return Ministral3Config(**sizes(r), rope_parameters=rope, sliding_window=r.choice([None, None, r.randrange(1, 30)]))
+
+
+def qwen_windows(r, layers):
+    some = dict(use_sliding_window=True, sliding_window=r.randrange(1, 30))
+    return r.choice([{}, some | dict(max_window_layers=r.randrange(0, layers)),
+                     some | dict(layer_types=kinds(r, layers, "sliding_attention"))])
 
 
 def qwen2(r):
     s = sizes(r)
-    window = dict(use_sliding_window=True, sliding_window=r.randrange(1, 30), max_window_layers=r.randrange(0, s["num_hidden_layers"]))
-    return Qwen2Config(**s, rope_parameters=scaling(r, 64), **(window if r.random() < 0.5 else {}))
+    return Qwen2Config(**s, rope_parameters=scaling(r, 64), **qwen_windows(r, s["num_hidden_layers"]))
 
 
 def qwen3(r):
-    return Qwen3Config(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3)
+    s = sizes(r)
+    return Qwen3Config(**s, rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3, **qwen_windows(r, s["num_hidden_layers"]))
 
 
 def gemma3(r):
@@ -119,9 +145,10 @@ def qwen3_5(r):
 
 def smollm3(r):
     s = sizes(r)
-    s["hidden_size"] = s["num_attention_heads"] * s.pop("head_dim")
-    return SmolLM3Config(**s, rope_parameters=scaling(r, 64), no_rope_layers=[r.randrange(2) for _ in range(s["num_hidden_layers"])],
-                         attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
+    width_of_heads(r, s)
+    without = r.choice([dict(no_rope_layers=[r.randrange(2) for _ in range(s["num_hidden_layers"])]),
+                        dict(no_rope_layer_interval=r.randrange(1, 5))])
+    return SmolLM3Config(**s, **without, rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
 
 
 def olmo2(r):
@@ -135,16 +162,14 @@ def olmo3(r):
 
 
 def phi3(r):
-    s, part = sizes(r), r.choice([0.5, 0.75, 1.0])
-    s["hidden_size"] = s["num_attention_heads"] * (4 * s.pop("head_dim") // 4)
-    width = s["hidden_size"] // s["num_attention_heads"]
-    rope = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=part if int(width * part) % 2 == 0 else 1.0)
+    s = sizes(r)
+    rope = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=part(r, width_of_heads(r, s)))
     return Phi3Config(**s, rope_parameters=rope, sliding_window=r.choice([None, r.randrange(1, 30)]))
 
 
 def glm4(r):
     s, rope = sizes(r), scaling(r, 64)
-    s["head_dim"], rope["partial_rotary_factor"] = 4 * r.randrange(1, 9), r.choice([0.5, 1.0])
+    rope["partial_rotary_factor"] = part(r, s["head_dim"])
     return Glm4Config(**s, rope_parameters=rope, attention_bias=r.random() < 0.6)
 
 
@@ -160,42 +185,62 @@ def ours(*words):
     return made.stdout
 
 
+def write_shard(folder, documents, counts, vocabulary):
+    writer = shards.ShardWriter(str(folder), "data", shards.DOCUMENTS, vocabulary, 0, "", 1 << 20)
+    table, begin = np.zeros(len(documents), shards.TABLE), 0
+    for i, (ids, counted) in enumerate(zip(documents, counts)):
+        table[i] = begin, len(ids), counted.sum(), i, 0, 0, shards.document_crc(ids.tobytes(), counted.tobytes())
+        begin += len(ids)
+    writer.add(np.concatenate(documents), np.concatenate(counts), table, np.ones(len(documents), np.int64))
+    writer.close()
+    os.rename(writer.path(0) + ".tmp", writer.path(0))
+    return writer.path(0)
+
+
 def trial(seed, number, names, work, verbose):
+    """Returns the family, and the errors of the loss and of the worst gradient."""
     r = random.Random(f"{seed} {number}")
     name = r.choice(names)
     config = FAMILIES[name](r)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, key, None)
-    length, batch = r.randrange(2, 70), r.choice([1, 1, 2, 3])
-    method, chunk = r.choice([("full", 0), ("checkpoint", 0)] + [("stream", r.randrange(1, 80))] * 6), r.randrange(1, 90)
-    about = f"{name}, {batch} x {length} tokens, {method[0]} {method[1]}"
+    lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
+    chunked = [(m, r.randrange(1, 80)) for m in ["mst", "seco"] + ["stream"] * 6]
+    method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
+    about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
         print(about, config.to_json_string(), sep="\n")
-    case = make_golden.Case(name, config, seed=r.randrange(1 << 20), lengths=(length,) * batch)
+    case = make_golden.Case(name, config, seed=r.randrange(1 << 20), lengths=tuple(lengths))
     folder = work / str(number)
     folder.mkdir()
     make_golden.save_model(case, make_golden.random_model(case), folder)
     rng = np.random.default_rng(case.seed)
-    tokens = rng.integers(0, config.vocab_size, length * batch + 1)
-    (work / "data.bin").write_bytes(make_golden.llmc_header(20240801, 7, len(tokens)) + tokens.astype(np.uint32).tobytes())
-    chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[0] == "stream" else []
-    out = json.loads(ours("bp", "--model", folder, "--data", work / "data.bin", "--seq-len", length, "--batch", batch, "--method",
-                          method[0], *chunks, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
+    documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
+    counts = [(rng.random(n + 1) < 0.8).astype(np.uint8) for n in lengths]
+    for counted in counts:
+        counted[0], counted[-1] = 0, 1  # some target of each counts
+    data = write_shard(work, documents, counts, config.vocab_size)
+    chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
+    out = json.loads(ours("bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths),
+                          "--method", method[0], *chunks, "--grads-out", work / "grads.safetensors", "--json", "--quiet"))
     found = load_file(work / "grads.safetensors")
     with make_golden.rmsnorm_in_the_models_dtype():
         model = make_golden.load_model(folder, torch.float64, "sdpa")
-        stream = dict(tokens=torch.tensor(tokens[:-1]), targets=torch.tensor(tokens[1:]), loss_weight=torch.ones(length * batch),
-                      doc_start=torch.arange(batch) * length, doc_length=torch.full((batch,), length))
+        joined = [torch.tensor(np.concatenate(parts).astype(np.int64)) for parts in (
+            [ids[:-1] for ids in documents], [ids[1:] for ids in documents], [counted[1:] for counted in counts])]
+        stream = dict(zip(("tokens", "targets", "loss_weight"), joined), doc_length=torch.tensor(lengths),
+                      doc_start=torch.tensor([0, *lengths[:-1]]).cumsum(0))
         loss, _, _, gradients = make_golden.loss_and_gradients(model, stream)
-        worst = abs(out["loss"] - loss.item()) / loss.item()
-        assert worst <= LOSS, f"{about}: loss {out['loss']!r}, transformers has {loss.item()!r}"
+        off, worst = abs(out["loss"] - loss.item()) / loss.item(), 0.0
+        assert off <= LOSS, f"{about}: loss {out['loss']!r}, transformers has {loss.item()!r}"
         whole = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
         assert set(found) == set(gradients), f"{about}: gradients of {set(found) ^ set(gradients)}"
         for key, g in gradients.items():
             error = (found[key].double() - g).norm() / (g.norm() + 1e-3 * whole)
             assert error <= GRADIENT, f"{about}: gradient of {key} is off by {error:.2g}"
+            worst = max(worst, error.item())
         if number % 5 == 0:
-            prompt = tokens[:min(length, 6)].astype(int)
+            prompt = documents[0][:6].astype(int)
             expected = model.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                                       do_sample=False, max_new_tokens=6, use_cache=False)[0, len(prompt):].tolist()
             text = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
@@ -206,7 +251,7 @@ def trial(seed, number, names, work, verbose):
         same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
         assert same, f"{about}: the weights that convert writes are others"
         make_golden.load_model(work / "again", torch.float32, "sdpa")
-    return name
+    return name, off, worst
 
 
 def main():
@@ -218,19 +263,22 @@ def main():
     options = arguments.parse_args()
     names = options.families.split(",")
     torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
     for function in ("cos", "sin"):  # torch's own are off by an ulp now and then
         setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
     torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
-    counts, failed = {}, 0
+    counts, failed, worst = {}, 0, (0.0, 0.0)
     for number in [options.only] if options.only is not None else range(options.trials):
         with tempfile.TemporaryDirectory() as work:
             try:
-                name = trial(options.seed, number, names, pathlib.Path(work), options.only is not None)
+                name, *errors = trial(options.seed, number, names, pathlib.Path(work), options.only is not None)
+                worst = tuple(map(max, worst, errors))
                 counts[name] = counts.get(name, 0) + 1
             except Exception as error:  # any fault of either side is one trial's
                 failed += 1
                 print(f"trial {number} of seed {options.seed}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
+    print(f"worst error of a loss {worst[0]:.1e}, of a gradient {worst[1]:.1e} (gradients are written in fp32)")
     return failed > 0
 
 
