@@ -176,7 +176,7 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
         die("%s: tensor %s has shape %s, but %s for %s%s", path, tensor->name, shape_text(tensor->shape, tensor->rank),
             asks, shape_text(wanted, rank), advice);
     if (tensor->type == DTYPE_COUNT)
-        die("%s: tensor %s has dtype %s, which is not supported; supported are F32, F16, BF16, F64. If it is "
+        die("%s: tensor %s has dtype %s; supported are F32, F16, BF16, F64. If it is "
             "quantised, take the model that it was made of, and --base nf4",
             path, tensor->name, tensor->dtype);
     source->places[parameter] = place;

@@ -8,7 +8,7 @@ folder is complete or absent.
 */
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
-#include "hf_config.h"
+#include "hf_config_keep.h"
 #include "hf_write_quantised.h"
 #include "llmc/base/output.h"
 #include "llmc/base/progress.h"

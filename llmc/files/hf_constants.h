@@ -1,0 +1,98 @@
+/*
+Keys of a config.json with the same value in every model of a family that we compute: what else they say is refused by
+name, and they are written where transformers needs them.
+*/
+#ifndef LLMC_HF_CONSTANTS_H
+#define LLMC_HF_CONSTANTS_H
+#include "llmc/model/config.h"
+#include "llmc/base/json.h"
+
+typedef struct {
+    const char *families; // separated by "|"; NULL: any
+    const char *key;
+    const char *allowed; // values that are read, separated by "|"; NULL: any. An absent key is allowed
+    const char *written; // JSON; NULL: not written
+} HfConstant;
+
+#define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
+#define HF_ROTATED "gpt2|llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
+#define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
+#define NO_DROPOUT "0.0"
+static const HfConstant hf_constants[] = {
+    {NULL, "bos_token_id", NULL, "null"}, // special tokens are not known here: null, not the class's default
+    {NULL, "eos_token_id", NULL, "null"},
+    {NULL, "pad_token_id", NULL, "null"},
+    {NULL, "use_cache", NULL, "true"},
+    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", NULL},
+    {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
+    {"gpt2|phi3", "embd_pdrop", NULL, NO_DROPOUT},
+    {"gpt2|phi3", "resid_pdrop", NULL, NO_DROPOUT},
+    {"smollm3", "use_sliding_window", "false", "false"},
+    {"olmo2|olmo3", "clip_qkv", "null", NULL},
+    {"gpt2", "scale_attn_weights", "true", NULL},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
+    {"gpt2", "reorder_and_upcast_attn", "false", NULL},
+    {HF_SILU, "hidden_act", "silu", "\"silu\""},
+    {"gemma3", "hidden_activation", "gelu_pytorch_tanh", "\"gelu_pytorch_tanh\""},
+    {HF_SILU "|gemma3", "attention_dropout", NULL, NO_DROPOUT},
+    {"gemma3", "attn_logit_softcapping", "null", "null"},
+    {"gemma3", "final_logit_softcapping", "null", "null"},
+    {"gemma3", "use_bidirectional_attention", "false|null", "false"},
+    {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // of any model, in transformers
+    {NULL, "add_cross_attention", "false", NULL},
+    {NULL, "is_encoder_decoder", "false", NULL},
+    {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
+    {"qwen3_5", "attn_output_gate", "true", NULL},
+    {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
+    {NULL, "dtype", HF_DTYPES, NULL},
+    {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5
+};
+#define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
+
+static int hf_applies(const HfConstant *c, const Family *family) {
+    return !c->families || text_is_one_of(family->name, c->families);
+}
+
+// Refuses null where transformers does: counted as absent, it would be the default. In a few keys of a few families it
+// means something: what follows from other keys.
+static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
+    static const char *const means[][2] = {{"head_dim", "llama|mistral"},
+                                           {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
+                                           {"intermediate_size", "gpt2"}};
+    const cJSON *item;
+    cJSON_ArrayForEach(item, root) {
+        const int index = config_key_find(item->string);
+        const char *name = index < 0 ? item->string : config_keys[index].name;
+        int refused = index < 0 ? text_is_one_of(name, "use_sliding_window|max_window_layers") &&
+                                      text_is_one_of(family->name, "qwen2|qwen3")
+                                : family_has_key(family, name) && !config_keys[index].scaling &&
+                                      !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
+                                                            "sliding_window");
+        for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
+            if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
+        for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
+            if (!strcmp(name, c->key) && c->families && c->allowed && hf_applies(c, family))
+                refused = !text_is_one_of("null", c->allowed);
+        if (refused && cJSON_IsNull(item))
+            die("%s: %s is null, which transformers refuses; give its value, or leave it out for the default", path,
+                item->string);
+    }
+}
+
+// Refuses other values. `remark` gets a line where the file asks for dropout: models are trained without it here, which
+// is common practice for fine-tuning but not what the file says.
+static void hf_check_constants(const cJSON *root, const Family *family, const char *path, char *remark, size_t size) {
+    char value[64];
+    *remark = 0;
+    for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++) {
+        const cJSON *item = json_get(root, c->key);
+        if (!item || !hf_applies(c, family)) continue;
+        if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
+            die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
+        if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
+            snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", c->key,
+                     item->valuedouble);
+    }
+}
+
+#endif
