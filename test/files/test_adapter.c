@@ -189,7 +189,7 @@ TEST(tensors_are_refused_by_name) {
         RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias", "is missing; every layer must have"),
         RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight", "lora_B.weight is missing; every"),
         RENAMED("\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"),
-        RENAMED("\"F32\"", "\"I32\"", "has dtype I32, which is not supported"),
+        RENAMED("\"F32\"", "\"I32\"", "has dtype I32; supported are F32"),
         RENAMED("{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"),
         RENAMED("0000000000001234", "qqqq000000001234", "its streambp_base is damaged"),
         RENAMED("\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"),
