@@ -57,7 +57,7 @@ static void methods_agree(const char *text, const size_t *length, size_t documen
                 continue; // the diagonal, some
             static const Method methods[] = {METHOD_STREAM, METHOD_MST, METHOD_SECO};
             for (size_t m = 0; m < COUNT_OF(methods); m++) {
-                if (EMULATED && m != (i + j) % 3) continue;
+                if ((EMULATED || ops_device->stored == DTYPE_BF16) && m != (i + j) % 3) continue; // all in other rows
                 test_case("%.40s..., method %d, %zu tokens, %zu documents, mask %d, chunks %zu and %zu", text,
                           methods[m], N, documents, masked, sizes[i], sizes[j]);
                 other = tiny_case_run(&c, methods[m], sizes[i], sizes[j], &c.batch, 1);
