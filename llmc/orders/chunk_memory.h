@@ -175,7 +175,7 @@ static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what
     return rows / (double)whole;
 }
 
-// Rows of `width` elements of `size` bytes between device and place; in a plan so many as the chunk's visits have
+// Rows of `bytes` each between device and place; in a plan as many as the visits of the chunk have on average
 static int64_t rows_move(StreamBP *s, void *device, void *kept, Range rows, double mean, size_t bytes, int in) {
     Residency *r = &s->memory;
     const Place place = r->place[PLACED_INPUTS];
