@@ -92,11 +92,9 @@ static void expect_norm(size_t step, double found, double alone, double allowed)
     if (!(fabs(found - alone) <= allowed * alone)) test_fail("step %zu: norm %.17g, alone %.17g", step, found, alone);
 }
 
-// Stages 0 and 1 add sums in place up once a step, the others once a stream; so does what holds all sums (grads_hold)
-// where gradients are elsewhere, which they are by turns.
+// Stages 0 and 1 add sums in place up once a step, the others once a stream.
 static int reduced_alike(const Case *c, size_t stage) {
-    const int held = method_is_chunk_major(c->tiny.settings.method);
-    return (stage != 2 && !held) || c->batches == world_replicas(world) ||
+    return stage != 2 || c->batches == world_replicas(world) ||
            c->tiny.settings.gradient_type != dtype_of_sums(c->tiny.model.dtype);
 }
 
