@@ -69,8 +69,8 @@ the layers of either kind have the memory in turn. States cost stream 2 N C (W +
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
 plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers have their adapters with them (modules.h): with
 LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the
-chunks (attention_memory.h). Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco, processes that
-share a sequence, generation.
+chunks (attention_memory.h). Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco, processes
+that share a sequence, generation.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H

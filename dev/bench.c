@@ -5,8 +5,8 @@ dev/bench.sh.
 
     bench layers    [REPEATS]       decoder layers of Qwen3-0.6B's widths, T = 2048, 16384: share of the product's rate
     bench methods   [REPEATS [T]]   time of stream over time of checkpoint, at T = 4096 and 8192 or at T
-    bench orders    [REPEATS [T]]   time of mst and seco over stream's, of spaco over seco's, T = 8192 or T, chunks of 1024:
-                                    a dense model, a hybrid, one with windows
+    bench orders    [REPEATS [T]]   time of mst and seco over stream's, of spaco over seco's, T = 8192 or T, chunks of
+                                    1024: a dense model, a hybrid, one with windows
     bench chunks    [REPEATS]       stream at several chunk sizes over checkpoint, T = 8192
     bench pass T V  [REPEATS]       the first with V words: what each op takes of a pass, its rate over the product's or
                                     a copy's

@@ -5,8 +5,8 @@ Of a composite model, text beside images, it takes text_config.
 It refuses, by name, whatever would make the model compute something else than we do: architectures, activations, other
 ways of scaling rope, soft caps, quantisation, values that no model can have. Writing gives every key that transformers
 needs to build the same model, rotary positions and windows in both forms where that contradicts nothing; a config.json
-of this model that is there already is kept (hf_config_keep.h). Both directions walk config_keys (config.h), so a new key
-is read and written under its own name, and the table of hf_constants.h.
+of this model that is there already is kept (hf_config_keep.h). Both directions walk config_keys (config.h), so a new
+key is read and written under its own name, and the table of hf_constants.h.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H

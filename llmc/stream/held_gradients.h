@@ -1,8 +1,9 @@
 /*
-Sums of the gradients of all groups at one time, for orders that come to each group more than once (chunk-major ones), in
-place of what residency.h hands out group by group: grads_hold pushes them, grads_held_begin is called before the first of
-them is added to, grads_held gives a group's, and grads_release_held does for all groups what grads_release does for one.
-Where a group's sums would be the stored gradient itself these are, too, so that no bit depends on where that lies.
+Sums of the gradients of all groups at one time, for orders that come to each group more than once (chunk-major ones),
+in place of what residency.h hands out group by group: grads_hold pushes them, grads_held_begin is called before the
+first of them is added to, grads_held gives a group's, and grads_release_held does for all groups what grads_release
+does for one. Where a group's sums would be the stored gradient itself these are, too, so that no bit depends on where
+that lies.
 */
 #ifndef LLMC_HELD_GRADIENTS_H
 #define LLMC_HELD_GRADIENTS_H
