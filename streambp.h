@@ -773,6 +773,7 @@ static void layers_forward(StreamBP *s) {
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
         size_t l = layer_at(s, i);
+        stop_poll(1); // a run that was asked to end may give its step up here
         const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
         s->order->layer_forward(s, l, w);
@@ -792,6 +793,7 @@ static void layers_backward(StreamBP *s) {
     inputs_begin(s);
     for (size_t i = layer_count(s); i-- > 0;) {
         size_t l = layer_at(s, i);
+        stop_poll(1);
         restore_input(s, l); // x_l, where --inputs-every has not kept it
         const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);

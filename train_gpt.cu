@@ -49,13 +49,14 @@ here looks inside one. The includes are the map: one block per room, and a room 
 // generate: sampler, prompts
 #include "llmc/generate/sampler.h"
 #include "llmc/generate/prompt.h"
-// train: optimizer, schedule, checkpoints, log, references, rollouts
+// train: optimizer, schedule, checkpoints, log, references, rollouts, signals
 #include "llmc/train/all_reduce.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/checkpoint.h"
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"
 #include "llmc/train/trainer_setup.h"
+#include "llmc/train/trainer_stop.h"
 // verbs: bp, plan, eval and logprobs, sample, convert and info, doctor
 #include "llmc/verbs/bp.h"
 #include "llmc/verbs/plan.h"
@@ -128,29 +129,28 @@ static StepReport train_step(Trainer *t, size_t step) {
 }
 
 // ---- the loop -------------------------------------------------------------------------------------------------------
-static int every(size_t step, size_t interval) { return interval && step % interval == 0; }
-
 static int verb_train(const Options *o) {
     static Trainer trainer;
     Trainer *t = &trainer;
-    StepReport report = {0};
-    report.loss = NAN; // of a finished run that is resumed
+    int code = 0;
     trainer_begin(t, o);
-    const size_t steps = t->state.schedule.steps;
-    if (o->val_data.count && t->state.step == 0) trainer_validate(t, 0);
-    for (size_t step = t->state.step + 1; step <= steps; step++) {
-        report = train_step(t, step);
-        trainer_log_step(t, &report);
+    trainer_listen(t); // from now on a signal ends the run after its step
+    if (trainer_validates(t)) trainer_validate(t);
+    while (t->state.step < t->state.schedule.steps && !trainer_stops(t)) {
+        t->last = train_step(t, t->state.step + 1);
+        trainer_log_step(t);
         allocation_guard = getenv("STREAMBP_ALLOCATION_GUARD") != NULL; // tests: from now on allocating is fatal
-        if (o->val_data.count && (every(step, o->val_every) || step == steps)) trainer_validate(t, step);
-        if (every(step, o->sample_every)) trainer_sample(t, step);
-        if (t->has_folder && (every(step, o->save_every) || step == steps)) trainer_save(t);
+        if (trainer_stops(t)) break;
+        if (trainer_validates(t)) trainer_validate(t);
+        if (o->sample_every && t->state.step % o->sample_every == 0) trainer_sample(t);
+        if (trainer_saves(t)) trainer_save(t);
     }
+    if (t->asked) code = trainer_stop(t, t->asked, "");
     allocation_guard = 0;
     runlog_close(&t->log);
-    if (o->json) trainer_json(t, &report);
+    if (o->json) trainer_json(t);
     trainer_end(t);
-    return 0;
+    return code;
 }
 
 // ---- main -----------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ int main(int argc, char **argv) {
     use_threads(options.threads);
     int status = verbs[options.verb](&options);
     options_free(&options);
-    stdout_finish();
+    if (!stop_asked()) stdout_finish(); // the terminal or the pipe may be gone
     dist_stop();
     return status;
 }

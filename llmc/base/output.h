@@ -10,8 +10,8 @@ files.
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
 #include "file.h"
+#include "stop.h"
 #include <dirent.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
@@ -65,16 +65,24 @@ static void output_discard(void) {
     run_discard();
 }
 
-// Ctrl-C, a closed terminal, a batch system: unfinished output is removed, then the signal acts as by default.
+// Ctrl-C, a closed terminal, a batch system: a request to stop (stop.h). Where nobody listens, or a second time,
+// unfinished output is removed and the signal acts as by default.
 static void end_by_signal(int number) {
+    const int error = errno;
+    const int broken = voice.others_died && voice.others_died(); // a launcher ends those that are left
+    if (!broken && stop_ask(number)) {
+        errno = error;
+        return;
+    }
     output_discard();
     if (voice.before_end) voice.before_end();
-    kill(getpid(), number); // its action is the default one again (SA_RESETHAND)
+    signal(number, SIG_DFL);
+    kill(getpid(), number);
 }
 
 // main calls this before anything is written.
 static void signals_prepare(void) {
-    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     static int prepared;
     struct sigaction before, action = {0};
     if (prepared) return;
@@ -82,7 +90,7 @@ static void signals_prepare(void) {
     atexit(output_discard);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
     action.sa_handler = end_by_signal;
-    action.sa_flags = (int)SA_RESETHAND | SA_NODEFER;
+    action.sa_flags = SA_RESTART | SA_NODEFER;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         sigaction(ends[i], NULL, &before);
         if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force

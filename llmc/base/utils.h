@@ -64,6 +64,7 @@ typedef struct {
     // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
     void (*before_error)(int code);
     void (*before_end)(void); // called where a signal ends the process: only system calls
+    int (*others_died)(void); // 1: another process of the job was killed; only system calls
 } Voice;
 __attribute__((weak)) Voice voice;
 

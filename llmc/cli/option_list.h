@@ -6,14 +6,15 @@ The rows of the table of options (option_rows.h), included wherever something is
 type field is the member of struct Options. A row is written as its kind, which leaves out what all of that kind share:
 
     FLAG(field, name, verbs, help)                      TEXT(field, name, default, verbs, value, help)
-    PATHS, IDS(field, name, verbs, value, help)
+    PATHS, IDS(field, name, verbs, value, help)         INTERVAL(field, name, default, verbs, value, help)
     CHOICE(type, field, name, default, first, last, verbs, words, help)
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
 A default is written as it would be typed. A number whose default is a word ("auto", "off") accepts that word too: the
 field is then 0, or NAN where it is a double, and means what the help says. A row whose most is MOST_TOKENS counts
 tokens: 32k is 32768 there, and 32000 of anything else. A choice is stored as the value of its enum: the row gives those
-of its first and its last word, which stand in the order of the enum.
+of its first and its last word, which stand in the order of the enum; one of off, on and more may stand without a word,
+which means on. An interval counts steps (100) or time (30min).
 */
 #define FLAG(field, name, verbs, help) OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
 #define TEXT(field, name, text, ...)   OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
@@ -23,6 +24,7 @@ of its first and its last word, which stand in the order of the enum.
 #define BYTES(field, name, ...)        OPTION(size_t, field, name, BYTES, __VA_ARGS__)
 #define REAL(field, name, ...)         OPTION(double, field, name, REAL, __VA_ARGS__)
 #define CHOICE(type, field, name, ...) OPTION(type, field, name, CHOICE, __VA_ARGS__)
+#define INTERVAL(field, name, text, ...) OPTION(Interval, field, name, INTERVAL, text, 0, 0, __VA_ARGS__)
 // clang-format off
 
 SECTION("Model")
@@ -256,24 +258,36 @@ TEXT(config, "config", NULL, EVERYWHERE, "FILE",
      "take what the command line leaves out from a file: lines of --option value, a JSON object, or a run's log.jsonl "
      "or folder; options of other verbs in it have no effect")
 TEXT(out, "out", NULL, ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT), "PATH",
-     "train: the folder of checkpoints and log.jsonl; logprobs: the file to write; convert: the .bin or the new "
-     "Hugging Face folder to write")
+     "train: the folder of checkpoints and log.jsonl, or none to keep nothing; logprobs: the file to write; convert: "
+     "the .bin or the new Hugging Face folder to write")
 CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP4, ON(CONVERT), "auto|flat|hf|text|llmc|nf4|fp4",
        "format to write: a flat .bin, a Hugging Face folder, one of the text model alone where the model also has "
        "images, llm.c's GPT-2 .bin, or (nf4, fp4) such a folder of matrices in 4 bits as bitsandbytes has them; auto: "
        "flat where --out ends in .bin, else hf")
-FLAG(overwrite, "overwrite", ON(BP) | ON(LOGPROBS) | ON(CONVERT),
-     "replace what --out or --grads-out names if it is there; what is read is never replaced")
+FLAG(overwrite, "overwrite", ON(TRAIN) | ON(BP) | ON(LOGPROBS) | ON(CONVERT),
+     "replace what --out or --grads-out names if it is there (train: the run there, as the new one begins its first "
+     "step); what is read is never replaced")
 TEXT(like, "like", NULL, ON(CONVERT), "DIR",
      "Hugging Face folder of the same model, from which config.json, tokenizer and licence are taken, and the tensors "
      "of what is not its text model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, ON(CONVERT), "BYTES",
       "split larger Hugging Face models into files of at most so much")
-FLAG(resume, "resume", ON(TRAIN), "continue from the last complete checkpoint in --out")
-SIZE(save_every, "save-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",
-     "steps from checkpoint to checkpoint; the last step is always saved where there is an --out")
+CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, ON(TRAIN), "off|on|auto",
+       "continue from the last complete checkpoint in --out; auto: or begin where there is none; on where no word "
+       "follows")
+FLAG(extend, "extend", ON(TRAIN),
+     "with --resume: train a finished run on, up to --steps or --epochs in all, at the rate at which it ended; with --lr "
+     "from that rate to this one in --warmup steps, then by --schedule")
+INTERVAL(save_every, "save-every", "30min", ON(TRAIN), "N|TIME",
+     "from checkpoint to checkpoint: steps, or time such as 30min or 2h; off: only the last step, and what a signal "
+     "stops")
 SIZE(keep_checkpoints, "keep-checkpoints", "2", 1, OPTION_UNBOUNDED, ON(TRAIN), "N",
      "number of last checkpoints that stay")
+FLAG(keep_best, "keep-best", ON(TRAIN),
+     "save at the best validation so far, by loss (with --rollout by reward), and keep that beside the last ones")
+REAL(grace, "grace", "20", 0, 1e6, ON(TRAIN), "SECONDS",
+     "time that SIGINT, SIGTERM, SIGHUP and SIGUSR1 leave to the current step; then it is given up, and the last "
+     "finished one is saved")
 SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps from validation to validation")
 SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
      "micro-batches of an evaluation; all: once through its data")
@@ -337,5 +351,6 @@ FLAG(version, "version", EVERYWHERE, "the version")
 #undef BYTES
 #undef REAL
 #undef CHOICE
+#undef INTERVAL
 #undef OPTION
 #undef SECTION

@@ -55,6 +55,12 @@ typedef struct {
     size_t count;
 } IdList;
 
+// Off where both are 0
+typedef struct {
+    size_t steps;
+    double seconds;
+} Interval;
+
 // ---- what choices are stored as, in the order of their words; others are declared where they belong ----------------
 #define PLACE_WORDS "auto|device|host|disk"
 #define DTYPE_AUTO  (-1) // the build's dtype, or the one that the run's other settings ask for
@@ -67,13 +73,14 @@ typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
+typedef enum { RESUME_OFF, RESUME_ON, RESUME_AUTO } Resume;
 typedef enum { REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP } RewardFailure;
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULES } ScheduleKind;
 typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLMC, CONVERT_NF4, CONVERT_FP4 } ConvertTo;
 
 // Unset text is NULL.
 typedef struct {
-    unsigned char given[160]; // [i]: row i stood on the command line
+    unsigned char given[192]; // [i]: row i stood on the command line
     Verb verb;
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
@@ -89,7 +96,8 @@ typedef enum {
     OPTION_TEXT,
     OPTION_CHOICE,
     OPTION_PATHS,
-    OPTION_IDS
+    OPTION_IDS,
+    OPTION_INTERVAL
 } OptionKind;
 
 typedef struct {
@@ -122,7 +130,7 @@ static const OptionRow option_rows[] = {
 #include "option_list.h"
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
-static_assert(OPTION_ROWS <= 160, "Options.given has a place for every row");
+static_assert(OPTION_ROWS <= 192, "Options.given has a place for every row");
 
 // Words that exist in the literature, and are refused by name until they exist here.
 static const struct {
@@ -177,6 +185,8 @@ static const struct {
     {"schedule", "constant_with_warmup", "constant"},
     {"dtype", "bfloat16", "bf16"},
     {"dtype", "float32", "fp32"},
+    {"resume", "true", "on"},
+    {"resume", "false", "off"},
 };
 #define WORD_ALIASES (sizeof(word_aliases) / sizeof(word_aliases[0]))
 
@@ -191,9 +201,9 @@ static const struct {
     {"warmup-ratio", "give --warmup with a number of steps"},
     {"logging-steps", "every step is logged; leave it out"},
     {"report-to", "a run logs to log.jsonl in --out; scripts/log_export.py makes other formats of it"},
-    {"save-strategy", "give --save-every with a number of steps"},
+    {"save-strategy", "give --save-every with a number of steps, or a time"},
     {"eval-strategy", "give --val-data and --val-every with a number of steps"},
-    {"overwrite-output-dir", "no run is replaced; give another --out, or --resume"},
+    {"overwrite-output-dir", "give --overwrite, which replaces the run in --out"},
     {"attn-implementation", "attention is always exact and in blocks; leave it out"},
     {"bf16", "the build decides: make PRECISION=bf16 trains in bf16 with fp32 master weights; plan takes --dtype bf16"},
     {"fp16", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
@@ -267,7 +277,7 @@ static const struct {
     {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
     {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
     {"reward-names", "rollout"},   {"reward-weights", "rollout"}, {"keep-rollouts", "rollout"},
-    {"show", "rollout"},           {"overlap", "rollout"},
+    {"show", "rollout"},           {"overlap", "rollout"},        {"extend", "resume"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

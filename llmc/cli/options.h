@@ -78,6 +78,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
         break;
     case OPTION_CHOICE: words_text(row->value, text, size); break;
     case OPTION_IDS: snprintf(text, size, "token ids separated by commas, such as 1,2,3"); break;
+    case OPTION_INTERVAL: snprintf(text, size, "a number of steps, a time such as 90s, 30min or 2h, or off"); break;
     default: snprintf(text, size, "%s", row->value); break;
     }
     if (word) snprintf(text + strlen(text), size - strlen(text), ", or %s", word);
@@ -135,6 +136,26 @@ static int bytes_lack_unit(const char *text, size_t bytes) {
     return bytes < (size_t)1 << 20 && !text[strspn(text, "0123456789.")];
 }
 
+// Steps (100, 1k), time (90s, 30min, 2h, 1d), or off.
+static int interval_parse(const char *text, Interval *interval) {
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    char number[32];
+    const size_t digits = strspn(text, "0123456789.");
+    memset(interval, 0, sizeof(*interval));
+    if (!strcmp(text, "off")) return 1;
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        if (!digits || digits >= sizeof(number) || strcmp(text + digits, units[i].name) != 0) continue;
+        snprintf(number, sizeof(number), "%.*s", (int)digits, text);
+        if (!parse_double(number, &interval->seconds)) return 0;
+        interval->seconds *= units[i].seconds;
+        return interval->seconds > 0 && interval->seconds < 1e9;
+    }
+    return parse_count(text, 1000, &interval->steps) && (double)interval->steps <= OPTION_UNBOUNDED;
+}
+
 // Stores the value of one row; returns 0 where the text is not one.
 static int option_set(const OptionRow *row, Options *options, const char *text) {
     void *field = (char *)options + row->offset;
@@ -145,6 +166,7 @@ static int option_set(const OptionRow *row, Options *options, const char *text) 
     case OPTION_TEXT: *(const char **)field = text; return *text != 0;
     case OPTION_CHOICE: return choice_parse(row, text, field);
     case OPTION_IDS: return ids_parse(row, text, (IdList *)field);
+    case OPTION_INTERVAL: return interval_parse(text, (Interval *)field);
     case OPTION_REAL: {
         double value = 0;
         if (!zero && (!parse_double(text, &value) || value < row->least || value > row->most)) return 0;
@@ -273,7 +295,12 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
         return i + 1;
     }
     if (!joined) {
-        if (i + 1 >= argc || looks_like_option(argv[i + 1]))
+        const int bare = i + 1 >= argc || looks_like_option(argv[i + 1]);
+        if (bare && option_bare(row)) {
+            option_set(row, options, option_bare(row));
+            return i + 1;
+        }
+        if (bare)
             options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
         value = argv[++i];
     }
@@ -317,6 +344,7 @@ static void options_check_tables(const Options *o) {
 static void options_check(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE, rollout = o->rollout;
+    const int folder = o->out && strcmp(o->out, "none") != 0;
     const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
     const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
@@ -335,8 +363,13 @@ static void options_check(const Options *o) {
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
-        {train && !o->out && o->resume, "--resume needs --out, the folder to continue in"},
-        {train && !o->out && o->save_every, "--save-every needs --out, the folder to save in"},
+        {train && !o->out,
+         "no output: give --out with the folder of this run, or --out none where nothing is to be kept"},
+        {train && !folder && o->resume, "--resume needs --out, the folder to continue in"},
+        {train && !folder && option_given(o, "save-every"), "--save-every needs --out, the folder to save in"},
+        {train && !folder && o->keep_best, "--keep-best needs --out, the folder to save in"},
+        {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
+        {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps from validation to validation"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
@@ -369,7 +402,7 @@ static void options_check(const Options *o) {
         {rollout && o->overlap && o->lora_dropout > 0,
          "--lora-dropout with --overlap: the ratio to the old policy, which has none, would not begin at 1; leave one "
          "of the two out"},
-        {rollout && train && (o->save_every % o->updates || o->steps % o->updates),
+        {rollout && train && (o->save_every.steps % o->updates || o->steps % o->updates),
          "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
          "again"},
         {option_given(o, "group-size") && o->data.count && !rollout,
@@ -423,6 +456,7 @@ static size_t option_bytes(const OptionRow *row) {
     case OPTION_CHOICE: return sizeof(int);
     case OPTION_PATHS: return sizeof(PathList);
     case OPTION_IDS: return sizeof(IdList);
+    case OPTION_INTERVAL: return sizeof(Interval);
     default: return sizeof(size_t); // a double and a pointer are as long
     }
 }
@@ -453,7 +487,7 @@ static void options_add_config(Options *options) {
         memcpy((char *)options + row->offset, (char *)&file + row->offset, option_bytes(row));
         options->given[i] = file.given[i];
     }
-    if (words->logged && !options->quiet) note("%s: --out and --resume of that run are left out", options->config);
+    if (words->logged && !options->quiet) note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
 }
 
 // Adds the second option that an alias of another program implies.
@@ -531,9 +565,9 @@ static Options options_parse(int argc, char **argv) {
     return options;
 }
 
-// The file or folder that a verb writes and a user names; NULL: none. Of train it is a folder with rules of its own.
+// The file or folder that a verb writes and a user names; NULL: none. Of train it is what --overwrite replaces.
 static const char *options_output(const Options *o) {
-    return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN ? NULL : o->out;
+    return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN && !o->overwrite ? NULL : o->out;
 }
 
 // Refuses an output that is there, unless --overwrite, or that any other option may name as an input.

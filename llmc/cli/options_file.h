@@ -3,8 +3,8 @@
 
     lines    --option value, quoted as for a shell; a line's first word may lack its dashes; # begins a comment
     JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list is as many values
-    a log    log.jsonl of a run, or the run's folder: what the last part of that run was told, but its --out and
-             --resume, so that no run writes into another's folder unasked
+    a log    log.jsonl of a run, or the run's folder: what the last part of that run was told, but its --out,
+             --resume, --extend and --overwrite, so that no run writes into another's folder unasked
 
 options.h parses the words; the command line has precedence.
 */
@@ -82,7 +82,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         char name[64];
         const int index = option_find(option_name(item->string, name));
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
-        if (text_is_one_of(item->string, w->logged ? "verb|out|resume" : "verb")) continue;
+        if (text_is_one_of(item->string, w->logged ? "verb|out|resume|extend|overwrite" : "verb")) continue;
         const char *at = text ? strstr(text, item->string) : NULL; // keys stand in order; none behind an escaped one
         for (; text && text < at; text++) line += *text == '\n';
         text = at;

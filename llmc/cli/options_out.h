@@ -165,7 +165,23 @@ static void options_help(FILE *out, Verb verb) {
     if (verb == VERBS || verb == VERB_INFO) help_models(out);
 }
 
+// The word of a choice that may stand without a value, or NULL.
+static const char *option_bare(const OptionRow *row) {
+    return row->kind == OPTION_CHOICE && !strncmp(row->value, "off|on", 6) ? "on" : NULL;
+}
+
 // ---- command line and JSON -----------------------------------------------------------------------------------------
+static const char *interval_text(const Interval *interval, char *buffer, size_t size) {
+    char number[32];
+    if (interval->seconds > 0)
+        snprintf(buffer, size, "%ss", number_text(interval->seconds, number));
+    else if (interval->steps)
+        snprintf(buffer, size, "%zu", interval->steps);
+    else
+        snprintf(buffer, size, "off");
+    return buffer;
+}
+
 // A scalar's value as it would be typed: a number in `buffer`, a word where it is open. NULL: unset, a flag, a list
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
@@ -180,6 +196,7 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
         snprintf(buffer, size, "%s", number_text(*(const double *)field, number));
         return word && isnan(*(const double *)field) ? word : buffer;
     case OPTION_CHOICE: return option_chosen(options, row->name);
+    case OPTION_INTERVAL: return interval_text((const Interval *)field, buffer, size);
     case OPTION_TEXT: return *(const char *const *)field;
     default: return NULL;
     }
@@ -235,7 +252,10 @@ static void options_echo(FILE *out, const Options *options) {
         const IdList *ids = row->kind == OPTION_IDS ? (const IdList *)field : NULL;
         char buffer[64];
         if (!option_echoed(row, options->verb) || !options->given[i]) continue;
-        echo_option(out, row, paths ? paths->path[0] : option_text(row, options, buffer, sizeof(buffer)), &column);
+        const char *text = paths ? paths->path[0] : option_text(row, options, buffer, sizeof(buffer));
+        if (!text && row->kind == OPTION_TEXT) text = "none"; // --out
+        if (option_bare(row) && !strcmp(text, option_bare(row))) text = NULL;
+        echo_option(out, row, text, &column);
         for (size_t j = 1; paths && j < paths->count; j++) {
             fputc(' ', out);
             echo_quoted(out, paths->path[j]);
@@ -275,7 +295,7 @@ static void options_json(JsonOut *json, const char *key, const Options *options)
             json_array_end(json);
         } else if (row->kind == OPTION_IDS) {
             json_ids(json, name, ((const IdList *)field)->id, ((const IdList *)field)->count);
-        } else if (text == buffer) {
+        } else if (text == buffer && row->kind != OPTION_INTERVAL) {
             json_word(json, name, text); // a number
         } else {
             json_text(json, name, text);

@@ -48,6 +48,13 @@ static double metric_value(const Metric *x) {
     return x->count > 0 ? x->sum / x->count : NAN;
 }
 
+// NAN: there is none of this name
+static double metric_named(const Metrics *m, const char *name) {
+    for (size_t i = 0; i < m->count; i++)
+        if (!strcmp(m->metric[i].name, name)) return metric_value(&m->metric[i]);
+    return NAN;
+}
+
 static void metric_add_kind(Metrics *m, const char *name, MetricKind kind, double sum, double count) {
     const Metric more = {name, sum, count, 0, kind};
     metric_merge(m, &more);

@@ -11,13 +11,16 @@ see one and the same folder, rank 0 alone changes what is in it; the others writ
 #include "llmc/ranks/dist.h"
 
 #define CHECKPOINT_NONE SIZE_MAX    // instead of a step
+#define LOCK_TRIES      20          // a tenth of a second apart: a reader, or ranks of a job that was ended, soon go
 #define RECORDS_NAME    "log.jsonl" // what log.h writes there
 
 typedef struct {
     char path[PATH_MAX];
-    size_t keep; // complete checkpoints that stay
-    size_t last; // the newest complete one, or CHECKPOINT_NONE
-    int lock;    // descriptor, held as long as the process lives; -1: of another rank
+    size_t keep;  // complete checkpoints that stay, the newest
+    size_t best;  // one that stays besides, or CHECKPOINT_NONE
+    size_t last;  // the newest complete one, or CHECKPOINT_NONE
+    int replaces; // there is an earlier run, which checkpoint_replace removes
+    int lock;     // descriptor, held as long as the process lives; -1: of another rank
 } CheckpointFolder;
 
 static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
@@ -200,25 +203,29 @@ static int checkpoint_remove(const char *folder, size_t step) {
     return 1;
 }
 
-// The oldest complete one, and how many there are.
-static size_t checkpoint_find_first(const char *folder, size_t *complete) {
-    size_t step = CHECKPOINT_NONE, first = CHECKPOINT_NONE;
-    *complete = 0;
-    while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
+// Returns how many complete ones there are. prune: removes those that need not stay
+static size_t checkpoint_count(const CheckpointFolder *folder, int prune) {
+    size_t step = CHECKPOINT_NONE, complete = 0;
+    while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) {
         char path[PATH_MAX];
         Manifest manifest;
-        checkpoint_path(path, folder, step, "");
+        checkpoint_path(path, folder->path, step, "");
         if (manifest_check(path, &manifest)) continue;
-        first = step;
-        ++*complete;
+        if (++complete > folder->keep && step != folder->best && prune) checkpoint_remove(folder->path, step);
     }
-    return first;
+    return complete;
 }
 
-static void checkpoint_prune(const CheckpointFolder *folder) {
-    size_t complete, first;
-    do first = checkpoint_find_first(folder->path, &complete);
-    while (complete > folder->keep && checkpoint_remove(folder->path, first));
+// Removes an earlier run's checkpoints. A reader of one has two seconds to finish.
+static void checkpoint_replace(const CheckpointFolder *folder) {
+    size_t step = CHECKPOINT_NONE, tries = 0;
+    while ((step = checkpoint_before(folder->path, CHECKPOINT_NONE)) != CHECKPOINT_NONE) {
+        if (checkpoint_remove(folder->path, step)) continue;
+        if (tries++ == LOCK_TRIES)
+            die("%s: checkpoint %zu is in use or cannot be removed; end what reads it, or choose another --out",
+                folder->path, step);
+        usleep(100000);
+    }
 }
 
 // Clears away what a run that was cut off left half written or half removed.
@@ -251,13 +258,15 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
         checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
     folder_commit(checkpoint);
     folder->last = step;
-    checkpoint_prune(folder);
+    checkpoint_count(folder, 1);
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-#define LOCK_NAME  "lock"
-#define LOCK_TEXT  64 // bytes of the lock's file at most
-#define LOCK_TRIES 20 // a tenth of a second apart: ranks of a job that was ended go a moment after their launcher
+#define LOCK_NAME "lock"
+#define LOCK_TEXT 64 // bytes of the lock's file at most
+
+// What a run does with what its folder holds
+typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
 // The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and
 // when it began, by which other ranks know that they see the same file.
@@ -317,33 +326,64 @@ static void checkpoint_check_run(const char *folder) {
             path_exists(folder) ? "is not the folder of a run" : "does not exist");
 }
 
-// Makes the folder, takes the lock, clears away what a run that was cut off left. Without `resume` it must be free of
-// checkpoints and of steps in the log. Afterwards folder->last is what there is to resume from. Until checkpoint_began
+// 1: a log holds a step that was finished.
+static int records_have_step(const char *path) {
+    int found = 0;
+    char *line = NULL;
+    size_t room = 0;
+    const int fd = file_open(path, O_RDONLY);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+    while (file && !found && getline(&line, &room, file) > 0)
+        found = !strncmp(line, "{\"step\": ", 9) && strstr(line, "\"loss\": ") != NULL;
+    free(line);
+    if (file) fclose(file);
+    return found;
+}
+
+// Makes the folder, takes the lock, clears away what a run that was cut off left. A new run wants it free of
+// checkpoints and of finished steps in the log. Afterwards folder->last is what there is to resume from. Until run_began
 // the end of the program removes the folder and the lock, where this made them. Collective.
-static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, int resume) {
+static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, FolderUse use) {
     char lock[LOCK_TEXT] = "", records[PATH_MAX];
-    struct stat status;
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
-    folder->keep = keep, folder->lock = -1;
+    folder->keep = keep, folder->lock = -1, folder->best = CHECKPOINT_NONE;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
     if (dist_rank() == 0) {
-        if (resume) checkpoint_check_run(path);
+        if (use == FOLDER_RESUME) checkpoint_check_run(path);
         run_pending.there = make_folder(path);
         memcpy(run_pending.folder, folder->path, sizeof(folder->path));
         folder->lock = folder_lock(path, lock);
         checkpoint_clear(path);
         folder->last = checkpoint_find_last(path);
-        if (!resume && folder->last != CHECKPOINT_NONE)
-            die("%s: holds a run at step %zu; go on with --resume, or choose another --out", path, folder->last);
+        if (use == FOLDER_NEW && folder->last != CHECKPOINT_NONE)
+            die("%s: holds a run at step %zu; go on with --resume, replace it with --overwrite, or choose another "
+                "--out",
+                path, folder->last);
         path_join(records, path, RECORDS_NAME);
-        if (!resume && stat(records, &status) == 0 && status.st_size > 0)
-            die("%s: holds an earlier run; continue it with --resume, or choose another --out", records);
+        if (use == FOLDER_NEW && records_have_step(records))
+            die("%s: holds an earlier run without a checkpoint; replace it with --overwrite, or choose another --out",
+                records);
+        if (use == FOLDER_REPLACE) folder->replaces = 1, folder->last = CHECKPOINT_NONE;
     }
     dist_broadcast(RANKS_ALL, lock, sizeof(lock), 0);
     dist_broadcast(RANKS_ALL, &folder->last, sizeof(folder->last), 0);
     if (dist_rank() != 0) folder_check_shared(path, lock);
+}
+
+// Makes the folder again where somebody has removed it. By rank 0; 1: it did.
+static int checkpoint_remake(CheckpointFolder *folder) {
+    char path[PATH_MAX], text[LOCK_TEXT];
+    path_join(path, folder->path, LOCK_NAME);
+    if (folder->lock < 0 || path_is_file(path, folder->lock)) return 0;
+    note("%s: was removed; it is made again", folder->path);
+    make_folder(folder->path);
+    close(folder->lock);
+    folder->lock = folder_lock(folder->path, text);
+    run_began();
+    folder->last = folder->best = CHECKPOINT_NONE;
+    return 1;
 }
 
 static void checkpoint_close(CheckpointFolder *folder) {

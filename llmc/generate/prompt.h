@@ -57,14 +57,19 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
             file, prompt->tokenizer->vocabulary_ids, V);
 }
 
-// A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it.
-static void tokenizer_keep(const Run *run, const char *folder) {
+// A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it. begins: a copy that is
+// there is another run's
+static void tokenizer_keep(const Run *run, const char *folder, int begins) {
     char path[PATH_MAX], copy[PATH_MAX];
     const char *from = tokenizer_of_run(run, path);
+    struct stat there, source;
     OutputFile file;
     size_t bytes;
     path_join(copy, folder, TOKENIZER_NAME);
-    if (!from || path_exists(copy)) return;
+    const int is_there = stat(copy, &there) == 0;
+    if (is_there && (!begins || (from && stat(from, &source) == 0 && same_file(&there, &source)))) return;
+    if (is_there && !from) unlink(copy);
+    if (!from) return;
     char *content = input_read_text(from, TOKENIZER_MAX, &bytes);
     output_open(&file, copy, bytes);
     output_write(&file, 0, content, bytes);

@@ -39,6 +39,8 @@ void dist_sum(RankGroup group, double *values, size_t count);
 size_t dist_smallest(size_t number, size_t *whose);
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
 void dist_barrier(void);
+// At a point that all ranks pass equally often: 1 where all give up their work, because one of them asks.
+int dist_stop_point(int asks);
 
 // Refuses where ranks differ: in `key` (a checksum) of `what`, as in "data"; in their arguments, or as programs.
 void dist_check(const char *what, uint64_t key);

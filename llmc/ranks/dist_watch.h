@@ -27,12 +27,13 @@ watch_begin and watch_wait.
 #define WATCH_HOST    128  // bytes of a host's name
 #define WATCH_NAMED   4    // ranks that a message names
 
-typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, WORD_KINDS } WordKind;
+typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, RANK_STOPS, WORD_KINDS } WordKind;
 
 // A message between ranks.
 typedef struct {
     int64_t kind;
     int64_t moves;  // how often this rank has begun to wait so far, or was seen at work
+    int64_t point;  // of RANK_STOPS: the point at which this rank waits for the others
     char where[32]; // what it waits in, or did last
 } Word;
 
@@ -47,6 +48,8 @@ static struct {
     Word *said;                          // [WORD_KINDS,ranks] what is on its way to others
     MPI_Request *saying;                 // [WORD_KINDS,ranks]
     double listened;                     // s: when this rank, at work, did last
+    int64_t point;                       // points passed so far, of watch_stop_point
+    int64_t *stops;                      // [ranks] where each waits for the others; 0: it has not said
     volatile sig_atomic_t other_reports; // another rank has said that it prints an error
 } watch;
 
@@ -67,6 +70,14 @@ static void watch_say_all(WordKind kind) {
         if (r != watch.rank) watch_say(r, kind);
 }
 
+// Says once where this rank waits for the others: at its next point.
+static void watch_stop_at(int64_t point) {
+    if (watch.stops[watch.rank]) return;
+    watch.stops[watch.rank] = watch.own.point = point;
+    for (size_t r = 0; r < watch.ranks; r++)
+        if (r != watch.rank) watch_say(r, RANK_STOPS);
+}
+
 static void watch_listen(void) {
     MPI_Status status;
     Word word;
@@ -78,6 +89,9 @@ static void watch_listen(void) {
         if (word.kind == RANK_ASKS) watch_say((size_t)status.MPI_SOURCE, RANK_ANSWERS);
         if (word.kind == RANK_ANSWERS) watch.heard[status.MPI_SOURCE] = word;
         if (word.kind == RANK_REPORTS) watch.other_reports = 1;
+        if (word.kind != RANK_STOPS) continue;
+        watch.stops[status.MPI_SOURCE] = word.point;
+        watch_stop_at(watch.point + 1);
     }
 }
 
@@ -111,17 +125,30 @@ static void watch_before_error(int code) {
 
 static void watch_report(int number) { watch.other_reports = number; }
 
-// voice.before_end: a launcher ends the others where a rank was killed. The lowest of those left on its host names it,
-// before they go: whoever is asked for is there for as long as all of them look.
-static void watch_before_end(void) {
-    const struct timespec pause = {0, 300000000};
-    size_t living = watch.ranks, dead = watch.ranks;
-    char text[512];
+// The first rank of this host that has died, or watch.ranks; *living: the first that has not.
+static size_t watch_dead(size_t *living) {
+    size_t dead = *living = watch.ranks;
     for (size_t r = watch.ranks; r-- > 0;)
         if (watch.process[r] && kill((pid_t)watch.process[r], 0) != 0 && errno == ESRCH)
             dead = r;
         else if (watch.process[r])
-            living = r;
+            *living = r;
+    return dead;
+}
+
+// voice.others_died
+static int watch_others_died(void) {
+    size_t living;
+    return watch_dead(&living) < watch.ranks;
+}
+
+// voice.before_end: a launcher ends the others where a rank was killed. The lowest of those left on its host names it,
+// before they go: whoever is asked for is there for as long as all of them look.
+static void watch_before_end(void) {
+    const struct timespec pause = {0, 300000000};
+    size_t living;
+    const size_t dead = watch_dead(&living);
+    char text[512];
     if (dead < watch.ranks && living == watch.rank && !watch.other_reports) {
         const int n = snprintf(text, sizeof(text),
                                "%s: %srank %zu on %s has died: killed, perhaps for want of memory; this ends the job, "
@@ -220,6 +247,22 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
         watch_wait(&wait);
 }
 
+// All ranks pass points equally often. 1: all give up their work at this one, because some rank asks for it.
+// Ranks say where they wait; the farthest point is where all stop. Until then each goes on, for others wait for it.
+static int watch_stop_point(int asks) {
+    int64_t last = 0;
+    watch.point++;
+    watch_at_work();
+    if (asks) watch_stop_at(watch.point);
+    if (!watch.stops[watch.rank]) return 0;
+    Wait wait = watch_begin("the end of the step");
+    for (size_t r = 0; r < watch.ranks; r++) {
+        while (!watch.stops[r]) watch_listen(), watch_wait(&wait);
+        if (watch.stops[r] > last) last = watch.stops[r];
+    }
+    return watch.point == last;
+}
+
 static void watch_start(size_t ranks, size_t rank) {
     char own[WATCH_HOST] = "";
     watch.ranks = ranks, watch.rank = rank, watch.timeout = 600;
@@ -228,6 +271,7 @@ static void watch_start(size_t ranks, size_t rank) {
     watch.before = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
     watch.said = (Word *)checked_calloc(WORD_KINDS * ranks, sizeof(Word), "words of ranks");
     watch.saying = (MPI_Request *)checked_calloc(WORD_KINDS * ranks, sizeof(MPI_Request), "words of ranks");
+    watch.stops = (int64_t *)checked_calloc(ranks, sizeof(int64_t), "words of ranks");
     for (size_t i = 0; i < WORD_KINDS * ranks; i++) watch.saying[i] = MPI_REQUEST_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &watch.words);
     gethostname(own, sizeof(own) - 1);
@@ -241,6 +285,7 @@ static void watch_start(size_t ranks, size_t rank) {
     MPI_Barrier(watch.words); // before it all are there
     snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
     voice.before_error = watch_before_error, voice.before_end = watch_before_end;
+    voice.others_died = watch_others_died;
 }
 
 static void watch_stop(void) {
@@ -248,6 +293,7 @@ static void watch_stop(void) {
         if (watch.saying[i] != MPI_REQUEST_NULL) MPI_Request_free(&watch.saying[i]);
     MPI_Comm_free(&watch.words);
     free(watch.host), free(watch.process), free(watch.heard), free(watch.before), free(watch.said), free(watch.saying);
+    free(watch.stops);
     memset(&watch, 0, sizeof(watch)), memset(&voice, 0, sizeof(voice));
 }
 

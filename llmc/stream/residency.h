@@ -229,6 +229,7 @@ static void weights_prefetch(Residency *r, size_t layer) {
 
 static void weights_release(Residency *r, size_t group) {
     if (is_layer(group) && !r->plan) progress_part(r->step > 0 ? 1 : LAYER_BACKWARD_PARTS);
+    stop_poll(0);
     if (!is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 

@@ -139,6 +139,7 @@ static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
     }
     s->memory.chunk_repeat = s->memory.layers_repeat * (double)whole;
     s->ops->repeat(s->memory.chunk_repeat);
+    stop_poll(0);
     c.index = index + (half ? range_chunks(s, 0, size) : 0);
     return c;
 }

@@ -304,7 +304,7 @@ static void update_group(Residency *r, size_t group) {
 static void weights_flush(Residency *r) {
     const size_t mark = arena_mark(r->arena);
     if (!r->update) return;
-    update_begin(r->update, SIZE_MAX);
+    if (!r->update->slice) update_begin(r->update, SIZE_MAX); // else within a pass, which is given up
     update_group(r, GROUP_HEAD);
     arena_pop(r->arena, mark);
 }

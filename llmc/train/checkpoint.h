@@ -279,25 +279,33 @@ static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunSt
     checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small before anything is written to it. `where` begins the line. By rank 0.
-static void checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where) {
-    uint64_t wanted = checkpoint_bytes(t), available;
-    char last[64] = "";
-    if (dist_rank() != 0 || !space_available(folder->path, &available) || wanted <= available) return;
+// Refuses a disk that is too small for `count` checkpoints before anything is written to it. `where` begins the line.
+// Returns the bytes that are free, 0: not known. By rank 0.
+static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where,
+                                       size_t count) {
+    const uint64_t each = checkpoint_bytes(t), wanted = each * count;
+    uint64_t available;
+    char last[96] = "", many[96] = "";
+    if (dist_rank() != 0 || !space_available(folder->path, &available)) return 0;
+    if (wanted <= available) return available;
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
-    die("%s: a checkpoint takes %s (%llu bytes) and %s are free there; free some space%s", where,
-        human_bytes((double)wanted), (unsigned long long)wanted, human_bytes((double)available), last);
+    if (count > 1)
+        snprintf(many, sizeof(many), " each, %zu fit in beside those that are there only with %s,", count,
+                 human_bytes((double)wanted));
+    die("%s: a checkpoint takes %s (%llu bytes)%s and %s are free there; free some space%s%s", where,
+        human_bytes((double)each), (unsigned long long)each, many, human_bytes((double)available),
+        count > 1 ? " or keep fewer (--keep-checkpoints 1)" : "", last);
 }
 
-// Collective. A step that is there already is not saved again.
-static void checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, const RunState *run) {
+// Collective. A step that is there already is not saved again. Returns the bytes written.
+static uint64_t checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, const RunState *run) {
     static CheckpointPass pass;
-    if (folder->last == run->step) return;
+    if (folder->last == run->step) return 0;
     pass_begin(&pass, t, "saving", dist_ranks());
     pass.manifest.adapters = t->lora != NULL, pass.manifest.waits = t->waiting && t->waiting->is_there;
     checkpoint_path(pass.folder.path, folder->path, run->step, "");
-    checkpoint_check_space(folder, t, pass.folder.path);
+    checkpoint_check_space(folder, t, pass.folder.path, 1);
     checkpoint_path(pass.folder.temporary, folder->path, run->step, ".partial");
     if (dist_rank() == 0) checkpoint_begin(&pass.folder);
     save_large(&pass, MANIFEST_MODEL, run->step);
@@ -306,6 +314,7 @@ static void checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, c
     if (dist_rank() == 0) save_finish(&pass, folder, run);
     folder->last = run->step;
     progress_end(&pass.progress);
+    return pass.manifest.bytes[MANIFEST_MODEL] + pass.manifest.bytes[MANIFEST_OPTIMIZER];
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------------

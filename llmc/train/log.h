@@ -73,19 +73,23 @@ static void records_truncate(const char *path, size_t step) {
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
+static void runlog_open_records(RunLog *log) {
+    const int fd = file_open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+    log->records = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!log->records) die("%s: %s; choose another --out", log->path, file_fault());
+}
+
 // text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done
 // before: 0, or the step that is resumed from.
-static RunLog runlog_open(FILE *text, const char *folder, int resume, size_t step, size_t steps) {
+static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t steps) {
     RunLog log = {0};
     log.text = text;
     log.steps = steps;
     if (folder) {
         make_folder(folder);
         path_join(log.path, folder, RECORDS_NAME);
-        if (resume) records_truncate(log.path, step); // of a new run it is empty or absent: checkpoint_open has checked
-        const int fd = file_open(log.path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-        log.records = fd < 0 ? NULL : fdopen(fd, "a");
-        if (!log.records) die("%s: %s; choose another --out", log.path, file_fault());
+        records_truncate(log.path, step);
+        runlog_open_records(&log);
         run_began();
     }
     log.progress = progress_begin(text ? stderr : NULL, "training", (double)step, (double)steps);

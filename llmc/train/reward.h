@@ -14,11 +14,10 @@ waits for the end of a pipe from us) kills however this program ends. Nothing is
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
-#include "llmc/base/utils.h"
+#include "llmc/base/stop.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +25,7 @@ waits for the end of a pipe from us) kills however this program ends. Nothing is
 #define REWARD_ANSWER 4096 // bytes of an answer, its newline included
 #define REWARD_BUFFER ((size_t)1 << 16)
 #define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
+#define REWARD_LOOK   0.5  // seconds between two looks at whether the run was asked to end
 #define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
 
 #define REWARD_COMMANDS 16
@@ -363,8 +363,9 @@ static int reward_is_done(const Reward *r) {
 }
 
 // The rewards of n lines by each of `count` commands: reward[k][n] of command k. 0: some have failed, and are in no
-// state to be asked again; of their rewards the first `answered` are good.
-static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context, size_t n, float *const *reward) {
+// state to be asked again; of their rewards the first `answered` are good. polls: the run may end meanwhile (stop.h).
+static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context, size_t n, float *const *reward,
+                       int polls) {
     struct pollfd ends[2 * REWARD_COMMANDS];
     int good = 1;
     rewards_send(r, count, n);
@@ -385,7 +386,8 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
                 busy++, least = fmin(least, r[k].deadline - now);
         }
         if (!busy) break;
-        reward_wait(ends, 2 * count, least);
+        reward_wait(ends, 2 * count, fmin(least, REWARD_LOOK));
+        if (polls) stop_poll(0);
         for (size_t k = 0; k < count; k++)
             if (ends[2 * k].fd >= 0) reward_serve(&r[k], ends + 2 * k, reward[k]);
     }

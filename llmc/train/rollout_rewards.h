@@ -135,14 +135,17 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// Asks for the rewards of each command, maybe on another thread.
-static void *rollout_ask(void *rollout) {
-    Rollout *r = (Rollout *)rollout;
+// Asks for the rewards of each command. polls: on the main thread
+static void rollout_ask(Rollout *r, int polls) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     float *of[REWARD_COMMANDS];
     for (size_t k = 0; k < r->settings.rewards; k++)
         rollout_line_begin(&r->line[k], 0), of[k] = r->rewards_of + k * texts;
-    rewards_ask(r->command, r->settings.rewards, rollout_lines, r, texts, of);
+    rewards_ask(r->command, r->settings.rewards, rollout_lines, r, texts, of, polls);
+}
+
+static void *rollout_asking(void *rollout) {
+    rollout_ask((Rollout *)rollout, 0);
     return NULL;
 }
 
@@ -151,7 +154,7 @@ static void rollout_ask_ahead(Rollout *r) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
-    r->asks = pthread_create(&r->asking, NULL, rollout_ask, r) == 0;
+    r->asks = pthread_create(&r->asking, NULL, rollout_asking, r) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -161,10 +164,12 @@ static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
     const Reward *failed = NULL;
-    if (r->asks)
-        pthread_join(r->asking, NULL);
-    else
-        rollout_ask(r);
+    for (struct timespec until; r->asks; stop_poll(0)) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        if (pthread_timedjoin_np(r->asking, NULL, &until) != ETIMEDOUT) break;
+    }
+    if (!r->asks) rollout_ask(r, 1);
     r->asks = 0;
     memset(r->answered, 1, texts);
     for (size_t k = s->rewards; k-- > 0;) {

@@ -32,6 +32,9 @@ typedef struct {
     size_t step;       // optimizer steps made
     size_t next_batch; // the position in the data behind the last batch that any rank has taken
     size_t tokens;     // trained on
+    size_t validated;  // the step of the last validation
+    size_t best_step;  // of the best validation so far; 0: none
+    double best;       // its loss, or reward
     double seconds;    // of training
     Schedule schedule;
     const RunSetting *settings;
@@ -91,6 +94,13 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_size(&json, "next_batch", run->next_batch);
     json_size(&json, "tokens", run->tokens);
     json_number(&json, "seconds", run->seconds);
+    json_size(&json, "validated", run->validated);
+    if (run->best_step) {
+        json_object(&json, "best");
+        json_size(&json, "step", run->best_step);
+        json_number(&json, "value", run->best);
+        json_object_end(&json);
+    }
     json_object(&json, "schedule");
     json_text(&json, "kind", schedule_names[s->kind]);
     json_number(&json, "peak", s->peak);
@@ -211,6 +221,10 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     run->next_batch = state_size(root, "next_batch", path);
     run->tokens = state_size(root, "tokens", path);
     run->seconds = state_number(root, "seconds", path);
+    run->validated = json_get(root, "validated") ? state_size(root, "validated", path) : run->step;
+    const cJSON *best = json_get(root, "best");
+    run->best_step = best ? state_size(best, "step", path) : 0;
+    run->best = best ? state_number(best, "value", path) : 0;
     const cJSON *settings = state_get(root, "settings", path);
     for (i = 0; i < run->setting_count; i++) run_state_compare_setting(&run->settings[i], settings, checkpoint, path);
     cJSON_ArrayForEach(item, settings) {

@@ -30,8 +30,13 @@ typedef struct {
     RunSetting settings[TRAINER_SETTINGS];
     char setting_text[TRAINER_SETTINGS][1024];
     char data_files[1024];
-    int has_folder; // --out
+    size_t next_batch;    // the position behind what the current step has taken; in `state` once it is finished
+    const Options *given; // as they were typed
+    int has_folder;       // --out
     CheckpointFolder folder;
+    double saved_at; // s, of rank 0: when the last checkpoint was saved, or the run began
+    int asked;       // the signal that stops the run, on all ranks
+    StepReport last; // of the last step that was finished
     TrainedTensors tensors;     // of the checkpoints
     Rollout rollout;            // with --rollout: the source of batches
     Rollout rollout_validation; // of the prompts of --val-data; its reward commands are others of its own
@@ -68,11 +73,31 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
+// The folder was removed and is there again: what lies in it beside checkpoints. By rank 0.
+static void trainer_remake(Trainer *t) {
+    const int guard = allocation_guard;
+    allocation_guard = 0;
+    if (t->log.records) fclose(t->log.records), runlog_open_records(&t->log);
+    tokenizer_keep(&t->run, t->folder.path, 0);
+    allocation_guard = guard;
+}
+
+// Saves the last finished step. Its completions that wait were set aside as it ended. Collective.
 static void trainer_save(Trainer *t) {
+    const double begin = seconds_now();
     weights_flush(&t->run.streambp.memory);
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
-    if (t->tensors.waiting) rollout_save(&t->rollout);
-    checkpoint_save(&t->folder, &t->tensors, &t->state);
+    const int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
+    if (remade) trainer_remake(t);
+    t->folder.best = t->run.options->keep_best && t->state.best_step ? t->state.best_step : CHECKPOINT_NONE;
+    dist_broadcast(RANKS_ALL, &t->folder.last, sizeof(t->folder.last), 0);
+    const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
+    t->saved_at = seconds_now();
+    if (!t->log.text || !bytes) return;
+    progress_clear(&t->log.progress);
+    fprintf(t->log.text, "step %*zu/%zu  saved in %s: %s in %s\n", digits_of(t->log.steps), t->state.step,
+            t->log.steps, t->folder.path, human_bytes((double)bytes), human_seconds(t->saved_at - begin));
+    fflush(t->log.text);
 }
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
@@ -140,7 +165,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         batch = &micro->batch;
         counts = micro->step_counts;
         number = micro->number;
-        t->state.next_batch = micro->after;
+        t->next_batch = micro->after;
         trainer_reference(t, batch, report);
     }
     *Z = objective_normaliser(&t->run.streambp.objective, counts);
@@ -165,11 +190,11 @@ static double trainer_peak_bytes(const Trainer *t) {
 }
 
 // The line of a step, and behind the first one what the memory at its peak is made of.
-static void trainer_log_step(Trainer *t, const StepReport *report) {
-    runlog_step(&t->log, report);
+static void trainer_log_step(Trainer *t) {
+    runlog_step(&t->log, &t->last);
     if (!t->log.text || t->memory_told++) return;
     progress_clear(&t->log.progress);
-    report_memory(&t->run, report->memory_bytes);
+    report_memory(&t->run, t->last.memory_bytes);
 }
 
 // Completes the report of a step and moves the run's state behind it. sent: the traffic before the step.
@@ -182,26 +207,24 @@ static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *se
         t->peak_flops = fmax((double)report->ranks * run_peak_flops(&t->run), report->flops / report->seconds);
     report->peak_flops = t->peak_flops;
     report->memory_bytes = trainer_peak_bytes(t);
-    t->state.step = report->step;
+    t->state.step = report->step, t->state.next_batch = t->next_batch;
+    if (t->tensors.waiting) rollout_save(&t->rollout);
     t->state.tokens += (size_t)report->tokens;
     t->state.seconds += report->seconds;
 }
 
 // --rollout: rewards of completions of --val-data's prompts
-static void trainer_validate_rollouts(Trainer *t, size_t step) {
+static void trainer_validate_rollouts(Trainer *t, size_t step, double *reward) {
     Rollout *r = &t->rollout_validation;
     const size_t steps = t->run.options->val_steps;
     weights_flush(&t->run.streambp.memory);
     const double groups = rollout_evaluate(r, &t->run.streambp, steps ? steps : SIZE_MAX, step);
     progress_clear(&t->log.progress);
     runlog_rollouts(&t->log, step, groups, &r->metrics);
+    *reward = metric_named(&r->metrics, "reward");
 }
 
-static void trainer_validate(Trainer *t, size_t step) {
-    if (t->run.options->rollout) {
-        trainer_validate_rollouts(t, step);
-        return;
-    }
+static void trainer_validate_loss(Trainer *t, size_t step) {
     size_t steps = dataloader_batches(&t->validation);
     if (t->run.options->val_steps) steps = min_size(steps, t->run.options->val_steps);
     progress_clear(&t->log.progress);
@@ -212,22 +235,44 @@ static void trainer_validate(Trainer *t, size_t step) {
     runlog_validation(&t->log, step, &found);
 }
 
-static void trainer_sample(Trainer *t, size_t step) {
+// Whether the last finished step is to be validated, and was not before the run was stopped
+static int trainer_validates(const Trainer *t) {
+    const Options *o = t->run.options;
+    const size_t step = t->state.step;
+    if (!o->val_data.count || (step && t->state.validated == step)) return 0;
+    return step == 0 || step == t->state.schedule.steps || (o->val_every && step % o->val_every == 0);
+}
+
+static void trainer_validate(Trainer *t) {
+    const size_t step = t->state.step;
+    double reward = NAN;
+    if (t->run.options->rollout)
+        trainer_validate_rollouts(t, step, &reward);
+    else
+        trainer_validate_loss(t, step);
+    t->state.validated = step;
+    const double value = t->run.options->rollout ? reward : t->validation_loss;
+    const int better = t->run.options->rollout ? value > t->state.best : value < t->state.best;
+    if (step && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
+}
+
+static void trainer_sample(Trainer *t) {
     const Options *o = t->run.options;
     SamplingSettings settings = sampling_from_options(o);
     weights_flush(&t->run.streambp.memory);
     size_t drawn = generate(&t->sampler, &t->run.streambp, &t->prompt, &settings, t->sampled, o->max_new_tokens, NULL);
-    runlog_sample(&t->log, step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
+    runlog_sample(&t->log, t->state.step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
 // --json
-static void trainer_json(const Trainer *t, const StepReport *last) {
+static void trainer_json(const Trainer *t) {
     const World world = t->run.settings.world;
     const double peak = max_over_ranks(world, trainer_peak_bytes(t));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
     json_size(&json, "steps", t->state.step);
-    json_number(&json, "loss", last->loss);
+    json_number(&json, "loss", t->state.step ? t->last.loss : NAN);
+    if (t->asked) json_text(&json, "stopped", stop_name(t->asked));
     json_number(&json, "val_loss", t->validation_loss);
     json_size(&json, "tokens", t->state.tokens);
     json_number(&json, "seconds", t->state.seconds);

@@ -32,11 +32,12 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         path_join(config, o->out, others[i][0]);
         if (path_exists(config)) die("--out %s: %s; choose another", o->out, others[i][1]);
     }
-    checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->resume);
+    checkpoint_open(&t->folder, o->out, o->keep_checkpoints,
+                    o->overwrite ? FOLDER_REPLACE : (FolderUse)(o->resume + FOLDER_NEW));
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
         trainer_find_model(o, last, model);
-    } else if (o->resume) {
+    } else if (o->resume && (o->resume == RESUME_ON || (!o->model && !o->init))) {
         if (!o->model && !o->init)
             die("%s holds no complete checkpoint to resume from; give --model or --init to begin", o->out);
         note("%s holds no complete checkpoint: beginning at step 1", o->out);
@@ -343,13 +344,41 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
+// Refuses a disk without room for what is kept and for one checkpoint more while it is written. Says what is saved.
+static void trainer_check_space(const Trainer *t) {
+    const Options *o = t->run.options;
+    const Interval *every = &o->save_every;
+    const size_t left = t->state.schedule.steps - t->state.step, kept = o->keep_checkpoints + (o->keep_best != 0);
+    const size_t saves = every->seconds > 0 ? SIZE_MAX : every->steps ? (left + every->steps - 1) / every->steps : 1;
+    if (dist_rank() != 0 || !left) return;
+    const size_t there = t->folder.replaces ? 0 : checkpoint_count(&t->folder, 0);
+    const size_t more = min_size(o->keep_best ? SIZE_MAX : saves, kept + 1 - min_size(kept, there));
+    const uint64_t available = checkpoint_check_space(&t->folder, &t->tensors, o->out, more);
+    char text[32];
+    if (o->quiet) return;
+    const double each = (double)checkpoint_bytes(&t->tensors);
+    fprintf(t->run.text, "saving   in %s, ", o->out);
+    if (every->seconds > 0)
+        fprintf(t->run.text, "every %s", human_seconds(every->seconds));
+    else if (every->steps)
+        fprintf(t->run.text, "every %zu steps", every->steps);
+    else
+        fprintf(t->run.text, "the last step");
+    snprintf(text, sizeof(text), "%s", human_bytes(each));
+    fprintf(t->run.text, ": %s each, %zu kept", text, kept);
+    if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
+    fputc('\n', t->run.text);
+}
+
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
     char last[PATH_MAX] = "", model[PATH_MAX] = "";
     memset(t, 0, sizeof(*t));
     *o = *given;
+    t->given = given;
     t->validation_loss = NAN;
+    if (!strcmp(o->out, "none")) o->out = NULL;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
     if (isnan(o->lr)) {
@@ -379,13 +408,15 @@ static void trainer_begin(Trainer *t, const Options *given) {
     trainer_load(t, last);
     trainer_open_reference(t, &t->data, &t->train_batches, &t->reference[0]);
     if (o->val_data.count) trainer_open_reference(t, &t->validation, &t->validation_batches, &t->reference[1]);
-    if (t->has_folder) checkpoint_check_space(&t->folder, &t->tensors, o->out);
-    t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL, o->resume,
+    t->next_batch = t->state.next_batch;
+    if (t->has_folder) trainer_check_space(t);
+    if (t->folder.replaces) checkpoint_replace(&t->folder);
+    t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL,
                          t->state.step, t->state.schedule.steps);
     if (o->rollout)
         t->rollout_log =
             rollout_log_open(&t->rollout, o->out, o->keep_rollouts, o->show, t->state.step, t->state.step / o->updates);
-    if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out);
+    if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out, !*last);
     t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);

@@ -1,0 +1,62 @@
+/*
+A request to end a run early. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 asks for it; a second one ends the process at
+once. Work goes on until its step is done. If that takes longer than the grace, the step is given up at the next poll.
+
+    stop_listen   from now on signals ask
+    stop_asked    the signal that asked, or 0
+    stop_poll     called between pieces of work: chunks, layers, drawn tokens, looks at a reward command
+*/
+#ifndef LLMC_STOP_H
+#define LLMC_STOP_H
+#include "utils.h"
+#include <signal.h>
+#include <unistd.h>
+
+static struct {
+    volatile sig_atomic_t signal; // that asked first; 0: none
+    volatile sig_atomic_t listens;
+    volatile double asked_at; // s
+    double grace;             // s
+    void (*give_up)(void);    // saves the last finished step and ends the program; NULL: nothing to give up
+    // Of several ranks: says at a numbered point whether all give up there. NULL: alone.
+    int (*agree)(int asks);
+} stop;
+
+static const char *stop_name(int number) {
+    return number == SIGINT ? "SIGINT" : number == SIGHUP ? "SIGHUP" : number == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+}
+
+// The exit code of a run that `number` stopped. SIGUSR1 is a scheduler's request: obeying it is a success.
+static int stop_exit_code(int number) { return number == SIGUSR1 ? 0 : 128 + number; }
+
+static void stop_listen(double grace, void (*give_up)(void), int (*agree)(int asks)) {
+    stop.grace = grace, stop.give_up = give_up, stop.agree = agree;
+    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends what reads a pipe, such as tee: writing to that shall end nothing
+    stop.listens = 1;
+}
+
+// A signal handler calls it. 1: the request is taken; 0: the signal ends the process.
+static int stop_ask(int number) {
+    static const char text[] = ": finishing this step and saving it; a second signal ends at once\n";
+    struct timespec now;
+    if (!stop.listens || stop.signal) return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now); // seconds_now, spelt out: a handler may call this
+    stop.asked_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    stop.signal = number;
+    if (is_main_rank() && (write(STDERR_FILENO, "\n", 1) < 0 ||
+                           write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
+                           write(STDERR_FILENO, text, sizeof(text) - 1) < 0))
+        return 1; // a closed terminal
+    return 1;
+}
+
+static int stop_asked(void) { return stop.signal; }
+
+// alike: all ranks pass this point equally often. Does not return if the step is given up.
+static void stop_poll(int alike) {
+    if (!stop.give_up) return;
+    const int late = stop.signal && seconds_now() - stop.asked_at > stop.grace;
+    if (stop.agree ? alike && stop.agree(late) : late) stop.give_up();
+}
+
+#endif

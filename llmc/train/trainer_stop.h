@@ -1,0 +1,101 @@
+/*
+When a run saves, and how it ends before its last step (stop.h). Ranks decide alike: a signal to one of them stops all,
+and the clock of rank 0 says when time has come to save.
+
+A step that takes longer than the grace is given up within its pass. No weight has changed by then, but for those of a
+step that waits for its pass (--update forward), which is finished first. So the last finished step is what is saved.
+*/
+#ifndef LLMC_TRAINER_STOP_H
+#define LLMC_TRAINER_STOP_H
+#include "trainer.h"
+
+static Trainer *trainer_listening; // the run that a signal stops
+
+// What all ranks do after the last finished step: t->asked becomes the signal that one of them got. Returns whether
+// time has come to save. Collective.
+static int trainer_decide(Trainer *t) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    const double every = t->run.options->save_every.seconds;
+    double said[5] = {0};
+    for (size_t i = 0; i < 4; i++) said[i] = stop_asked() == signals[i];
+    said[4] = dist_rank() == 0 && every > 0 && seconds_now() - t->saved_at >= every;
+    dist_sum(RANKS_ALL, said, 5);
+    for (size_t i = 4; i-- > 0 && !t->asked;)
+        if (said[i] > 0) t->asked = signals[i];
+    return said[4] > 0;
+}
+
+// A rollout that is half used cannot be written again: its updates are finished first.
+static int trainer_is_between(const Trainer *t) { return t->state.step % t->run.options->updates == 0; }
+
+// Collective
+static int trainer_stops(Trainer *t) {
+    trainer_decide(t);
+    return t->asked && trainer_is_between(t);
+}
+
+// Whether the last finished step is to be saved. Collective.
+static int trainer_saves(Trainer *t) {
+    const Options *o = t->run.options;
+    const size_t step = t->state.step, interval = o->save_every.steps;
+    const int due = trainer_decide(t);
+    if (!t->has_folder || !trainer_is_between(t)) return 0;
+    return due || (interval && step % interval == 0) || step == t->state.schedule.steps ||
+           (o->keep_best && t->state.best_step == step);
+}
+
+// The command line that goes on, as it was typed.
+static void trainer_echo_resume(const Trainer *t) {
+    Options o = *t->given;
+    const char *more[] = {"resume", "overwrite"};
+    for (size_t i = 0; i < 2; i++) o.given[option_find(more[i])] = !i;
+    if (!o.resume) o.resume = RESUME_ON;
+    fputs("    ", stderr);
+    options_echo(stderr, &o);
+}
+
+// Saves the last finished step, says where it is and how to go on. Returns the exit code. Collective.
+static int trainer_stop(Trainer *t, int signal, const char *given_up) {
+    const size_t step = t->state.step;
+    const int savable = t->has_folder && step && trainer_is_between(t);
+    char where[PATH_MAX + 128] = "", path[PATH_MAX];
+    if (savable) trainer_save(t);
+    progress_clear(&t->log.progress);
+    if (savable)
+        checkpoint_path(path, t->folder.path, step, ""), snprintf(where, sizeof(where), "it is saved in %s", path);
+    else if (!t->has_folder)
+        snprintf(where, sizeof(where), "nothing is kept, as --out none says");
+    else if (!step)
+        snprintf(where, sizeof(where), "there is nothing to save");
+    else
+        snprintf(where, sizeof(where), "its rollout is not used up, so it cannot be saved; %s", last_good(t));
+    if (!is_main_rank()) return stop_exit_code(signal);
+    fprintf(stderr, "stopped by %s after step %zu of %zu%s: %s\n", stop_name(signal), step, t->state.schedule.steps,
+            given_up, where);
+    if (t->has_folder && t->folder.last != CHECKPOINT_NONE && step < t->state.schedule.steps) {
+        fprintf(stderr, "go on with%s\n", dist_ranks() > 1 ? ", under the same launcher:" : ":");
+        trainer_echo_resume(t);
+    }
+    return stop_exit_code(signal);
+}
+
+// Within a step that has taken too long
+static void trainer_give_up(void) {
+    Trainer *t = trainer_listening;
+    char given_up[96];
+    stop.give_up = NULL; // saving polls, too
+    snprintf(given_up, sizeof(given_up), " (step %zu did not end within --grace %g s and is given up)",
+             t->state.step + 1, t->run.options->grace);
+    trainer_decide(t);
+    const int code = trainer_stop(t, t->asked, given_up);
+    runlog_close(&t->log);
+    exit(code);
+}
+
+static void trainer_listen(Trainer *t) {
+    trainer_listening = t;
+    t->saved_at = seconds_now();
+    stop_listen(t->run.options->grace, trainer_give_up, dist_ranks() > 1 ? dist_stop_point : NULL);
+}
+
+#endif
