@@ -30,7 +30,7 @@ of() { json_number "$1" <"$work/$2.$3"; }
 round=1
 while [ "$round" -le "$ROUNDS" ]; do
     for place in $([ $((round % 2)) = 1 ] && echo device host disk || echo disk host device); do
-        "$TRAIN" train --init "$INIT" --data "$work/tokens.bin" --seq-len "$TOKENS" --steps "$STEPS" $(options $place) --json --quiet \
+        "$TRAIN" train --init "$INIT" --data "$work/tokens.bin" --seq-len "$TOKENS" --steps "$STEPS" --out none $(options $place) --json --quiet \
             >"$work/$place.$round"
     done
     for place in host disk; do

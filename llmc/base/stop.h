@@ -43,9 +43,9 @@ static int stop_ask(int number) {
     clock_gettime(CLOCK_MONOTONIC, &now); // seconds_now, spelt out: a handler may call this
     stop.asked_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     stop.signal = number;
-    if (is_main_rank() && (write(STDERR_FILENO, "\n", 1) < 0 ||
-                           write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
-                           write(STDERR_FILENO, text, sizeof(text) - 1) < 0))
+    if (is_main_rank() &&
+        (write(STDERR_FILENO, "\n", 1) < 0 || write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
+         write(STDERR_FILENO, text, sizeof(text) - 1) < 0))
         return 1; // a closed terminal
     return 1;
 }

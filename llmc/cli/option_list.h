@@ -16,14 +16,14 @@ tokens: 32k is 32768 there, and 32000 of anything else. A choice is stored as th
 of its first and its last word, which stand in the order of the enum; one of off, on and more may stand without a word,
 which means on. An interval counts steps (100) or time (30min).
 */
-#define FLAG(field, name, verbs, help) OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
-#define TEXT(field, name, text, ...)   OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
-#define PATHS(field, name, ...)        OPTION(PathList, field, name, PATHS, NULL, 0, 0, __VA_ARGS__)
-#define IDS(field, name, ...)          OPTION(IdList, field, name, IDS, NULL, 0, 2147483647, __VA_ARGS__)
-#define SIZE(field, name, ...)         OPTION(size_t, field, name, SIZE, __VA_ARGS__)
-#define BYTES(field, name, ...)        OPTION(size_t, field, name, BYTES, __VA_ARGS__)
-#define REAL(field, name, ...)         OPTION(double, field, name, REAL, __VA_ARGS__)
-#define CHOICE(type, field, name, ...) OPTION(type, field, name, CHOICE, __VA_ARGS__)
+#define FLAG(field, name, verbs, help)   OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
+#define TEXT(field, name, text, ...)     OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
+#define PATHS(field, name, ...)          OPTION(PathList, field, name, PATHS, NULL, 0, 0, __VA_ARGS__)
+#define IDS(field, name, ...)            OPTION(IdList, field, name, IDS, NULL, 0, 2147483647, __VA_ARGS__)
+#define SIZE(field, name, ...)           OPTION(size_t, field, name, SIZE, __VA_ARGS__)
+#define BYTES(field, name, ...)          OPTION(size_t, field, name, BYTES, __VA_ARGS__)
+#define REAL(field, name, ...)           OPTION(double, field, name, REAL, __VA_ARGS__)
+#define CHOICE(type, field, name, ...)   OPTION(type, field, name, CHOICE, __VA_ARGS__)
 #define INTERVAL(field, name, text, ...) OPTION(Interval, field, name, INTERVAL, text, 0, 0, __VA_ARGS__)
 // clang-format off
 

@@ -300,8 +300,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
             option_set(row, options, option_bare(row));
             return i + 1;
         }
-        if (bare)
-            options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
+        if (bare) options_refuse(verb, "--%s has no value; write --%s %s", row->name, row->name, row->value);
         value = argv[++i];
     }
     if (row->kind == OPTION_PATHS) {
@@ -363,8 +362,6 @@ static void options_check(const Options *o) {
         {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
         {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
-        {train && !o->out,
-         "no output: give --out with the folder of this run, or --out none where nothing is to be kept"},
         {train && !folder && o->resume, "--resume needs --out, the folder to continue in"},
         {train && !folder && option_given(o, "save-every"), "--save-every needs --out, the folder to save in"},
         {train && !folder && o->keep_best, "--keep-best needs --out, the folder to save in"},
@@ -487,7 +484,8 @@ static void options_add_config(Options *options) {
         memcpy((char *)options + row->offset, (char *)&file + row->offset, option_bytes(row));
         options->given[i] = file.given[i];
     }
-    if (words->logged && !options->quiet) note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
+    if (words->logged && !options->quiet)
+        note("%s: --out, --resume, --extend and --overwrite of that run are left out", options->config);
 }
 
 // Adds the second option that an alias of another program implies.
@@ -573,6 +571,8 @@ static const char *options_output(const Options *o) {
 // Refuses an output that is there, unless --overwrite, or that any other option may name as an input.
 static void options_check_output(const Options *o) {
     const char *out = options_output(o);
+    if (o->verb == VERB_TRAIN && !o->out)
+        options_refuse(o->verb, "no output: give --out with the folder of this run, or --out none to keep nothing");
     for (size_t i = 0; out && i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const void *field = (const char *)o + row->offset;

@@ -34,9 +34,9 @@ typedef struct {
     const Options *given; // as they were typed
     int has_folder;       // --out
     CheckpointFolder folder;
-    double saved_at; // s, of rank 0: when the last checkpoint was saved, or the run began
-    int asked;       // the signal that stops the run, on all ranks
-    StepReport last; // of the last step that was finished
+    double saved_at;            // s, of rank 0: when the last checkpoint was saved, or the run began
+    int asked;                  // the signal that stops the run, on all ranks
+    StepReport last;            // of the last step that was finished
     TrainedTensors tensors;     // of the checkpoints
     Rollout rollout;            // with --rollout: the source of batches
     Rollout rollout_validation; // of the prompts of --val-data; its reward commands are others of its own
@@ -95,8 +95,8 @@ static void trainer_save(Trainer *t) {
     t->saved_at = seconds_now();
     if (!t->log.text || !bytes) return;
     progress_clear(&t->log.progress);
-    fprintf(t->log.text, "step %*zu/%zu  saved in %s: %s in %s\n", digits_of(t->log.steps), t->state.step,
-            t->log.steps, t->folder.path, human_bytes((double)bytes), human_seconds(t->saved_at - begin));
+    fprintf(t->log.text, "step %*zu/%zu  saved in %s: %s in %s\n", digits_of(t->log.steps), t->state.step, t->log.steps,
+            t->folder.path, human_bytes((double)bytes), human_seconds(t->saved_at - begin));
     fflush(t->log.text);
 }
 
@@ -156,6 +156,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
     Batch *batch;
     TargetCounts counts;
     size_t number;
+    stop_poll(1);
     if (t->run.options->rollout) {
         batch = &t->rollout.sequence[i];
         counts = t->rollout.counts;

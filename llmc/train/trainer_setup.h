@@ -378,7 +378,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     *o = *given;
     t->given = given;
     t->validation_loss = NAN;
-    if (!strcmp(o->out, "none")) o->out = NULL;
+    if (o->out && !strcmp(o->out, "none")) o->out = NULL;
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
     if (isnan(o->lr)) {

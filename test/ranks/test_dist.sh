@@ -67,7 +67,7 @@ RANK1_OPTIONS='--help' refused 3 "bp --init $TINY --seq-len 32 --timeout 600" 2 
 cp "$TRAIN" "$WORK/other" && echo >>"$WORK/other"
 RANK1_PROGRAM=$WORK/other refused 3 "bp --init $TINY --seq-len 32" 1 "rank 1 on [^ ]* has other program file" "another program"
 mkdir "$WORK/folder"
-RANK1_FOLDER=$WORK/folder refused 3 "train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --timeout 60" 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
+RANK1_FOLDER=$WORK/folder refused 3 "train --init $TINY --data $SHARD --seq-len 32 --batch 3 --steps 1000000 --out none --timeout 60" 1 "rank 1 on [^ ]*: .*$SHARD" "a file that one rank misses"
 
 # ---- a rank that is killed, or stopped ---------------------------------------------------------------------------------------
 # in_training SIGNAL: sends it to rank 1 once rank 0 has shown steps
@@ -80,7 +80,7 @@ in_training() {
         done
         kill -"$1" "$(cat "$WORK/pid.1")"
     ) &
-    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --timeout 3
+    ranks 2 train --init $TINY --data $SHARD --seq-len 32 --batch 2 --steps 1000000 --out none --timeout 3
     wait
 }
 in_training KILL

@@ -207,7 +207,7 @@ static void save_step_of(TrainedTensors *t, const char *out, size_t keep, size_t
     trained_fill(t, step);
     checkpoint_open(&folder, out, keep, resume);
     run_began();
-    checkpoint_check_space(&folder, t, out);
+    checkpoint_check_space(&folder, t, out, 1);
     allocation_guard = 1;
     checkpoint_save(&folder, t, &run);
     allocation_guard = 0;

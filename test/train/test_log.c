@@ -80,7 +80,7 @@ TEST(records_are_complete_lines) {
     ", \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, \"seconds\": 0.5, \"data_seconds\": 0.001, "              \
     "\"tokens_per_second\": 16384, \"flops_per_second\": 2000000000000, \"peak_share\": 0.5, "                         \
     "\"memory_bytes\": 3000000000}\n"
-    RunLog log = runlog_open(NULL, scratch_path("records"), 0, 0, 4);
+    RunLog log = runlog_open(NULL, scratch_path("records"), 0, 4);
     allocation_guard = 1;
     run_steps(&log, 3, 4);
     allocation_guard = 0;
@@ -95,7 +95,7 @@ TEST(records_are_complete_lines) {
 // Cut the log anywhere, resume from any step whose record is there: the finished file is as if nothing had happened.
 TEST(resuming_after_a_crash_at_any_byte) {
     const char *folder = scratch_path("crash");
-    RunLog log = runlog_open(NULL, folder, 0, 0, 13);
+    RunLog log = runlog_open(NULL, folder, 0, 13);
     size_t bytes, tried = 0;
     run_steps(&log, 1, 13);
     runlog_close(&log);
@@ -114,7 +114,7 @@ TEST(resuming_after_a_crash_at_any_byte) {
         for (size_t step = 0; step <= complete; step += 1 + test_random_below(4)) {
             size_t length;
             write_file(log.path, whole, cut);
-            log = runlog_open(NULL, folder, 1, step, 13);
+            log = runlog_open(NULL, folder, step, 13);
             run_steps(&log, step + 1, 13);
             runlog_close(&log);
             char *again = read_whole(log.path, &length);
@@ -141,7 +141,7 @@ TEST(only_later_steps_and_half_lines_go) {
         snprintf(expected, sizeof(expected), "{\"step\": 1}\n%s { \"step\" :3, \"a\": 1}\n%s{\"step\": 2}\n", others[i],
                  others[i]);
         write_file(path, text, strlen(text));
-        RunLog log = runlog_open(NULL, folder, 1, 3, 9);
+        RunLog log = runlog_open(NULL, folder, 3, 9);
         runlog_close(&log);
         assert_string_equal(read_whole(path, NULL), expected);
     }
@@ -154,21 +154,18 @@ TEST(only_later_steps_and_half_lines_go) {
     assert_string_equal(read_whole(path, NULL), "{\"step\": 1}\n");
 }
 
-static int is_resumed;
-static void open_log(const void *folder) { runlog_open(NULL, (const char *)folder, is_resumed, 3, 9); }
+static void open_log(const void *folder) { runlog_open(NULL, (const char *)folder, 3, 9); }
 
 TEST(pipes_and_links_are_not_written_to) {
     const char *folder = scratch_path("trap"), *path = scratch_path("trap/log.jsonl"), *mine = scratch_path("mine");
     mkdir(folder, 0777);
     write_file(mine, "{\"step\": 9}\n", 12);
     alarm(20); // a pipe must not be waited for
-    for (is_resumed = 0; is_resumed < 2; is_resumed++) {
-        assert_int_equal(symlink(mine, path), 0);
-        expect_refused(open_log, folder, 1, "log.jsonl: is a symbolic link that is not followed");
-        assert_true(unlink(path) == 0 && mkfifo(path, 0666) == 0);
-        expect_refused(open_log, folder, 1, "log.jsonl: is not a regular file");
-        assert_int_equal(unlink(path), 0);
-    }
+    assert_int_equal(symlink(mine, path), 0);
+    expect_refused(open_log, folder, 1, "log.jsonl: is a symbolic link that is not followed");
+    assert_true(unlink(path) == 0 && mkfifo(path, 0666) == 0);
+    expect_refused(open_log, folder, 1, "log.jsonl: is not a regular file");
+    assert_int_equal(unlink(path), 0);
     alarm(0);
     assert_string_equal(read_whole(mine, NULL), "{\"step\": 9}\n");
 }
@@ -181,7 +178,7 @@ static size_t count_records(const char *text, const char *words) {
 
 // One part of a run: resumed from `step`, it gets as far as `last`. Returns what the log holds then.
 static const char *run_part(const char *folder, const Run *run, size_t step, size_t last) {
-    RunLog log = runlog_open(NULL, folder, 1, step, 9);
+    RunLog log = runlog_open(NULL, folder, step, 9);
     runlog_options(&log, step, run);
     run_steps(&log, step + 1, last);
     runlog_close(&log);
@@ -200,7 +197,7 @@ TEST(options_are_in_the_log) {
     Run run = {0};
     run.assignment = assign_step(world_alone(), 1);
     const char *text = NULL;
-    RunLog none = runlog_open(NULL, NULL, 0, 0, 9);
+    RunLog none = runlog_open(NULL, NULL, 0, 9);
     run.options = &options;
     runlog_options(&none, 0, &run); // without --out there is no log
     runlog_close(&none);
@@ -215,7 +212,7 @@ TEST(options_are_in_the_log) {
 }
 
 static void open_fresh(const void *folder) {
-    RunLog log = runlog_open(stdout, (const char *)folder, 0, 0, 4);
+    RunLog log = runlog_open(stdout, (const char *)folder, 0, 4);
     StepReport r = report_of(1);
     log.text = NULL;
     runlog_step(&log, &r);
@@ -317,7 +314,7 @@ TEST(metrics) {
         "128, "
         "\"val_entropy\": 1.5}\n";
     FILE *people = tmpfile();
-    RunLog log = runlog_open(people, scratch_path("metrics"), 1, 0, 9);
+    RunLog log = runlog_open(people, scratch_path("metrics"), 0, 9);
     StepReport r = report_of(2);
     Evaluation found = {0.5, {100, 0, 0}, {{{0}}, 0}};
     char text[4096];
@@ -465,7 +462,7 @@ TEST(the_bar_moves_within_a_step) {
 TEST(step_lines_make_the_bar_give_way) {
     FILE *screen;
     int master = make_terminal(&screen, 200);
-    RunLog log = runlog_open(screen, NULL, 0, 0, 100);
+    RunLog log = runlog_open(screen, NULL, 0, 100);
     StepReport r = report_of(50);
     log.progress = progress_begin(screen, "training", 0, 100);
     log.progress.drawn_at = -1e9;

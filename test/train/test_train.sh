@@ -95,7 +95,7 @@ for signal in INT TERM HUP; do
     check "SIG$signal ends a run as it always does, not with exit $status" [ "$(kill -l $status)" = $signal ]
     check "SIG$signal leaves nothing half written" [ -z "$(find "$WORK/ended-$signal" -name '*partial*' -o -name '*tmp')" ]
 done
-succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2
+succeeds train --init $TINY --data $SHARD --seq-len 16 --steps 1 --warmup 2 --out none
 says err '^note: --warmup 2 is more than the run.s steps, 1: '
 
 # ---- a chunk through all layers: what it keeps lies anywhere, draws are those of the run from its seed ---------------------------
@@ -200,7 +200,7 @@ done
 
 # ---- the bar moves within a step, on a terminal alone ----------------------------------------------------------------------------------
 if command -v script >/dev/null; then
-    TERM=xterm script -qec "$TRAIN_PLAIN train --init $big --data $SHARD --seq-len 4096 --steps 2 --lr 0 --threads 1" /dev/null </dev/null >"$WORK/out"
+    TERM=xterm script -qec "$TRAIN_PLAIN train --init $big --data $SHARD --seq-len 4096 --steps 2 --lr 0 --threads 1 --out none" /dev/null </dev/null >"$WORK/out"
     check 'several shares of one step' [ "$(grep -aoE "training +[0-9]+ %" "$WORK/out" | sort -u | wc -l)" -gt 3 ]
     check 'and a line without a bar behind it' grep -aq 'step 2/2  loss' "$WORK/out"
 else

@@ -102,7 +102,7 @@ succeeds train $sampled --steps $steps --out "$WORK/sampled" --resume
 check 'steps of samples resume to the bit' cmp -s "$WORK/sampled/checkpoint-$(printf %08d $steps)/model.bin" \
     "$WORK/sampled-on/checkpoint-$(printf %08d $steps)/model.bin"
 refuses 1 'was trained with --samples 13, now it is 12' train $(echo "$sampled" | sed 's/--samples 13/--samples 12/') --steps $steps --out "$WORK/sampled" --resume
-refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3
+refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3 --out none
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
 norm=$(json grad_norm)
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --json
@@ -158,10 +158,10 @@ refuses 2 'stop-ids: 60000 is outside the vocabulary of 60000' train $rollout --
 refuses 2 'stop-ids: 60000 is outside the vocabulary' plan --init ${TINY%96}60000 --data "$WORK/prompts.bin" --objective grpo --rollout --stop-ids 60000
 
 # ---- data that is not meant for this run ---------------------------------------------------------------------------------------------------
-refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse
-refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30
+refuses 1 'document 0 has 40 tokens, --seq-len 30 takes 31' train --init $TINY --data "$WORK/seven.bin" --seq-len 30 --long refuse --out none
+refuses 1 'prepare both alike' train --init $TINY --data "$WORK/seven.bin" --val-data $SHARD --seq-len 30 --out none
 ln -s seven.bin "$WORK/link.bin"
-refuses 1 'link.bin and .*seven.bin are the same file' train --init $TINY --data "$WORK/seven.bin" "$WORK/link.bin" --seq-len 30
+refuses 1 'link.bin and .*seven.bin are the same file' train --init $TINY --data "$WORK/seven.bin" "$WORK/link.bin" --seq-len 30 --out none
 cp -r $GOLDEN/llama "$WORK/model"
 refuses 1 "model: is the folder of a model" train --model "$WORK/model" --data "$WORK/seven.bin" --seq-len 30 --steps 1 --out "$WORK/model"
 check 'nothing is put into that' [ ! -e "$WORK/model/lock" ]

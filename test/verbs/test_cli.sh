@@ -58,7 +58,7 @@ printf '\377\377\377\377\377\377\377\177' | dd of="$WORK/q.bin" bs=1 seek=20000 
 refuses 1 'NaN|infinity' bp --model "$WORK/q.bin" --seq-len 8
 
 # ---- data ---------------------------------------------------------------------------------------------------------------------
-refuses 1 'no file matches' train --init $TINY --data "$WORK/*.none"
+refuses 1 'no file matches' train --init $TINY --data "$WORK/*.none" --out none
 
 # ---- tokenizers -----------------------------------------------------------------------------------------------------------------
 TOKENIZERS=$GOLDEN/tokenizers
@@ -74,7 +74,7 @@ says err '^ *[0-9.]* MiB .* %  #* *layer inputs$' # what takes it
 refuses 1 'no length fits' bp --init $TINY --seq-len 4096 --memory-limit 100KiB
 refuses 1 'no length fits.*one token already needs' bp --init llama3.1-70b --seq-len 100000
 refuses 1 'no length fits: --memory-limit is .*weights .*, gradients .*, optimizer ' train --init ${TINY%96}4096 --data $SHARD \
-    --seq-len 64 --memory-limit 2400KiB
+    --seq-len 64 --memory-limit 2400KiB --out none
 says err '^  --lora-rank 32 *gives --seq-len [1-9]' '^  mpirun -n [2-9] ... --zero 3 --sp [2-9] *gives --seq-len [1-9]'
 full() { # arguments: with a full disk behind stdout, exit 1 and a line that says so
     "$TRAIN" "$@" >/dev/full 2>"$WORK/err"
@@ -83,7 +83,7 @@ full() { # arguments: with a full disk behind stdout, exit 1 and a line that say
 }
 if [ -w /dev/full ]; then
     for options in --help --version "plan --init $TINY --json" "bp --init $TINY --seq-len 8" \
-        "sample --init $TINY --prompt-ids 1 --max-new-tokens 2" "train --init $TINY --data $SHARD --seq-len 64 --steps 1"; do
+        "sample --init $TINY --prompt-ids 1 --max-new-tokens 2" "train --init $TINY --data $SHARD --seq-len 64 --steps 1 --out none"; do
         full $options
     done
 else

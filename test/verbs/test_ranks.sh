@@ -290,14 +290,14 @@ ranks_refuse 1 'the reward command ended after 0 of' 2 train $common --reward-co
 
 # ---- refused ----------------------------------------------------------------------------------------------------------------
 ranks_refuse 2 'batch 6 or --grad-accum 3 would fit' 3 bp --init $TINY --seq-len 8 --batch 4
-ranks_refuse 2 'batch 2 or --grad-accum 4 would fit' 4 train --init $TINY --data $SHARD --seq-len 8 --batch 1 --grad-accum 2
+ranks_refuse 2 'batch 2 or --grad-accum 4 would fit' 4 train --init $TINY --data $SHARD --seq-len 8 --batch 1 --grad-accum 2 --out none
 ranks_refuse 2 'sp 2: does not divide the 3 ranks' 3 bp --init $TINY --seq-len 8 --sp 2
 ranks_refuse 2 'batch 4 or --grad-accum 4 would fit' 1 plan --ranks 4 --init $TINY --seq-len 8 --batch 3
 for verb in "info --init $TINY" "sample --init $TINY --prompt-ids 1" "convert --model $GOLDEN/qwen3 --out $WORK/none.bin" \
     "logprobs --init $TINY --data $WORK/train.bin --seq-len 8 --out $WORK/none.logprobs"; do
     ranks_refuse 2 'is work for one process, 2 were started' 2 $verb
 done
-ranks_refuse 1 'no_shard' 2 train --init $TINY --data "$WORK/no_shard.bin"
+ranks_refuse 1 'no_shard' 2 train --init $TINY --data "$WORK/no_shard.bin" --out none
 # Other data on one rank, under the same arguments.
 cat >"$WORK/elsewhere.sh" <<END
 cd "$WORK/host\${OMPI_COMM_WORLD_RANK:-\$PMI_RANK}" && exec "$PWD/$TRAIN" "\$@"
