@@ -278,20 +278,22 @@ static void open_new_run(const void *path) {
 }
 
 TEST(an_earlier_run_is_seen_before_anything_else) {
+    static const char begun[] = "{\"step\": 1, \"options\": {\"dpo_loss\": 1}}\n",
+                      finished[] = "{\"step\": 1, \"loss\": 2}\n";
     const char *out = fresh("earlier"), *log = scratch_path("earlier/log.jsonl");
     CheckpointFolder folder;
     write_file(log, "", 0);
     assert_int_equal(run_child(open_new_run, out)->code, 0);
-    write_file(log, "{\"step\": 1, \"options\": {\"dpo_loss\": 1}}\n", 42);
+    write_file(log, begun, strlen(begun));
     assert_int_equal(run_child(open_new_run, out)->code, 0); // no step was finished
-    write_file(log, "{\"step\": 1, \"loss\": 2}\n", 24);
+    write_file(log, finished, strlen(finished));
     expect_refused(open_new_run, out, 1,
                    "earlier/log.jsonl: holds an earlier run without a checkpoint; replace it with");
     for (FolderUse use = FOLDER_RESUME; use <= FOLDER_REPLACE; use++) {
         checkpoint_open(&folder, out, 2, use);
         assert_true(folder.last == CHECKPOINT_NONE && folder.replaces == (use == FOLDER_REPLACE));
         checkpoint_close(&folder);
-        expect_text(log, "{\"step\": 1, \"loss\": 2}\n");
+        expect_text(log, finished);
     }
 }
 
