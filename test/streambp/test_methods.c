@@ -394,8 +394,8 @@ static TinyResult placed_run(const Ops *ops, const TinyCase *c, RunSettings sett
 TEST(weights_and_gradients_elsewhere) {
     static const char *const kinds[] = {"qwen3,tie_word_embeddings=true", "llama",
                                         "gemma3,sliding_window=9,layer_types=sf,query_pre_attn_scalar=6",
-                                        "qwen3_5,layer_types=lfl,partial_rotary_factor=0.34,linear_num_key_heads=1,"
-                                        "linear_num_value_heads=2,linear_key_head_dim=4,linear_value_head_dim=3",
+                                        ("qwen3_5,layer_types=lfl,partial_rotary_factor=0.34,linear_num_key_heads=1,"
+                                         "linear_num_value_heads=2,linear_key_head_dim=4,linear_value_head_dim=3"),
                                         "gpt2,max_position_embeddings=64"};
     const size_t length[] = {17, 5, 11}, shorter[] = {8, 5};
     if (EMULATED) test_skip("op set \"cpu\" has the same places, and takes a hundredth of the time");

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Every unit, product and tests, is valid for the other one of gcc and clang, too, with the build's warnings as errors. Reads the
+# table of rows; one command checks all programs of a precision and an op set (-fsyntax-only: warnings of the optimiser are not seen).
+case ${CC:-cc} in *clang*) CC=gcc CXX=g++ ;; *) CC=clang CXX=clang++ ;; esac
+command -v $CC >/dev/null && command -v $CXX >/dev/null ||
+    { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' $CC; exit; }
+. test/build.sh
+passed=0 failed=0
+check() { # name, command...
+    name=$1
+    shift
+    if "$@" -fsyntax-only; then passed=$((passed + 1)); else echo "FAILED: $CC: $name"; failed=$((failed + 1)); fi
+}
+rows=$(sed 's/#.*//; s/ other / onednn /' test/rows.txt | awk '$3 ~ /^(onednn|plain|cuda|cudnn|nccl)$/ { print $2, $3, $1 }' | sort -u)
+for row in $(echo "$rows" | cut -d ' ' -f 1,2 | sort -u | tr ' ' /); do
+    precision=${row%/*} library=${row#*/} flags=$(flags_of "$precision" "$library") c= cc=
+    for program in $(echo "$rows" | sed -n "s/^$precision $library //p"); do
+        source=$(ls test/*/test_"$program".c test/*/test_"$program".cc 2>/dev/null)
+        case $source in *.cc) cc="$cc $source" ;; *) c="$c $source" ;; esac
+    done
+    case $row in
+    */cuda | */cudnn) check "$row, op set" $CXX -x c++ $flags $as_cxx llmc/ops/cuda/ops_cuda.cu ;;
+    */nccl) nccl=$(nccl_flags) && check "$row, op set" $CXX $flags $as_cxx $nccl test/emulate/ops_nccl.cc ;;
+    */onednn) check "$row, train" $CC -std=c11 $flags -x c train_gpt.cu ;;
+    esac
+    case $row in
+    fp32/onednn) c="$c data/*.c dev/*.c test/*/[!t]*.c test/ops/test_gpu_large.c" ;; # and what has no row of its own
+    */onednn | */plain) c="$c llmc/ops/cpu/ops_cpu.c" ;;
+    esac
+    check "$row" $CC -std=gnu11 $flags $c
+    [ -z "$cc" ] || check "$row, C++" $CXX $flags $as_cxx $cc
+done
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
