@@ -245,7 +245,7 @@ CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_W
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")
 SIZE(warmup, "warmup", "0", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps of linear warm-up")
 REAL(final_lr_fraction, "final-lr-fraction", "0.1", 0, 1, ON(TRAIN), "F",
-       "learning rate of the last step over the peak")
+       "learning rate at the end of the decay, one step after the last, over the peak")
 REAL(decay_fraction, "decay-fraction", "0.2", 0, 1, ON(TRAIN), "F", "share of the steps wsd decays in")
 REAL(weight_decay, "weight-decay", "0.1", 0, 100, ON(TRAIN), "X", "decoupled, on matrices only")
 REAL(beta1, "beta1", "0.9", 0, 0.999999, ON(TRAIN), "X", "decay of the first moment")

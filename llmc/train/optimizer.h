@@ -34,8 +34,8 @@ static double gradient_clip(double norm, double limit) { return limit > 0 && nor
 
 // ---- the learning rate ----------------------------------------------------------------------------------------------
 /*
-Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exactly at step
-`warmup`; a decay starts there and reaches peak * final_fraction exactly at step `steps`:
+Steps are counted from 1 to N = `steps`. Warm-up is linear and reaches the peak at step `warmup`; a decay of D steps
+takes p = 0, 1 / D, ... (D - 1) / D, and would reach peak * final_fraction one step after the last:
 
     cosine    half a cosine                       (1 + cos(pi p)) / 2
     linear    a straight line                     1 - p
@@ -43,35 +43,38 @@ Steps are counted from 1 to `steps`. Warm-up is linear and reaches the peak exac
               (Haegele et al. 2024, arXiv:2405.18392, found this shape better than a line)
     constant  no decay
 
-where p runs from 0 to 1 over the decay. Without warm-up step 1 is at the peak; a run no longer than its warm-up never
-decays.
+With D = N - warmup (wsd: decay_fraction * N), cosine and linear decay as get_cosine_schedule_with_warmup and
+get_linear_schedule_with_warmup of transformers do. Its Trainer takes lambda(s - 1) at step s, so that its warm-up is
+(s - 1) / warmup and step 1 changes nothing; here it is s / warmup, and the peak is held at steps warmup, warmup + 1.
 */
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 
 typedef struct {
     double peak; // --lr
     ScheduleKind kind;
-    double final_fraction; // --final-lr-fraction: the last step's learning rate over the peak
+    double final_fraction; // --final-lr-fraction: where the decay goes to, over the peak
     double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
     size_t warmup, steps;
+    int version_1; // of a run begun before version 2: D is one less, and p reaches 1 at the last step
 } Schedule;
 
-// The last step at the peak.
-static size_t schedule_decay_begin(const Schedule *schedule) {
-    size_t begin = max_size(schedule->warmup, 1);
-    if (schedule->kind == SCHEDULE_CONSTANT) return max_size(begin, schedule->steps);
-    if (schedule->kind != SCHEDULE_WSD) return begin;
-    size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
-    return max_size(begin, schedule->steps - min_size(decay, schedule->steps));
+// p of a step: 0 at the peak, 1 at the end.
+static double schedule_decayed(const Schedule *schedule, size_t step) {
+    const size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
+    const size_t made = schedule->version_1 ? step : step - 1;
+    size_t begin = schedule->version_1 ? max_size(schedule->warmup, 1) : schedule->warmup;
+    if (schedule->kind == SCHEDULE_CONSTANT) return 0;
+    if (schedule->kind == SCHEDULE_WSD) begin = max_size(begin, schedule->steps - min_size(decay, schedule->steps));
+    if (made <= begin) return 0;
+    return made >= schedule->steps ? 1 : (double)(made - begin) / (double)(schedule->steps - begin);
 }
 
 static double schedule_learning_rate(const Schedule *schedule, size_t step) {
-    size_t begin = schedule_decay_begin(schedule);
+    const double p = schedule_decayed(schedule, step);
     double shape; // shape falls from 1 to 0
     if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);
-    if (step <= begin || begin >= schedule->steps) return schedule->peak;
-    if (step >= schedule->steps) return schedule->peak * schedule->final_fraction;
-    double p = (double)(step - begin) / (double)(schedule->steps - begin);
+    if (p <= 0) return schedule->peak;
+    if (p >= 1) return schedule->peak * schedule->final_fraction;
     if (schedule->kind == SCHEDULE_COSINE)
         shape = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
     else if (schedule->kind == SCHEDULE_LINEAR)

@@ -13,6 +13,7 @@ a constant rate, or one that has not begun to decay (wsd), may be given more ste
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1
+#define SCHEDULE_VERSION  2     // a schedule without one: Schedule.version_1
 #define RUN_STATE_LIMIT   65536 // bytes of state.json
 
 typedef enum {
@@ -80,6 +81,10 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     schedule.decay_fraction = state_number(object, "decay_fraction", path);
     schedule.warmup = state_size(object, "warmup", path);
     schedule.steps = state_size(object, "steps", path);
+    schedule.version_1 = !json_get(object, "version");
+    if (!schedule.version_1 && state_size(object, "version", path) != SCHEDULE_VERSION)
+        die("%s: the schedule is of version %zu, this program knows 1 and %d", path,
+            state_size(object, "version", path), SCHEDULE_VERSION);
     return schedule;
 }
 
@@ -108,6 +113,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_number(&json, "decay_fraction", s->decay_fraction);
     json_size(&json, "warmup", s->warmup);
     json_size(&json, "steps", s->steps);
+    if (!s->version_1) json_size(&json, "version", SCHEDULE_VERSION);
     json_object_end(&json);
     if (run->data) json_text(&json, "data_files", run->data);
     json_object(&json, "settings");
@@ -236,7 +242,13 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     }
     run_state_compare_data(run, root, checkpoint);
     Schedule saved = state_schedule(root, path);
+    run->schedule.version_1 = saved.version_1;
     run_state_compare_schedule(run, &saved, checkpoint);
+    if (saved.version_1 && run->schedule.kind != SCHEDULE_CONSTANT)
+        note(
+            "%s: an earlier version began this run, which keeps its schedule: the decay ends at the last step, not one "
+            "step after it",
+            checkpoint);
     cJSON_Delete(root);
 }
 

@@ -229,20 +229,27 @@ TEST(schedule_must_agree_so_far) {
         Schedule saved, now;
         const char *refusal; // NULL: may go on
     } cases[] = {
-        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, NULL},
-        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200}, "made step 3 at lr "},
-        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
-         {2e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100, 0}, {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100, 0}, NULL},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100, 0},
+         {1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 200, 0},
+         "made step 4 at lr "},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100, 0},
+         {2e-3, SCHEDULE_COSINE, 0.1, 0.2, 2, 100, 0},
          "give --lr 0.001 --schedule cosine --steps 100 --warmup 2 --final-lr-fraction 0.1"},
         // still warming up
-        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 50, 100}, {1e-3, SCHEDULE_LINEAR, 0.5, 0.2, 50, 999}, NULL},
-        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 7}, {1e-3, SCHEDULE_CONSTANT, 0.3, 0.2, 2, 100}, NULL},
-        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100}, {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 3, 100}, "made step 1 at"},
-        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100},
-         {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 6},
+        {{1e-3, SCHEDULE_COSINE, 0.1, 0.2, 50, 100, 0}, {1e-3, SCHEDULE_LINEAR, 0.5, 0.2, 50, 999, 0}, NULL},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 7, 0}, {1e-3, SCHEDULE_CONSTANT, 0.3, 0.2, 2, 100, 0}, NULL},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100, 0},
+         {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 3, 100, 0},
+         "made step 1 at"},
+        {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100, 0},
+         {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 6, 0},
          "is at step 7 already, --"},
-        {{1e-3, SCHEDULE_WSD, 0.0, 0.2, 2, 10}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100}, NULL}, // decays from step 9 on
-        {{1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 10}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100}, "made step 6 at"},
+        {{1e-3, SCHEDULE_WSD, 0.0, 0.2, 2, 10, 0},
+         {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100, 0},
+         NULL}, // decays from step 10 on
+        {{1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 10, 0}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100, 0}, "made step 7 at"},
+        {{1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 10, 1}, {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100, 0}, "made step 6 at"},
     };
     TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     trained_fill(&t, 7);
@@ -261,6 +268,29 @@ TEST(schedule_must_agree_so_far) {
             expect_resumes(&r, NULL);
     }
     trained_close(&t);
+}
+
+// A run that an earlier version began has no version in its schedule: its next steps are as they would have been.
+static void earlier_body(const void *context) {
+    static char text[RUN_STATE_LIMIT];
+    RunState run = run_state(70);
+    (void)context;
+    run.schedule.version_1 = 1;
+    const double then = schedule_learning_rate(&run.schedule, 71);
+    const size_t length = run_state_text(&run, text, "state.json");
+    run.schedule.version_1 = 0;
+    if (schedule_learning_rate(&run.schedule, 71) == then) die("both versions are alike");
+    run_state_resume(&run, text, length, "checkpoint-00000070", "state.json");
+    if (schedule_learning_rate(&run.schedule, 71) != then) die("the schedule changed");
+    if (run_state_text(&run, text, "state.json") != length) die("the version changed");
+    run.schedule.version_1 = 0;
+    if (run_state_text(&run, text, "state.json") <= length) die("no version is written");
+}
+
+TEST(earlier_schedule_stays) {
+    const Child *child = run_child(earlier_body, NULL);
+    if (child->code != 0) test_fail("exit code %d: %s", child->code, child->err);
+    expect_said(child, "checkpoint-00000070: an earlier version began this run, which keeps its schedule");
 }
 
 // ---- damage ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 static const double PI = 3.14159265358979323846;
 
 static Schedule make(ScheduleKind kind, size_t warmup, size_t steps) {
-    Schedule schedule = {3e-4, kind, 0.1, 0.2, warmup, steps};
+    Schedule schedule = {3e-4, kind, 0.1, 0.2, warmup, steps, 0};
     return schedule;
 }
 
@@ -23,28 +23,32 @@ TEST(ends_are_exact) {
     static const size_t warmups[] = {0, 1, 2, 7, 99}, lengths[] = {100, 101, 1000, 123457};
     for (size_t i = 0; i < SCHEDULES * 5 * 4; i++) {
         Schedule s = make((ScheduleKind)(i / 20), warmups[i / 4 % 5], lengths[i % 4]);
-        test_case("%s, %zu of warm-up, %zu steps", schedule_names[s.kind], s.warmup, s.steps);
-        expect_rate(&s, max_size(s.warmup, 1), s.peak, 0);
-        expect_rate(&s, s.steps, s.kind == SCHEDULE_CONSTANT ? s.peak : s.peak * s.final_fraction, 0);
-        if (s.warmup > 1) expect_rate(&s, 1, s.peak / (double)s.warmup, 1e-15);
+        for (s.version_1 = 0; s.version_1 < 2; s.version_1++) {
+            const size_t end = s.version_1 ? s.steps : s.steps + 1; // one that is never made
+            test_case("%s, %zu of warm-up, %zu steps", schedule_names[s.kind], s.warmup, s.steps);
+            expect_rate(&s, max_size(s.warmup, 1), s.peak, 0);
+            expect_rate(&s, end, s.kind == SCHEDULE_CONSTANT ? s.peak : s.peak * s.final_fraction, 0);
+            if (s.warmup > 1) expect_rate(&s, 1, s.peak / (double)s.warmup, 1e-15);
+        }
     }
 }
 
-// 100 steps of decay behind a warm-up, or from step 1 on.
+// 100 steps of decay after a warm-up, or from step 1 on: get_cosine_schedule_with_warmup and
+// get_linear_schedule_with_warmup of transformers, of the steps made before.
 TEST(closed_forms) {
     static const double low = 3e-5, high = 3e-4;
-    for (size_t begin = 1; begin <= 10; begin += 9) {
-        const size_t warmup = begin == 1 ? 0 : begin, steps = begin + 100, stable = steps - (begin == 1 ? 20 : 22);
+    for (size_t warmup = 0; warmup <= 10; warmup += 10) {
+        const size_t steps = warmup + 100, stable = steps - (warmup ? 22 : 20);
         Schedule cosine = make(SCHEDULE_COSINE, warmup, steps), linear = make(SCHEDULE_LINEAR, warmup, steps);
         Schedule constant = make(SCHEDULE_CONSTANT, warmup, steps), wsd = make(SCHEDULE_WSD, warmup, steps);
         for (size_t step = 1; step <= steps; step++) {
-            const double p = ((double)step - (double)begin) / 100, ramp = high * (double)step / 10;
-            const double q = ((double)step - (double)stable) / (double)(steps - stable); // a fifth of the steps
-            const int rising = step < begin;
+            const double made = (double)step - 1, p = (made - (double)warmup) / 100, ramp = high * (double)step / 10;
+            const double q = (made - (double)stable) / (double)(steps - stable); // a fifth of the steps
+            const int rising = step <= warmup;
             expect_rate(&cosine, step, rising ? ramp : low + (high - low) * (1 + cos(PI * p)) / 2, 1e-15);
             expect_rate(&linear, step, rising ? ramp : high + (low - high) * p, 1e-15);
             expect_rate(&constant, step, rising ? ramp : high, 1e-15);
-            expect_rate(&wsd, step, rising ? ramp : step < stable ? high : low + (high - low) * (1 - sqrt(q)), 1e-15);
+            expect_rate(&wsd, step, rising ? ramp : q < 0 ? high : low + (high - low) * (1 - sqrt(q)), 1e-15);
         }
     }
 }
@@ -66,20 +70,20 @@ TEST(rises_then_falls) {
 }
 
 TEST(fractions_at_their_limits) {
-    Schedule s = make(SCHEDULE_COSINE, 0, 10);
+    Schedule s = make(SCHEDULE_LINEAR, 0, 10);
     s.final_fraction = 0;
-    expect_rate(&s, 10, 0, 0);
+    expect_rate(&s, 10, s.peak / 10, 1e-15); // the last step does something
     s.final_fraction = 1;
     expect_rate(&s, 5, s.peak, 1e-15);
     s = make(SCHEDULE_WSD, 0, 10);
     s.decay_fraction = 0; // no decay
     expect_rate(&s, 10, s.peak, 0);
-    s.decay_fraction = 1; // nothing but decay: the first step is the last at the peak
+    s.decay_fraction = 1; // nothing but decay
     expect_rate(&s, 1, s.peak, 0);
-    expect_rate(&s, 10, s.peak * s.final_fraction, 0);
+    expect_rate(&s, 2, s.peak * (0.1 + 0.9 * (1 - sqrt(0.1))), 1e-15);
     s.warmup = 6; // warm-up and decay overlap: the decay begins when the warm-up is over
-    expect_rate(&s, 6, s.peak, 0);
-    expect_rate(&s, 7, s.peak * (0.1 + 0.9 * (1 - sqrt(0.25))), 1e-15);
+    expect_rate(&s, 7, s.peak, 0);
+    expect_rate(&s, 8, s.peak * (0.1 + 0.9 * (1 - sqrt(0.25))), 1e-15);
 }
 
 // --schedule offers what there is.

@@ -25,7 +25,7 @@ from make_golden import load_model, rmsnorm_in_the_models_dtype  # noqa: E402
 
 MODEL, F64 = "test/golden/gpt2", torch.float64
 BATCH, STEPS, LENGTH, LR = 4, 10, 26, 5e-3
-SAME = ["--schedule", "constant", "--weight-decay", 0.1, "--beta2", 0.95, "--epsilon", 1e-6, "--grad-clip", 0]
+SAME = ["--lr-scheduler-type", "linear", "--weight-decay", 0.1, "--beta2", 0.95, "--epsilon", 1e-6, "--grad-clip", 0]
 
 
 def tokenizer_of(vocabulary):
@@ -98,7 +98,7 @@ class Grpo(Recorded, trl.GRPOTrainer):
 
 
 SETTINGS = dict(
-    max_steps=STEPS, learning_rate=LR, lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0,
+    max_steps=STEPS, learning_rate=LR, lr_scheduler_type="linear", weight_decay=0.1, adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0,
     gradient_checkpointing=False, use_cpu=True, bf16=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1)
 
 
