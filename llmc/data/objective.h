@@ -559,6 +559,12 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
         loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);
     }
     if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
+    for (size_t d = 0, end; batch->reward && batch->group && d < batch->documents; d = end) {
+        int equal = 1; // rewards of the group from d to end; --rollout has counted its groups before, to the same mean
+        for (end = d; end < batch->documents && batch->group[end] == batch->group[d]; end++)
+            equal &= batch->reward[end] == batch->reward[d];
+        metric_add(metrics, "frac_reward_zero_std", equal, 1);
+    }
     if (batch->reference) metric_add(metrics, "kl", sums.divergence, sums.tokens);
     metric_add(metrics, "ratio", sums.ratio, sums.tokens);
     const double clips = o->kind == OBJECTIVE_GSPO ? (double)batch->documents : sums.tokens;
