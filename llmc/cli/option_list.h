@@ -240,6 +240,7 @@ REAL(epochs, "epochs", "1", 1e-6, 1e6, ON(TRAIN), "E", "how often to go through 
 REAL(lr, "lr", "auto", 0, 100, ON(TRAIN), "RATE",
      "peak learning rate of AdamW; auto: with --init 3e-4; else sft 1e-5, dpo, simpo, orpo and kto 5e-7, grpo, gspo "
      "and ppo 1e-6, of adapters ten times as much; a resumed run keeps its own")
+FLAG(any_lr, "any-lr", ON(TRAIN), "accept a --lr above 1")
 CHOICE(ScheduleKind, schedule, "schedule", "cosine", SCHEDULE_COSINE, SCHEDULE_WSD, ON(TRAIN),
        "cosine|linear|constant|wsd",
        "decay of the learning rate after warm-up; wsd: stay at the peak, then decay over the last steps")
@@ -288,6 +289,9 @@ FLAG(keep_best, "keep-best", ON(TRAIN),
 REAL(grace, "grace", "20", 0, 1e6, ON(TRAIN), "SECONDS",
      "time that SIGINT, SIGTERM, SIGHUP and SIGUSR1 leave to the current step; then it is given up, and the last "
      "finished one is saved")
+FLAG(stop_on_divergence, "stop-on-divergence", ON(TRAIN),
+     "end the run where the gradient was 0 or rewards were equal in 3 steps in a row, or the loss (sft) is 100 times "
+     "its best, which is else a note; the last checkpoint before is kept in either case")
 SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps from validation to validation")
 SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
      "micro-batches of an evaluation; all: once through its data")

@@ -368,6 +368,8 @@ static void options_check(const Options *o) {
         {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
         {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps from validation to validation"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
+        {train && o->lr > 1 && !o->any_lr,
+         "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
         {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},

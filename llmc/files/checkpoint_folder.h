@@ -17,7 +17,8 @@ see one and the same folder, rank 0 alone changes what is in it; the others writ
 typedef struct {
     char path[PATH_MAX];
     size_t keep;  // complete checkpoints that stay, the newest
-    size_t best;  // one that stays besides, or CHECKPOINT_NONE
+    size_t best;  // stays besides: the best by validation; 0: none
+    size_t good;  // stays besides: the last one before a run may have diverged (llmc/train/divergence.h); 0: none
     size_t last;  // the newest complete one, or CHECKPOINT_NONE
     int replaces; // there is an earlier run, which checkpoint_replace removes
     int lock;     // descriptor, held as long as the process lives; -1: of another rank
@@ -211,7 +212,8 @@ static size_t checkpoint_count(const CheckpointFolder *folder, int prune) {
         Manifest manifest;
         checkpoint_path(path, folder->path, step, "");
         if (manifest_check(path, &manifest)) continue;
-        if (++complete > folder->keep && step != folder->best && prune) checkpoint_remove(folder->path, step);
+        const int stays = ++complete <= folder->keep || step == folder->best || step == folder->good;
+        if (prune && !stays) checkpoint_remove(folder->path, step);
     }
     return complete;
 }
@@ -347,7 +349,7 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     char lock[LOCK_TEXT] = "", records[PATH_MAX];
     memset(folder, 0, sizeof(*folder));
     signals_prepare();
-    folder->keep = keep, folder->lock = -1, folder->best = CHECKPOINT_NONE;
+    folder->keep = keep, folder->lock = -1;
     if (snprintf(folder->path, sizeof(folder->path), "%s", path) >= PATH_MAX - 64)
         die("%.200s...: this path is too long for --out", path);
     if (dist_rank() == 0) {
@@ -382,7 +384,7 @@ static int checkpoint_remake(CheckpointFolder *folder) {
     close(folder->lock);
     folder->lock = folder_lock(folder->path, text);
     run_began();
-    folder->last = folder->best = CHECKPOINT_NONE;
+    folder->last = CHECKPOINT_NONE, folder->best = folder->good = 0;
     return 1;
 }
 

@@ -5,6 +5,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
+#include "divergence.h"
 #include "evaluate.h"
 #include "kl.h"
 #include "log.h"
@@ -46,6 +47,7 @@ typedef struct {
     uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
     Update update;            // --update forward: the step that waits for the next pass
     RunLog log;
+    Divergence divergence;
     int memory_told;
     Sampler sampler; // with --sample-every
     Prompt prompt;
@@ -59,9 +61,12 @@ typedef struct {
 // ---- checks and checkpoints -----------------------------------------------------------------------------------------
 // How to go on after a step that must not be taken.
 static const char *last_good(const Trainer *t) {
-    static char text[PATH_MAX + 64];
+    static char text[PATH_MAX + 128];
+    const int later = t->folder.good && t->folder.good < t->folder.last;
     if (!t->has_folder || t->folder.last == CHECKPOINT_NONE) return "no checkpoint was saved";
-    snprintf(text, sizeof(text), "the last good checkpoint is step %zu in %s", t->folder.last, t->folder.path);
+    snprintf(text, sizeof(text), "the last good checkpoint is step %zu in %s%s",
+             later ? t->folder.good : t->folder.last, t->folder.path,
+             later ? "; remove later ones to resume from it" : "");
     return text;
 }
 
@@ -89,7 +94,7 @@ static void trainer_save(Trainer *t) {
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
     const int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
     if (remade) trainer_remake(t);
-    t->folder.best = t->run.options->keep_best && t->state.best_step ? t->state.best_step : CHECKPOINT_NONE;
+    t->folder.best = t->run.options->keep_best ? t->state.best_step : 0;
     dist_broadcast(RANKS_ALL, &t->folder.last, sizeof(t->folder.last), 0);
     const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
     t->saved_at = seconds_now();
@@ -196,6 +201,22 @@ static void trainer_log_step(Trainer *t) {
     if (!t->log.text || t->memory_told++) return;
     progress_clear(&t->log.progress);
     report_memory(&t->run, t->last.memory_bytes);
+}
+
+// Says that the run has diverged, or ends it with --stop-on-divergence. Where it may have, the last checkpoint before
+// stays. A step without rewards changed nothing.
+static void trainer_watch(Trainer *t) {
+    const StepReport *report = &t->last;
+    Divergence *d = &t->divergence;
+    if (!report->micro_batches) return;
+    const DivergenceSign sign = divergence_find(d, report, t->run.options->objective == OBJECTIVE_SFT);
+    if (!divergence_doubts(d))
+        t->folder.good = 0;
+    else if (!t->folder.good && t->folder.last != CHECKPOINT_NONE)
+        t->folder.good = t->folder.last;
+    if (!sign) return;
+    if (t->run.options->stop_on_divergence) die("step %zu: %s; %s", report->step, divergence_texts[sign], last_good(t));
+    note("step %zu: %s; %s", report->step, divergence_texts[sign], last_good(t));
 }
 
 // Completes the report of a step and moves the run's state behind it. sent: the traffic before the step.

@@ -422,6 +422,7 @@ TEST(lines_are_refused) {
         {"train --model m --data d --resume", "--resume needs --out"},
         {"train --model m --data d --save-every 3", "--save-every needs --out"},
         {"train --model m --data d --val-every 3", "--val-every needs --val-data"},
+        {"train --model m --data d --lr 1.5", "--lr above 1: AdamW would move each weight by more than 1"},
         {"train --model m --data d --steps 3 --epochs 2", "--steps and --epochs exclude each other"},
         {"bp --init gpt2 --objective grpo --epsilon 0.2", "--epsilon is not an option of bp"},
         {"train --model m --data d --objective grpo --epsilon 0.2",

@@ -47,6 +47,24 @@ static void keep_case(size_t keep) {
     trained_close(&t);
 }
 
+// A run that may have diverged: one more stays, as long as it does.
+TEST(good_one_is_kept) {
+    CheckpointFolder folder;
+    TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 0);
+    checkpoint_open(&folder, fresh_folder("out"), 2, 0);
+    for (size_t step = 1; step <= 6; step++) {
+        RunState run = run_state(step);
+        if (step == 3) folder.good = folder.last;
+        if (step == 6) folder.good = 0;
+        trained_fill(&t, step);
+        checkpoint_save(&folder, &t, &run);
+        assert_int_equal(is_there("checkpoint-00000002"), step >= 2 && step < 6);
+        assert_int_equal(is_there("checkpoint-00000003"), step == 3 || step == 4);
+    }
+    checkpoint_close(&folder);
+    trained_close(&t);
+}
+
 TEST(last_ones_are_kept) {
     static const size_t keeps[] = {1, 2, 5, 100};
     for (size_t i = 0; i < COUNT_OF(keeps); i++) keep_case(keeps[i]);

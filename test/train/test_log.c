@@ -1,6 +1,7 @@
 // Output of a run: JSON, log.jsonl across crashes and resumes, step lines, and the progress bar on a terminal of our
 // own.
 #include "test/base/child.h"
+#include "llmc/train/divergence.h"
 #include "llmc/train/log.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -336,6 +337,30 @@ TEST(metrics) {
         !strstr(text, "step 2/9  validation loss  0.50000  100 tokens  acc 0.6250  margin  0.7500\n") ||
         !strstr(text, "step 3/9  loss  3.33333  acc      -  margin       -  "))
         test_fail("%s", text);
+}
+
+// ---- divergence -----------------------------------------------------------------------------------------------------
+// Steps of one run: its loss, gradient norm and share of groups with equal rewards, and the sign that shows.
+TEST(signs_of_divergence_show_once) {
+    static const struct {
+        double loss, norm, equal;
+        DivergenceSign sign;
+        int doubts;
+    } steps[] = {{2, 1, 0, SIGN_NONE, 0},      {1e-3, 0, 0, SIGN_NONE, 1},  {2, 0, 0, SIGN_NONE, 1},
+                 {2, 1, 0, SIGN_NONE, 0},      {9.9, 0, 0, SIGN_NONE, 1},   {2, 0, 1, SIGN_NONE, 1},
+                 {2, 0, 1, SIGN_NONE, 1},      {2, 0, 1, SIGN_REWARDS, 1},  {2, 0, 0, SIGN_NONE, 1},
+                 {2, 0, 0, SIGN_NONE, 1},      {2, 0, 0, SIGN_GRADIENT, 1}, {2, 0, 0, SIGN_NONE, 1},
+                 {10.1, 1, 0.5, SIGN_LOSS, 1}, {10.1, 1, 0.5, SIGN_NONE, 1}};
+    Divergence d = {0}, other = {0};
+    for (size_t i = 0; i < COUNT_OF(steps); i++) {
+        StepReport r = report_of(i + 1);
+        r.loss = steps[i].loss, r.grad_norm = steps[i].norm;
+        metric_add(&r.metrics, "frac_reward_zero_std", steps[i].equal, 1);
+        test_case("step %zu", i + 1);
+        assert_int_equal(divergence_find(&d, &r, 1), steps[i].sign);
+        assert_int_equal(divergence_doubts(&d), steps[i].doubts);
+        assert_true(divergence_find(&other, &r, 0) != SIGN_LOSS); // losses of other objectives may be near 0, or below
+    }
 }
 
 // ---- the progress bar -----------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ check '4 micro-batches of 1 have its gradient' close "$norm" "$(json grad_norm)"
 
 # ---- what is not finite -----------------------------------------------------------------------------------------------------------
 refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is step|tensor' \
-    train --init $TINY --data $SHARD --seq-len 64 --steps 30 --lr 100 --grad-clip 0 --schedule constant --weight-decay 90 \
+    train --init $TINY --data $SHARD --seq-len 64 --steps 30 --lr 100 --any-lr --grad-clip 0 --schedule constant --weight-decay 90 \
     --epsilon 1e-30 --save-every 1 --out "$WORK/diverged"
 last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]

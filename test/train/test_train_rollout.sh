@@ -52,6 +52,21 @@ $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
 END
 refuses 1 'the model that it began with; give that with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
     --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
+# ---- rewards that stop to differ after two steps: the run goes on, or ends, and the last checkpoint before stays -----------
+cat >"$WORK/flat.sh" <<'END'
+n=0
+while read -r line; do
+    n=$((n + 1))
+    echo $((n <= 48 && n % 2))
+done
+END
+set -- $common --reward-command "sh $WORK/flat.sh" --steps 6 --save-every 1 --keep-checkpoints 1
+succeeds train "$@" --out "$WORK/flat"
+check 'equal rewards are told once' [ "$(grep -c '^note: step 5: all groups had equal rewards in 3 steps' "$WORK/err")" = 1 ]
+check 'the last checkpoint before stays' [ "$(ls "$WORK/flat" | grep checkpoint | tr '\n' ' ')" = 'checkpoint-00000002 checkpoint-00000006 ' ]
+refuses 1 'step 5: all groups had equal rewards.*; the last good checkpoint is step 2 in .*; remove later ones to resume from it' \
+    train "$@" --out "$WORK/flat-ended" --stop-on-divergence
+check 'it was not replaced' [ -f "$WORK/flat-ended/checkpoint-00000002/DONE" ]
 # ---- written ahead: off-policy by one, and killed while the reward command works -----------------------------------------
 cat >"$WORK/kills.sh" <<'END'
 n=0

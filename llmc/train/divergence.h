@@ -1,0 +1,50 @@
+/*
+Signs that a run has diverged though every number is finite: no gradient, a loss far above its best, rewards that do not
+differ. Each is told once. Whoever sees one decides: trainer_watch (trainer.h) says it in a note, or ends the run.
+*/
+#ifndef LLMC_DIVERGENCE_H
+#define LLMC_DIVERGENCE_H
+#include "log.h"
+
+#define DIVERGENCE_STEPS 3     // in a row without a gradient, or without rewards that differ
+#define DIVERGENCE_LOSS  100.0 // times the best loss
+#define DIVERGENCE_FLOOR 0.1   // nats: a better loss counts as this one, or one odd document would be a sign
+
+typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
+
+typedef struct {
+    size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
+    double best;         // the least loss of this part of the run; 0: none yet
+    unsigned told;       // a bit for each sign
+} Divergence;
+
+static const char *const divergence_texts[SIGNS] = {
+    "", "all groups had equal rewards in 3 steps in a row; take other prompts, or a reward command that tells more",
+    "the gradient was exactly 0 in 3 steps in a row; take a smaller --lr, or look at --data",
+    "the loss is 100 times its best; take a smaller --lr or a longer --warmup"};
+
+// Takes a step of which a weight could change into account. Returns a sign that shows for the first time.
+// cross_entropy: the loss is at least 0, and comparable from step to step.
+static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
+    DivergenceSign sign = SIGN_NONE;
+    int equal = 0;
+    for (size_t i = 0; i < r->metrics.count; i++)
+        equal |= !strcmp(r->metrics.metric[i].name, "frac_reward_zero_std") && metric_value(&r->metrics.metric[i]) == 1;
+    d->equal = equal ? d->equal + 1 : 0;
+    d->still = !equal && r->grad_norm == 0 ? d->still + 1 : 0;
+    if (cross_entropy) {
+        const double loss = fmax(r->loss, DIVERGENCE_FLOOR);
+        if (d->best == 0 || loss < d->best) d->best = loss;
+        if (loss > DIVERGENCE_LOSS * d->best) sign = SIGN_LOSS;
+    }
+    if (d->still >= DIVERGENCE_STEPS) sign = SIGN_GRADIENT;
+    if (d->equal >= DIVERGENCE_STEPS) sign = SIGN_REWARDS;
+    if (!sign || d->told >> sign & 1) return SIGN_NONE;
+    d->told |= 1u << sign;
+    return sign;
+}
+
+// The checkpoints that are saved from now on may be worse than those before.
+static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->told; }
+
+#endif
