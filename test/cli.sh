@@ -44,6 +44,10 @@ refuses() {
 json() { # key of the one-line object in $WORK/out: its number or text
     sed -n 's|.*"'"$1"'": "\{0,1\}\([^",}]*\).*|\1|p' "$WORK/out" | head -n 1
 }
+next_works() { # out or err: both commands that a run ends with
+    sed -n '/^next /,$s/^next \{5\}\|^ \{9\}//p' "$WORK/$1" >"$WORK/next"
+    check "what to type next: $(cat "$WORK/next")" [ "$(wc -l <"$WORK/next")-$(sh -e "$WORK/next" >/dev/null 2>&1; echo $?)" = 2-0 ]
+}
 close() { # a, b, relative difference allowed
     awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a - b; if (x < 0) x = -x; s = b < 0 ? -b : b; exit !(a != "" && b != "" && x <= d * s) }'
 }

@@ -64,7 +64,7 @@ golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 # ---- comparing -------------------------------------------------------------------------------------------------------
 # Measured values are masked. Rows of a profile stand in the order of their times.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
-times="$times|tokens_per_second|flops_per_second|peak_share|peak_bytes|memory_bytes"
+times="$times|time|commit|tokens_per_second|flops_per_second|peak_share|peak_bytes|memory_bytes"
 masked() { # file: a text of JSON, or the list of a checkpoint's files
     sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/^state.json .*/state.json/' "$1" | tr '{' '\n' |
         case $command in *--profile*) sort ;; *) cat ;; esac

@@ -525,8 +525,10 @@ static void options_add_replicas(Options *o) {
 // The commit of the checkout; make writes it.
 extern const char build_commit[] __attribute__((weak));
 
+static const char *program_commit(void) { return build_commit ? build_commit : "unknown"; }
+
 static void options_print_version(FILE *out) {
-    fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, build_commit ? build_commit : "unknown");
+    fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, program_commit());
 #ifdef __clang__
     fprintf(out, "build      %s, %s, %s\n", ops_device->name, dtype_name(ops_device->stored), __VERSION__);
 #else

@@ -2,7 +2,8 @@
 The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} of a step, "val_loss" of a
-validation, "sample", and "options" of each part of the run, with the first step of that part. A resumed run first drops
+validation, "sample", and "options" of each part of the run, with the first step of that part, version and commit. Each
+ends with the time at which it was written, in UTC: "time": "2026-01-31T12:00:00Z". A resumed run first drops
 the records of steps beyond the one it resumes from, and the half line that a crash may have left: the file reads as if
 there had been no interruption. Lines that are not understood stay.
 */
@@ -111,6 +112,11 @@ static JsonOut runlog_record(RunLog *log, size_t step) {
 }
 
 static void runlog_record_end(RunLog *log, JsonOut *json) {
+    const time_t now = time(NULL);
+    struct tm utc;
+    char text[32] = "";
+    if (gmtime_r(&now, &utc)) strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    json_text(json, "time", text);
     json_object_end(json);
     int error = json_close(json);
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
@@ -122,6 +128,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
     if (!log->records || step >= log->steps) return; // this part has no steps
     JsonOut json = runlog_record(log, step + 1);
     json_text(&json, "version", STREAMBP_VERSION);
+    json_text(&json, "commit", program_commit());
     report_method_json(&json, run);
     report_attention_json(&json, run);
     report_places_json(&json, run);

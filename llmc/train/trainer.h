@@ -6,6 +6,7 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #define LLMC_TRAINER_H
 #include "checkpoint.h"
 #include "divergence.h"
+#include "ending.h"
 #include "evaluate.h"
 #include "kl.h"
 #include "log.h"
@@ -48,6 +49,7 @@ typedef struct {
     Update update;            // --update forward: the step that waits for the next pass
     RunLog log;
     Divergence divergence;
+    Ending ending;
     int memory_told;
     Sampler sampler; // with --sample-every
     Prompt prompt;
@@ -273,6 +275,7 @@ static void trainer_validate(Trainer *t) {
     else
         trainer_validate_loss(t, step);
     t->state.validated = step;
+    ending_validation(&t->ending, t->run.options->rollout ? reward : t->validation_loss);
     const double value = t->run.options->rollout ? reward : t->validation_loss;
     const int better = t->run.options->rollout ? value > t->state.best : value < t->state.best;
     if (step && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;

@@ -420,10 +420,12 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log.verbose = o->verbose;
     runlog_options(&t->log, t->state.step, &t->run);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
+    t->ending = ending_begin(&t->state);
 }
 
 static void trainer_end(Trainer *t) {
     const Options *o = t->run.options;
+    if (!o->quiet && is_main_rank()) ending_print(t->run.text, &t->ending, &t->run, &t->state);
     if (t->has_folder) checkpoint_close(&t->folder);
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);

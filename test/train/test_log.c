@@ -9,6 +9,14 @@
 
 __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 
+// In place of libc's: records of one moment.
+time_t time(time_t *now) {
+    const time_t moment = 1769860800;
+    if (now) *now = moment;
+    return moment;
+}
+#define AT_A_TIME ", \"time\": \"2026-01-31T12:00:00Z\"}\n"
+
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 TEST(values_in_json) {
     static const double numbers[] = {0.1, 3e-4, 1.0 / 3, 8192, -0.0, NAN, INFINITY, -INFINITY};
@@ -80,7 +88,7 @@ TEST(records_are_complete_lines) {
 #define OF_A_STEP                                                                                                      \
     ", \"grad_norm\": 1.5, \"lr\": 0.0003, \"tokens\": 8192, \"seconds\": 0.5, \"data_seconds\": 0.001, "              \
     "\"tokens_per_second\": 16384, \"flops_per_second\": 2000000000000, \"peak_share\": 0.5, "                         \
-    "\"memory_bytes\": 3000000000}\n"
+    "\"memory_bytes\": 3000000000" AT_A_TIME
     RunLog log = runlog_open(NULL, scratch_path("records"), 0, 4);
     allocation_guard = 1;
     run_steps(&log, 3, 4);
@@ -88,9 +96,9 @@ TEST(records_are_complete_lines) {
     runlog_close(&log);
     assert_string_equal(read_whole(log.path, NULL),
                         "{\"step\": 3, \"loss\": 3.3333333333333335" OF_A_STEP
-                        "{\"step\": 3, \"val_loss\": 2.5, \"val_tokens\": 1000}\n"
+                        "{\"step\": 3, \"val_loss\": 2.5, \"val_tokens\": 1000" AT_A_TIME
                         "{\"step\": 4, \"loss\": 2.5" OF_A_STEP
-                        "{\"step\": 4, \"sample\": \"tw\xc3\xb6 \\\"lines\\\"\\n\\ufffd\"}\n");
+                        "{\"step\": 4, \"sample\": \"tw\xc3\xb6 \\\"lines\\\"\\n\\ufffd\"" AT_A_TIME);
 }
 
 // Cut the log anywhere, resume from any step whose record is there: the finished file is as if nothing had happened.
@@ -207,6 +215,7 @@ TEST(options_are_in_the_log) {
         if (count_records(text, "\"options\"") != parts[i].records) test_fail("part %zu: %s", i, text);
     }
     assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);
+    assert_non_null(strstr(text, "\", \"commit\": \"unknown\", ")); // make builds it in
     assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"init\": \"gpt2\""));
     assert_non_null(strstr(text, "}\n{\"step\": 3, \"version\""));
     assert_int_equal(count_records(text, "\"loss\""), 9);
@@ -307,13 +316,13 @@ TEST(metrics) {
     static const char step[] =
         "\"memory_bytes\": 3000000000, \"rewards/chosen\": 0.5, \"rewards/margins\": 0.75, "
         "\"logps/chosen\": -12.5, \"rewards/accuracies\": 0.625, \"reward\": 0.25, \"kl\": null, "
-        "\"clip_ratio/region_mean\": 0, \"completions/mean_length\": 128, \"entropy\": 1.5}\n";
+        "\"clip_ratio/region_mean\": 0, \"completions/mean_length\": 128, \"entropy\": 1.5" AT_A_TIME;
     static const char validation[] =
         "{\"step\": 2, \"val_loss\": 0.5, \"val_tokens\": 100, \"val_rewards/chosen\": 0.5, "
         "\"val_rewards/margins\": 0.75, \"val_logps/chosen\": -12.5, \"val_rewards/accuracies\": 0.625, "
         "\"val_reward\": 0.25, \"val_kl\": null, \"val_clip_ratio/region_mean\": 0, \"val_completions/mean_length\": "
         "128, "
-        "\"val_entropy\": 1.5}\n";
+        "\"val_entropy\": 1.5" AT_A_TIME;
     FILE *people = tmpfile();
     RunLog log = runlog_open(people, scratch_path("metrics"), 0, 9);
     StepReport r = report_of(2);

@@ -11,7 +11,7 @@ beside=48 # MiB in use beside the plan
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
     --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7
     --sample-every 5 --prompt-ids 1,2,3 --max-new-tokens 8"
-steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"tokens".*//'; }
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"tokens".*//; s/"time".*//'; }
 same_run() { # folder, folder: the last checkpoints hold the same bits, and the losses logged are the same
     cmp -s "$1/checkpoint-00000012/model.bin" "$2/checkpoint-00000012/model.bin" &&
         cmp -s "$1/checkpoint-00000012/optimizer.bin" "$2/checkpoint-00000012/optimizer.bin" &&
@@ -23,7 +23,14 @@ STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
 says err "^note: $SHARD of --val-data is in --data, too: "
-sed -i '/^note/d' "$WORK/err"
+check 'the end: validations, and what to type next' [ "$(tail -n 5 "$WORK/err" | sed 's/[0-9.]* \(s\|tok\)\b/N \1/g; s/[0-9]\.[0-9]*/N/g; s/step [0-9]*)/step N)/')" = \
+    "ended    step 12 of 12 after N s, 3072 tokens, N tok/s
+validation  loss N at first, N at best (step N), N at last
+saved    $WORK/straight
+next     $TRAIN sample --model $WORK/straight --prompt-ids 1,2,3
+         $TRAIN convert --model $WORK/straight --out $WORK/straight-hf" ]
+next_works err
+sed -i '/^note/d; /^next/,$d' "$WORK/err"
 check 'a header of three lines' [ "$(head -n 3 "$WORK/err" | sed 's/ .*//' | tr '\n' ' ')" = 'model run memory ' ]
 check 'lines of at most 79 columns' [ "$(grep -cE '^.{80}' "$WORK/err")" = 0 ]
 check 'step lines below each other' [ "$(grep -oE '^step .*  loss |^step .*  norm ' "$WORK/err" | awk '{ print length }' | sort -u | wc -l)" = 1 ]

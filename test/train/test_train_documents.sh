@@ -41,7 +41,7 @@ check 'a plan is for no more than the data holds' [ "$all" = "$(json total_bytes
 # ---- a run -----------------------------------------------------------------------------------------------------------------------
 common="--init $TINY --data $WORK/train-*.bin --val-data $WORK/val-00000.bin --val-every 5 --seq-len 128 --batch 2 --grad-accum 3
     --steps 14 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7"
-steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//'; }
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//; s/"time".*//'; }
 same_run() {
     cmp -s "$1/checkpoint-00000014/model.bin" "$2/checkpoint-00000014/model.bin" &&
         cmp -s "$1/checkpoint-00000014/optimizer.bin" "$2/checkpoint-00000014/optimizer.bin" &&

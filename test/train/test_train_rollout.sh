@@ -147,7 +147,7 @@ succeeds train $common --overlap --steps 4 --reward-command "$reward" --stop-ids
 check 'validation changes no bit' cmp -s "$WORK/asked-ahead/checkpoint-00000004/model.bin" "$WORK/asked-none/checkpoint-00000004/model.bin"
 succeeds train "$@" --steps 2 --out "$WORK/asked-b"
 succeeds train "$@" --resume --steps 4 --out "$WORK/asked-b"
-validations() { sed -n 's/.*"val_prompts": 5, \("val_reward": .*\)/\1/p' "$1/log.jsonl"; }
+validations() { sed -n 's/.*"val_prompts": 5, \("val_reward": .*\), "time".*/\1/p' "$1/log.jsonl"; }
 check 'resumed: the same validations' [ "$(validations "$WORK/asked-a")" = "$(validations "$WORK/asked-b")" ]
 refuses 2 'reward-weights has 3 entries for 2 --reward-command' train $common --reward-command a b --reward-weights 1,1,1
 refuses 2 'reward-weights are all 0' train $common --reward-command a b --reward-weights 0,0

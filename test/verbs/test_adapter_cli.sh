@@ -36,6 +36,7 @@ succeeds train $parts --steps 12 --out "$WORK/parts" --resume
 check 'a resumed run has the same bits' same_run "$WORK/straight" "$WORK/parts"
 succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/straight-on"
 says out '^run      sft, .*, lr 0.0001 (auto: adapters), 4 steps$'
+next_works out
 refuses 2 "beside the model or in $adapter, or --tokenizer FILE" sample --model "$base" --adapter "$adapter" --chat --prompt hello
 succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --schedule constant --out "$WORK/parts-on" --quiet
 succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/parts-on" --quiet --resume

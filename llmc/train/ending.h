@@ -1,0 +1,74 @@
+/*
+The last lines of a run: how long it took, validations, where it is, and what to type next. Of a resumed run they are
+about this part of it.
+*/
+#ifndef LLMC_ENDING_H
+#define LLMC_ENDING_H
+#include "llmc/generate/prompt.h"
+#include "run_state.h"
+
+typedef struct {
+    double begin, seconds; // the clock, and the run's seconds of training, before the first step
+    size_t tokens;         // trained on before
+    double first, last;    // validations: the loss, with --rollout the reward
+    size_t validations;
+} Ending;
+
+static Ending ending_begin(const RunState *state) {
+    Ending ending = {0};
+    ending.begin = seconds_now(), ending.seconds = state->seconds, ending.tokens = state->tokens;
+    return ending;
+}
+
+static void ending_validation(Ending *e, double value) {
+    if (!e->validations++) e->first = value;
+    e->last = value;
+}
+
+// "PROGRAM VERB --model RUN", or with adapters the model that they were trained on as it was given, and --adapter RUN
+static void ending_command(FILE *out, const char *verb, const Options *o, int adapters) {
+    static const char *const of_base[] = {"model", "init", "seed", "base", "quantise-head", "rope-scaling"};
+    size_t column = 0;
+    char text[64];
+    echo_quoted(out, program_called());
+    fprintf(out, " %s", verb);
+    for (size_t i = 0; adapters && i < sizeof(of_base) / sizeof(of_base[0]); i++) {
+        const OptionRow *row = &option_rows[option_find(of_base[i])];
+        if (!option_given(o, of_base[i])) continue;
+        echo_option(out, row, row->kind == OPTION_FLAG ? NULL : option_text(row, o, text, sizeof(text)), &column);
+        column = 0; // one line, whatever its length
+    }
+    fputs(adapters ? " --adapter " : " --model ", out);
+    echo_quoted(out, o->out);
+}
+
+static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state) {
+    const Options *o = run->options;
+    const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
+    const int adapters = run->lora.rank > 0;
+    char path[PATH_MAX];
+    fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s\n", state->step, state->schedule.steps,
+            human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0);
+    if (e->validations && state->best_step)
+        fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
+                o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
+    if (!o->out) return;
+    fprintf(out, "saved    %s\nnext     ", o->out);
+    if (state->step < state->schedule.steps) {
+        fputs("the same command with --resume\n", out);
+        return;
+    }
+    ending_command(out, "sample", o, adapters);
+    const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
+    fputs(writes ? " --prompt TEXT\n" : " --prompt-ids 1,2,3\n", out);
+    if (adapters && option_given(o, "base")) return; // weights in 4 bits are not merged
+    fputs("         ", out);
+    ending_command(out, "convert", o, adapters);
+    fputs(adapters ? " --merge --out " : " --out ", out);
+    snprintf(path, sizeof(path), "%.*s-hf", (int)(text_ends_with(o->out, "/") ? strlen(o->out) - 1 : strlen(o->out)),
+             o->out);
+    echo_quoted(out, path);
+    fputc('\n', out);
+}
+
+#endif
