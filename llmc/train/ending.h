@@ -42,7 +42,8 @@ static void ending_command(FILE *out, const char *verb, const Options *o, int ad
     echo_quoted(out, o->out);
 }
 
-static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state) {
+// stopped: by a signal, which has said how to go on
+static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
     const int adapters = run->lora.rank > 0;
@@ -52,12 +53,8 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     if (e->validations && state->best_step)
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
                 o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
-    if (!o->out) return;
+    if (!o->out || stopped) return;
     fprintf(out, "saved    %s\nnext     ", o->out);
-    if (state->step < state->schedule.steps) {
-        fputs("the same command with --resume\n", out);
-        return;
-    }
     ending_command(out, "sample", o, adapters);
     const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
     fputs(writes ? " --prompt TEXT\n" : " --prompt-ids 1,2,3\n", out);

@@ -56,6 +56,10 @@ typedef struct {
     double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
     size_t warmup, steps;
     int version_1; // of a run begun before version 2: D is one less, and p reaches 1 at the last step
+    // An extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up goes
+    // from there to the peak; the others count from `begin`. 0: not extended.
+    size_t begin;
+    double from;
 } Schedule;
 
 // p of a step: 0 at the peak, 1 at the end.
@@ -70,6 +74,13 @@ static double schedule_decayed(const Schedule *schedule, size_t step) {
 }
 
 static double schedule_learning_rate(const Schedule *schedule, size_t step) {
+    if (schedule->begin) {
+        Schedule rest = *schedule;
+        const size_t made = step - schedule->begin;
+        rest.begin = 0, rest.steps -= schedule->begin;
+        if (made >= schedule->warmup) return schedule_learning_rate(&rest, made);
+        return schedule->from + (schedule->peak - schedule->from) * ((double)made / (double)schedule->warmup);
+    }
     const double p = schedule_decayed(schedule, step);
     double shape; // shape falls from 1 to 0
     if (step < schedule->warmup) return schedule->peak * ((double)step / (double)schedule->warmup);

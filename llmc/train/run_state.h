@@ -81,6 +81,8 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     schedule.decay_fraction = state_number(object, "decay_fraction", path);
     schedule.warmup = state_size(object, "warmup", path);
     schedule.steps = state_size(object, "steps", path);
+    if (json_get(object, "begin"))
+        schedule.begin = state_size(object, "begin", path), schedule.from = state_number(object, "from", path);
     schedule.version_1 = !json_get(object, "version");
     if (!schedule.version_1 && state_size(object, "version", path) != SCHEDULE_VERSION)
         die("%s: the schedule is of version %zu, this program knows 1 and %d", path,
@@ -113,6 +115,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_number(&json, "decay_fraction", s->decay_fraction);
     json_size(&json, "warmup", s->warmup);
     json_size(&json, "steps", s->steps);
+    if (s->begin) json_size(&json, "begin", s->begin), json_number(&json, "from", s->from);
     if (!s->version_1) json_size(&json, "version", SCHEDULE_VERSION);
     json_object_end(&json);
     if (run->data) json_text(&json, "data_files", run->data);
@@ -126,14 +129,15 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     return length;
 }
 
-// The learning rate of the run that a checkpoint (its folder) is of.
-static double run_state_peak(const char *checkpoint) {
+// The schedule of the run that a checkpoint (its folder) is of, and its step.
+static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
     cJSON *root = json_read_object(path, RUN_STATE_LIMIT);
-    const double peak = state_schedule(root, path).peak;
+    const Schedule schedule = state_schedule(root, path);
+    *step = state_size(root, "step", path);
     cJSON_Delete(root);
-    return peak;
+    return schedule;
 }
 
 // A setting as trainer_settings wrote it; empty: there is none.
@@ -204,13 +208,17 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     if (run->step > run->schedule.steps)
         die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
             run->schedule.steps);
-    for (size_t step = 1; step <= run->step; step++) {
+    if (saved->begin && saved->begin != run->schedule.begin && run->step > run->schedule.begin)
+        die("%s: was extended beyond step %zu; give --extend --steps %zu, as then", checkpoint, saved->begin,
+            saved->steps);
+    for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
-            die("%s: made step %zu at lr %.6g, not %.6g; give --lr %.10g "
-                "--schedule %s --steps %zu --warmup %zu --final-lr-fraction %.10g --decay-fraction %.10g",
-                checkpoint, step, then, now, saved->peak, schedule_names[saved->kind], saved->steps, saved->warmup,
-                saved->final_fraction, saved->decay_fraction);
+            die("%s: made step %zu at lr %.6g, not %.6g: its schedule was made for %zu steps; give --steps %zu --lr "
+                "%.10g --schedule %s --warmup %zu --final-lr-fraction %.10g --decay-fraction %.10g, and for more steps "
+                "--extend once these are done",
+                checkpoint, step, then, now, saved->steps, saved->steps, saved->peak, schedule_names[saved->kind],
+                saved->warmup, saved->final_fraction, saved->decay_fraction);
     }
 }
 

@@ -96,7 +96,27 @@ static SequenceBound trainer_allocate(Trainer *t) {
     return bound;
 }
 
-static void trainer_schedule(Trainer *t) {
+// --extend: a schedule of its own behind that of the run, which is at `last`. Where that was extended to as many steps
+// before, it is the same one.
+static void trainer_extend(Trainer *t, const char *last) {
+    const int keeps = isnan(t->given->lr);
+    Schedule *schedule = &t->state.schedule;
+    size_t step;
+    const Schedule saved = run_state_schedule(last, &step);
+    const int again = saved.begin && saved.steps == schedule->steps;
+    if (!again && step < saved.steps)
+        die("%s: is at step %zu of the %zu that its schedule was made for; --extend goes on from the end: resume without "
+            "it first",
+            last, step, saved.steps);
+    if (!again && schedule->steps <= saved.steps)
+        die("%s: has made %zu steps; --extend wants more of them in all: give --steps or --epochs", last, saved.steps);
+    schedule->begin = again ? saved.begin : saved.steps;
+    schedule->from = again ? saved.from : schedule_learning_rate(&saved, saved.steps);
+    if (keeps) schedule->kind = SCHEDULE_CONSTANT, schedule->peak = schedule->from, schedule->warmup = 0;
+}
+
+// last: the checkpoint that is resumed from, or empty
+static void trainer_schedule(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     Schedule *schedule = &t->state.schedule;
     schedule->kind = o->schedule;
@@ -115,6 +135,7 @@ static void trainer_schedule(Trainer *t) {
             steps / o->epochs, epoch, o->rollout ? "prompts" : "micro-batches", taken);
     if (o->warmup > schedule->steps && !o->quiet)
         note("--warmup %zu is more than the run's steps, %zu: --lr is never reached", o->warmup, schedule->steps);
+    if (o->extend && *last) trainer_extend(t, last);
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------
@@ -319,6 +340,10 @@ static void trainer_load(Trainer *t, const char *last) {
         rollout_load(&t->rollout, t->state.step / t->run.options->updates + 1, t->run.model.config.vocab_size, last);
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
+    if (t->state.step == t->state.schedule.steps)
+        note("%s: all %zu steps that its schedule was made for are done; --extend --steps N trains on to step N, and "
+             "--model %s with another --out begins a new run",
+             last, t->state.step, t->run.options->out);
     weights_check_finite(tensors->model, tensors->weights_sharding, ops_device,
                          t->run.streambp.memory.place[PLACED_WEIGHTS], tensors->weights);
     run_close_source(&t->run);
@@ -382,7 +407,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->has_folder = o->out != NULL;
     if (t->has_folder) trainer_open_folder(t, o, last, model);
     if (isnan(o->lr)) {
-        o->lr = *last ? run_state_peak(last) : options_learning_rate(o);
+        size_t step;
+        o->lr = *last ? run_state_schedule(last, &step).peak : options_learning_rate(o);
         o->given[option_find("lr")] = 1; // is echoed
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
@@ -394,7 +420,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) trainer_keep_choices(t, last);
     SequenceBound bound = trainer_allocate(t);
-    trainer_schedule(t);
+    trainer_schedule(t, last);
     const char *source = !isnan(given->lr)            ? ""
                          : *last                      ? " (as it began)"
                          : o->init                    ? " (auto: --init)"
@@ -425,7 +451,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
 
 static void trainer_end(Trainer *t) {
     const Options *o = t->run.options;
-    if (!o->quiet && is_main_rank()) ending_print(t->run.text, &t->ending, &t->run, &t->state);
+    if (!o->quiet && is_main_rank()) ending_print(t->run.text, &t->ending, &t->run, &t->state, t->asked);
     if (t->has_folder) checkpoint_close(&t->folder);
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);

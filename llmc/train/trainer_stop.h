@@ -58,7 +58,7 @@ static void trainer_echo_resume(const Trainer *t) {
 static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     const size_t step = t->state.step;
     const int savable = t->has_folder && step && trainer_is_between(t);
-    char where[PATH_MAX + 128] = "", path[PATH_MAX];
+    char where[PATH_MAX + 256] = "", path[PATH_MAX];
     if (savable) trainer_save(t);
     progress_clear(&t->log.progress);
     if (savable)
