@@ -235,7 +235,7 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
     if (paths != &o->data) settings.step = 0;
     DataLoader loader = dataloader_open(paths->path, paths->count, &settings);
-    if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader));
+    if (dist_ranks() > 1) dist_check("data", dataloader_fingerprint(&loader, o->batch));
     if (settings.step) run->assignment = assign_rounds(run->assignment, dataloader_step(&loader, 0));
     if (paths == &o->data) note_short_epoch(o, &loader);
     return loader;

@@ -79,10 +79,10 @@ static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
 // Key of the documents in the order of the shards, whatever is made of them.
 static uint64_t dataloader_content_key(const DataLoader *d) { return dataloader_mix_shards(d, random_mix(d->shards)); }
 
-// Key of the documents, their order, and everything that decides which of them a position is.
-static uint64_t dataloader_fingerprint(const DataLoader *d) {
+// Key of the documents, their order, and everything that decides which of them a position is, in micro-batches of B.
+static uint64_t dataloader_fingerprint(const DataLoader *d, size_t B) {
     const DataSettings *s = &d->settings;
-    uint64_t mixed = random_mix(random_mix(s->B) ^ s->T);
+    uint64_t mixed = random_mix(random_mix(B) ^ s->T);
     if (d->regular && d->packing.shuffle) mixed = random_mix(mixed ^ RANDOM_STREAM_SEQUENCES);
     if (!d->regular) mixed = random_mix(random_mix(mixed ^ s->long_documents) ^ (uint64_t)d->packing.shuffle);
     if (d->packing.shuffle) mixed = random_mix(mixed ^ s->seed);
@@ -129,6 +129,30 @@ static size_t dataloader_step(DataLoader *d, uint64_t position) {
     size_t end = first;
     while (end < e->sequences && e->begin[end] / step == number) end++;
     return end - first;
+}
+
+// A run took `steps` steps in micro-batches of B and stands at *position. Where steps of this data, whose micro-batches
+// have another size, hold the same documents, *position becomes the same place in it and 1 is returned.
+static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *position) {
+    const size_t T = d->settings.T, windows = d->packing.windows;
+    if (d->regular) {
+        if (d->packing.shuffle) return 0;
+        for (size_t i = 0; i < d->shards; i++) {
+            const TokenShard *s = &d->shard[i].header;
+            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another rest is left at its end
+        }
+        const size_t before = d->documents / B, document = (size_t)(*position % before) * B;
+        if (document % d->settings.B) return 0;
+        *position = *position / before * d->samples + document / d->settings.B;
+        return 1;
+    }
+    if (!d->packing.step) return 0;
+    const uint64_t epoch = steps / windows;
+    const EpochSequences *e = dataloader_epoch(d, epoch * d->samples);
+    size_t sequence = 0;
+    while (e->begin[sequence] / d->packing.step < steps % windows) sequence++;
+    *position = epoch * d->samples + sequence;
+    return 1;
 }
 
 // Targets, documents and groups of the `count` micro-batches from a position on; the index knows, nothing is read.

@@ -105,7 +105,8 @@ static void trainer_extend(Trainer *t, const char *last) {
     const Schedule saved = run_state_schedule(last, &step);
     const int again = saved.begin && saved.steps == schedule->steps;
     if (!again && step < saved.steps)
-        die("%s: is at step %zu of the %zu that its schedule was made for; --extend goes on from the end: resume without "
+        die("%s: is at step %zu of the %zu that its schedule was made for; --extend goes on from the end: resume "
+            "without "
             "it first",
             last, step, saved.steps);
     if (!again && schedule->steps <= saved.steps)
@@ -265,7 +266,7 @@ static void trainer_settings(Trainer *t) {
         add_setting(t, "--shuffle", SETTING_KEPT, "%s", t->data.packing.shuffle ? "on" : "off");
         add_setting(t, "--long", SETTING_KEPT, "%s", option_chosen(o, "long"));
     }
-    add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data));
+    add_setting(t, "data", SETTING_KEPT, "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, o->batch));
     trainer_objective_settings(t);
     add_setting(t, "--grad-accum", SETTING_KEPT, "%zu", o->grad_accum);
     if (o->samples) add_setting(t, "--samples", SETTING_KEPT, "%zu", o->samples);
@@ -302,6 +303,30 @@ static void trainer_settings(Trainer *t) {
     t->settings[t->state.setting_count - 1].absent = "none";
 }
 
+// The setting of that name; every run has it.
+static RunSetting *trainer_setting(Trainer *t, const char *name) {
+    RunSetting *s = t->settings;
+    while (strcmp(s->name, name) != 0) s++;
+    return s;
+}
+
+// A resumed run may cut its steps into other micro-batches. Returns the --batch that the run has had so far if this one
+// may follow on it, else 0. The settings are then compared as if nothing had changed.
+static size_t trainer_resplit(Trainer *t, const char *last) {
+    const Options *o = t->run.options;
+    char batch[32], accumulated[32], text[32];
+    uint64_t position = 0;
+    run_state_setting(last, "--batch", batch, sizeof(batch));
+    run_state_setting(last, "--grad-accum", accumulated, sizeof(accumulated));
+    const size_t B = strtoull(batch, NULL, 10), count = strtoull(accumulated, NULL, 10);
+    if (!B || B == o->batch || o->rollout || (!o->samples && B * count != o->batch * o->grad_accum)) return 0;
+    if (!dataloader_resplit(&t->data, B, 0, &position)) return 0;
+    trainer_setting(t, "--batch")->change = trainer_setting(t, "--grad-accum")->change = SETTING_ROUNDS;
+    snprintf(text, sizeof(text), "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, B));
+    strcpy(t->setting_text[trainer_setting(t, "data") - t->settings], text);
+    return B;
+}
+
 // ---- weights and optimizer ------------------------------------------------------------------------------------------
 static void trainer_find_tensors(Trainer *t) {
     const Run *run = &t->run;
@@ -335,7 +360,17 @@ static void trainer_load(Trainer *t, const char *last) {
     trainer_find_reference(t, last);
     trainer_settings(t);
     if (!resumes) return;
+    const size_t batch = trainer_resplit(t, last);
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
+    if (batch) {
+        uint64_t position = t->state.next_batch;
+        if (!dataloader_resplit(&t->data, batch, t->state.step, &position))
+            die("%s: stands within a micro-batch of --batch %zu; resume with --batch %zu", last, t->run.options->batch,
+                batch);
+        t->state.next_batch = (size_t)position;
+        snprintf(t->setting_text[trainer_setting(t, "data") - t->settings], sizeof(t->setting_text[0]), "%016llx",
+                 (unsigned long long)dataloader_fingerprint(&t->data, t->run.options->batch));
+    }
     if (tensors->waiting && tensors->waiting->is_there)
         rollout_load(&t->rollout, t->state.step / t->run.options->updates + 1, t->run.model.config.vocab_size, last);
     if (!t->run.options->quiet)

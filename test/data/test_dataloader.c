@@ -172,7 +172,7 @@ TEST(llmc_shards_are_shuffled_by_micro_batches) {
 
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
     SCOPED_LOADER loader = open_one(path, B, T, 50000);
-    return dataloader_fingerprint(&loader);
+    return dataloader_fingerprint(&loader, loader.settings.B);
 }
 
 // The fingerprint of the shard with one byte changed, `from_end` bytes from its end or else `at` from its beginning.

@@ -170,7 +170,7 @@ static void seek_nowhere(const void *context) {
 
 static uint64_t fingerprint_with(const char *path, DataSettings settings) {
     SCOPED_LOADER loader = open_data(path, &settings);
-    return dataloader_fingerprint(&loader);
+    return dataloader_fingerprint(&loader, loader.settings.B);
 }
 
 TEST(fingerprint_covers_documents_and_order) {
