@@ -290,8 +290,8 @@ REAL(grace, "grace", "20", 0, 1e6, ON(TRAIN), "SECONDS",
      "time that SIGINT, SIGTERM, SIGHUP and SIGUSR1 leave to the current step; then it is given up, and the last "
      "finished one is saved")
 FLAG(stop_on_divergence, "stop-on-divergence", ON(TRAIN),
-     "end the run where the gradient was 0 or rewards were equal in 3 steps in a row, or the loss (sft) is 100 times "
-     "its best, which is else a note; the last checkpoint before is kept in either case")
+     "end the run at a sign of divergence, which is otherwise a note: a gradient of 0 or equal rewards in 3 steps in a "
+     "row, a loss (sft) 100 times its best; the last checkpoint before it is kept either way")
 SIZE(val_every, "val-every", "off", 0, OPTION_UNBOUNDED, ON(TRAIN), "N", "steps from validation to validation")
 SIZE(val_steps, "val-steps", "all", 1, OPTION_UNBOUNDED, ON(TRAIN) | ON(EVAL), "N",
      "micro-batches of an evaluation; all: once through its data")

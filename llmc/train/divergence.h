@@ -1,6 +1,6 @@
 /*
 Signs that a run has diverged though every number is finite: no gradient, a loss far above its best, rewards that do not
-differ. Each is told once. Whoever sees one decides: trainer_watch (trainer.h) says it in a note, or ends the run.
+differ. Each shows once. trainer_watch (trainer.h) says it in a note, or ends the run.
 */
 #ifndef LLMC_DIVERGENCE_H
 #define LLMC_DIVERGENCE_H
@@ -23,8 +23,8 @@ static const char *const divergence_texts[SIGNS] = {
     "the gradient was exactly 0 in 3 steps in a row; take a smaller --lr, or look at --data",
     "the loss is 100 times its best; take a smaller --lr or a longer --warmup"};
 
-// Takes a step of which a weight could change into account. Returns a sign that shows for the first time.
-// cross_entropy: the loss is at least 0, and comparable from step to step.
+// Looks at a step. Returns a sign that shows for the first time, or SIGN_NONE.
+// cross_entropy: the loss is never below 0, and comparable from step to step.
 static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
     DivergenceSign sign = SIGN_NONE;
     int equal = 0;
@@ -44,7 +44,7 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
     return sign;
 }
 
-// The checkpoints that are saved from now on may be worse than those before.
+// Returns 1 if checkpoints saved from now on may be worse than those before.
 static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->told; }
 
 #endif

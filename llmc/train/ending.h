@@ -1,6 +1,6 @@
 /*
-The last lines of a run: how long it took, validations, where it is, and what to type next. Of a resumed run they are
-about this part of it.
+The last lines of a run: how long it took, its validations, its folder, and what to type next. After --resume they
+describe this part of the run alone.
 */
 #ifndef LLMC_ENDING_H
 #define LLMC_ENDING_H
@@ -20,12 +20,13 @@ static Ending ending_begin(const RunState *state) {
     return ending;
 }
 
+// Records a validation.
 static void ending_validation(Ending *e, double value) {
     if (!e->validations++) e->first = value;
     e->last = value;
 }
 
-// "PROGRAM VERB --model RUN", or with adapters the model that they were trained on as it was given, and --adapter RUN
+// Prints "PROGRAM VERB --model RUN", or with adapters "PROGRAM VERB --model BASE --adapter RUN", BASE as it was given.
 static void ending_command(FILE *out, const char *verb, const Options *o, int adapters) {
     static const char *const of_base[] = {"model", "init", "seed", "base", "quantise-head", "rope-scaling"};
     size_t column = 0;
@@ -36,7 +37,7 @@ static void ending_command(FILE *out, const char *verb, const Options *o, int ad
         const OptionRow *row = &option_rows[option_find(of_base[i])];
         if (!option_given(o, of_base[i])) continue;
         echo_option(out, row, row->kind == OPTION_FLAG ? NULL : option_text(row, o, text, sizeof(text)), &column);
-        column = 0; // one line, whatever its length
+        column = 0;
     }
     fputs(adapters ? " --adapter " : " --model ", out);
     echo_quoted(out, o->out);

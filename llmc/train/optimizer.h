@@ -44,8 +44,8 @@ takes p = 0, 1 / D, ... (D - 1) / D, and would reach peak * final_fraction one s
     constant  no decay
 
 With D = N - warmup (wsd: decay_fraction * N), cosine and linear decay as get_cosine_schedule_with_warmup and
-get_linear_schedule_with_warmup of transformers do. Its Trainer takes lambda(s - 1) at step s, so that its warm-up is
-(s - 1) / warmup and step 1 changes nothing; here it is s / warmup, and the peak is held at steps warmup, warmup + 1.
+get_linear_schedule_with_warmup of transformers do. Its Trainer takes lambda(s - 1) at step s. So its warm-up is
+(s - 1) / warmup, and step 1 changes nothing. Here warm-up is s / warmup; steps warmup and warmup + 1 have the peak.
 */
 static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "constant", "wsd"};
 

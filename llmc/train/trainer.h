@@ -205,12 +205,12 @@ static void trainer_log_step(Trainer *t) {
     report_memory(&t->run, t->last.memory_bytes);
 }
 
-// Says that the run has diverged, or ends it with --stop-on-divergence. Where it may have, the last checkpoint before
-// stays. A step without rewards changed nothing.
+// Tells signs of divergence, or ends the run at one with --stop-on-divergence. The last checkpoint before the first
+// doubt stays. Steps without rewards, and those that repeat the rewards of a rollout (--updates), show nothing.
 static void trainer_watch(Trainer *t) {
     const StepReport *report = &t->last;
     Divergence *d = &t->divergence;
-    if (!report->micro_batches) return;
+    if (!report->micro_batches || (report->step - 1) % t->run.options->updates) return;
     const DivergenceSign sign = divergence_find(d, report, t->run.options->objective == OBJECTIVE_SFT);
     if (!divergence_doubts(d))
         t->folder.good = 0;
