@@ -138,7 +138,8 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     run->text = options->json && is_main_rank() ? stderr : stdout;
     options_check_dtype(options, ops_device->stored);
     if (!options->init && !model)
-        model = model_path_find(hub_path_find("--model", options->model, hub, options->quiet), found, options->quiet);
+        model = model_path_find(hub_path_find("--model", options->model, hub, options->quiet), found, options->quiet,
+                                options->verb != VERB_PLAN);
     if (model) snprintf(run->model_path, sizeof(run->model_path), "%s", model);
     if (options->init) {
         config = config_from_text(options->init, "--init", EXIT_USAGE);

@@ -120,6 +120,27 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     return *fault ? fault : NULL;
 }
 
+// The checksum of a file, a part by each rank and thread. Collective.
+static uint64_t file_checksum(const InputFile *file) {
+    enum { PIECE = 1 << 17 }; // bytes: what is read is still in the cache when it is summed
+    const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
+    uint64_t first = 0, second = 0;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) reduction(+ : first, second)
+#endif
+    for (size_t i = 0; i < (own.count + PIECE - 1) / PIECE; i++) {
+        unsigned char piece[PIECE];
+        const size_t at = own.begin + i * PIECE, bytes = min_size(own.begin + own.count - at, PIECE);
+        Checksum sum = {{0, 0}};
+        input_read(file, at, piece, bytes);
+        checksum_add(&sum, at, piece, bytes);
+        first += sum.sum[0], second += sum.sum[1];
+    }
+    Checksum sum = {{first, second}};
+    checksum_join(&sum);
+    return checksum_value(0, &sum, file->bytes);
+}
+
 // ---- what is there --------------------------------------------------------------------------------------------------
 // The largest step below `limit` that a folder is named after, complete or not.
 static size_t checkpoint_before(const char *folder, size_t limit) {
@@ -465,17 +486,41 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
     return 1;
 }
 
+// Ends the program where a file of the checkpoint that readers take has another checksum than in its manifest: all but
+// the optimizer and rollout.bin. Collective.
+static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
+    static const size_t read[] = {MANIFEST_MODEL, MANIFEST_STATE, MANIFEST_CONFIG};
+    for (size_t i = 0; i < 2 + (size_t)manifest->adapters; i++) {
+        char path[PATH_MAX];
+        path_join(path, checkpoint, manifest_file(manifest, read[i]));
+        InputFile file = input_open(path);
+        const uint64_t found = file_checksum(&file), wanted = manifest->checksum[read[i]];
+        input_close(&file);
+        if (found != wanted)
+            die("%s: is damaged: its checksum is %016llx, " MANIFEST_NAME " says %016llx; give the checkpoint before, "
+                "or remove %s and go on with --resume",
+                path, (unsigned long long)found, (unsigned long long)wanted, checkpoint);
+    }
+}
+
 __attribute__((noreturn)) static void model_path_refuse_adapters(const char *path) {
     die("--model %s: holds adapters, not a model; give the model they were trained on with --model, and this folder "
         "with --adapter",
         path);
 }
 
-// `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`.
-static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet) {
+// `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`. verify: also compares
+// checksums; then collective
+static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
-    if (!path_is_directory(path)) return path;
+    const char *slash = strrchr(path, '/');
+    if (!path_is_directory(path)) {
+        folder_above(checkpoint, path);
+        const int named = !strcmp(slash ? slash + 1 : path, manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
+        if (verify && named && !manifest_check(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
+        return path;
+    }
     path_join(part, path, "config.json");
     if (path_exists(part)) return path;
     if (!checkpoint_at_path(path, checkpoint, &manifest)) {
@@ -484,6 +529,7 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
         return path;
     }
     if (manifest.adapters) model_path_refuse_adapters(path);
+    if (verify) checkpoint_verify(checkpoint, &manifest);
     path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
     if (!quiet) note("--model %s: %s is taken", path, found);
     return found;
@@ -503,6 +549,7 @@ static const char *adapter_path_find(const char *path, char found[PATH_MAX], int
         return path;
     }
     if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
+    checkpoint_verify(found, &manifest);
     if (!quiet && strcmp(found, path) != 0) note("--adapter %s: %s is taken", path, found);
     return found;
 }

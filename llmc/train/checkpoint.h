@@ -371,26 +371,12 @@ static void load_weights(CheckpointPass *p) {
     weights_close(source);
 }
 
-// The checksum of a file, a part by each rank: the parser of adapters shall not be the one to find damage. Collective.
-static uint64_t file_checksum(const InputFile *file) {
-    const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
-    Checksum sum = {{0, 0}};
-    size_t n;
-    for (size_t at = own.begin; at < own.begin + own.count; at += n) {
-        n = min_size(own.begin + own.count - at, CHECKPOINT_PIECE);
-        input_read(file, at, staged.bytes, n);
-        checksum_add(&sum, at, staged.bytes, n);
-    }
-    checksum_join(&sum);
-    return checksum_value(0, &sum, file->bytes);
-}
-
 static void load_adapters(CheckpointPass *p) {
     const TrainedTensors *t = p->t;
     char path[PATH_MAX], config[PATH_MAX];
     size_t length;
     InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
-    load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file));
+    load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file)); // the parser shall not be the one to find damage
     input_close(&file);
     Lora lora = *t->lora;
     WeightSource *source = adapter_open_tensors(path, &lora, t->base_model);

@@ -137,7 +137,7 @@ TEST(what_a_reader_opens_stays) {
     Saving saving = {scratch_path("out"), 1, 8, 1};
     char found[PATH_MAX];
     save_usual();
-    assert_string_equal(model_path_find(saving.out, found, 1), scratch_path("out/checkpoint-00000007/model.bin"));
+    assert_string_equal(model_path_find(saving.out, found, 1, 0), scratch_path("out/checkpoint-00000007/model.bin"));
     assert_int_equal(run_child(save_body, &saving)->code, 0);
     assert_true(is_there("checkpoint-00000007/DONE") && is_there("checkpoint-00000008/DONE"));
     checkpoint_release();
@@ -149,7 +149,7 @@ TEST(what_a_reader_opens_stays) {
 
 static void read_once(const void *out) {
     char found[PATH_MAX];
-    model_path_find((const char *)out, found, 1);
+    model_path_find((const char *)out, found, 1, 0);
 }
 
 TEST(a_reader_does_not_wait_for_ever) {
@@ -163,7 +163,7 @@ TEST(a_reader_does_not_wait_for_ever) {
 static void read_again_and_again(const void *out) {
     char found[PATH_MAX];
     for (size_t last = 0; last < 60;) {
-        const char *path = model_path_find((const char *)out, found, 1);
+        const char *path = model_path_find((const char *)out, found, 1, 0);
         const size_t step = strtoull(strrchr(path, '-') + 1, NULL, 10);
         usleep(300); // as long as opening takes
         InputFile file = input_open(path);

@@ -114,6 +114,9 @@ refuses 2 'merge: give --adapter' convert --model "$base" --merge --out "$WORK/x
 refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
 check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
 
+cp -r "$WORK/run" "$WORK/damaged"
+printf x | dd of="$WORK/damaged/checkpoint-00000012/adapter_model.safetensors" bs=1 seek=9000 conv=notrunc 2>/dev/null
+refuses 1 '12/adapter_model.safetensors: is damaged: its checksum is' eval --model "$base" --adapter "$WORK/damaged" $data
 refuses 1 'is a checkpoint of a run' train --model "$base" --adapter "$adapter" $data --steps 1 --out "$adapter"
 cp -r "$adapter" "$WORK/nan" && rm "$WORK/nan/DONE" "$WORK/nan/optimizer.bin"
 refuses 1 'is the folder of an adapter, which the run.s checkpoints would hide' train --model "$base" --adapter "$adapter" $data \
