@@ -69,6 +69,17 @@ static double element_to_double(const void *elements, DType type, size_t i) {
     }
 }
 
+// The first of count elements that is NaN or infinite, or count: the bits of its exponent, all within the upper two
+// bytes of any type, are ones.
+static size_t elements_find_bad(const void *elements, DType type, size_t count) {
+    const uint16_t ones = type == DTYPE_FP64 ? 0x7ff0 : type == DTYPE_FP16 ? 0x7c00 : 0x7f80;
+    const size_t stride = dtype_size(type) / 2;
+    const uint16_t *upper = (const uint16_t *)elements + stride - 1;
+    size_t i = 0;
+    while (i < count && (upper[i * stride] & ones) != ones) i++;
+    return i;
+}
+
 /*
 Conversion between element types, on the host and for files: every pair of types but into fp16, which is read only. Each
 value is rounded to nearest, ties to even. Conversion in device memory is an op (ops.h).

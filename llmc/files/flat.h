@@ -110,7 +110,7 @@ static void weights_convert(const WeightSource *source, const char *path, DType 
     weights_check_output(source, dtype);
     flat_begin(&writer, path, &source->model, dtype);
     for (Slabs s = slabs_of_all(&source->model, "converting"); slabs_next(&s);) {
-        weights_read(source, s.parameter, s.begin, s.count, dtype, staged.bytes);
+        source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
         flat_append(&writer, staged.bytes, s.count * dtype_size(dtype));
     }
     output_commit(&writer.output);

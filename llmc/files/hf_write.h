@@ -359,6 +359,9 @@ static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const O
     for (uint64_t done = 0, bytes = other->end - other->begin; done < bytes; done += n) {
         n = bytes - done < sizeof(staged_raw) ? bytes - done : sizeof(staged_raw);
         input_read(&write->like->files[other->file], other->begin + done, staged_raw.bytes, (size_t)n);
+        if (other->type != DTYPE_COUNT)
+            source_refuse_bad(write->like->path, other->name, 0, done / dtype_size(other->type),
+                              n / dtype_size(other->type), other->type, staged_raw.bytes);
         output_write(file, at + done, staged_raw.bytes, (size_t)n);
     }
 }
@@ -377,7 +380,7 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
         if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
         for (size_t i = 0; !t->other && !t->part && i < parameter_elements(t->p); i += n) {
             n = min_size(parameter_elements(t->p) - i, SLAB_ELEMENTS);
-            source_read_order(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
+            source_read_finite(write->source, t->parameter, i, n, t->type, 1, staged.bytes);
             output_write(&file, at + i * dtype_size(t->type), staged.bytes, n * dtype_size(t->type));
             progress_update(progress, *done + (double)(i * dtype_size(t->type)));
         }

@@ -87,7 +87,7 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
     output_open(&output, path, llmc_locate_tensors(&target, dtype, padded));
     output_write(&output, 0, header, sizeof(header));
     for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // no tensor covers the padding: zeros
-        weights_read(source, s.parameter, s.begin, s.count, dtype, staged.bytes);
+        source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
         output_write(&output, target.places[s.parameter].offset + s.begin * size, staged.bytes, s.count * size);
     }
     output_commit(&output);

@@ -235,6 +235,27 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
+// Ends the program at a value that is not finite, of elements [begin, begin + count) of a tensor [., cols] (0: of one
+// dimension) that are to be written.
+static void source_refuse_bad(const char *path, const char *tensor, size_t cols, size_t begin, size_t count, DType type,
+                              const void *values) {
+    const size_t bad = elements_find_bad(values, type, count);
+    if (bad == count) return;
+    cols = cols ? cols : 1;
+    die("%s: tensor %s holds %s in %s at [%zu, %zu], so it is not converted; take another copy or an earlier "
+        "checkpoint",
+        path, tensor, isnan(element_to_double(values, type, bad)) ? "NaN" : "an infinity", dtype_name(type),
+        (begin + bad) / cols, (begin + bad) % cols);
+}
+
+// source_read_order of what is written to a file: finite values alone.
+static void source_read_finite(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                               int transposed, void *out) {
+    const Parameter *p = &source->model.parameters[parameter];
+    source_read_order(source, parameter, begin, count, as, transposed, out);
+    source_refuse_bad(source->path, p->name, p->transposed && transposed ? p->rows : p->cols, begin, count, as, out);
+}
+
 // ---- opening and closing --------------------------------------------------------------------------------------------
 static WeightSource *source_new(const char *path, const char *format) {
     WeightSource *source = (WeightSource *)checked_calloc(1, sizeof(*source), "a source of weights");

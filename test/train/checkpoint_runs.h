@@ -109,11 +109,11 @@ static void trained_close(TrainedTensors *t) {
     free((Model *)t->model);
 }
 
-// Any bits, NaN among them: a checkpoint does not look at values.
+// Any bits, NaN among them: a checkpoint does not look at values. Weights are finite: others are not converted.
 static unsigned char *step_bytes(size_t step, size_t section, size_t bytes) {
     unsigned char *data = (unsigned char *)case_memory(bytes + 8);
     for (size_t i = 0; i < bytes; i += 8) {
-        uint64_t bits = random_bits(step, section, i);
+        uint64_t bits = random_bits(step, section, i) & (section == WEIGHTS ? ~0x4000400040004000u : ~(uint64_t)0);
         memcpy(data + i, &bits, 8);
     }
     return data;

@@ -28,6 +28,22 @@ check 'an earlier checkpoint is another model' [ "$(json loss)" != "$loss" ]
 check 'quiet: no note' [ ! -s "$WORK/err" ]
 succeeds plan --model "$WORK/run" --seq-len 64 --quiet
 succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$WORK/run2" --quiet
+
+# ---- damage: nobody reads it -----------------------------------------------------------------------------------------------------
+cp -r "$WORK/run" "$WORK/damaged"
+dd if=/dev/zero of="$WORK/damaged/checkpoint-00000004/model.bin" bs=1000 seek=20 count=40 conv=notrunc 2>/dev/null
+damage='checkpoint-00000004/model.bin: is damaged: its checksum is .*, DONE says .*; give the checkpoint before, or remove .*/checkpoint-00000004 and'
+for verb in "eval --data $SHARD --seq-len 64" info "convert --out $WORK/x" "train --data $SHARD --seq-len 64 --steps 1"; do
+    refuses 1 "$damage" $verb --model "$WORK/damaged"
+done
+refuses 1 "$damage" info --model "$WORK/damaged/checkpoint-00000004/model.bin"
+succeeds plan --model "$WORK/damaged" --seq-len 64 --quiet # reads no weights
+succeeds info --model "$WORK/damaged/checkpoint-00000002"
+cp "$WORK/copy.bin" "$WORK/nan.bin"
+printf '\377\377\377\377' | dd of="$WORK/nan.bin" bs=1 seek=8000 conv=notrunc 2>/dev/null
+for out in x x.bin; do
+    refuses 1 'nan.bin: tensor model.embed_tokens.weight holds NaN in fp32 at .[0-9]*, [0-9]*., so it is not' convert --model "$WORK/nan.bin" --out "$WORK/$out"
+done
 rm "$WORK/run"/checkpoint-*/DONE
 refuses 1 'none of its checkpoints is complete' eval --model "$WORK/run" --data $SHARD --seq-len 64 --quiet
 refuses 1 'is no complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
