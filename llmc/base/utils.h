@@ -69,6 +69,10 @@ typedef struct {
 __attribute__((weak)) Voice voice;
 
 // For command lines that a user can type.
+// The commit of the checkout; make writes it.
+extern const char build_commit[] __attribute__((weak));
+static const char *program_commit(void) { return build_commit ? build_commit : "unknown"; }
+
 static const char *program_called(void) { return program_invocation_name; }
 
 // The process whose output people read: rank 0 of several.

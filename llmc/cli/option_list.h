@@ -232,7 +232,8 @@ REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of a
 FLAG(rslora, "rslora", PASSES, "scale by X / sqrt(R) instead")
 TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
      "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or of a run with LoRA: its folder")
-FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are written")
+FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are written; --model RUN of adapters does")
+FLAG(adapter_only, "adapter-only", ON(CONVERT), "write the adapters alone, as a folder in PEFT's format")
 
 SECTION("Optimization")
 SIZE(steps, "steps", "epoch", 1, OPTION_UNBOUNDED, ON(TRAIN), "N", "optimizer steps; epoch: as --epochs says")

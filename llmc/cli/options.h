@@ -10,6 +10,7 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 #define LLMC_OPTIONS_H
 #include "llmc/files/checkpoint_folder.h"
 #include "options_file.h"
+#include "options_run.h"
 
 #ifndef STREAMBP_VERSION
 #define STREAMBP_VERSION "0.1"
@@ -378,10 +379,12 @@ static void options_check(const Options *o) {
         {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
         {(o->chat || o->system) && o->prompt_ids.count,
          "--chat and --prompt-ids exclude each other: ids are given as they are"},
-        {o->adapter && verb == VERB_CONVERT && !o->merge, "--adapter: give --merge to have the adapters added to the "
-                                                          "weights; to keep them apart, their folder is copied "
-                                                          "as it is"},
-        {o->merge && !o->adapter, "--merge: give --adapter with the adapters to add"},
+        {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,
+         "--adapter: give --merge to have the adapters added to the weights, or --adapter-only to write them alone"},
+        {(o->merge || o->adapter_only) && !o->adapter,
+         "--merge and --adapter-only: give --adapter with the adapters, or their run with --model"},
+        {o->adapter_only && (o->merge || o->like || o->to || option_given(o, "dtype")),
+         "--adapter-only writes adapters as they are: leave --merge, --like, --to and --dtype out"},
         {rollout && train && !o->reward_command.count,
          "--rollout needs --reward-command, which says what a completion is worth"},
         {rollout && verb == VERB_PLAN && !o->data.count,
@@ -522,11 +525,6 @@ static void options_add_replicas(Options *o) {
              replicas, replicas == 1 ? "" : "s");
 }
 
-// The commit of the checkout; make writes it.
-extern const char build_commit[] __attribute__((weak));
-
-static const char *program_commit(void) { return build_commit ? build_commit : "unknown"; }
-
 static void options_print_version(FILE *out) {
     fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, program_commit());
 #ifdef __clang__
@@ -562,6 +560,7 @@ static Options options_parse(int argc, char **argv) {
     if (options.config) options_add_config(&options);
     options_add_meaning(&options);
     options_add_replicas(&options);
+    options_follow_run(&options);
     options_check_tables(&options);
     options_check(&options);
     return options;

@@ -57,6 +57,13 @@ static void report_model(FILE *out, const Model *model) {
             dtype_name(model->dtype));
 }
 
+static void report_adapters(FILE *out, const Run *run, const char *where) {
+    const Lora *lora = &run->lora;
+    fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", lora->rank, lora->alpha,
+            lora->rslora ? " (rsLoRA)" : "", lora->dropout, human_count((double)lora->table.elements),
+            where ? " of " : "", where ? where : "");
+}
+
 // Bits an element, and how far decoded weights are from those that were quantised here, by kind of matrix.
 static void report_base(const Run *run) {
     const Storage *storage = run->settings.storage;
@@ -340,10 +347,7 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (world_ranks(w) > 1)
         fprintf(out, "ranks    %zu = %zu replicas x sp %zu, ZeRO %zu%s\n", world_ranks(w), world_replicas(w),
                 world_sp(w), w.zero, run->settings.ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
-    if (run->lora.rank)
-        fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", run->lora.rank, run->lora.alpha,
-                run->lora.rslora ? " (rsLoRA)" : "", run->lora.dropout, human_count((double)run->lora.table.elements),
-                o->adapter ? " of " : "", o->adapter ? o->adapter : "");
+    if (run->lora.rank) report_adapters(out, run, o->adapter);
     report_attention(run, bound);
     report_reference(run);
     if (data && data->shards && !data->regular && data->settings.use != DATA_PROMPTS)

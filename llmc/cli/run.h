@@ -14,6 +14,7 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/data/logprobs.h"
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/checkpoint_folder.h"
+#include "llmc/files/run_source.h"
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "llmc/plan/choose.h"
@@ -198,6 +199,32 @@ static void run_open(Run *run, const Options *o, const char *model) {
                           ? assign_evaluation(world, greatest_common_divisor(o->batch, world_replicas(world)))
                           : assign_step(world, o->grad_accum);
     if (o->samples) run->assignment = assign_rounds(run->assignment, (o->samples + o->batch - 1) / o->batch);
+}
+
+// What a new run begins from; of a resumed one, whose *source is read, only what the command line names again. A run that
+// begins from another one has that one's folder.
+static void run_source_begin(const Run *run, RunSource *source) {
+    static RunSource before;
+    const Options *o = run->options;
+    char above[PATH_MAX];
+    if (!o->model && !o->init) return;
+    memset(source, 0, sizeof(*source));
+    snprintf(source->text[SOURCE_MODEL], PATH_MAX, "%s", o->model ? o->model : "");
+    snprintf(source->text[SOURCE_INIT], PATH_MAX, "%s", o->init ? o->init : "");
+    snprintf(source->text[SOURCE_SEED], PATH_MAX, "%zu", o->seed);
+    snprintf(source->text[SOURCE_SCALING], PATH_MAX, "%s", o->rope_scaling ? o->rope_scaling : "");
+    snprintf(source->text[SOURCE_BASE], PATH_MAX, "%s", option_chosen(o, "base"));
+    snprintf(source->text[SOURCE_HEAD], PATH_MAX, "%s", o->quantise_head ? "yes" : "");
+    if (o->init || !realpath(run->model_path, source->text[SOURCE_PATH])) return;
+    snprintf(source->text[SOURCE_DTYPE], PATH_MAX, "%s", dtype_name(run->source->dtype));
+    if (path_is_directory(run->model_path)) {
+        memcpy(source->text[SOURCE_FOLDER], source->text[SOURCE_PATH], PATH_MAX);
+        return;
+    }
+    folder_above(above, run->model_path);
+    run_source_read(above, &before);
+    memcpy(source->text[SOURCE_FOLDER], before.text[SOURCE_FOLDER], PATH_MAX);
+    if (*before.text[SOURCE_FOLDER]) memcpy(source->text[SOURCE_DTYPE], before.text[SOURCE_DTYPE], PATH_MAX);
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------

@@ -156,6 +156,8 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
     return best;
 }
 
+static int checkpoint_quiet; // the folder is looked through again, and notes are given then
+
 // The newest complete checkpoint, or CHECKPOINT_NONE. One that is not complete is passed over, with a note.
 static size_t checkpoint_find_last(const char *folder) {
     size_t step = CHECKPOINT_NONE;
@@ -168,10 +170,10 @@ static size_t checkpoint_find_last(const char *folder) {
         if (!fault) return step;
         if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
-        if (lstat(path, &status) == 0) // a link that leads nowhere, too
+        if (lstat(path, &status) != 0) // a link that leads nowhere is there
+            step = CHECKPOINT_NONE;    // its run has removed it, and saved a newer one before
+        else if (!checkpoint_quiet)
             note("%s is passed over: %s", path, fault);
-        else
-            step = CHECKPOINT_NONE; // its run has removed it, and saved a newer one before
     }
     return CHECKPOINT_NONE;
 }
@@ -435,25 +437,35 @@ static void hub_cache(char cache[PATH_MAX]) {
     }
 }
 
-// `path` itself, or in `found` the snapshot that it names, with a note unless `quiet`. option: "--model"
-static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+static const char hub_letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+
+static int hub_is_name(const char *path) {
+    const size_t owner = strspn(path, hub_letters), name = path[owner] ? strspn(path + owner + 1, hub_letters) : 0;
+    return owner && name && *path != '.' && path[owner] == '/' && !path[owner + 1 + name] &&
+           !text_ends_with(path, ".bin");
+}
+
+// found = the snapshot in the cache that a name of the hub stands for; 0: there is none.
+static int hub_snapshot(const char *path, char found[PATH_MAX]) {
     char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
-    if (!path || path_exists(path)) return path;
-    const size_t owner = strspn(path, letters), name = path[owner] ? strspn(path + owner + 1, letters) : 0;
-    const char *const reason = strerror(ENOENT);
-    if (!owner || !name || *path == '.' || path[owner] != '/' || path[owner + 1 + name] || text_ends_with(path, ".bin"))
-        return path;
+    if (!hub_is_name(path)) return 0;
+    const size_t owner = strcspn(path, "/");
     hub_cache(cache);
     snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
     snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
     const int fd = file_open(reference, O_RDONLY), known = fd >= 0 && read(fd, commit, sizeof(commit) - 1) > 0;
     if (fd >= 0) close(fd);
-    commit[strspn(commit, letters)] = 0;
+    commit[strspn(commit, hub_letters)] = 0;
     snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
-    if (!known || !path_is_directory(found))
-        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path, reason,
-            path, path + owner + 1);
+    return known && path_is_directory(found);
+}
+
+// `path` itself, or in `found` the snapshot that it names, with a note unless `quiet`. option: "--model"
+static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
+    if (!path || path_exists(path) || !hub_is_name(path)) return path;
+    if (!hub_snapshot(path, found))
+        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path,
+            strerror(ENOENT), path, strchr(path, '/') + 1);
     if (!quiet) note("%s %s: %s is taken", option, path, found);
     return found;
 }
@@ -503,12 +515,6 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
     }
 }
 
-__attribute__((noreturn)) static void model_path_refuse_adapters(const char *path) {
-    die("--model %s: holds adapters, not a model; give the model they were trained on with --model, and this folder "
-        "with --adapter",
-        path);
-}
-
 // `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`. verify: also compares
 // checksums; then collective
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
@@ -523,12 +529,8 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
     }
     path_join(part, path, "config.json");
     if (path_exists(part)) return path;
-    if (!checkpoint_at_path(path, checkpoint, &manifest)) {
-        path_join(part, path, manifest_names[1][MANIFEST_CONFIG]);
-        if (path_exists(part)) model_path_refuse_adapters(path);
-        return path;
-    }
-    if (manifest.adapters) model_path_refuse_adapters(path);
+    if (!checkpoint_at_path(path, checkpoint, &manifest)) return path;
+    if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
     if (verify) checkpoint_verify(checkpoint, &manifest);
     path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
     if (!quiet) note("--model %s: %s is taken", path, found);

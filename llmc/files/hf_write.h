@@ -159,6 +159,18 @@ static void hf_find_tokenizer(HfWrite *write) {
         note("%s is not copied: it was not made of a tokenizer.json in %s", found, kept);
 }
 
+// Where the folder's tokenizer comes from: the folder that is kept or a file of the run; empty: there is none.
+static const char *hf_tokenizer_from(const HfWrite *write) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json",
+                                        TOKENIZER_NAME};
+    char path[PATH_MAX];
+    for (size_t i = 0; write->kept && i < sizeof(names) / sizeof(names[0]); i++) {
+        path_join(path, write->kept, names[i]);
+        if (path_exists(path)) return write->kept;
+    }
+    return write->tokenizer;
+}
+
 // ---- what goes where ------------------------------------------------------------------------------------------------
 static int hf_compare_names(const void *a, const void *b) {
     return strcmp(((const HfTensor *)a)->name, ((const HfTensor *)b)->name);

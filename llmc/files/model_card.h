@@ -7,6 +7,8 @@ ours, how it was trained, by state.json and log.jsonl. The hub reads what stands
 #include "checkpoint_folder.h"
 #include "hf_config.h"
 #include "merge.h"
+#include "run_source.h"
+#include <time.h>
 
 #define CARD_TEXT 65536 // bytes that are read of a file
 
@@ -37,6 +39,9 @@ static const char *card_word(const cJSON *object, const char *key, const char *o
     return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
 }
 
+// The last part of a path
+static const char *card_file(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
+
 // The name that a model has on the hub, of a snapshot in its cache or as it was typed; else that of its file or folder
 static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
@@ -47,54 +52,75 @@ static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
         memmove(dashes + 1, dashes + 2, strlen(dashes + 1));
         *dashes = '/', name[strcspn(name, "/") + 1 + strcspn(dashes + 1, "/")] = 0;
     } else if (!*hub && slash) {
-        snprintf(name, PATH_MAX, "%s", strrchr(path, '/') + 1);
+        snprintf(name, PATH_MAX, "%s", card_file(path));
     }
     return name;
 }
 
-// The licence that the card in a folder names, or ""
+// The licence that the card in a folder names, or its LICENSE; or ""
 static const char *card_licence(const char *folder, char licence[64]) {
     static char text[CARD_TEXT];
     const char *line = folder ? card_read(folder, "README.md", text) : "";
     *licence = 0;
-    if (strncmp(line, "---\n", 4) != 0) return licence;
-    while (!*licence && (line = strchr(line, '\n')) != NULL && strncmp(++line, "---", 3) != 0)
+    while (!strncmp(text, "---\n", 4) && !*licence && (line = strchr(line, '\n')) != NULL &&
+           strncmp(++line, "---", 3) != 0)
         sscanf(line, "license: %63[0-9a-zA-Z.-]", licence);
-    return licence;
+    if (*licence || !folder || !*card_read(folder, "LICENSE", text)) return licence;
+    return strcpy(licence, strstr(text, "Apache License") ? "apache-2.0"
+                           : strstr(text, "MIT License")  ? "mit"
+                                                          : "other");
+}
+
+// files: one, or "FIRST to LAST (N files)", as state.json has them
+static void card_datasets(FILE *file, const char *files) {
+    char name[2][1024] = {"", ""};
+    const int count = sscanf(files, "%1023s to %1023s", name[0], name[1]);
+    for (int i = 0; i < count; i++) {
+        const char *last = card_file(name[i]);
+        if (*last && !last[strspn(last, hub_letters)]) fprintf(file, "%s- %s\n", i ? "" : "datasets:\n", last);
+    }
 }
 
 // kept: the folder that config.json comes from, or NULL; type: of the weights. The caller frees the text.
 static char *model_card(const WeightSource *source, const char *kept, DType type, const char *out, size_t *length) {
-    char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], *text = NULL;
+    static RunSource began;
+    char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], date[32], *text = NULL;
     const char *path = source->merge ? source->merge->adapter->path : source->path;
     int hub = 0;
     folder_above(folder, path);
     path_join(run, folder, "..");
-    cJSON *state = card_json(folder, "state.json"), *log = state ? card_json(run, RECORDS_NAME) : NULL;
+    cJSON *state = path_is_directory(path) ? NULL : card_json(folder, "state.json");
+    cJSON *log = state ? card_json(run, RECORDS_NAME) : NULL;
     const cJSON *options = json_get(log, "options"), *settings = json_get(state, "settings"), *item;
     const char *base = source->merge || !state ? source->path : card_word(options, "model", NULL);
+    if (state) run_source_read(folder, &began);
+    if (state && *began.text[SOURCE_FOLDER]) base = began.text[SOURCE_FOLDER];
+    const int is_folder = base && path_is_directory(base);
     const char *objective = card_word(options, "objective", "sft"), *lora = card_word(settings, "LoRA", NULL);
     FILE *file = open_memstream(&text, length);
     if (!file) die("%s: out of memory for its README.md", out);
     base = source->random || !base ? NULL : card_name(base, name, &hub);
     fputs("---\nlibrary_name: transformers\npipeline_tag: text-generation\n", file);
-    if (hub) fprintf(file, "base_model: %s\n", base);
+    if (base && (hub || (is_folder && !base[strspn(base, hub_letters)]))) fprintf(file, "base_model: %s\n", base);
     if (*card_licence(kept, licence)) fprintf(file, "license: %s\n", licence);
+    card_datasets(file, card_word(state, "data_files", ""));
     fprintf(file, "tags:\n- streambp\n");
     if (state) fprintf(file, "- %s\n%s", objective, lora ? "- lora\n" : "");
-    fprintf(file, "---\n\n# %s\n\n", strrchr(out, '/') ? strrchr(out, '/') + 1 : out);
+    fprintf(file, "---\n\n# %s\n\n", card_file(out));
     fprintf(file, "%s %s by streambp.c; weights in %s.\n", base ? base : "A randomly initialised model",
             state           ? "trained"
             : source->merge ? "with adapters merged"
                             : "converted",
             hf_dtype_name(type));
+    const time_t now = time(NULL);
+    strftime(date, sizeof(date), "%Y-%m-%d", gmtime(&now));
+    fprintf(file, "Written on %s by commit %s.\n", date, program_commit());
     if (state) {
         const cJSON *schedule = json_get(state, "schedule"), *data = json_get(options, "data");
         fprintf(file, "\n| | |\n|---|---|\n| objective | %s |\n", objective);
         if (lora) fprintf(file, "| LoRA, merged | %s |\n", lora);
         cJSON_ArrayForEach(item, data) if (cJSON_IsString(item) && json_printable(item->valuestring))
-            fprintf(file, "| data | %s |\n",
-                    strrchr(item->valuestring, '/') ? strrchr(item->valuestring, '/') + 1 : item->valuestring);
+            fprintf(file, "| data | %s |\n", card_file(item->valuestring));
         fprintf(file, "| steps | %.0f |\n", cJSON_GetNumberValue(json_get(state, "step")));
         fprintf(file, "| tokens | %.0f |\n", cJSON_GetNumberValue(json_get(state, "tokens")));
         fprintf(file, "| tokens of a document, at most | %s |\n", card_word(settings, "--seq-len", "?"));

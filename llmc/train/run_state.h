@@ -9,6 +9,7 @@ a constant rate, or one that has not begun to decay (wsd), may be given more ste
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
 #include "llmc/base/json.h"
+#include "llmc/files/run_source.h"
 #include "optimizer.h"
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
@@ -40,7 +41,8 @@ typedef struct {
     Schedule schedule;
     const RunSetting *settings;
     size_t setting_count;
-    const char *data; // the names of its files, of which the setting "data" is the content
+    const RunSource *source; // what the run began from, or NULL
+    const char *data;        // the names of its files, of which the setting "data" is the content
 } RunState;
 
 // ---- state.json -----------------------------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     if (!s->version_1) json_size(&json, "version", SCHEDULE_VERSION);
     json_object_end(&json);
     if (run->data) json_text(&json, "data_files", run->data);
+    if (run->source) run_source_write(&json, run->source);
     json_object(&json, "settings");
     for (const RunSetting *s = run->settings; s < run->settings + run->setting_count; s++)
         if (!s->absent || strcmp(s->value, s->absent) != 0) json_text(&json, s->name, s->value);

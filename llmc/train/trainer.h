@@ -32,6 +32,7 @@ typedef struct {
     RunSetting settings[TRAINER_SETTINGS];
     char setting_text[TRAINER_SETTINGS][1024];
     char data_files[1024];
+    RunSource source;
     size_t next_batch;    // the position behind what the current step has taken; in `state` once it is finished
     const Options *given; // as they were typed
     int has_folder;       // --out

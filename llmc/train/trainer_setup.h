@@ -453,6 +453,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
         o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
     }
     run_open(&t->run, o, o->model ? NULL : model);
+    if (*last) run_source_read(last, &t->source);
+    run_source_begin(&t->run, &t->source), t->state.source = &t->source;
     if (*last) trainer_keep_choices(t, last);
     SequenceBound bound = trainer_allocate(t);
     trainer_schedule(t, last);

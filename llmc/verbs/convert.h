@@ -6,6 +6,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #include "llmc/cli/report.h"
 #include "llmc/files/hf_write.h"
 #include "llmc/files/merge.h"
+#include "llmc/files/run_source.h"
 
 // 1: a Hugging Face folder is written, 0: one file. Refuses names of other formats, and options that have no meaning.
 static int convert_to_folder(const Options *options) {
@@ -28,56 +29,134 @@ static int convert_to_folder(const Options *options) {
     return folder;
 }
 
+static int convert_is_adapter_name(const char *name) {
+    return text_is_one_of(name, ADAPTER_CONFIG_NAME "|" ADAPTER_FILE_NAME "|" TOKENIZER_NAME);
+}
+
 static QuantType convert_quantises(const Options *options) {
     return options->to == CONVERT_NF4 ? QUANT_NF4 : options->to == CONVERT_FP4 ? QUANT_FP4 : QUANT_NONE;
 }
 
-// dtype: NULL: keep what the source has. *written: what most tensors are in then. Returns the number of files of
-// weights.
-static size_t convert_write(const Options *options, WeightSource *source, const DType *dtype, DType *written) {
-    const DType type = dtype ? *dtype : source->dtype;
+typedef struct {
+    DType dtype; // of most tensors
+    size_t files;
+    uint64_t bytes;           // of the weights
+    char tokenizer[PATH_MAX]; // where it was taken from; empty: there is none
+} Converted;
+
+// dtype: NULL: keep what the source has.
+static Converted convert_write(const Options *options, WeightSource *source, const DType *dtype) {
+    Converted result = {dtype ? *dtype : source->dtype, 1, 0, ""};
     char hub[PATH_MAX];
-    *written = type;
+    struct stat status;
     if (options->to == CONVERT_LLMC) {
-        llmc_gpt2_write(source, options->out, type);
+        llmc_gpt2_write(source, options->out, result.dtype);
     } else if (!convert_to_folder(options)) {
-        weights_convert(source, options->out, type);
+        weights_convert(source, options->out, result.dtype);
     } else {
         const char *like = hub_path_find("--like", options->like, hub, options->quiet);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          convert_quantises(options), options->quantise_head);
         hf_write(&write, options->out, options->overwrite);
-        *written = write.type;
+        result.dtype = write.type, result.files = write.shards, result.bytes = write.bytes;
+        snprintf(result.tokenizer, PATH_MAX, "%s", hf_tokenizer_from(&write));
         hf_write_free(&write);
-        return write.shards;
     }
-    return 1;
+    if (!result.bytes && stat(options->out, &status) == 0) result.bytes = (uint64_t)status.st_size;
+    return result;
 }
 
-static void convert_begin_merge(Run *run, Merge *merge, DType dtype) {
+// Adapters that were trained over a base in 4 bits are added to the base as its files have it. Their key is of the base in
+// 4 bits, which is made to be compared alone.
+static BaseKey convert_base_key(const Run *run, const RunSource *began) {
+    WeightSource *source = run->source;
+    const int nf4 = !strcmp(began->text[SOURCE_BASE], "nf4"), fp4 = !strcmp(began->text[SOURCE_BASE], "fp4");
+    if (source->quant || run->options->base != BASE_AUTO || !(nf4 || fp4)) return base_key_of_source(source);
+    const QuantFormat format = {fp4 ? QUANT_FP4 : QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    source_quantise(source, format, *began->text[SOURCE_HEAD] != 0);
+    const BaseKey key = base_key_of_source(source);
+    free(source->quant), free(source->record);
+    source->quant = NULL, source->record = NULL;
+    if (!run->options->quiet)
+        note("the adapters were trained over %s in %s; they are added to its weights in %s", source->path,
+             quant_type_names[format.type], dtype_name(source->dtype));
+    return key;
+}
+
+// The adapters alone: what PEFT reads, and the run's tokenizer.
+static int convert_adapter(const Options *options) {
+    char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], tokenizer[PATH_MAX];
+    const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
+    const char *folder = hub_path_find("--adapter", options->adapter, hub, options->quiet);
+    Lora lora = {0};
+    SafeTensors list = {NULL, 0};
+    OutputFolder out;
+    folder = adapter_path_find(folder, found, options->quiet);
+    path_join(path, folder, ADAPTER_CONFIG_NAME);
+    cJSON_Delete(adapter_config_read(path, &lora));
+    path_join(path, folder, ADAPTER_FILE_NAME);
+    InputFile file = input_open(path);
+    safetensors_read_header(&list, &file, 0);
+    for (const SafeTensor *t = list.tensors; t < list.tensors + list.count; t++)
+        for (uint64_t at = t->begin, n; at < t->end && t->type != DTYPE_COUNT; at += n) {
+            n = t->end - at < sizeof(staged_raw) ? t->end - at : sizeof(staged_raw);
+            input_read(&file, at, staged_raw.bytes, (size_t)n);
+            const size_t size = dtype_size(t->type);
+            source_refuse_bad(path, t->name, (size_t)t->shape[1], (size_t)(at - t->begin) / size, (size_t)n / size,
+                              t->type, staged_raw.bytes);
+        }
+    const uint64_t bytes = file.bytes;
+    folder_open(&out, options->out, bytes + ADAPTER_CONFIG_MAX, 3, convert_is_adapter_name, options->overwrite);
+    const int has_tokenizer = tokenizer_beside(path, tokenizer);
+    for (size_t i = 0; i < 2 + (size_t)has_tokenizer; i++) {
+        path_join(path, folder, names[i]);
+        hf_copy_file(&out, i < 2 ? path : tokenizer, names[i]);
+    }
+    folder_commit(&out);
+    input_close(&file), safetensors_free(&list);
+    if (!options->quiet)
+        fprintf(options->json ? stderr : stdout, "%s: adapters of rank %zu, %s, from %s; %s%s\n", options->out,
+                lora.rank, human_bytes((double)bytes), folder, has_tokenizer ? "tokenizer from " : "no tokenizer",
+                has_tokenizer ? tokenizer : "");
+    return 0;
+}
+
+static void convert_begin_merge(Run *run, Merge *merge, DType dtype, const RunSource *began) {
     if (dtype == DTYPE_FP16)
         die("%s: merged weights are not written in fp16; choose --dtype fp32 or bf16", run->source->path);
     if (run->adapter_base.weights) {
-        const BaseKey found = base_key_of_source(run->source);
+        const BaseKey found = convert_base_key(run, began);
         adapter_check_base(run->adapter->path, &run->adapter_base, &found, run->options->model);
     }
     merge_begin(merge, run->source, run->adapter, &run->lora);
 }
 
 static int verb_convert(const Options *options) {
+    static RunSource began;
     Run run;
     Merge merge;
-    const int folder = convert_to_folder(options), typed = option_given(options, "dtype");
+    char above[PATH_MAX];
+    if (options->adapter_only) return convert_adapter(options);
+    const int folder = convert_to_folder(options);
     run_open_model(&run, options, NULL);
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
-    const DType dtype = typed ? run.model.dtype : run.source->dtype;
-    DType written;
-    if (options->merge) convert_begin_merge(&run, &merge, dtype);
-    size_t files = convert_write(options, run.source, typed ? &dtype : NULL, &written);
+    const char *read = run.adapter ? run.adapter->path : run.source->path;
+    folder_above(above, read);
+    if (!path_is_directory(read) && !run.source->random) run_source_read(above, &began);
+    // fp32 weights of a run that began from a folder in bf16 become that again
+    const int again =
+        folder && run.source->dtype == DTYPE_FP32 && !strcmp(began.text[SOURCE_DTYPE], dtype_name(DTYPE_BF16));
+    const int typed = option_given(options, "dtype"), chosen = typed || again;
+    const DType dtype = typed ? run.model.dtype : again ? DTYPE_BF16 : run.source->dtype;
+    if (options->merge) convert_begin_merge(&run, &merge, dtype, &began);
+    const Converted written = convert_write(options, run.source, chosen ? &dtype : NULL);
     if (!options->quiet) {
-        fprintf(run.text, "%s: %s parameters in %s", options->out, human_count((double)run.model.elements),
-                dtype_name(written));
-        if (folder) fprintf(run.text, ", %zu file%s", files, files > 1 ? "s" : "");
+        fprintf(run.text, "%s: %s parameters in %s, %zu file%s, %s, from %s", options->out,
+                human_count((double)run.model.elements), dtype_name(written.dtype), written.files,
+                written.files > 1 ? "s" : "", human_bytes((double)written.bytes), run.source->path);
+        if (run.adapter) fprintf(run.text, " with %s", run.adapter->path);
+        if (folder)
+            fprintf(run.text, "; %s%s", *written.tokenizer ? "tokenizer from " : "no tokenizer", written.tokenizer);
         fputc('\n', run.text);
     }
     if (options->json) {
@@ -86,8 +165,9 @@ static int verb_convert(const Options *options) {
         json_text(&json, "out", options->out);
         json_text(&json, "format", folder ? "hf" : options->to == CONVERT_LLMC ? "llmc" : "flat");
         json_size(&json, "parameters", run.model.elements);
-        json_text(&json, "dtype", dtype_name(written));
-        json_size(&json, "files", files);
+        json_text(&json, "dtype", dtype_name(written.dtype));
+        json_size(&json, "files", written.files);
+        json_size(&json, "bytes", (size_t)written.bytes);
         json_object_end(&json);
         json_finish(&json);
     }
@@ -102,6 +182,7 @@ static int verb_info(const Options *options) {
     run_open_model(&run, options, NULL);
     config_to_text(&run.model.config, text, sizeof(text));
     report_model(run.text, &run.model);
+    if (run.adapter) report_adapters(run.text, &run, options->adapter);
     if (!options->quiet) {
         fprintf(run.text, "config   %s\n", text);
         for (size_t i = 0; i < run.model.parameter_count; i++) {

@@ -118,7 +118,7 @@ static void add_company(CommandLine *line, const char *tested) {
         add(line, text);
     }
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
-    if (!strcmp(tested, "merge")) add(line, "--adapter=a");
+    if (!strcmp(tested, "merge") || !strcmp(tested, "adapter-only")) add(line, "--adapter=a");
     if (!strcmp(tested, "quantise-head")) add(line, "--base=nf4");
     if (!strcmp(tested, "any-reference")) add(line, "--objective=dpo"), add(line, "--reference-logprobs=r");
 }

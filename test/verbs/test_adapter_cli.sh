@@ -53,8 +53,8 @@ refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "
 refuses 1 'was trained with LoRA alpha=8, now it is alpha=5' train $common --lora-alpha 5 --out "$WORK/run" --resume
 succeeds train --model "$base" $data --steps 1 --out "$WORK/whole" --quiet
 refuses 1 'holds a whole model, but --lora-rank or --adapter' train --model "$base" $data --lora-rank 4 --steps 2 --out "$WORK/whole" --resume
-refuses 1 'holds adapters, not a model; give .* with --adapter' eval --model "$WORK/run" $data
-refuses 1 'holds adapters, not a model' info --model "$adapter"
+refuses 1 'holds adapters; a plan takes their base' plan --model "$WORK/run" --seq-len 8
+refuses 1 'holds adapters; to train or read others give their base' train --model "$WORK/run" $data --lora-rank 4 --out "$WORK/x"
 
 # ---- read by every verb ---------------------------------------------------------------------------------------------------------
 succeeds eval --model "$base" $data --val-steps 4 --json
@@ -62,6 +62,25 @@ plain=$(json loss)
 succeeds eval --model "$base" --adapter "$WORK/run" $data --val-steps 4 --json
 check 'a note says which checkpoint was taken' grep -q "note: --adapter .*/run: .*checkpoint-00000012 is taken" "$WORK/err"
 loss=$(json loss)
+succeeds eval --model "$WORK/run" $data --val-steps 4 --json
+says err 'note: --model .*/run: holds adapters; their base .*/base.bin is taken'
+check 'a run of adapters finds its base' [ "$(json loss)" = "$loss" ]
+sed 's|"source": {[^}]*}, ||' "$adapter/state.json" >"$WORK/state.json"
+cp -r "$adapter" "$WORK/older" && rm "$WORK/older/DONE" && cp "$WORK/state.json" "$WORK/older"
+check 'an older one has no source' [ "$(grep -c '"source"' "$adapter/state.json") $(grep -c '"source"' "$WORK/older/state.json")" = '1 0' ]
+succeeds eval --model "$WORK/older" $data --val-steps 4 --json
+check 'and finds it, too' [ "$(json loss)" = "$loss" ]
+mv "$base" "$WORK/moved.bin"
+refuses 1 'holds adapters, whose base .*/base.bin .*is not there; give --model BASE --adapter .*/run$' eval --model "$WORK/run" $data
+mv "$WORK/moved.bin" "$base"
+succeeds train --init $TINY --seed 3 $data --lora-rank 4 --steps 1 --out "$WORK/random" --quiet
+succeeds eval --model "$WORK/random" $data --val-steps 1 --quiet
+refuses 1 'holds adapters for the --init of --seed 3; leave --seed out' eval --model "$WORK/random" $data --seed 7
+succeeds train --model "$base" $data --lora-rank 4 --base nf4 --steps 1 --out "$WORK/qlora" --quiet
+succeeds eval --model "$WORK/qlora" $data --val-steps 1 --json
+quantised=$(json loss)
+succeeds eval --model "$base" --adapter "$WORK/qlora" --base nf4 $data --val-steps 1 --json
+check 'over a base in 4 bits' [ "$(json loss)" = "$quantised" ]
 check 'it has learned' awk -v a="$loss" -v b="$plain" 'BEGIN { exit !(a != "" && a < b - 0.05) }'
 succeeds bp --model "$base" --adapter "$adapter" $data --json
 succeeds sample --model "$base" --adapter "$adapter" --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 --json
@@ -102,6 +121,16 @@ refuses 1 'the run began with "reference", which is no setting of this one' trai
 # ---- merged ---------------------------------------------------------------------------------------------------------------------
 succeeds convert --model "$base" --adapter "$adapter" --merge --out "$WORK/merged.bin"
 succeeds convert --model "$base" --adapter "$WORK/run" --merge --out "$WORK/merged"
+succeeds convert --model "$WORK/run" --out "$WORK/merged2"
+says out '/merged2: .* in fp32, 1 file, .*, from .*/base.bin with .*checkpoint-00000012/adapter_model.safetensors; no tokenizer$'
+check '--model RUN merges' cmp -s "$WORK/merged/model.safetensors" "$WORK/merged2/model.safetensors"
+succeeds convert --model "$WORK/qlora" --out "$WORK/merged3"
+says err 'note: the adapters were trained over .*/base.bin in nf4; they are added to its weights in fp32$'
+succeeds convert --model "$WORK/run" --adapter-only --out "$WORK/alone"
+check '--adapter-only writes what PEFT reads' cmp -s "$WORK/alone/adapter_model.safetensors" "$adapter/adapter_model.safetensors"
+succeeds eval --model "$WORK/alone" $data --val-steps 4 --json
+check 'and is a model by its base' [ "$(json loss)" = "$loss" ]
+refuses 2 'writes adapters as they are: leave --merge' convert --model "$WORK/run" --adapter-only --to hf --out "$WORK/x"
 check 'the card says how it was trained' grep -q '^| steps | 12 |$' "$WORK/merged/README.md"
 check 'and on what' grep -q '^| data | tokens_uint16.bin |$' "$WORK/merged/README.md"
 check 'with what' grep -q '^base.bin trained by streambp.c; weights in float32.$' "$WORK/merged/README.md"
@@ -110,7 +139,7 @@ check 'merged is the adapter within rounding' close "$(json loss)" "$loss" $same
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 12 --temperature 0 --json
 [ $TEST_PRECISION = bf16 ] || check 'and writes the same text' [ "$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")" = "$ids" ]
 refuses 2 'give --merge to have the adapters added' convert --model "$base" --adapter "$adapter" --out "$WORK/x"
-refuses 2 'merge: give --adapter' convert --model "$base" --merge --out "$WORK/x"
+refuses 2 'adapter-only: give --adapter with the adapters, or their run' convert --model "$base" --merge --out "$WORK/x"
 refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
 check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
 
@@ -128,7 +157,9 @@ refuses 1 'layers.1.mlp.down_proj.lora_B.weight holds NaN at .31, 3.' convert --
 check 'no merged model of it' [ ! -e "$WORK/x.bin" ]
 
 # ---- other paths ----------------------------------------------------------------------------------------------------------------
-refuses 1 'holds adapters, not a model' info --model "$WORK/nan"
+refuses 1 'lora_B.weight holds NaN in ' convert --model "$WORK/nan" --adapter-only --out "$WORK/x"
+succeeds info --model "$WORK/nan"
+says out '^adapters rank 4, alpha 8, '
 refuses 1 'DONE: is a file; give the folder' eval --model "$base" --adapter "$adapter/DONE" $data
 refuses 1 'nowhere: No such file' eval --model "$base" --adapter "$WORK/nowhere" $data
 finish

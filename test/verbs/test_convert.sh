@@ -20,6 +20,20 @@ succeeds eval --model "$WORK/run" --data $SHARD --seq-len 64 --val-steps 2 --jso
 check 'a note says which checkpoint was taken' grep -q "note: --model .*/run: .*checkpoint-00000004/model.bin is taken" "$WORK/err"
 loss=$(json loss)
 succeeds convert --model "$WORK/run" --like "$WORK/published" --out "$WORK/tuned"
+succeeds convert --model "$WORK/run" --out "$WORK/tuned2"
+says out '/tuned2: .* in fp32, 1 file, .*, from .*/checkpoint-00000004/model.bin; no tokenizer$'
+check 'the run knows the folder that it began from' cmp -s "$WORK/tuned/config.json" "$WORK/tuned2/config.json"
+check 'the card names base and data' [ "$(sed -n '4,6p' "$WORK/tuned2/README.md" | tr '\n' ' ')" = 'base_model: published datasets: - tokens_uint16.bin ' ]
+check 'date and commit' grep -qE '^Written on 20[0-9-]* by commit ' "$WORK/tuned2/README.md"
+succeeds convert --model "$WORK/published" --dtype bf16 --out "$WORK/half" --quiet
+echo '{}' >"$WORK/half/tokenizer_config.json"
+succeeds train --model "$WORK/half" --data $SHARD --seq-len 64 --steps 1 --out "$WORK/half-run" --quiet
+succeeds train --model "$WORK/half-run" --data $SHARD --seq-len 64 --steps 1 --out "$WORK/half-run2" --quiet
+succeeds convert --model "$WORK/half-run2" --out "$WORK/half2" --json
+check 'what began in bf16 is written in bf16' [ "$(json dtype)" = bf16 -a -f "$WORK/half2/tokenizer_config.json" ]
+mv "$WORK/half" "$WORK/gone"
+succeeds convert --model "$WORK/half-run" --out "$WORK/half3"
+says err 'no tokenizer is written: its run began from .*/half/config.json, which is not there; give the folder with --like$'
 check 'training has changed the weights' [ "$(cmp -s "$WORK/tuned/model.safetensors" "$WORK/published/model.safetensors"; echo $?)" = 1 ]
 succeeds eval --model "$WORK/tuned" --data $SHARD --seq-len 64 --val-steps 2 --json
 check 'the folder is the model that was trained' [ "$(json loss)" = "$loss" ]

@@ -1,0 +1,71 @@
+/*
+What a run began from: the object "source" in state.json of its checkpoints, outside the settings that a resumed run
+shares. By it a run's adapters find their base, and `convert` the tokenizer. Of older runs, which have no such object,
+it is what their other files tell.
+*/
+#ifndef LLMC_RUN_SOURCE_H
+#define LLMC_RUN_SOURCE_H
+#include "checkpoint_folder.h"
+#include "llmc/base/json.h"
+
+enum {
+    SOURCE_MODEL,   // --model as typed; empty: --init
+    SOURCE_PATH,    // the file or folder that it stood for, absolute
+    SOURCE_FOLDER,  // the Hugging Face folder of its tokenizer and config.json, absolute; empty: none
+    SOURCE_DTYPE,   // of the weights in that folder, or in the file
+    SOURCE_INIT,    // --init, and its seed
+    SOURCE_SEED,    //
+    SOURCE_SCALING, // --rope-scaling
+    SOURCE_BASE,    // --base
+    SOURCE_HEAD,    // "yes": --quantise-head
+    SOURCE_TEXTS
+};
+
+static const char *const source_keys[SOURCE_TEXTS] = {"model", "path",         "folder", "dtype",        "init",
+                                                      "seed",  "rope_scaling", "base",   "quantise_head"};
+
+typedef struct {
+    char text[SOURCE_TEXTS][PATH_MAX]; // empty: unset
+} RunSource;
+
+static void run_source_write(JsonOut *json, const RunSource *source) {
+    json_object(json, "source");
+    for (size_t i = 0; i < SOURCE_TEXTS; i++)
+        if (*source->text[i]) json_text(json, source_keys[i], source->text[i]);
+    json_object_end(json);
+}
+
+// Sets an empty text to that of the key in `object`, if there is one.
+static void run_source_take(RunSource *source, size_t i, const cJSON *object, const char *key) {
+    const char *text = cJSON_GetStringValue(json_get(object, key));
+    if (text && !*source->text[i]) snprintf(source->text[i], PATH_MAX, "%s", text);
+}
+
+// Of a checkpoint's folder, or of any folder of adapters.
+static void run_source_read(const char *folder, RunSource *source) {
+    char path[PATH_MAX];
+    memset(source, 0, sizeof(*source));
+    path_join(path, folder, manifest_names[0][MANIFEST_STATE]);
+    cJSON *state = path_exists(path) ? json_read_object(path, (size_t)1 << 20) : NULL;
+    const cJSON *known = json_get(state, "source"), *settings = json_get(state, "settings");
+    for (size_t i = 0; i < SOURCE_TEXTS; i++) run_source_take(source, i, known, source_keys[i]);
+    path_join(path, folder, manifest_names[1][MANIFEST_CONFIG]);
+    cJSON *adapters = !known && path_exists(path) ? json_read_object(path, (size_t)16 << 20) : NULL;
+    run_source_take(source, SOURCE_MODEL, adapters, "base_model_name_or_path");
+    if (!known) run_source_take(source, SOURCE_BASE, settings, "--base");
+    if (!*source->text[SOURCE_MODEL]) run_source_take(source, SOURCE_INIT, settings, "model");
+    run_source_take(source, SOURCE_SEED, settings, "--seed");
+    source->text[SOURCE_BASE][strcspn(source->text[SOURCE_BASE], ",")] = 0; // "nf4,block=64,..."
+    cJSON_Delete(state), cJSON_Delete(adapters);
+}
+
+// The model to give with --model, as it was typed if that still names the same; NULL: it is not there.
+static const char *run_source_find(const RunSource *source) {
+    const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH];
+    char hub[PATH_MAX], absolute[PATH_MAX];
+    const char *named = path_exists(typed) ? typed : hub_snapshot(typed, hub) ? hub : NULL;
+    if (named && (!path_exists(path) || (realpath(named, absolute) && !strcmp(absolute, path)))) return typed;
+    return path_exists(path) ? path : NULL;
+}
+
+#endif
