@@ -43,8 +43,8 @@ case "$model $conversations $out" in -* | *' -'*) stop 2 "MODEL_DIR, CONVERSATIO
 [ ! -f "$out" ] && [ -z "$(ls -A "$out" 2>/dev/null)" ] || stop 1 "$out: is there already; remove it or name another OUT_DIR"
 work=$out.work
 
-# ---- defaults that the options may replace: each may stand on the command line once -------------------------------------------------
-given() { # name, options...
+# ---- defaults that the options may replace: each may stand on the command line once, or in the file of --config ---------------------
+typed() { # name, options...
     name=$1
     shift
     for option in "$@"; do
@@ -52,8 +52,16 @@ given() { # name, options...
     done
     return 1
 }
+config=
+for option in "$@"; do
+    case $option in --config=*) config=${option#*=} ;; esac
+    [ "$config" != next ] || config=$option
+    [ "$option" != --config ] || config=next
+done
+[ ! -d "$config" ] || config=$config/log.jsonl
+given() { typed "$@" || { [ -n "$config" ] && grep -qE "^[[:space:]]*(--)?$1([[:space:]=]|\$)|\"(--)?$1\":" "$config"; }; }
 for name in model data val-data out resume; do
-    ! given $name "$@" || stop 2 "--$name is what this script chooses; give the three commands by hand (README) to choose it"
+    ! typed $name "$@" || stop 2 "--$name is what this script chooses; give the three commands by hand (README) to choose it"
 done
 given save-every "$@" || set -- --save-every 100 "$@"
 
@@ -82,14 +90,18 @@ if ! given seq-len "$@"; then
     [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN
     set -- --seq-len "$needed" "$@"
 fi
-ls "$work"/shards/val-*.bin >/dev/null 2>&1 && set -- --val-data "$work/shards/val-*.bin" "$@"
+if ls "$work"/shards/val-*.bin >/dev/null 2>&1; then
+    set -- --val-data "$work/shards/val-*.bin" "$@"
+elif given val-every "$@" && ! typed val-every "$@"; then
+    set -- --val-every 0 "$@" # there is nothing to validate on
+fi
 [ ! -e "$work/run/lock" ] || set -- "$@" --resume
 set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"
 announce "$@"
 "$@" || failed $?
 
 # ---- 3: the folder --------------------------------------------------------------------------------------------------------------------
-set -- "$TRAIN" convert --model "$work/run" --like "$model" --out "$out"
+set -- "$TRAIN" convert --model "$work/run" --out "$out"
 announce "$@"
 "$@" || failed $?
 
