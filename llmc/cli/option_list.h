@@ -31,7 +31,7 @@ SECTION("Model")
 TEXT(model, "model", NULL, OF_A_MODEL, "PATH",
      "a Hugging Face folder (config.json and *.safetensors) or the name of one in Hugging Face's cache "
      "(Qwen/Qwen3-0.6B), a flat .bin, an llm.c GPT-2 .bin, or the folder of a run, whose last complete checkpoint is "
-     "taken")
+     "taken, with the base of adapters")
 TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
      "a randomly initialised model instead: a preset (qwen3-0.6b, llama3.1-8b, gpt2, ...) or a family (gpt2, llama, "
      "mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, glm4), its config.json keys "

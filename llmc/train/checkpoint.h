@@ -29,7 +29,6 @@ number of ranks nor on the stage of ZeRO.
 #include "llmc/files/slabs.h"
 #include "llmc/stream/update.h"
 #include "run_state.h"
-#include <assert.h>
 
 // rollout.bin: bytes [begin, begin + count) of `whole` are this rank's
 typedef struct {
@@ -169,10 +168,6 @@ static void pass_advance(CheckpointPass *p, size_t bytes) {
     p->done += bytes;
     progress_update(&p->progress, (double)p->done);
 }
-
-#define CHECKPOINT_PIECE ((size_t)4 << 20) // bytes
-static_assert(CHECKPOINT_PIECE <= sizeof(staged.bytes), "a piece passes through the staging buffer");
-// of doubles, or of floats beside moments: one an element, and more for its blocks and parameters
 
 typedef struct {
     size_t first, count; // values of the section in the file
