@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
 # Says what it installs and why. Uses sudo where it is not run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is there. Optional packages (oneDNN, MPI) that cannot be had are reported, are not an error, and are
+# Exit 0: everything needed is there. Optional packages (oneDNN, PCRE2, MPI) that cannot be had are reported, are not an error, and are
 # not asked for again until `make clean`. cjson: the source of its package into build/cjson. CJSON=<folder>: it is there already.
 set -u
 CC=${CC:-cc}
@@ -29,6 +29,9 @@ for group in "$@"; do
         [ -n "${CJSON:-}" ] || has_header cjson/cJSON.h || has_header cJSON.h || need libcjson-dev "reads config.json and safetensors headers"
         if [ "${ONEDNN:-}" != 0 ] && ! has_header dnnl.h; then
             want libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
+        fi
+        if [ "${PCRE2:-}" != 0 ] && ! has_header pcre2posix.h; then
+            want libpcre2-dev "PCRE2, regular expressions in adapter_config.json; without it modules are named as text"
         fi
         want_mpi ;;
     cjson) command -v dpkg-source >/dev/null || ! command -v apt-get >/dev/null || need dpkg-dev "unpacks cJSON's source" ;;
@@ -90,15 +93,15 @@ if command -v apt-get >/dev/null; then
     install="$sudo env DEBIAN_FRONTEND=noninteractive apt-get $patient install -y --no-install-recommends"
     refresh="$sudo apt-get $patient update"
 elif command -v dnf >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson-devel/; s/libdnnl-dev/onednn-devel/; s/libpcre2-dev/pcre2-devel/; s/libcmocka-dev/libcmocka-devel/; s/libopenmpi-dev/openmpi-devel/; s/openmpi-bin/openmpi/; s/clang-format\|clang-tidy/clang-tools-extra/g')
     install="$sudo dnf install -y"
     refresh=true
 elif command -v pacman >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libpcre2-dev/pcre2/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/openmpi/g; s/clang-format\|clang-tidy/clang/g')
     install="$sudo pacman -S --noconfirm --needed"
     refresh=true
 elif command -v brew >/dev/null; then
-    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
+    names=$(echo "$missing" | sed 's/libcjson-dev/cjson/; s/libdnnl-dev/onednn/; s/libpcre2-dev/pcre2/; s/libcmocka-dev/cmocka/; s/python3-matplotlib/python-matplotlib/; s/libopenmpi-dev\|openmpi-bin/open-mpi/g; s/clang-tidy/llvm/g')
     install="brew install"
     refresh=true
 else
@@ -113,7 +116,7 @@ if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $name
     rm -f "$log"
     # what is optional may be the obstacle: try the rest without it
     if [ -n "$optional" ] && [ "$(echo $missing)" != "$(echo $optional)" ]; then
-        ONEDNN=0 MPI=0 exec "$0" "$@"
+        ONEDNN=0 PCRE2=0 MPI=0 exec "$0" "$@"
     fi
     give_up "the package manager failed"
 fi

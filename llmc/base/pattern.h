@@ -1,0 +1,71 @@
+/*
+Regular expressions of adapter_config.json, matched against whole names of modules. PEFT's are Python's, which PCRE2
+reads. A build without PCRE2 knows text and dots alone, where a dot stands for any character, and refuses the rest.
+*/
+#ifndef LLMC_PATTERN_H
+#define LLMC_PATTERN_H
+#include "memory.h"
+#ifdef HAVE_PCRE2
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#endif
+
+// Text and dots
+static int pattern_is_plain(const char *pattern) { return !pattern[strcspn(pattern, "\\^$*+?{}[]()|")]; }
+
+// This build can match it.
+static int pattern_is_known(const char *pattern) {
+#ifdef HAVE_PCRE2
+    (void)pattern;
+    return 1;
+#else
+    return pattern_is_plain(pattern);
+#endif
+}
+
+#ifdef HAVE_PCRE2
+// Matches all of the text. tail: or what follows one of its dots. A runaway pattern ends at PCRE2's limit.
+static int pattern_search(const char *pattern, const char *text, int tail, const char *what, int code) {
+    const size_t room = strlen(pattern) + 64;
+    char *whole = (char *)checked_malloc(room, "a regular expression"), said[128];
+    int error;
+    size_t at;
+    snprintf(whole, room, tail ? "(*LIMIT_MATCH=1000000)(?:.*\\.)?(?:%s)" : "(*LIMIT_MATCH=1000000)(?:%s)", pattern);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)whole, PCRE2_ZERO_TERMINATED,
+                      PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_NEVER_BACKSLASH_C, &error, &at, NULL);
+    free(whole);
+    if (!compiled) {
+        pcre2_get_error_message(error, (PCRE2_UCHAR *)said, sizeof(said));
+        die_with(code, "%s: '%.200s' is no regular expression: %s", what, pattern, said);
+    }
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    const int found = pcre2_match(compiled, (PCRE2_SPTR)text, strlen(text), 0, 0, match, NULL);
+    pcre2_match_data_free(match), pcre2_code_free(compiled);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH)
+        die_with(code, "%s: '%.200s' takes too long to match; write it without nested repetitions", what, pattern);
+    return found >= 0;
+}
+#endif
+
+// The pattern matches all of the text, as Python's re.fullmatch. tail: or all of what follows one of its dots. what:
+// begins an error of exit code `code`.
+static int pattern_matches(const char *pattern, const char *text, int tail, const char *what, int code) {
+    const size_t length = strlen(pattern), all = strlen(text);
+    if (!pattern_is_plain(pattern)) {
+#ifdef HAVE_PCRE2
+        return pattern_search(pattern, text, tail, what, code);
+#else
+        die_with(code,
+                 "%s: '%.200s' is a regular expression, for which this program was built without PCRE2; install "
+                 "libpcre2-dev and build again, or name the modules",
+                 what, pattern);
+#endif
+    }
+    if (length > all || (length < all && (!tail || text[all - length - 1] != '.'))) return 0;
+    for (size_t i = 0; i < length; i++)
+        if (pattern[i] != '.' && pattern[i] != text[all - length + i]) return 0;
+    return 1;
+}
+
+#endif
