@@ -226,10 +226,15 @@ SIZE(updates, "updates", "1", 1, 1000, ON(TRAIN), "K", "optimizer steps on the c
 SECTION("LoRA")
 SIZE(lora_rank, "lora-rank", "off", 0, 65536, PASSES, "R", "train adapters of this rank and leave the model as it is")
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
-TEXT(lora_targets, "lora-targets", "all", PASSES, "all|NAME,...",
-     "linear layers that have adapters, by the ends of their names (q_proj, v_proj); all but the head")
+TEXT(lora_targets, "lora-targets", "all", PASSES, "all|REGEX|NAME,...",
+     "linear layers that have adapters, by the ends of their names (q_proj, layers.3.mlp.up_proj) or by a regular "
+     "expression for whole names; all but the head")
 REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale by X / sqrt(R) instead")
+TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that have adapters (0-7,12); all of them")
+TEXT(lora_rank_pattern, "lora-rank-pattern", NULL, PASSES, "NAME=R,...",
+     "other ranks of some adapters (q_proj=16); names are regular expressions, the first that matches counts")
+TEXT(lora_alpha_pattern, "lora-alpha-pattern", NULL, PASSES, "NAME=X,...", "the same of --lora-alpha")
 TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
      "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or of a run with LoRA: its folder")
 FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are written; --model RUN of adapters does")

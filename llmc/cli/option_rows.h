@@ -271,13 +271,30 @@ static const struct {
 static const struct {
     const char *option, *needs;
 } of_options[] = {
-    {"reward-command", "rollout"}, {"reward-timeout", "rollout"}, {"reward-failure", "rollout"},
-    {"updates", "rollout"},        {"lora-alpha", "lora-rank"},   {"lora-targets", "lora-rank"},
-    {"lora-dropout", "lora-rank"}, {"rslora", "lora-rank"},       {"slots", "rollout"},
-    {"stop-ids", "rollout"},       {"grads-of", "grads-out"},     {"keep-on", "keep"},
-    {"json-lines", "json"},        {"thinking", "chat"},          {"mask-truncated", "rollout"},
-    {"reward-names", "rollout"},   {"reward-weights", "rollout"}, {"keep-rollouts", "rollout"},
-    {"show", "rollout"},           {"overlap", "rollout"},        {"extend", "resume"},
+    {"reward-command", "rollout"},
+    {"reward-timeout", "rollout"},
+    {"reward-failure", "rollout"},
+    {"updates", "rollout"},
+    {"lora-alpha", "lora-rank"},
+    {"lora-targets", "lora-rank"},
+    {"lora-dropout", "lora-rank"},
+    {"rslora", "lora-rank"},
+    {"slots", "rollout"},
+    {"stop-ids", "rollout"},
+    {"grads-of", "grads-out"},
+    {"keep-on", "keep"},
+    {"json-lines", "json"},
+    {"thinking", "chat"},
+    {"mask-truncated", "rollout"},
+    {"reward-names", "rollout"},
+    {"reward-weights", "rollout"},
+    {"keep-rollouts", "rollout"},
+    {"show", "rollout"},
+    {"overlap", "rollout"},
+    {"extend", "resume"},
+    {"lora-layers", "lora-rank"},
+    {"lora-rank-pattern", "lora-rank"},
+    {"lora-alpha-pattern", "lora-rank"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

@@ -59,7 +59,10 @@ static void report_model(FILE *out, const Model *model) {
 
 static void report_adapters(FILE *out, const Run *run, const char *where) {
     const Lora *lora = &run->lora;
-    fprintf(out, "adapters rank %zu, alpha %g%s, dropout %g: %s parameters%s%s\n", lora->rank, lora->alpha,
+    size_t least, most;
+    lora_ranks(lora, &least, &most);
+    fprintf(out, least < most ? "adapters rank %zu to %zu" : "adapters rank %zu", least, most);
+    fprintf(out, ", alpha %g%s, dropout %g: %s parameters%s%s\n", lora->alpha,
             lora->rslora ? " (rsLoRA)" : "", lora->dropout, human_count((double)lora->table.elements),
             where ? " of " : "", where ? where : "");
 }

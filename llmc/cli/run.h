@@ -18,6 +18,7 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "llmc/plan/choose.h"
+#include "lora_options.h"
 #include "settings.h"
 
 #define SHORT_EPOCH 10 // steps
@@ -73,10 +74,8 @@ static void run_open_lora(Run *run) {
     lora->alpha = isnan(o->lora_alpha) ? 2 * (double)lora->rank : o->lora_alpha;
     lora->dropout = o->lora_dropout;
     lora->rslora = o->rslora;
-    lora->modules = lora_modules(run->model.config.family, o->lora_targets, "--lora-targets", EXIT_USAGE);
+    lora_from_options(lora, o, &run->model.config);
     lora_build(lora, &run->model);
-    if (!lora->table.parameter_count)
-        die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
 }
 
 // --rope-scaling, in place of what the model has.

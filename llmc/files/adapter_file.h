@@ -1,21 +1,19 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
 and shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types
-we read. Every layer of a kind must have the same modules, and there must be nothing else. Adapters that were trained in
-a composite model have its names, which are read, too.
+we read. There must be nothing else. Adapters that were trained in a composite model have its names, which are read, too.
 
-adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the linear layers they belong to. It is
-written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of lora.h is
-refused by its name, since leaving it out would make another model. The tensors decide which modules there are; the list
-must agree.
+adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the modules they belong to (adapter_targets.h).
+It is written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of
+lora.h is refused by its name, since leaving it out would make another model. The tensors decide which modules there
+are; target_modules must agree.
 
 The metadata of the safetensors file also says which base model the adapters are for: two keys that are the same for
 every file format and every build of one model. PEFT records none; then shapes have to do.
 */
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
-#include "llmc/base/json.h"
-#include "llmc/model/lora.h"
+#include "adapter_targets.h"
 #include "safetensors.h"
 #include "storage_load.h"
 
@@ -23,43 +21,16 @@ every file format and every build of one model. PEFT records none; then shapes h
 #define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the version of keys, then both in hexadecimal
 #define ADAPTER_BASE_VER    "2 "
 #define ADAPTER_CONFIG_NAME "adapter_config.json"
-#define ADAPTER_CONFIG_TEXT 65536              // bytes that are written, at most
+#define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)  // bytes that are written, at most
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
 
 // ---- adapter_config.json: writing -----------------------------------------------------------------------------------
-// The shortest end of a module's name that no other module ends in: "q_proj", but GPT-2's "attn.c_proj".
-static void adapter_short_name(const Family *family, size_t module, char name[64]) {
-    char whole[64];
-    int named = 2; // modules
-    snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
-    for (size_t begin = strlen(whole); named > 1 && begin > 0;) {
-        const char *other;
-        while (begin && whole[--begin] != '.') continue;
-        snprintf(name, 64, "%s", whole + begin + (whole[begin] == '.'));
-        named = 0;
-        for (size_t i = 0; (other = lora_module(family, i)) != NULL; i++)
-            named += lora_names_module(other, name, strlen(name));
-    }
-}
-
-static void adapter_write_targets(JsonOut *json, const Lora *lora) {
-    const Family *family = lora->table.config.family;
-    char names[LORA_TENSORS][64];
-    size_t count = 0;
-    for (size_t i = 0; lora_module(family, i); i++)
-        if (lora->modules >> i & 1) adapter_short_name(family, i, names[count++]);
-    qsort(names, count, sizeof(names[0]), compare_texts);
-    json_array(json, "target_modules");
-    for (size_t i = 0; i < count; i++) json_text(json, NULL, names[i]);
-    json_array_end(json);
-}
-
 // base: --model, or NULL. Returns the length. path: for messages
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                   const char *path) {
     JsonOut json = json_open_text(text, ADAPTER_CONFIG_TEXT, JSON_LINE);
     json_object(&json, NULL);
-    json_word(&json, "alpha_pattern", "{}");
+    adapter_write_key(&json, "alpha_pattern", lora, ADAPTER_ALPHA);
     json_null(&json, "auto_mapping");
     json_text(&json, "base_model_name_or_path", base);
     json_text(&json, "bias", "none");
@@ -73,14 +44,14 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_null(&json, "modules_to_save");
     json_text(&json, "peft_type", "LORA");
     json_size(&json, "r", lora->rank);
-    json_word(&json, "rank_pattern", "{}");
+    adapter_write_key(&json, "rank_pattern", lora, ADAPTER_RANK);
     json_null(&json, "revision");
-    adapter_write_targets(&json, lora);
+    adapter_write_key(&json, "target_modules", lora, ADAPTER_PRESENT);
     json_text(&json, "task_type", "CAUSAL_LM");
     json_bool(&json, "use_rslora", lora->rslora);
     json_object_end(&json);
     const size_t length = json_text_end(&json);
-    if (!length) die("%s: does not fit into %d bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
+    if (!length) die("%s: does not fit into %zu bytes; give --model a shorter path", path, ADAPTER_CONFIG_TEXT);
     return length;
 }
 
@@ -100,9 +71,6 @@ static const struct {
     {"bias", "biases that are trained"},
     {"lora_bias", "biases of B"},
     {"modules_to_save", "modules that are trained as a whole"},
-    {"rank_pattern", "another rank in some modules"},
-    {"alpha_pattern", "another alpha in some modules"},
-    {"layers_to_transform", "adapters in some layers only"},
     {"layer_replication", "layers that are repeated"},
     {"target_parameters", "adapters of single parameters"},
     {"trainable_token_indices", "embeddings that are trained"},
@@ -111,9 +79,10 @@ static const struct {
 
 // Keys that say nothing about the model, or are looked at elsewhere here.
 static const char adapter_known[] =
-    "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|init_lora_weights|"
-    "fan_in_fan_out|inference_mode|base_model_name_or_path|revision|auto_mapping|layers_pattern|peft_version|"
-    "megatron_core|ensure_weight_tying|loftq_config|eva_config|corda_config|lora_ga_config|qalora_group_size";
+    "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|layers_to_transform|"
+    "layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
+    "base_model_name_or_path|revision|auto_mapping|peft_version|megatron_core|ensure_weight_tying|loftq_config|eva_"
+    "config|corda_config|lora_ga_config|qalora_group_size";
 
 static void adapter_check_key(const cJSON *item, const char *path) {
     const char *key = item->string;
@@ -179,37 +148,47 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- adapter_config.json: the modules -----------------------------------------------------------------------------
-// target_modules means the module of this name ("model.layers.0.self_attn.q_proj"), by PEFT's rule.
-static int adapter_targets(const cJSON *targets, const char *name, const char *path) {
-    const cJSON *item;
-    if (cJSON_IsString(targets)) return 1; // all-linear
-    cJSON_ArrayForEach(item, targets) {
-        if (!cJSON_IsString(item)) die("%s: target_modules has something that is no name", path);
-        if (lora_names_module(name, item->valuestring, strlen(item->valuestring))) return 1;
-    }
-    return 0;
+// This build can tell which modules the keys mean. Where they are a regular expression and it has none, tensors decide.
+static int adapter_targets_known(const AdapterTargets *t) {
+    const cJSON *targets = json_get(t->root, "target_modules"), *exclude = json_get(t->root, "exclude_modules");
+    if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
+        die("%s: target_modules is neither a list of names nor text", t->where);
+    return targets && (!cJSON_IsString(targets) || pattern_is_known(targets->valuestring)) &&
+           (!cJSON_IsString(exclude) || pattern_is_known(exclude->valuestring));
 }
 
-// The tensors have decided about lora->modules: a list of names must agree. A regular expression is not checked.
-static void adapter_check_targets(const cJSON *root, const Lora *lora, const Config *c, const char *path) {
-    const cJSON *targets = json_get(root, "target_modules");
-    const char *module;
-    char layer_name[64], name[160];
-    if (!targets || adapter_in_force(json_get(root, "exclude_modules"))) return;
-    if (cJSON_IsString(targets) && strcmp(targets->valuestring, "all-linear") != 0) return;
-    if (!cJSON_IsString(targets) && !cJSON_IsArray(targets))
-        die("%s: target_modules is neither a list of names nor text", path);
+static int adapter_has_tensor(const SafeTensors *list, const char *prefix, const char *module, char which) {
+    char name[200];
+    snprintf(name, sizeof(name), "base_model.model.%s%s.lora_%c.weight", prefix, module, which);
+    return safetensors_find(list, name) != NULL;
+}
+
+// lora->modules or lora->each: a module has an adapter where the file has a tensor of it, which target_modules must
+// agree with. path: of the file
+static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *t, Lora *lora, const Config *c,
+                                 const char *path) {
+    const int known = adapter_targets_known(t);
+    size_t count = 0;
+    char prefix[64], name[160];
+    lora->each = adapter_allocate_each(c);
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
-        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
-            int is_there = (int)(lora->modules >> i & 1);
+        snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
+        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++) {
+            const char *module = lora_module(c->family, i);
+            const int found =
+                adapter_has_tensor(list, prefix, module, 'A') || adapter_has_tensor(list, prefix, module, 'B');
             if (!lora_layer_has(c, layer, i)) continue;
-            snprintf(name, sizeof(name), "%s%s", layer_name, module);
-            if (adapter_targets(targets, name, path) == is_there) continue;
-            if (is_there) die("%s: there are tensors of %s, which target_modules does not name", path, name);
-            die("%s: target_modules names %s, of which there are no tensors", path, name);
+            if (known && adapter_targets(t, name, layer) != found)
+                die(found ? "%s: there are tensors of %s, which target_modules does not name"
+                          : "%s: target_modules names %s, of which there are no tensors",
+                    t->where, name);
+            if (found) lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
     }
+    if (!count)
+        die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
+            c->family->name);
+    adapter_simplify(lora, c);
 }
 
 // ---- which base -----------------------------------------------------------------------------------------------------
@@ -285,28 +264,10 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// The modules that the file has any tensor of, in any layer.
-static unsigned adapter_modules(const SafeTensors *list, const Config *c, const char *path) {
-    unsigned modules = 0;
-    char layer_name[64], name[200];
-    const char *module;
-    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        snprintf(layer_name, sizeof(layer_name), c->family->layer_prefix, layer);
-        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++)
-            for (int which = 'A'; which <= 'B'; which++) {
-                snprintf(name, sizeof(name), "base_model.model.%s%s.lora_%c.weight", layer_name, module, which);
-                if (safetensors_find(list, name)) modules |= 1u << i;
-            }
-    }
-    if (!modules)
-        die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
-            c->family->name);
-    return modules;
-}
-
-// Names of the composite model's text model become those of the text model alone.
-static void adapter_rename_text(const SafeTensors *list, const Family *family) {
+// Names of the composite model's text model become those of the text model alone. Returns how many did.
+static size_t adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
+    size_t renamed = 0;
     char whole[128];
     snprintf(whole, sizeof(whole), "base_model.model.%s", composite ? composite->modules : "");
     for (SafeTensor *t = list->tensors; composite && t < list->tensors + list->count; t++) {
@@ -315,7 +276,9 @@ static void adapter_rename_text(const SafeTensors *list, const Family *family) {
         const size_t own = strcspn(family->layer_prefix, ".") + 1, cut = strlen(composite->modules);
         memcpy(rest, family->layer_prefix, own);
         memmove(rest + own, rest + cut, strlen(rest + cut) + 1);
+        renamed++;
     }
+    return renamed;
 }
 
 // The reason to refuse a tensor that is none of the table's.
@@ -329,25 +292,34 @@ static const char *adapter_why_refused(const char *name) {
     return "belongs to no linear layer of this base; is it an adapter for another one?";
 }
 
-// The tensors of one file, held against *lora; modules 0: those of the file. lora->table becomes that of the source.
-static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model) {
+// The tensors of one file, held against *lora. root: adapter_config.json of `config`, by which *lora is built here; NULL:
+// it is built. The caller frees it.
+static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model, const cJSON *root,
+                                          const char *config) {
+    const Family *family = model->config.family;
     WeightSource *source = source_new(path, "adapters");
     SafeTensors list = {NULL, 0};
-    char asks[64];
+    char prefix[128];
     source_open_file(source, path);
     safetensors_read_header(&list, &source->files[0], 0);
-    adapter_rename_text(&list, model->config.family);
+    snprintf(prefix, sizeof(prefix), "%s", family->layer_prefix);
+    if (adapter_rename_text(&list, family))
+        snprintf(prefix, sizeof(prefix), "%s%s", hf_composite_of(family)->modules,
+                 family->layer_prefix + strcspn(family->layer_prefix, ".") + 1);
     safetensors_sort(&list);
-    if (!lora->modules) lora->modules = adapter_modules(&list, &model->config, path);
-    lora_build(lora, model);
+    const AdapterTargets targets = {root, config, EXIT_RUNTIME, prefix};
+    if (root) {
+        adapter_find_modules(&list, &targets, lora, &model->config, path);
+        lora_build(lora, model);
+    }
     source->config = model->config;
-    source_set_table(source, lora->table);
-    snprintf(asks, sizeof(asks), "rank %zu and this base ask", lora->rank);
+    source_set_table(source, model_copy(&lora->table));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
-        const char *name = source->model.parameters[i].name;
-        SafeTensor *tensor = safetensors_find(&list, name);
-        if (!tensor)
-            die("%s: tensor %s is missing; every layer must have the same adapters, each with A and B", path, name);
+        const Parameter *p = &source->model.parameters[i];
+        SafeTensor *tensor = safetensors_find(&list, p->name);
+        char asks[64];
+        if (!tensor) die("%s: tensor %s is missing; an adapter has A and B", path, p->name);
+        snprintf(asks, sizeof(asks), "rank %zu and this base ask", lora_part_of(lora, p)->rank);
         source_take_tensor(source, i, tensor, asks, "; is it an adapter for another base?");
     }
     for (size_t i = 0; i < list.count; i++)
@@ -369,9 +341,7 @@ static WeightSource *adapter_open(const char *folder, const Model *model, Lora *
             path_exists(other) ? "; save the adapters as safetensors (adapter_model.bin is not read)" : "");
     memset(lora, 0, sizeof(*lora));
     cJSON *root = adapter_config_read(config, lora);
-    WeightSource *source = adapter_open_tensors(path, lora, model);
-    lora_build(lora, model); // a table of its own
-    adapter_check_targets(root, lora, &model->config, config);
+    WeightSource *source = adapter_open_tensors(path, lora, model, root, config);
     *base = adapter_recorded_base(&source->files[0]);
     cJSON_Delete(root);
     return source;

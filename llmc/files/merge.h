@@ -31,7 +31,7 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
 
 static void merge_load_pair(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t rank = merge->lora->rank, first = merge->first[parameter];
+    const size_t first = merge->first[parameter], rank = merge->adapter->model.parameters[first].rows;
     if (merge->parameter == parameter) return;
     merge->parameter = parameter;
     free(merge->a), free(merge->b);
@@ -99,10 +99,11 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     if (merge->first[parameter] == ABSENT) return 0;
     merge_load_pair(merge, source, parameter);
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
+    const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[merge->first[parameter]]);
     if (p->transposed && transposed)
-        merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, merge->lora->rank, merge->lora->scale);
+        merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, part->rank, part->scale);
     else
-        merge_add(values, begin, count, merge->b, p->rows, merge->a, p->cols, merge->lora->rank, merge->lora->scale);
+        merge_add(values, begin, count, merge->b, p->rows, merge->a, p->cols, part->rank, part->scale);
     merge_round(out, as, values, count);
     return 1;
 }

@@ -15,19 +15,30 @@ rows of B. The gate and up projections are two modules in one product, each with
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
 #include "model.h"
+#include "llmc/base/hash.h"
 
 typedef struct {
     size_t a, b;    // elements of a layer's adapters before A and before its rows of B; a == ABSENT: no adapter
     size_t columns; // of the product, that it adds to
+    size_t rank;
+    double scale;
 } LoraPart;
+
+// Of one module in one layer; rank 0: it has no adapter
+typedef struct {
+    size_t rank;
+    double alpha;
+} LoraModule;
 
 typedef struct {
     size_t rank;
-    double alpha, scale, dropout;
+    double alpha, dropout;
     int rslora;
-    unsigned modules;                // bit i: lora_module(.., i) has adapters
-    LoraPart part[2][LAYER_TENSORS]; // of Q_WEIGHT, K_WEIGHT, ... in layers with attention, with linear attention
-    Model table;                     // per layer and module A, then B; config and dtype of the model
+    unsigned modules; // bit i: lora_module(.., i) has adapters, in all layers
+    LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
+    LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
+    size_t *like;     // [layers] the first layer of the same kind with the same adapters
+    Model table;      // per layer and module A, then B; config and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
@@ -91,6 +102,22 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
+static LoraPart *lora_part(const Lora *lora, size_t layer, int tensor) {
+    return &lora->part[layer * LAYER_TENSORS + (size_t)tensor];
+}
+
+// The i-th module of a layer as its adapter is to be
+static LoraModule lora_wanted(const Lora *lora, const Config *c, size_t layer, size_t i) {
+    const LoraModule none = {0, 0}, alike = {lora->rank, lora->alpha};
+    if (!lora_layer_has(c, layer, i)) return none;
+    if (lora->each) return lora->each[layer * LORA_TENSORS + i];
+    return lora->modules >> i & 1 ? alike : none;
+}
+
+static double lora_scale(const Lora *lora, LoraModule m) {
+    return m.alpha / (lora->rslora ? sqrt((double)m.rank) : (double)m.rank);
+}
+
 static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, char which, size_t rows, size_t cols) {
     Model *table = &lora->table;
     Parameter *p = &table->parameters[table->parameter_count++];
@@ -103,54 +130,96 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
     table->elements += rows * cols;
 }
 
-// A and B of the module that begins at lora_tensors[*t], which is moved to the last tensor of the module.
-static void lora_add_module(Lora *lora, const char *prefix, const char *module, int linear, size_t *t, size_t begin) {
+// A and B of a layer's module that begins at lora_tensors[t]. begin: of the layer in the table
+static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
-    const size_t in = layer_tensor_shape(c, linear, lora_tensors[*t]).cols;
-    const size_t a = lora->table.elements - begin, b = a + lora->rank * in;
+    const int linear = layer_is_linear(c, layer);
+    const size_t in = layer_tensor_shape(c, linear, lora_tensors[t]).cols;
+    const size_t a = lora->table.elements - begin, b = a + m.rank * in;
     size_t rows = 0;
-    for (;; ++*t) {
-        LoraPart *part = &lora->part[linear][lora_tensors[*t]];
-        part->a = a, part->b = b + rows * lora->rank;
-        part->columns = layer_tensor_shape(c, linear, lora_tensors[*t]).rows;
+    char prefix[64];
+    snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
+    do {
+        LoraPart *part = lora_part(lora, layer, lora_tensors[t]);
+        part->a = a, part->b = b + rows * m.rank;
+        part->columns = layer_tensor_shape(c, linear, lora_tensors[t]).rows;
+        part->rank = m.rank, part->scale = lora_scale(lora, m);
         rows += part->columns;
-        if (*t + 1 == LORA_TENSORS || c->family->layer_names[lora_tensors[*t + 1]]) break;
-        if (!layer_tensor_shape(c, linear, lora_tensors[*t + 1]).rows) break;
-    }
-    lora_add_matrix(lora, prefix, module, 'A', lora->rank, in);
-    lora_add_matrix(lora, prefix, module, 'B', rows, lora->rank);
+    } while (++t < LORA_TENSORS && !c->family->layer_names[lora_tensors[t]] &&
+             layer_tensor_shape(c, linear, lora_tensors[t]).rows);
+    lora_add_matrix(lora, prefix, module, 'A', m.rank, in);
+    lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
 }
 
-// rank, alpha, dropout, rslora and modules of *lora are set; this makes the rest. The caller frees it with lora_free.
+// The first layer that has what layer l has
+static size_t lora_first_like(const Lora *lora, size_t l) {
+    const Config *c = &lora->table.config;
+    size_t first = 0;
+    while (
+        layer_kind(c, first) != layer_kind(c, l) ||
+        (lora->each && memcmp(lora_part(lora, first, 0), lora_part(lora, l, 0), LAYER_TENSORS * sizeof(LoraPart)) != 0))
+        first++;
+    return first;
+}
+
+// rank, alpha, dropout, rslora and modules, or each, of *lora are set; this makes the rest. The caller frees it with
+// lora_free.
 static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
+    const size_t L = c->num_hidden_layers;
     Model *table = &lora->table;
-    lora->scale = lora->alpha / (lora->rslora ? sqrt((double)lora->rank) : (double)lora->rank);
+    const char *module;
     memset(table, 0, sizeof(*table));
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
-    for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) {
-        table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
-        lora->part[t / LAYER_TENSORS][t % LAYER_TENSORS].a = ABSENT;
-    }
-    table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * c->num_hidden_layers, sizeof(Parameter),
-                                                    "the table of adapters");
-    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
+    for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
+    table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * L, sizeof(Parameter), "the table of adapters");
+    lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");
+    lora->like = (size_t *)checked_calloc(L, sizeof(size_t), "the table of adapters");
+    if (lora->each) table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
+    for (size_t t = 0; t < L * LAYER_TENSORS; t++) lora->part[t].a = ABSENT;
+    for (size_t layer = 0; layer < L; layer++) {
         const size_t begin = table->elements;
-        const int linear = layer_is_linear(c, layer);
-        size_t kind = 0;
-        char prefix[64];
-        snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
-        for (size_t t = 0; t < LORA_TENSORS; t++) {
-            if (!c->family->layer_names[lora_tensors[t]]) continue;
-            if (lora->modules >> kind & 1 && layer_tensor_shape(c, linear, lora_tensors[t]).rows)
-                lora_add_module(lora, prefix, lora_module(c->family, kind), linear, &t, begin);
-            kind++;
+        for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
+            const LoraModule m = lora_wanted(lora, c, layer, i);
+            if (m.rank) lora_add_module(lora, layer, module, m, lora_module_at(c->family, i), begin);
         }
-        table->layer_elements[linear] = table->elements - begin;
+        table->layer_elements[layer_is_linear(c, layer)] = table->elements - begin;
+        if (lora->each) table->layer_starts[layer + 1] = table->elements;
+        lora->like[layer] = lora_first_like(lora, layer);
     }
 }
 
-static void lora_free(Lora *lora) { model_free(&lora->table); }
+// The part that a parameter of the table belongs to, the first of its module
+static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
+    const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
+    const LoraPart *part = lora_part(lora, layer, 0);
+    while (part->a == ABSENT || (part->a != offset && part->b != offset)) part++;
+    return part;
+}
+
+// Least and most of the ranks
+static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
+    *least = SIZE_MAX, *most = 0;
+    for (size_t i = 0; i < lora->table.config.num_hidden_layers * LAYER_TENSORS; i++) {
+        if (lora->part[i].a == ABSENT) continue;
+        *least = min_size(*least, lora->part[i].rank), *most = max_size(*most, lora->part[i].rank);
+    }
+}
+
+// A key of how adapters change the model, beside their values
+static uint64_t lora_key(const Lora *lora) {
+    const LoraModule usual = {lora->rank, lora->alpha};
+    const double scale = lora_scale(lora, usual);
+    const uint64_t key = checksum_of(1, &scale, sizeof(scale));
+    const size_t modules = lora->table.config.num_hidden_layers * LORA_TENSORS;
+    return lora->each ? checksum_of(key, lora->each, modules * sizeof(LoraModule)) : key;
+}
+
+static void lora_free(Lora *lora) {
+    model_free(&lora->table);
+    free(lora->each), free(lora->part), free(lora->like);
+    lora->each = NULL, lora->part = NULL, lora->like = NULL;
+}
 
 #endif

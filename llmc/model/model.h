@@ -207,6 +207,19 @@ static void model_free(Model *model) {
     model->parameters = NULL, model->layer_starts = NULL;
 }
 
+// A table of its own; the caller frees it.
+static Model model_copy(const Model *model) {
+    const size_t starts = model->config.num_hidden_layers + 1;
+    Model copy = *model;
+    copy.parameters =
+        (Parameter *)checked_calloc(model->parameter_count, sizeof(Parameter), "a copy of the parameter table");
+    if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
+    if (!model->layer_starts) return copy;
+    copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
+    memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
+    return copy;
+}
+
 // The matrix of the head: lm_head, or the token embedding where they are tied.
 static size_t model_head_offset(const Model *model) {
     size_t own = model->model_offset[LM_HEAD];
@@ -285,6 +298,10 @@ static size_t sharding_room(const Model *table, Sharding s, size_t group) {
 // The largest slot of a layer. It may be that of the kind with fewer elements: the last rank has what is left over
 static size_t sharding_room_of_layer(const Model *table, Sharding s) {
     const Config *c = &table->config;
+    size_t most = 0;
+    for (size_t l = 0; table->layer_starts && l < c->num_hidden_layers; l++)
+        most = max_size(most, sharding_room(table, s, l));
+    if (table->layer_starts) return most;
     return max_size(sharding_room(table, s, layer_of_kind(c, 0)), sharding_room(table, s, layer_of_kind(c, 1)));
 }
 

@@ -28,6 +28,16 @@ typedef struct {
     double forward, backward;
 } ProductFlops;
 
+// Rank of a tensor's adapters, the mean over the layers of a kind: exact, but for layers that restore inputs where
+// layers differ.
+static double mean_rank(const Lora *lora, int linear, int tensor) {
+    const Config *c = &lora->table.config;
+    double sum = 0, layers = 0;
+    for (size_t l = 0; l < c->num_hidden_layers; l++)
+        if (layer_is_linear(c, l) == linear) sum += (double)lora_part(lora, l, tensor)->rank, layers++;
+    return layers > 0 ? sum / layers : 0;
+}
+
 // The products of the parts first .. last of a layer with attention, or linear attention, with the adapters that they
 // have. lora: NULL: none
 static ProductFlops product_flops(const Model *model, const Lora *lora, int linear, LayerTensor first,
@@ -39,8 +49,9 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
         if (shape.role != ROLE_LINEAR) continue;
         sum.forward += product;
         sum.backward += lora ? product : 2 * product; // dx; and dW, where the weights are trained
-        if (!lora || lora->part[linear][t].a == ABSENT) continue;
-        const double a = 2 * (double)lora->rank * (double)shape.cols, b = 2 * (double)lora->rank * (double)shape.rows;
+        if (!lora) continue;
+        const double rank = mean_rank(lora, linear, t);
+        const double a = 2 * rank * (double)shape.cols, b = 2 * rank * (double)shape.rows;
         sum.forward += a + b;
         sum.backward += 3 * a + 2 * b; // h again, dA, dx; dh, dB
     }

@@ -22,10 +22,14 @@ static double row_bytes(const TimedRow *row) { return row->counts.operands + row
 // Parts of the model whose weights have this shape; where there are several, they share the row.
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
-    const size_t out = row->rows, in = row->cols, rank = s->memory.lora ? s->memory.lora->rank : 0;
+    const size_t out = row->rows, in = row->cols;
     const int attention = (in == d.C && (out == d.Q || out == d.KV)) || (in == d.Q && out == d.C);
     const int mlp = (in == d.C && out == d.H) || (in == d.FF && out == d.C);
-    const int adapters = rank && (in == rank || out == rank);
+    int adapters = 0;
+    for (size_t i = 0; s->memory.lora && i < d.L * LAYER_TENSORS; i++) {
+        const size_t rank = s->memory.lora->part[i].rank;
+        adapters |= rank && (in == rank || out == rank);
+    }
     snprintf(text, 48, "%s%s%s%s", attention ? "+attention" : "", mlp ? "+MLP" : "",
              in == d.C && out == d.V ? "+head" : "", adapters ? "+adapters" : "");
     return *text ? text + 1 : text;

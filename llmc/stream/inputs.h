@@ -131,9 +131,9 @@ static void restore_input(StreamBP *s, size_t l) {
     Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
     inputs_await(s);
     if (s->dry) {
-        size_t layers = 0; // of l's kind
+        size_t layers = 0; // like l
         for (size_t i = 0; i < config->num_hidden_layers; i++)
-            layers += layer_kind(config, i) == layer_kind(config, l) && !input_is_last(s, i);
+            layers += layer_like(&s->memory, i) == l && !input_is_last(s, i);
         missing.begin = l, missing.count = layers > 0;
         s->memory.layers_repeat = (double)layers;
     }

@@ -62,7 +62,7 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
     size_t count = 0, column = 0;
     if (!w.adapters) return 0;
     for (int tensor = linear.weight; tensor <= (int)linear.last; tensor++) {
-        const LoraPart *part = &s->memory.lora->part[is_linear][tensor];
+        const LoraPart *part = lora_part(s->memory.lora, l, tensor);
         if (part->a != ABSENT) {
             adapter[count].part = part;
             adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
@@ -90,10 +90,10 @@ static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter,
 
 // h[n,rank] = scale * input A^T, pushed
 static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
-    const Lora *lora = s->memory.lora;
-    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * lora->rank);
-    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, lora->rank, lora->rank);
-    if (lora->scale != 1) s->ops->scale(h, s->model->dtype, lora->scale, c.n * lora->rank);
+    const size_t rank = adapter->part->rank;
+    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * rank);
+    s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, rank, rank);
+    if (adapter->part->scale != 1) s->ops->scale(h, s->model->dtype, adapter->part->scale, c.n * rank);
     return h;
 }
 
@@ -137,7 +137,7 @@ static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
         const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
         const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
         Stored *columns = stored_row(s, out, adapter[i].column, 1);
-        s->ops->linear_forward(columns, h, adapter[i].b, NULL, columns, c.n, s->memory.lora->rank,
+        s->ops->linear_forward(columns, h, adapter[i].b, NULL, columns, c.n, adapter[i].part->rank,
                                adapter[i].part->columns, linear.stride);
         arena_pop(s->arena, mark);
     }
@@ -151,19 +151,19 @@ static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
 // dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
 static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
                                 const Stored *dout, const Stored *x) {
-    const Lora *lora = s->memory.lora;
+    const LoraPart *part = adapter->part;
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
-    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", c.n * lora->rank);
+    Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", c.n * part->rank);
     size_t mark = arena_mark(s->arena);
     const Stored *input = adapter_input(s, c, adapter, x, linear.in);
     const Stored *h = adapter_narrow(s, c, adapter, input, linear.in);
     const Stored *columns = (const Stored *)((const char *)dout + adapter->column * dtype_size(s->model->dtype));
-    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, lora->rank, adapter->part->columns, linear.stride, 0);
-    s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->b, size), NULL, columns, h, c.n, lora->rank,
-                                   adapter->part->columns, linear.stride);
-    if (lora->scale != 1) s->ops->scale(dh, s->model->dtype, lora->scale, c.n * lora->rank);
-    s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter->part->a, size), NULL, dh, input, c.n, linear.in,
-                                   lora->rank, lora->rank);
+    s->ops->linear_backward_input(dh, columns, adapter->b, c.n, part->rank, part->columns, linear.stride, 0);
+    s->ops->linear_backward_weight((Summed *)at(dw.layer, part->b, size), NULL, columns, h, c.n, part->rank,
+                                   part->columns, linear.stride);
+    if (part->scale != 1) s->ops->scale(dh, s->model->dtype, part->scale, c.n * part->rank);
+    s->ops->linear_backward_weight((Summed *)at(dw.layer, part->a, size), NULL, dh, input, c.n, linear.in, part->rank,
+                                   part->rank);
     arena_pop(s->arena, mark);
     return dh;
 }
@@ -171,7 +171,7 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapte
 // dx[n,in] += the gradient through one adapter
 static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
                                    const Stored *dh) {
-    const size_t mark = arena_mark(s->arena), rank = s->memory.lora->rank;
+    const size_t mark = arena_mark(s->arena), rank = adapter->part->rank;
     const double rate = dropout_rate(s);
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);

@@ -77,6 +77,11 @@ static size_t moment_floats_begin(const Model *table, Sharding s, size_t group) 
     const Config *c = &table->config;
     const size_t l = min_size(group, c->num_hidden_layers), linear = layers_before(c, LAYER_LINEAR, l);
     if (group == GROUP_EMBEDDING) return 0;
+    if (table->layer_starts) {
+        size_t begin = moment_floats_room(table, s, GROUP_EMBEDDING);
+        for (size_t i = 0; i < l; i++) begin += moment_floats_room(table, s, i);
+        return begin;
+    }
     return moment_floats_room(table, s, GROUP_EMBEDDING) +
            (l - linear) * moment_floats_room(table, s, layer_of_kind(c, 0)) +
            linear * moment_floats_room(table, s, layer_of_kind(c, 1));

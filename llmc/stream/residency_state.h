@@ -109,6 +109,15 @@ static Arena *memory_of(const Residency *r, Placed placed) {
     return &r->arena[is_elsewhere(r, placed) ? r->place[placed] : PLACE_DEVICE];
 }
 
+// The first layer of the same kind and with the same adapters: a dry run visits it for all of these
+static size_t layer_like(const Residency *r, size_t l) {
+    const Config *c = &r->model->config;
+    size_t first = 0;
+    if (r->lora) return r->lora->like[l];
+    while (layer_kind(c, first) != layer_kind(c, l)) first++;
+    return first;
+}
+
 // The layer that backward visits after `layer`, or from which it restores inputs; before layer 0 no number of a layer
 static size_t layer_before(const Residency *r, size_t layer) { return layer - (layer % r->every ? 1 : r->every); }
 

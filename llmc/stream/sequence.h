@@ -3,7 +3,7 @@ The sequence: its chunks, and what goes of it between host and device.
 
 Chunks are ranges of consecutive tokens, with the parts of the sequence's documents in them. Loops visit them by index,
 chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s). A plan visits one chunk of
-each length and one layer of each kind. A visit then stands for all that are alike: op set "dry" is told how many
+each length and one layer of each kind (layer_like). A visit then stands for all that are alike: op set "dry" is told how many
 (Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.
 
 Tokens, targets and their weights go to the device, log-probabilities and entropies come back. An objective looks at
@@ -163,22 +163,25 @@ static Chunk logits_chunk_at(StreamBP *s, size_t index) {
 }
 
 // ---- layers ---------------------------------------------------------------------------------------------------------
-// Layers that a loop visits: all, in a plan one of each kind
+// Layers that a loop visits: all, in a plan one of each kind with each set of adapters
 static size_t layer_count(const StreamBP *s) {
-    size_t kinds = 0;
-    for (int kind = 0; kind < LAYER_KINDS; kind++) kinds += layers_of_kind(&s->model->config, (LayerKind)kind) > 0;
-    return s->dry ? kinds : s->model->config.num_hidden_layers;
+    const size_t L = s->model->config.num_hidden_layers;
+    size_t distinct = 0;
+    for (size_t l = 0; l < L && s->dry; l++) distinct += layer_like(&s->memory, l) == l;
+    return s->dry ? distinct : L;
 }
 
-// The layer of the index-th visit. In a plan the first of its kind stands for all of it.
+// The layer of the index-th visit. In a plan, kind by kind, the first of those alike counts for all of them.
 static size_t layer_at(StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
-    size_t l = 0;
-    int kind = 0;
+    size_t l = 0, alike = 0;
     if (!s->dry) return index;
-    while (!layers_of_kind(c, (LayerKind)kind) || index-- > 0) kind++;
-    while (layer_kind(c, l) != (LayerKind)kind) l++;
-    s->memory.layers_repeat = (double)layers_of_kind(c, (LayerKind)kind);
+    for (int kind = 0; kind < LAYER_KINDS; kind++)
+        for (l = 0; l < c->num_hidden_layers; l++)
+            if (layer_kind(c, l) == (LayerKind)kind && layer_like(&s->memory, l) == l && index-- == 0) goto found;
+found:
+    for (size_t i = l; i < c->num_hidden_layers; i++) alike += layer_like(&s->memory, i) == l;
+    s->memory.layers_repeat = (double)alike;
     return l;
 }
 

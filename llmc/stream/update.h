@@ -121,14 +121,23 @@ static void update_transfer(Update *u, UpdateSlice s, int in) {
     r->moved.phase = phase;
 }
 
-// Groups of the table that group number i stands for: itself, but in a plan the first layer with attention, or with
-// linear attention, for all of these, and others for none.
+// Layers a and b have the same elements in the table.
+static int update_alike(const Model *table, size_t a, size_t b) {
+    return layer_is_linear(&table->config, a) == layer_is_linear(&table->config, b) &&
+           (!table->layer_starts || elements_of_layer(table, a) == elements_of_layer(table, b));
+}
+
+// How many groups a visit of group i counts for: 1; in a dry run the first layer counts for all alike, the others 0.
 static size_t update_repeat(const Update *u, size_t i) {
-    const Config *c = &u->r->model->config;
-    if (!u->r->plan || i == 0 || i > c->num_hidden_layers) return 1;
-    const size_t l = i - 1, before = layers_before(c, LAYER_LINEAR, l), all = layers_of_kind(c, LAYER_LINEAR);
-    if (layer_is_linear(c, l)) return before ? 0 : all;
-    return l - before ? 0 : c->num_hidden_layers - all;
+    const Model *table = trained_table(u->r);
+    size_t alike = 0;
+    if (!u->r->plan || i == 0 || i > table->config.num_hidden_layers) return 1;
+    for (size_t l = 0; l < table->config.num_hidden_layers; l++) {
+        if (!update_alike(table, i - 1, l)) continue;
+        if (l < i - 1) return 0;
+        alike++;
+    }
+    return alike;
 }
 
 // Asks for the next slice, into the slot of the one that was stored longest ago.

@@ -35,8 +35,8 @@ static uint64_t run_model_key(const Run *run, int with_adapters) {
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
     uint64_t adapter = 0;
     if (with_adapters && run->lora.rank)
-        adapter = table_checksum(checksum_of(1, &run->lora.scale, sizeof(run->lora.scale)), &run->lora.table, held,
-                                 ops_device, memory->adapters, run->lora.table.dtype, "key of the adapters");
+        adapter = table_checksum(lora_key(&run->lora), &run->lora.table, held, ops_device, memory->adapters,
+                                 run->lora.table.dtype, "key of the adapters");
     return model_key(&run->model, memory->storage, held, ops_device, memory->weights, adapter);
 }
 

@@ -230,8 +230,9 @@ static void trainer_objective_settings(Trainer *t) {
     if (o->old_logprobs)
         add_setting(t, "--old-logprobs", SETTING_KEPT, "%016llx", (unsigned long long)t->run.old.header.model_key);
     if (lora->rank)
-        add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,modules=%x,dtype=%s",
-                    lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->modules, dtype_name(lora->table.dtype));
+        add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,%s=%llx,dtype=%s",
+                    lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->each ? "layers" : "modules",
+                    lora->each ? (unsigned long long)lora_key(lora) : lora->modules, dtype_name(lora->table.dtype));
 }
 
 // Commands, and the weights of several, in the order in which they are given

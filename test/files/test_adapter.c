@@ -6,6 +6,7 @@ once. PEFT itself is in test_peft.py, paths of adapters and NaN in them are in t
 */
 #include "test/train/checkpoint_runs.h"
 #include "weight_files.h"
+#include "test/model/lora_cases.h"
 #include "llmc/files/merge.h"
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -156,8 +157,21 @@ TEST(configs_are_refused_by_name) {
         KEY("bias", "\"none\"", "\"all\"", "bias is all: biases that are trained"),
         KEY("modules_to_save", "null", "[\"lm_head\"]", "modules_to_save is a list: modules"),
         KEY("modules_to_save", "null", "[]", NULL),
-        KEY("rank_pattern", "{}", "{\"q_proj\": 4}", "rank_pattern is an object: another rank"),
-        KEY("layers_to_transform", "null", "1", "layers_to_transform is 1: adapters in"),
+        KEY("rank_pattern", "{}", "{\"q_proj\": 4}", "q_proj.lora_A.weight has shape [3, 16], but rank 4 and this"),
+        KEY("rank_pattern", "{}", "{\"q_proj\": 3, \"layers.0\": 7}", NULL),
+        KEY("rank_pattern", "{}", "{\"model.layers.1.self_attn.q_proj\": 0}",
+            "rank_pattern is 0 for model.layers.1.self"),
+        KEY("rank_pattern", "{}", "[3]", "rank_pattern is no object"),
+        KEY("rank_pattern", "{}", "{\"q_proj\": \"3\"}", "rank_pattern has something that is no number"),
+        KEY("alpha_pattern", "{}", "{\"q_proj\": 1e7}", "alpha_pattern is 1e+07 for model.layers.0.self_attn.q_proj"),
+        KEY("alpha_pattern", "{}", "{\"q_proj\": 1}", NULL),
+        KEY("layers_to_transform", "null", "1", "there are tensors of model.layers.0.self_attn.q_proj, which"),
+        KEY("layers_to_transform", "null", "[0, 1, 7]", NULL),
+        KEY("layers_to_transform", "null", "[true]", "layers_to_transform has something that is no number"),
+        KEY("layers_to_transform", "null", "[0, 1], \"exclude_modules\": [\"q_proj\"]",
+            "which target_modules does not"),
+        KEY("layers_pattern", "null", "\"h\"", NULL),
+        KEY("layers_to_transform", "null", "[0, 1, 2]", NULL),
         CHANGED("\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"),
         CHANGED("\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"),
         CHANGED("\"revision\": null", "\"some_number\": 16", NULL),
@@ -170,6 +184,13 @@ TEST(configs_are_refused_by_name) {
         CHANGED("\"q_proj\"", "7", "target_modules has something that is no name"),
         CHANGED(ALL_TARGETS, "\"all-linear\"", NULL),
         CHANGED(ALL_TARGETS, "\".*_proj\"", NULL),
+#ifdef HAVE_PCRE2
+        CHANGED(ALL_TARGETS, "\"(?:.*?\\\\.)?layers\\\\.\\\\d{1,}\\\\.(?!x).*_proj\"", NULL),
+        CHANGED(ALL_TARGETS, "\".*\\\\.0\\\\..*_proj\"", "there are tensors of model.layers.1.self_attn.q_proj, which"),
+        CHANGED(ALL_TARGETS, "\"(\"", "'(' is no regular expression: missing closing parenthesis"),
+        KEY("rank_pattern", "{}", "{\"layers.[1-9].*\": 4}",
+            "layers.1.self_attn.q_proj.lora_A.weight has shape [3, 16]"),
+#endif
         CHANGED(ALL_TARGETS, "3", "target_modules is neither a list of names nor text"),
         CHANGED("{\"alpha_pattern\"", "[\"alpha_pattern\"", "is not valid JSON"),
     };
@@ -186,8 +207,9 @@ TEST(tensors_are_refused_by_name) {
     RENAMED("},\"base",                                                                                                \
             "},\"base_model.model." name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"base", words)
     static const Damage rows[] = {
-        RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias", "is missing; every layer must have"),
-        RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight", "lora_B.weight is missing; every"),
+        RENAMED(LAST, "base_model.model.model.layers.1.mlp.down_proj.lora_B.bias",
+                "is missing; an adapter has A and B"),
+        RENAMED(LAST, "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight", "lora_B.weight is missing; an"),
         RENAMED("\"shape\":[16,3]", "\"shape\":[3,16]", "has shape [3, 16], but rank 3 and this base ask for [16, 3]"),
         RENAMED("\"F32\"", "\"I32\"", "has dtype I32; supported are F32"),
         RENAMED("{\"format\":\"pt\"", "{\"format\":3", "__metadata__ has something that is not text"),
@@ -256,6 +278,7 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     memset(lora, 0, sizeof(*lora));
     lora->rank = 5, lora->alpha = 3, lora->rslora = 1;
     lora->modules = lora_modules(model->config.family, targets, "test", EXIT_USAGE);
+    if (!strcmp(targets, "all")) lora_vary(lora, &model->config); // then written and read as patterns
     lora_build(lora, model);
     const size_t bytes = lora->table.elements * sizeof(float);
     *values = (float *)case_memory(bytes);
@@ -269,13 +292,13 @@ static WeightSource *random_adapters(const Model *model, Lora *lora, float **val
     return adapter_open(folder, model, lora, &base);
 }
 
-// The parameter's A, with its B behind it; NULL: it has none.
-static const float *adapter_of(const Lora *lora, const float *values, const Parameter *p) {
+// A of the model's parameter, whose B follows; NULL: it has none.
+static const Parameter *adapter_of(const Lora *lora, const Parameter *p) {
     char name[200];
     snprintf(name, sizeof(name), "base_model.model.%.*s.lora_A.weight", (int)(strrchr(p->name, '.') - p->name),
              p->name);
     for (size_t i = 0; p->cols && i < lora->table.parameter_count; i++)
-        if (!strcmp(lora->table.parameters[i].name, name)) return values + lora->table.parameters[i].offset;
+        if (!strcmp(lora->table.parameters[i].name, name)) return &lora->table.parameters[i];
     return NULL;
 }
 
@@ -298,7 +321,9 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
     merge_begin(&merge, source, adapter, &lora);
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const float *a = adapter_of(&lora, values, p), *b = a ? a + lora.rank * p->cols : NULL;
+        const Parameter *of_a = adapter_of(&lora, p);
+        const float *a = of_a ? values + of_a->offset : NULL, *b = a ? a + of_a->rows * p->cols : NULL;
+        const double scale = of_a ? lora_part_of(&lora, of_a)->scale : 0;
         const size_t count = parameter_elements(p), stride = count > 20000 ? 50 : 1;
         adapted += a != NULL;
         if (count < least) continue;
@@ -308,9 +333,9 @@ static void merge_case(WeightSource *source, const char *name, const char *targe
         source->merge = &merge;
         for (size_t e = 0; a && e < count; e++) {
             double sum = 0;
-            for (size_t r = 0; r < lora.rank; r++)
-                sum += (double)b[e / p->cols * lora.rank + r] * (double)a[r * p->cols + e % p->cols];
-            w[e] += lora.scale * sum;
+            for (size_t r = 0; r < of_a->rows; r++)
+                sum += (double)b[e / p->cols * of_a->rows + r] * (double)a[r * p->cols + e % p->cols];
+            w[e] += scale * sum;
         }
         for (size_t type = 0; type < 3; type++) {
             const DType as = (DType)type;
@@ -345,7 +370,8 @@ TEST(layers_of_two_kinds) {
     static const struct {
         const char *targets;
         size_t parameters;
-    } cases[] = {{"all", 2 * (4 * 8 + 7)}, {"q_proj", 2}, {"in_proj_b,out_proj", 16}, {"o_proj,in_proj_z,up_proj", 20}};
+    } cases[] = {
+        {"all-linear", 2 * (4 * 8 + 7)}, {"q_proj", 2}, {"in_proj_b,out_proj", 16}, {"o_proj,in_proj_z,up_proj", 20}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Lora lora;
         float *values;
@@ -371,6 +397,7 @@ TEST(layers_of_two_kinds) {
         snprintf(new, sizeof(new), "model.model.language_model.layers.3.self_attn.q_proj.lora_%c", which);
         edit_file(folder, ADAPTER_FILE_NAME, old, new);
     }
+    edit_file(folder, ADAPTER_CONFIG_NAME, "model.layers.3", "model.language_model.layers.3");
     open_adapters(&model);
     edit_file(folder, ADAPTER_FILE_NAME, "language_model.layers.3", "visual.layers.3");
     expect_refused(open_adapters, &model, 1, "model.layers.3.self_attn.q_proj.lora_A.weight is missing");

@@ -104,6 +104,8 @@ for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministra
     ours_to_theirs(golden)
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
+ours_to_theirs("qwen3", "--lora-layers", "1", "--lora-rank-pattern", r"q_proj=2,.*\.mlp\..*=6", "--lora-alpha-pattern", "k_proj=3")
+ours_to_theirs("qwen3_5", "--lora-targets", r".*\.[02]\.(mlp|linear_attn)\..*|.*q_proj", "--lora-alpha-pattern", "layers.0.mlp.up_proj=1")
 ours_to_theirs("qwen3_5")
 ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
 ours_to_theirs("qwen3_5", "--lora-targets", "o_proj", "--rslora")
@@ -112,6 +114,13 @@ for golden in ("llama", "qwen3", "gemma3", "qwen3_5", "olmo2", "phi3", "glm4"):
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 theirs_to_ours("qwen2", "some", r=8, lora_alpha=8, target_modules=["q_proj", "up_proj"], use_rslora=True, lora_dropout=0.2)
 theirs_to_ours("llama", "regular expression", r=2, lora_alpha=1, target_modules=r".*\.mlp\.(gate|down)_proj")
+theirs_to_ours("llama", "patterns", r=4, lora_alpha=6, target_modules=r"(?:.*?\.)?layers\.\d+\.(?!mlp\.up).*_proj",
+               exclude_modules=r".*\.0\.self_attn\.[vo]_proj", rank_pattern={r"layers\.[1-9].*[qk]_proj": 2, "down_proj": 5},
+               alpha_pattern={r"^model\.layers\.0\..*": 9, "self_attn.k_proj": 1})  # PEFT saves patterns sorted
+theirs_to_ours("qwen3", "layers", r=3, lora_alpha=5, target_modules=["q_proj", "gate_proj", "model.layers.0.mlp.up_proj"],
+               layers_to_transform=[1], layers_pattern="layers", use_rslora=True, rank_pattern={"gate_proj": 1})
+theirs_to_ours("gpt2", "patterns", r=4, lora_alpha=2, target_modules=["c_attn", "c_proj"], layers_to_transform=1,
+               exclude_modules=["mlp.c_proj"], rank_pattern={"c_attn": 7}, alpha_pattern={"h.1.attn.c_attn": 3})
 theirs_to_ours("mistral", "bf16", dtype=torch.bfloat16, r=4, lora_alpha=16, target_modules=["k_proj", "o_proj"])
 theirs_to_ours("gpt2", "default", r=4, lora_alpha=2)
 theirs_to_ours("gpt2", "all", r=4, lora_alpha=2, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])

@@ -6,6 +6,7 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 #define TEST_TINY_H
 #include "llmc/plan/plan.h"
 #include "test/base/testing.h"
+#include "lora_cases.h"
 
 // Models, as --init takes them. TINY_GEMMA and TINY_MISTRAL want their windows.
 #define TINY_GPT2                                                                                                      \

@@ -24,6 +24,7 @@ static const struct {
     {3, 6, 0, 0, "all", "all", "all"},
     {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj"},
     {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj", "in_proj_z"},
+    {3, 6, 0, 1, "all", "all", "all"}, // layers that differ (lora_vary)
     {2, 2, 0.3, 0, "all", "all", "all"},
 };
 enum { ADAPTERS = COUNT_OF(adapters) };
@@ -36,6 +37,7 @@ static TinyCase case_make(size_t m, size_t a) {
     const char *targets = !m ? adapters[a].gpt2_targets : adapters[a].targets;
     if (c.model.config.family->hybrid) targets = adapters[a].hybrid_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
+    if (a == ADAPTERS - 2) lora_vary(&c.lora, &c.model.config);
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
     c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 11);
@@ -54,6 +56,7 @@ static void expect_same(const TinyCase *c, TinyResult found, TinyResult expected
 // One factor of W + scale B A: elements of W, A and B
 typedef struct {
     size_t w, a, b;
+    double scale;
 } Term;
 
 // All terms of all products; case_memory
@@ -62,15 +65,17 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
     for (int round = 0; round < 2; round++) { // counts, then writes
         *count = 0;
         for (size_t i = 0; i < c->model.config.num_hidden_layers * LORA_TENSORS; i++) {
-            const size_t l = i / LORA_TENSORS, r = c->lora.rank, layer = group_begin(&c->lora.table, l);
+            const size_t l = i / LORA_TENSORS, layer = group_begin(&c->lora.table, l);
             const int linear = layer_is_linear(&c->model.config, l);
             const LayerTensor tensor = lora_tensors[i % LORA_TENSORS];
-            const LoraPart *part = &c->lora.part[linear][tensor];
+            const LoraPart *part = lora_part(&c->lora, l, tensor);
+            const size_t r = part->rank;
             const TensorShape shape = layer_tensor_shape(&c->model.config, linear, tensor);
             const size_t w = group_begin(&c->model, l) + c->model.layer_offset[linear][tensor];
             for (size_t j = 0; part->a != ABSENT && j < shape.rows * shape.cols * r; j++, ++*count) {
                 const size_t row = j / r / shape.cols, col = j / r % shape.cols, k = j % r;
-                const Term term = {w + j / r, layer + part->a + k * shape.cols + col, layer + part->b + row * r + k};
+                const Term term = {w + j / r, layer + part->a + k * shape.cols + col, layer + part->b + row * r + k,
+                                   part->scale};
                 if (terms) terms[*count] = term;
             }
         }
@@ -116,13 +121,13 @@ TEST(merged_weights) {
             const Term *terms = case_terms(&c, &count);
             double *merged = case_copy(c.weights, c.model.elements);
             for (const Term *t = terms; t < terms + count; t++)
-                merged[t->w] += c.lora.scale * c.adapters[t->b] * c.adapters[t->a];
+                merged[t->w] += t->scale * c.adapters[t->b] * c.adapters[t->a];
             TinyResult found = case_run(&c, METHOD_STREAM, 7, 5);
             TinyResult full = tiny_run(&c.model, merged, METHOD_FULL, 0, 0, &c.batch);
             const TinyResult expected = {full.loss, case_doubles(found.elements), found.elements};
             for (const Term *t = terms; t < terms + count; t++) {
-                expected.gradient[t->a] += c.lora.scale * c.adapters[t->b] * full.gradient[t->w];
-                expected.gradient[t->b] += c.lora.scale * c.adapters[t->a] * full.gradient[t->w];
+                expected.gradient[t->a] += t->scale * c.adapters[t->b] * full.gradient[t->w];
+                expected.gradient[t->b] += t->scale * c.adapters[t->a] * full.gradient[t->w];
             }
             expect_same(&c, found, expected, 10 * bound());
             free(found.gradient), free(full.gradient);

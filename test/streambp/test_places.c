@@ -340,7 +340,7 @@ TEST(every_product_of_places) {
 // Only the first rank has some of a layer's few adapters, and layers of one kind have none: all wait for the layer's
 // weights all the same.
 TEST(adapters_of_some_layers) {
-    static const char *const targets[PLACES] = {"", "k_proj", "in_proj_z"};
+    static const char *const targets[PLACES] = {"", "k_proj", "in_proj_z"}; // then layers that differ, too
     Levels levels = {{0}};
     levels.of[MODEL] = 3, levels.of[ADAPTERS] = 1, levels.of[STAGE] = world.ranks > 1 ? ZERO_WEIGHTS : 0;
     for (int place = PLACE_HOST; place < PLACES; place++) {
@@ -349,6 +349,7 @@ TEST(adapters_of_some_layers) {
         Lora *lora = &c.tiny.lora;
         lora_free(lora), free(c.tiny.adapters);
         lora->rank = 1, lora->modules = lora_modules(c.tiny.model.config.family, targets[place], "test", EXIT_USAGE);
+        if (place == PLACE_DISK) lora->modules = ~0u, lora_vary(lora, &c.tiny.model.config);
         lora_build(lora, &c.tiny.model);
         c.tiny.adapters = tiny_weights(&lora->table, 19);
         const Trained expected = train(&c, case_settings(&c, &levels, 0));

@@ -43,6 +43,26 @@ succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule c
 check 'and one that went on from adapters' cmp -s "$WORK/straight-on/checkpoint-00000004/adapter_model.safetensors" \
     "$WORK/parts-on/checkpoint-00000004/adapter_model.safetensors"
 
+# ---- layers that differ ---------------------------------------------------------------------------------------------------------
+varied="--model $base $data --lora-rank 4 --lora-layers 1 --lora-rank-pattern q_proj=2,.*mlp[.].*=3 --lora-alpha-pattern k_proj=1"
+on="--lr 1e-2 --schedule constant --quiet"
+succeeds train $varied $on --steps 4 --out "$WORK/varied"
+succeeds bp $varied
+says out '^adapters rank 2 to 4, '
+succeeds train $varied $on --steps 2 --out "$WORK/varied-parts"
+refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj=2/q_proj=5/') $on --steps 4 --out "$WORK/varied-parts" --resume
+succeeds train $varied $on --steps 4 --out "$WORK/varied-parts" --resume
+check 'a resumed run has the same bits, layers differ' cmp -s "$WORK/varied/checkpoint-00000004/adapter_model.safetensors" \
+    "$WORK/varied-parts/checkpoint-00000004/adapter_model.safetensors"
+check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "gate_proj": 3, "q_proj": 2, "up_proj": 3}' \
+    "$WORK/varied/checkpoint-00000004/adapter_config.json"
+refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
+refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 2
+refuses 2 "lora-layers: '1-0' is no layer and no range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
+refuses 2 "take NAME=NUMBER,..., 'q_proj' is something else" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
+refuses 2 "'layers.7.mlp.up_proj' is no linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
+refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
+
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")

@@ -1,0 +1,112 @@
+/*
+New adapters of the command line, as the keys of adapter_config.json that say the same (files/adapter_targets.h):
+
+    --lora-targets q_proj,layers.3.mlp.up_proj    target_modules; one regular expression where it is none but names
+    --lora-layers 0-7,12                          layers_to_transform
+    --lora-rank-pattern q_proj=16                 rank_pattern
+    --lora-alpha-pattern q_proj=32                alpha_pattern
+*/
+#ifndef LLMC_LORA_OPTIONS_H
+#define LLMC_LORA_OPTIONS_H
+#include "llmc/files/adapter_targets.h"
+#include "options.h"
+
+// Calls add(to, entry) for each part of a list "a,b"; the entry is the callee's to change.
+static void lora_each_entry(const char *list, void (*add)(cJSON *to, char *entry), cJSON *to) {
+    char *copy = checked_strdup(list), *entry = copy, *next;
+    for (; entry; entry = next) {
+        next = strchr(entry, ',');
+        if (next) *next++ = 0;
+        add(to, entry);
+    }
+    free(copy);
+}
+
+static void lora_add_name(cJSON *names, char *entry) { cJSON_AddItemToArray(names, cJSON_CreateString(entry)); }
+
+static void lora_add_layers(cJSON *layers, char *entry) {
+    char *end;
+    const unsigned long first = strtoul(entry, &end, 10);
+    const unsigned long last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
+    if (!strspn(entry, "0123456789") || *end || last < first || last > 9999)
+        die_usage("--lora-layers: '%s' is no layer and no range of them; 0-7,12 is nine", entry);
+    for (unsigned long l = first; l <= last; l++) cJSON_AddItemToArray(layers, cJSON_CreateNumber((double)l));
+}
+
+static void lora_add_pattern(cJSON *patterns, char *entry) {
+    char *value = strrchr(entry, '='), *end = NULL;
+    const double number = value ? strtod(value + 1, &end) : 0;
+    if (!value || value == entry || !value[1] || *end || !isfinite(number))
+        die_usage("--lora-rank-pattern and --lora-alpha-pattern take NAME=NUMBER,..., '%s' is something else", entry);
+    *value = 0;
+    cJSON_AddNumberToObject(patterns, entry, number);
+}
+
+// The keys. 'all' is the names of all modules, to which layers apply.
+static cJSON *lora_keys(const Options *o, const Family *family) {
+    const char *targets = o->lora_targets, *module;
+    cJSON *root = cJSON_CreateObject();
+    if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) {
+        cJSON *names = cJSON_AddArrayToObject(root, "target_modules");
+        for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++)
+            cJSON_AddItemToArray(names, cJSON_CreateString(module));
+    } else if (pattern_is_plain(targets)) {
+        lora_each_entry(targets, lora_add_name, cJSON_AddArrayToObject(root, "target_modules"));
+    } else {
+        cJSON_AddStringToObject(root, "target_modules", targets);
+        if (o->lora_layers) die_usage("--lora-layers goes with names; say the layers in the regular expression");
+    }
+    if (o->lora_layers)
+        lora_each_entry(o->lora_layers, lora_add_layers, cJSON_AddArrayToObject(root, "layers_to_transform"));
+    if (o->lora_rank_pattern)
+        lora_each_entry(o->lora_rank_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "rank_pattern"));
+    if (o->lora_alpha_pattern)
+        lora_each_entry(o->lora_alpha_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "alpha_pattern"));
+    return root;
+}
+
+// Some module with an adapter has this name; pattern: matches this pattern.
+static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Config *c, const char *text, int pattern) {
+    char name[160];
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
+        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
+            if (lora_wanted(lora, c, layer, i).rank && (pattern ? pattern_matches(text, name, 1, t->where, t->code)
+                                                                : lora_names_module(name, text, strlen(text))))
+                return 1;
+    return 0;
+}
+
+// An entry that does nothing is a mistake.
+static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const Config *c, const char *key) {
+    const cJSON *list = json_get(t->root, key), *item;
+    const int names = cJSON_IsArray(list);
+    if (cJSON_IsString(list)) return;
+    cJSON_ArrayForEach(item, list) {
+        const char *text = names ? item->valuestring : item->string;
+        if (lora_names_some(t, lora, c, text, !names)) continue;
+        if (names) lora_modules(c->family, text, "--lora-targets", EXIT_USAGE);
+        if (names) die_usage("--lora-targets %s: no layer of this model has such a linear layer", text);
+        die_usage("--lora-%s-pattern: '%s' matches no module that has an adapter", *key == 'r' ? "rank" : "alpha",
+                  text);
+    }
+}
+
+// Which modules have adapters, of which rank and alpha; rank and alpha of *lora are set.
+static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
+    cJSON *root = lora_keys(o, c->family);
+    const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->layer_prefix};
+    const cJSON *layers = json_get(root, "layers_to_transform"), *layer;
+    cJSON_ArrayForEach(layer, layers) {
+        if (layer->valuedouble >= (double)c->num_hidden_layers)
+            die_usage("--lora-layers: there is no layer %g; this model has 0 to %zu", layer->valuedouble,
+                      c->num_hidden_layers - 1);
+    }
+    const size_t chosen = adapter_choose(&targets, lora, c);
+    if (!o->lora_layers && strncmp(o->lora_targets, "all", 3) != 0)
+        lora_check_entries(&targets, lora, c, "target_modules");
+    if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
+    lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
+    cJSON_Delete(root);
+}
+
+#endif

@@ -1,0 +1,235 @@
+/*
+Which modules of which layers have adapters, of which rank and alpha: PEFT's rules over the keys of adapter_config.json.
+
+    target_modules       a regular expression for whole names, "all-linear", or names and ends of names in a list
+    exclude_modules      the same, for modules without
+    layers_to_transform  numbers of layers, for names by their end; layers_pattern: what stands before the number
+    rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same of lora_alpha
+
+The command line says the same by the same keys (cli/lora_options.h).
+*/
+#ifndef LLMC_ADAPTER_TARGETS_H
+#define LLMC_ADAPTER_TARGETS_H
+#include "llmc/base/json.h"
+#include "llmc/base/pattern.h"
+#include "llmc/model/lora.h"
+
+typedef struct {
+    const cJSON *root; // the keys
+    const char *where; // begins errors, of exit code `code`
+    int code;
+    const char *prefix; // "model.layers.%zu."; of a composite model "model.language_model.layers.%zu."
+} AdapterTargets;
+
+// The i-th module of a layer as the keys name it, or NULL
+static const char *adapter_module_name(const AdapterTargets *t, const Family *family, size_t layer, size_t i,
+                                       char name[160]) {
+    const char *module = lora_module(family, i);
+    if (!module) return NULL;
+    const int used = snprintf(name, 160, t->prefix, layer);
+    snprintf(name + used, 160 - (size_t)used, "%s", module);
+    return name;
+}
+
+// A list of names has this one; *whole: and all of it.
+static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *list, const char *name, int *whole) {
+    const cJSON *item;
+    int found = 0;
+    *whole = 0;
+    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: %s is neither a list of names nor text", t->where, key);
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsString(item)) die_with(t->code, "%s: %s has something that is no name", t->where, key);
+        found |= lora_names_module(name, item->valuestring, strlen(item->valuestring));
+        *whole |= !strcmp(name, item->valuestring);
+    }
+    return found;
+}
+
+// A number in a list of them, or the only one
+static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_t layer) {
+    const cJSON *item = cJSON_IsArray(layers) ? layers->child : layers;
+    uint64_t number;
+    int found = 0;
+    for (; item; item = cJSON_IsArray(layers) ? item->next : NULL) {
+        if (!json_whole_number(item, &number))
+            die_with(t->code, "%s: layers_to_transform has something that is no number of a layer", t->where);
+        found |= number == layer;
+    }
+    return found;
+}
+
+// What stands before the layer's number ends in one of layers_pattern. None: any does.
+static int adapter_layer_named(const AdapterTargets *t, const cJSON *patterns) {
+    const cJSON *item = cJSON_IsArray(patterns) ? patterns->child : patterns;
+    const size_t length = (size_t)(strstr(t->prefix, ".%zu") - t->prefix);
+    char before[64];
+    snprintf(before, sizeof(before), "%.*s", (int)length, t->prefix);
+    if (!item || (cJSON_IsString(item) && !*item->valuestring)) return 1;
+    for (; item; item = cJSON_IsArray(patterns) ? item->next : NULL) {
+        if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern has something that is no text", t->where);
+        if (pattern_matches(item->valuestring, before, 1, t->where, t->code)) return 1;
+    }
+    return 0;
+}
+
+static int adapter_excludes(const AdapterTargets *t, const char *name) {
+    const cJSON *exclude = json_get(t->root, "exclude_modules");
+    int whole;
+    if (!cJSON_IsString(exclude)) return adapter_lists(t, "exclude_modules", exclude, name, &whole);
+    return *exclude->valuestring && pattern_matches(exclude->valuestring, name, 0, t->where, t->code);
+}
+
+// The keys ask for an adapter of the module of this name in a layer.
+static int adapter_targets(const AdapterTargets *t, const char *name, size_t layer) {
+    const cJSON *targets = json_get(t->root, "target_modules"), *layers = json_get(t->root, "layers_to_transform");
+    int whole;
+    if (adapter_excludes(t, name)) return 0;
+    if (cJSON_IsString(targets))
+        return !strcasecmp(targets->valuestring, "all-linear") ||
+               pattern_matches(targets->valuestring, name, 0, t->where, t->code);
+    if (!adapter_lists(t, "target_modules", targets, name, &whole)) return 0;
+    if (whole || !layers || (cJSON_IsArray(layers) && !layers->child)) return 1;
+    return adapter_has_layer(t, layers, layer) && adapter_layer_named(t, json_get(t->root, "layers_pattern"));
+}
+
+// The value of the first pattern of an object that matches; otherwise: of none
+static double adapter_pattern_value(const AdapterTargets *t, const char *key, const char *name, double otherwise) {
+    const cJSON *patterns = json_get(t->root, key), *item;
+    if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is no object", t->where, key);
+    cJSON_ArrayForEach(item, patterns) {
+        if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s has something that is no number", t->where, key);
+        if (pattern_matches(item->string, name, 1, t->where, t->code)) return item->valuedouble;
+    }
+    return otherwise;
+}
+
+// Rank and alpha of a module with an adapter
+static LoraModule adapter_module(const AdapterTargets *t, const char *name, const Lora *lora) {
+    const double rank = adapter_pattern_value(t, "rank_pattern", name, (double)lora->rank);
+    const double alpha = adapter_pattern_value(t, "alpha_pattern", name, lora->alpha);
+    if (!(rank >= 1 && rank <= 65536) || rank != floor(rank))
+        die_with(t->code, "%s: rank_pattern is %g for %s, a whole number from 1 to 65536 was expected", t->where, rank,
+                 name);
+    if (!(fabs(alpha) <= 1e6))
+        die_with(t->code, "%s: alpha_pattern is %g for %s, a number from -1e6 to 1e6 was expected", t->where, alpha,
+                 name);
+    const LoraModule module = {(size_t)rank, alpha};
+    return module;
+}
+
+// lora->each becomes rank, alpha and modules where layers do not differ.
+static void adapter_simplify(Lora *lora, const Config *c) {
+    unsigned modules = 0;
+    for (size_t k = 0; k < c->num_hidden_layers * LORA_TENSORS; k++)
+        if (lora->each[k].rank) modules |= 1u << k % LORA_TENSORS;
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
+        for (size_t i = 0; lora_module(c->family, i); i++) {
+            const LoraModule m = lora->each[layer * LORA_TENSORS + i];
+            const int wanted = (modules >> i & 1) && lora_layer_has(c, layer, i);
+            if (wanted ? m.rank != lora->rank || m.alpha != lora->alpha : m.rank != 0) return;
+        }
+    free(lora->each);
+    lora->each = NULL, lora->modules = modules;
+}
+
+static LoraModule *adapter_allocate_each(const Config *c) {
+    return (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule),
+                                        "the adapters of each layer");
+}
+
+// lora->modules or lora->each by the keys alone. Returns the number of modules with adapters.
+static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c) {
+    char name[160];
+    size_t count = 0;
+    lora->each = adapter_allocate_each(c);
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
+        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
+            if (lora_layer_has(c, layer, i) && adapter_targets(t, name, layer))
+                lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
+    adapter_simplify(lora, c);
+    return count;
+}
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+// The shortest end of a module's name that no other module ends in: "q_proj", but GPT-2's "attn.c_proj".
+static void adapter_short_name(const Family *family, size_t module, char name[64]) {
+    char whole[64];
+    int named = 2; // modules
+    snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
+    for (size_t begin = strlen(whole); named > 1 && begin > 0;) {
+        const char *other;
+        while (begin && whole[--begin] != '.') continue;
+        snprintf(name, 64, "%s", whole + begin + (whole[begin] == '.'));
+        named = 0;
+        for (size_t i = 0; (other = lora_module(family, i)) != NULL; i++)
+            named += lora_names_module(other, name, strlen(name));
+    }
+}
+
+typedef enum { ADAPTER_PRESENT, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
+
+// What a key says of a module in a layer; NAN: nothing
+static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, size_t i) {
+    const LoraModule m = lora_wanted(lora, &lora->table.config, layer, i);
+    if (!m.rank) return NAN;
+    if (key == ADAPTER_PRESENT) return 1;
+    if (key == ADAPTER_RANK) return m.rank == lora->rank ? NAN : (double)m.rank;
+    return m.alpha == lora->alpha ? NAN : m.alpha;
+}
+
+// All layers that have the i-th module, or its adapter, say the same of it.
+static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double *value) {
+    const Config *c = &lora->table.config;
+    int first = 1;
+    *value = NAN;
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
+        if (!lora_layer_has(c, layer, i)) continue;
+        if (key != ADAPTER_PRESENT && !lora_wanted(lora, c, layer, i).rank) continue;
+        const double other = adapter_key_value(lora, key, layer, i);
+        if (!first && other != *value && !(isnan(other) && isnan(*value))) return 0;
+        *value = other, first = 0;
+    }
+    return 1;
+}
+
+// An entry of a key's list or object
+static void adapter_write_entry(JsonOut *json, const char *name, double value, AdapterKey key) {
+    if (key == ADAPTER_PRESENT)
+        json_text(json, NULL, name);
+    else
+        json_number(json, name, value);
+}
+
+// A key's entries: a module by its short name where its layers agree, sorted; else by its name in every such layer.
+static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora, AdapterKey key) {
+    const Config *c = &lora->table.config;
+    const AdapterTargets names = {NULL, NULL, 0, c->family->layer_prefix};
+    struct {
+        char name[64];
+        double value;
+    } alike[LORA_TENSORS];
+    size_t count = 0;
+    char name[160];
+    double value;
+    if (key == ADAPTER_PRESENT)
+        json_array(json, title);
+    else
+        json_object(json, title);
+    for (size_t i = 0; lora_module(c->family, i); i++)
+        if (adapter_key_alike(lora, key, i, &value) && !isnan(value))
+            adapter_short_name(c->family, i, alike[count].name), alike[count++].value = value;
+    qsort(alike, count, sizeof(alike[0]), compare_texts);
+    for (size_t k = 0; k < count; k++) adapter_write_entry(json, alike[k].name, alike[k].value, key);
+    for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
+        for (size_t i = 0; adapter_module_name(&names, c->family, layer, i, name); i++) {
+            if (adapter_key_alike(lora, key, i, &value)) continue;
+            value = adapter_key_value(lora, key, layer, i);
+            if (!isnan(value)) adapter_write_entry(json, name, value, key);
+        }
+    if (key == ADAPTER_PRESENT)
+        json_array_end(json);
+    else
+        json_object_end(json);
+}
+
+#endif

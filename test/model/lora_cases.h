@@ -1,0 +1,16 @@
+// Adapters for tests of files and of steps
+#ifndef TEST_LORA_CASES_H
+#define TEST_LORA_CASES_H
+#include "llmc/model/lora.h"
+
+// Adapters whose layers differ: of ranks 0 to 3, with alphas of their own
+static void lora_vary(Lora *lora, const Config *c) {
+    lora->each = (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule), "adapters");
+    for (size_t l = 0; l < c->num_hidden_layers; l++)
+        for (size_t i = 0; lora_module(c->family, i); i++) {
+            LoraModule *m = &lora->each[l * LORA_TENSORS + i];
+            if (lora->modules >> i & 1 && lora_layer_has(c, l, i)) m->rank = (l + i) % 4, m->alpha = (double)(i + 1);
+        }
+}
+
+#endif
