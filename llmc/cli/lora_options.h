@@ -5,6 +5,7 @@ New adapters of the command line, as the keys of adapter_config.json that say th
     --lora-layers 0-7,12                          layers_to_transform
     --lora-rank-pattern q_proj=16                 rank_pattern
     --lora-alpha-pattern q_proj=32                alpha_pattern
+    --lora-modules-to-save embed_tokens,lm_head   modules_to_save
 */
 #ifndef LLMC_LORA_OPTIONS_H
 #define LLMC_LORA_OPTIONS_H
@@ -62,6 +63,8 @@ static cJSON *lora_keys(const Options *o, const Family *family) {
         lora_each_entry(o->lora_rank_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "rank_pattern"));
     if (o->lora_alpha_pattern)
         lora_each_entry(o->lora_alpha_pattern, lora_add_pattern, cJSON_AddObjectToObject(root, "alpha_pattern"));
+    if (o->lora_modules_to_save)
+        lora_each_entry(o->lora_modules_to_save, lora_add_name, cJSON_AddArrayToObject(root, "modules_to_save"));
     return root;
 }
 
@@ -101,6 +104,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
             die_usage("--lora-layers: there is no layer %g; this model has 0 to %zu", layer->valuedouble,
                       c->num_hidden_layers - 1);
     }
+    adapter_choose_copies(&targets, lora, c);
     const size_t chosen = adapter_choose(&targets, lora, c);
     if (!o->lora_layers && strncmp(o->lora_targets, "all", 3) != 0)
         lora_check_entries(&targets, lora, c, "target_modules");

@@ -235,6 +235,8 @@ TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that ha
 TEXT(lora_rank_pattern, "lora-rank-pattern", NULL, PASSES, "NAME=R,...",
      "other ranks of some adapters (q_proj=16); names are regular expressions, the first that matches counts")
 TEXT(lora_alpha_pattern, "lora-alpha-pattern", NULL, PASSES, "NAME=X,...", "the same of --lora-alpha")
+TEXT(lora_modules_to_save, "lora-modules-to-save", NULL, PASSES, "NAME,...",
+     "embed_tokens, lm_head: trained as a whole, as copies beside the adapters; not where they are one matrix")
 TEXT(adapter, "adapter", NULL, ON(TRAIN) | ON(BP) | ON(EVAL) | ON(LOGPROBS) | ON(SAMPLE) | ON(CONVERT), "DIR",
      "adapters in PEFT's format (adapter_config.json, adapter_model.safetensors), or of a run with LoRA: its folder")
 FLAG(merge, "merge", ON(CONVERT), "add the adapters to the weights that are written; --model RUN of adapters does")

@@ -293,6 +293,7 @@ static const struct {
     {"overlap", "rollout"},
     {"extend", "resume"},
     {"lora-layers", "lora-rank"},
+    {"lora-modules-to-save", "lora-rank"},
     {"lora-rank-pattern", "lora-rank"},
     {"lora-alpha-pattern", "lora-rank"},
 };

@@ -75,6 +75,8 @@ static void run_open_lora(Run *run) {
     lora->dropout = o->lora_dropout;
     lora->rslora = o->rslora;
     lora_from_options(lora, o, &run->model.config);
+    if (lora->saves[LM_HEAD] && o->quantise_head)
+        die_usage("--quantise-head: --lora-modules-to-save trains the head, which stays as it is; give one of the two");
     lora_build(lora, &run->model);
 }
 
@@ -285,6 +287,26 @@ static void run_fill(const Run *run, WeightSource *source, const Model *table, c
         weights_init_random(table, held, ops_device, weights, run->options->seed);
 }
 
+// Adapters of --adapter, or new ones; a copy then begins as what it is of.
+static void run_fill_adapters(Run *run) {
+    const Residency *memory = &run->streambp.memory;
+    const Model *table = &run->lora.table;
+    const Sharding held = weights_sharding(memory);
+    run_fill(run, run->adapter, table, memory->adapters);
+    if (run->adapter || !lora_copied(&run->lora)) return;
+    WeightSource *base =
+        run->source ? run->source : weights_random(&run->model.config, run->model.dtype, run->options->seed);
+    for (Slabs s = slabs_of(table, SLABS_OF_PARAMETERS, held, held, NULL); slabs_next(&s);) {
+        const Parameter *p = &table->parameters[s.parameter];
+        if (p->offset != table->model_offset[EMBEDDING] && p->offset != table->model_offset[LM_HEAD]) continue;
+        const size_t of = p->offset == table->model_offset[EMBEDDING] ? 0 : run->model.parameter_count - 1;
+        weights_read(base, of, s.begin, s.count, table->dtype, staged.bytes);
+        ops_device->copy_in(element_address(memory->adapters, table->dtype, s.offset), staged.bytes,
+                            s.count * dtype_size(table->dtype));
+    }
+    if (!run->source) weights_close(base);
+}
+
 static void run_load_storage(Run *run, Sharding held) {
     const Residency *memory = &run->streambp.memory;
     WeightSource *random = NULL;
@@ -321,7 +343,7 @@ static void run_load_weights(Run *run) {
     const Residency *memory = &run->streambp.memory;
     char when[PATH_MAX + 8];
     run_load_base(run);
-    if (run->settings.lora) run_fill(run, run->adapter, &run->lora.table, memory->adapters);
+    if (run->settings.lora) run_fill_adapters(run);
     if (run->adapter) {
         snprintf(when, sizeof(when), "%s: ", run->adapter->path);
         weights_check_finite_at(&run->lora.table, weights_sharding(memory), ops_device, memory->place[PLACED_WEIGHTS],

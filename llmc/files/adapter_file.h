@@ -25,6 +25,22 @@ every file format and every build of one model. PEFT records none; then shapes h
 #define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
 
 // ---- adapter_config.json: writing -----------------------------------------------------------------------------------
+static void adapter_write_copies(JsonOut *json, const Lora *lora) {
+    static const ModelTensor tensors[] = {EMBEDDING, LM_HEAD};
+    char name[64];
+    if (!lora_copied(lora)) {
+        json_null(json, "modules_to_save");
+        return;
+    }
+    json_array(json, "modules_to_save");
+    for (size_t i = 0; i < 2; i++) {
+        if (!lora->saves[tensors[i]]) continue;
+        adapter_copy_name(lora->table.config.family, tensors[i], name);
+        json_text(json, NULL, strrchr(name, '.') ? strrchr(name, '.') + 1 : name);
+    }
+    json_array_end(json);
+}
+
 // base: --model, or NULL. Returns the length. path: for messages
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                   const char *path) {
@@ -41,7 +57,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
     json_null(&json, "layers_to_transform");
     json_number(&json, "lora_alpha", lora->alpha);
     json_number(&json, "lora_dropout", lora->dropout);
-    json_null(&json, "modules_to_save");
+    adapter_write_copies(&json, lora);
     json_text(&json, "peft_type", "LORA");
     json_size(&json, "r", lora->rank);
     adapter_write_key(&json, "rank_pattern", lora, ADAPTER_RANK);
@@ -70,7 +86,6 @@ static const struct {
     {"use_dora", "DoRA"},
     {"bias", "biases that are trained"},
     {"lora_bias", "biases of B"},
-    {"modules_to_save", "modules that are trained as a whole"},
     {"layer_replication", "layers that are repeated"},
     {"target_parameters", "adapters of single parameters"},
     {"trainable_token_indices", "embeddings that are trained"},
@@ -80,7 +95,7 @@ static const struct {
 // Keys that say nothing about the model, or are looked at elsewhere here.
 static const char adapter_known[] =
     "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|layers_to_transform|"
-    "layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
+    "modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
     "base_model_name_or_path|revision|auto_mapping|peft_version|megatron_core|ensure_weight_tying|loftq_config|eva_"
     "config|corda_config|lora_ga_config|qalora_group_size";
 
@@ -185,6 +200,7 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
             if (found) lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
     }
+    adapter_choose_copies(t, lora, c);
     if (!count)
         die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
             c->family->name);
@@ -285,10 +301,10 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
-    if (strstr(name, "lora_embedding_") || strstr(name, "lm_head."))
+    if (strstr(name, "lora_embedding_") || strstr(name, "lm_head.lora_"))
         return "belongs to the embedding or the head, whose adapters are not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
-        return "is trained as a whole, which is not supported; plain LoRA is";
+        return "is trained as a whole; of these only modules_to_save's embed_tokens and lm_head are supported";
     return "belongs to no linear layer of this base; is it an adapter for another one?";
 }
 
@@ -318,8 +334,11 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         const Parameter *p = &source->model.parameters[i];
         SafeTensor *tensor = safetensors_find(&list, p->name);
         char asks[64];
-        if (!tensor) die("%s: tensor %s is missing; an adapter has A and B", path, p->name);
-        snprintf(asks, sizeof(asks), "rank %zu and this base ask", lora_part_of(lora, p)->rank);
+        const LoraPart *part = lora_part_of(lora, p);
+        if (!tensor)
+            die("%s: tensor %s is missing; %s", path, p->name,
+                part ? "an adapter has A and B" : "modules_to_save names its module");
+        snprintf(asks, sizeof(asks), part ? "rank %zu and this base ask" : "this base asks", part ? part->rank : 0);
         source_take_tensor(source, i, tensor, asks, "; is it an adapter for another base?");
     }
     for (size_t i = 0; i < list.count; i++)

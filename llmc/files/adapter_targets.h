@@ -5,6 +5,7 @@ Which modules of which layers have adapters, of which rank and alpha: PEFT's rul
     exclude_modules      the same, for modules without
     layers_to_transform  numbers of layers, for names by their end; layers_pattern: what stands before the number
     rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same of lora_alpha
+    modules_to_save      the embedding and the head, trained as a whole
 
 The command line says the same by the same keys (cli/lora_options.h).
 */
@@ -29,6 +30,12 @@ static const char *adapter_module_name(const AdapterTargets *t, const Family *fa
     const int used = snprintf(name, 160, t->prefix, layer);
     snprintf(name + used, 160 - (size_t)used, "%s", module);
     return name;
+}
+
+// The embedding or the head, "model.embed_tokens"
+static void adapter_copy_name(const Family *family, ModelTensor tensor, char name[64]) {
+    const char *whole = family->model_names[tensor];
+    snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
 // A list of names has this one; *whole: and all of it.
@@ -115,6 +122,30 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
                  name);
     const LoraModule module = {(size_t)rank, alpha};
     return module;
+}
+
+// modules_to_save: the embedding and the head, by their names or the ends of these, of a model that has both
+static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Config *c) {
+    static const ModelTensor tensors[] = {EMBEDDING, LM_HEAD};
+    const cJSON *list = json_get(t->root, "modules_to_save"), *item;
+    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save is no list of names", t->where);
+    cJSON_ArrayForEach(item, list) {
+        int found = 0;
+        for (size_t i = 0; i < 2 && cJSON_IsString(item); i++) {
+            char name[64];
+            adapter_copy_name(c->family, tensors[i], name);
+            if (!lora_names_module(name, item->valuestring, strlen(item->valuestring))) continue;
+            if (c->tie_word_embeddings)
+                die_with(t->code,
+                         "%s: modules_to_save has %s, but this model's head is its embedding, and a copy would part "
+                         "them; train adapters of linear layers alone",
+                         t->where, item->valuestring);
+            lora->saves[tensors[i]] = found = 1;
+        }
+        if (!found)
+            die_with(t->code, "%s: modules_to_save has %.64s, which is not supported; embed_tokens and lm_head are",
+                     t->where, cJSON_IsString(item) ? item->valuestring : "something that is no name");
+    }
 }
 
 // lora->each becomes rank, alpha and modules where layers do not differ.

@@ -1,5 +1,5 @@
 /*
-Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), so that `convert` writes the
+Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), and a copy where one was trained, so that `convert` writes the
 merged model in any format as it writes any other, range by range. Of the adapters one module is held at a time. Each
 element is summed in double and rounded once, to the type that is written; in whatever order and pieces elements are
 read, they are the same.
@@ -12,7 +12,8 @@ read, they are the same.
 struct Merge {
     const WeightSource *adapter; // its table is that of *lora
     const Lora *lora;
-    size_t *first;    // [parameters of the model] where A is in the adapter's table, B behind it; ABSENT: not adapted
+    size_t
+        *first; // [parameters of the model] where A, then B, or a copy is in the adapter's table; ABSENT: not adapted
     size_t parameter; // the one whose A and B are held
     float *a, *b;     // [rank, cols], [rank, rows]: B transposed
 };
@@ -97,9 +98,13 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     Merge *merge = source->merge;
     double *values = (double *)(void *)staged_merge.bytes;
     if (merge->first[parameter] == ABSENT) return 0;
+    const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[merge->first[parameter]]);
+    if (!part) { // a copy
+        source_read_slab(merge->adapter, merge->first[parameter], begin, count, as, transposed, out);
+        return 1;
+    }
     merge_load_pair(merge, source, parameter);
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
-    const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[merge->first[parameter]]);
     if (p->transposed && transposed)
         merge_add(values, begin, count, merge->a, p->cols, merge->b, p->rows, part->rank, part->scale);
     else
@@ -118,13 +123,15 @@ static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const char *name = source->model.parameters[i].name;
-        char of_a[200];
+        char of_a[200], copy[200];
         merge->first[i] = ABSENT;
         if (!text_ends_with(name, ".weight")) continue;
         snprintf(of_a, sizeof(of_a), "base_model.model.%.*s.lora_A.weight", (int)(strlen(name) - strlen(".weight")),
                  name);
+        snprintf(copy, sizeof(copy), "base_model.model.%s", name);
         for (size_t k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
-            if (!strcmp(table->parameters[k].name, of_a)) merge->first[i] = k;
+            if (!strcmp(table->parameters[k].name, of_a) || !strcmp(table->parameters[k].name, copy))
+                merge->first[i] = k;
     }
     source->merge = merge, source->merge_range = merge_range;
 }

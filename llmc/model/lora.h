@@ -34,11 +34,12 @@ typedef struct {
     size_t rank;
     double alpha, dropout;
     int rslora;
-    unsigned modules; // bit i: lora_module(.., i) has adapters, in all layers
-    LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
-    LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
-    size_t *like;     // [layers] the first layer of the same kind with the same adapters
-    Model table;      // per layer and module A, then B; config and dtype of the model
+    unsigned modules;         // bit i: lora_module(.., i) has adapters, in all layers
+    int saves[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: a copy beside the adapters is trained as a whole (modules_to_save)
+    LoraModule *each;         // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
+    LoraPart *part;           // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
+    size_t *like;             // [layers] the first layer of the same kind with the same adapters
+    Model table;              // per layer and module A, then B, between saved copies; config and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
@@ -151,6 +152,20 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
 }
 
+// A copy of the model's embedding or head, in whose place it is used
+static void lora_add_copy(Lora *lora, ModelTensor tensor) {
+    Model *table = &lora->table;
+    const TensorShape shape = model_tensor_shape(&table->config, tensor);
+    Parameter *p = &table->parameters[table->parameter_count];
+    if (!lora->saves[tensor]) return;
+    table->parameter_count++;
+    memset(p, 0, sizeof(*p));
+    snprintf(p->name, sizeof(p->name), "base_model.model.%s", table->config.family->model_names[tensor]);
+    p->role = shape.role, p->rows = shape.rows, p->cols = shape.cols;
+    p->offset = table->model_offset[tensor] = table->elements;
+    table->elements += p->rows * p->cols;
+}
+
 // The first layer that has what layer l has
 static size_t lora_first_like(const Lora *lora, size_t l) {
     const Config *c = &lora->table.config;
@@ -173,11 +188,15 @@ static void lora_build(Lora *lora, const Model *model) {
     table->config = *c, table->dtype = model->dtype;
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
     for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
-    table->parameters = (Parameter *)checked_calloc(2 * LORA_TENSORS * L, sizeof(Parameter), "the table of adapters");
+    table->parameters =
+        (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 2, sizeof(Parameter), "the table of adapters");
     lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");
     lora->like = (size_t *)checked_calloc(L, sizeof(size_t), "the table of adapters");
     if (lora->each) table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
     for (size_t t = 0; t < L * LAYER_TENSORS; t++) lora->part[t].a = ABSENT;
+    lora_add_copy(lora, EMBEDDING);
+    table->layer_begin = table->elements;
+    if (lora->each) table->layer_starts[0] = table->elements;
     for (size_t layer = 0; layer < L; layer++) {
         const size_t begin = table->elements;
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
@@ -188,11 +207,13 @@ static void lora_build(Lora *lora, const Model *model) {
         if (lora->each) table->layer_starts[layer + 1] = table->elements;
         lora->like[layer] = lora_first_like(lora, layer);
     }
+    lora_add_copy(lora, LM_HEAD);
 }
 
-// The part that a parameter of the table belongs to, the first of its module
+// The part that a parameter of the table belongs to, the first of its module; NULL: it is a copy
 static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
+    if (layer >= GROUP_EMBEDDING) return NULL;
     const LoraPart *part = lora_part(lora, layer, 0);
     while (part->a == ABSENT || (part->a != offset && part->b != offset)) part++;
     return part;
@@ -205,6 +226,11 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
         if (lora->part[i].a == ABSENT) continue;
         *least = min_size(*least, lora->part[i].rank), *most = max_size(*most, lora->part[i].rank);
     }
+}
+
+// Elements of copies
+static size_t lora_copied(const Lora *lora) {
+    return group_elements(&lora->table, GROUP_EMBEDDING) + group_elements(&lora->table, GROUP_HEAD);
 }
 
 // A key of how adapters change the model, beside their values

@@ -168,7 +168,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         layers += size.layers_again[0] * all.forward;
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
-    layers += (lora ? head : 2 * head);
+    layers += (lora && !lora->saves[LM_HEAD] ? head : 2 * head);
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
     if (method_is_chunk_major(settings->method)) { // forward twice; the head's first one only where it is wanted

@@ -181,12 +181,13 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
     const Shapes d = shapes_of(model);
     const Range all = {0, batch->N};
     const double linear = (double)layers_of_kind(&model->config, LAYER_LINEAR);
-    double parameters = (double)(d.V * d.C), adapters = lora ? (double)lora->table.elements : 0;
+    double parameters = (double)(d.V * d.C), adapters = lora ? (double)(lora->table.elements - lora_copied(lora)) : 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
     }
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
+    if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // its dW
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;
     return (2 * parameters + (backward ? 3 : 1) * delta) * (double)batch->N +
            (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);

@@ -31,13 +31,15 @@ static void grads_held_begin(Residency *r) {
 static GroupSums grads_held(const Residency *r, size_t group) {
     const Model *table = trained_table(r);
     GroupSums sums = {0};
-    Summed *own = sums_at(r->held, is_layer(group) || !r->lora ? group_begin(table, group) : 0, r);
+    Summed *own = sums_at(r->held, group_begin(table, group), r);
     if (is_layer(group)) {
         sums.layer = own, sums.offset = layer_offsets(r->model, group);
-    } else if (!r->lora && group == GROUP_HEAD) {
+    } else if (r->lora && group == GROUP_HEAD) {
+        sums.head = group_is_trained(r, group) ? own : NULL;
+    } else if (group == GROUP_HEAD) {
         sums.norm = own;
         sums.head = head_is_tied(r->model) ? r->held : sums_at(own, head_norm_elements(r->model), r);
-    } else if (!r->lora) {
+    } else if (group_is_trained(r, group)) {
         sums.tables = own, sums.tables_type = dtype_of_sums(r->model->dtype);
     }
     return sums;
@@ -45,8 +47,9 @@ static GroupSums grads_held(const Residency *r, size_t group) {
 
 static void release_held_table(Residency *r, size_t group) {
     GroupSums sums = grads_held(r, group);
+    if (!group_is_trained(r, group)) return;
     if (sums_in_place(r)) stored_ask(r, &sums.stored[0], group);
-    if (!r->lora) release_table(r, group, &sums);
+    release_table(r, group, &sums);
 }
 
 // They are complete: what grads_release is for a group, for all, in the order of backward.

@@ -7,7 +7,8 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' (held_gradients.h)
 
 With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
-gradients and an optimizer. Adapters live beside the weights and come and go with their layer. A frozen model may be
+gradients and an optimizer. Adapters live beside the weights and come and go with their layer. The table may hold copies
+of the embedding and the head, which are then used and trained in their place. A frozen model may be
 stored in 4 bits (storage.h): groups move as they are stored, and weights_acquire decodes one into the type of the
 model, unless so few rows come (generation) that products read the codes themselves.
 
@@ -172,6 +173,20 @@ static void table_decode(Residency *r, size_t group, size_t rows, char *stored, 
     group_decode(r, group, rows, stored, decoded, w);
 }
 
+// The trained copy of the embedding or the head takes the place of the model's (lora.h).
+static void acquire_copy(Residency *r, size_t group, GroupWeights *w) {
+    const Model *table = &r->lora->table;
+    char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
+    if (weights_come(r)) {
+        copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's copy" : "the embedding's copy");
+        group_await(r, table, group, copy, group_ask(r, table, r->adapters, group, copy));
+    }
+    if (group == GROUP_HEAD)
+        w->matrix = copy;
+    else
+        w->weights = copy;
+}
+
 // The embedding or the head, for as long as it is used
 static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const Model *model = r->model, *table = stored_table(r);
@@ -193,6 +208,7 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     if (tied && !comes) w.matrix = r->weights; // the model's first tensor
     if (group == GROUP_HEAD && !tied && !w.stored)
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
+    if (has_adapters(r) && group_is_trained(r, group)) acquire_copy(r, group, &w);
     return w;
 }
 
@@ -438,7 +454,7 @@ static char *table_begin(Residency *r, StoredGradient *g, size_t group) {
 }
 
 static void head_sums(Residency *r, GroupSums *sums) {
-    const size_t norm = head_norm_elements(r->model), matrix = model_head_elements(r->model);
+    const size_t norm = r->lora ? 0 : head_norm_elements(r->model), matrix = model_head_elements(r->model);
     const int tied = head_is_tied(r->model);
     if (sums_in_place(r))
         sums->norm = (Summed *)(void *)table_begin(r, &sums->stored[0], GROUP_HEAD);
@@ -450,6 +466,7 @@ static void head_sums(Residency *r, GroupSums *sums) {
         sums->head = (Summed *)(void *)table_begin(r, &sums->stored[1], GROUP_EMBEDDING);
     else
         sums->head = sums_at(sums->norm, norm, r);
+    if (r->lora) sums->norm = NULL; // is frozen
 }
 
 static void embedding_sums(Residency *r, GroupSums *sums) {
@@ -468,16 +485,16 @@ static GroupSums grads_acquire(Residency *r, size_t group) {
     r->sums_mark = arena_mark(r->arena);
     if (is_layer(group))
         sums.layer = layer_sums(r, group), sums.offset = layer_offsets(r->model, group);
-    else if (!r->lora && group == GROUP_HEAD)
+    else if (group_is_trained(r, group) && group == GROUP_HEAD)
         head_sums(r, &sums);
-    else if (!r->lora)
+    else if (group_is_trained(r, group))
         embedding_sums(r, &sums);
     return sums;
 }
 
 static void release_table(Residency *r, size_t group, GroupSums *sums) {
     const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums;
-    Summed *all = head ? sums->norm : (Summed *)sums->tables;
+    Summed *all = !head ? (Summed *)sums->tables : r->lora ? sums->head : sums->norm;
     StoredGradient *g = sums->stored;
     int64_t ticket = reduce_sums(r, group, all);
     if (!sums_in_place(r) && (head || !alone(r) || r->holds)) {
@@ -498,7 +515,7 @@ static void release_table(Residency *r, size_t group, GroupSums *sums) {
 static void grads_release(Residency *r, size_t group, GroupSums sums) {
     if (is_layer(group))
         release_layer(r, group, sums.layer);
-    else if (!r->lora)
+    else if (group_is_trained(r, group))
         release_table(r, group, &sums);
     arena_pop(r->arena, r->sums_mark);
 }

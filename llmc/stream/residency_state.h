@@ -89,6 +89,8 @@ static char *trained_weights(const Residency *r) { return r->lora ? r->adapters 
 // The table by which weights are stored, moved and sharded
 static const Model *stored_table(const Residency *r) { return r->storage ? &r->storage->table : r->model; }
 
+static int group_is_trained(const Residency *r, size_t group) { return group_elements(trained_table(r), group) > 0; }
+
 static int group_decodes(const Residency *r, size_t group) {
     return r->storage && storage_decodes(r->storage, r->model, group);
 }

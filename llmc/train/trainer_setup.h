@@ -229,6 +229,9 @@ static void trainer_objective_settings(Trainer *t) {
     if (t->reference_key) add_setting(t, "reference", SETTING_KEPT, "%016llx", (unsigned long long)t->reference_key);
     if (o->old_logprobs)
         add_setting(t, "--old-logprobs", SETTING_KEPT, "%016llx", (unsigned long long)t->run.old.header.model_key);
+    if (lora->rank && lora_copied(lora))
+        add_setting(t, "--lora-modules-to-save", SETTING_KEPT, "%s%s", lora->saves[EMBEDDING] ? "embedding" : "",
+                    lora->saves[LM_HEAD] ? " head" : "");
     if (lora->rank)
         add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,%s=%llx,dtype=%s",
                     lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->each ? "layers" : "modules",

@@ -59,6 +59,13 @@ def merged(what, name, adapter):
     return out
 
 
+def held_name(key):
+    """In PEFT's model, of a name in its files."""
+    if "lora_" not in key:
+        return key.replace(".weight", ".modules_to_save.default.weight")
+    return key.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default.")
+
+
 def ours_to_theirs(name, *options):
     """Trained here, read by PEFT; nothing that it warns of."""
     what, run = f"ours {name} {' '.join(options)}", f"{WORK}/ours-{name}-{len(options)}"
@@ -71,8 +78,8 @@ def ours_to_theirs(name, *options):
     said = [str(w.message) for w in said if "adapter" in str(w.message).lower() or "peft" in str(w.message).lower()]
     check(f"{what}: PEFT has nothing to say", not said, "; ".join(said))
     tensors, held = load_file(f"{adapter}/adapter_model.safetensors"), model.state_dict()
-    names = {k.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default."): v for k, v in tensors.items()}
-    check(f"{what}: every tensor is in PEFT's model", names.keys() == {k for k in held if "lora_" in k})
+    names = {held_name(k): v for k, v in tensors.items()}
+    check(f"{what}: every tensor is in PEFT's model", names.keys() == {k for k in held if "lora_" in k or "modules_to_save" in k})
     check(f"{what}: with its values", all(torch.equal(held[k].float(), v) for k, v in names.items()))
     theirs, base = their_loss(model), our_loss("--model", f"{GOLDEN}/{name}")
     agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
@@ -88,7 +95,7 @@ def theirs_to_ours(name, what, dtype=torch.float32, **config):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32),
                            LoraConfig(task_type="CAUSAL_LM", **config), autocast_adapter_dtype=False)
     for key, value in model.named_parameters():
-        if "lora_" in key:
+        if "lora_" in key or "modules_to_save" in key:
             value.data = (0.2 * torch.randn_like(value)).to(dtype)
     model.save_pretrained(adapter)
     theirs = their_loss(load(name, adapter))
@@ -105,6 +112,7 @@ for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministra
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
 ours_to_theirs("qwen3", "--lora-layers", "1", "--lora-rank-pattern", r"q_proj=2,.*\.mlp\..*=6", "--lora-alpha-pattern", "k_proj=3")
+ours_to_theirs("qwen3", "--lora-targets", "q_proj", "--lora-modules-to-save", "embed_tokens,lm_head")
 ours_to_theirs("qwen3_5", "--lora-targets", r".*\.[02]\.(mlp|linear_attn)\..*|.*q_proj", "--lora-alpha-pattern", "layers.0.mlp.up_proj=1")
 ours_to_theirs("qwen3_5")
 ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
@@ -119,6 +127,9 @@ theirs_to_ours("llama", "patterns", r=4, lora_alpha=6, target_modules=r"(?:.*?\.
                alpha_pattern={r"^model\.layers\.0\..*": 9, "self_attn.k_proj": 1})  # PEFT saves patterns sorted
 theirs_to_ours("qwen3", "layers", r=3, lora_alpha=5, target_modules=["q_proj", "gate_proj", "model.layers.0.mlp.up_proj"],
                layers_to_transform=[1], layers_pattern="layers", use_rslora=True, rank_pattern={"gate_proj": 1})
+for saved in (["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]):
+    theirs_to_ours("llama" if len(saved) > 1 else "qwen3_5", " ".join(saved), r=2, lora_alpha=4, target_modules=["v_proj", "down_proj"],
+                   modules_to_save=saved)
 theirs_to_ours("gpt2", "patterns", r=4, lora_alpha=2, target_modules=["c_attn", "c_proj"], layers_to_transform=1,
                exclude_modules=["mlp.c_proj"], rank_pattern={"c_attn": 7}, alpha_pattern={"h.1.attn.c_attn": 3})
 theirs_to_ours("mistral", "bf16", dtype=torch.bfloat16, r=4, lora_alpha=16, target_modules=["k_proj", "o_proj"])

@@ -24,7 +24,8 @@ static const struct {
     {3, 6, 0, 0, "all", "all", "all"},
     {1, 1, 0, 0, "c_attn", "q_proj,v_proj", "q_proj"},
     {4, 3, 0, 1, "mlp.c_proj,c_fc", "up_proj,down_proj,o_proj", "in_proj_z"},
-    {3, 6, 0, 1, "all", "all", "all"}, // layers that differ (lora_vary)
+    {3, 6, 0, 1, "all", "all", "all"},     // layers that differ (lora_vary)
+    {2, 6, 0, 0, "c_fc", "k_proj", "all"}, // with copies of embedding and head where these are two
     {2, 2, 0.3, 0, "all", "all", "all"},
 };
 enum { ADAPTERS = COUNT_OF(adapters) };
@@ -37,7 +38,8 @@ static TinyCase case_make(size_t m, size_t a) {
     const char *targets = !m ? adapters[a].gpt2_targets : adapters[a].targets;
     if (c.model.config.family->hybrid) targets = adapters[a].hybrid_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
-    if (a == ADAPTERS - 2) lora_vary(&c.lora, &c.model.config);
+    c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
+    if (a == ADAPTERS - 3) lora_vary(&c.lora, &c.model.config);
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
     c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 11);
@@ -122,6 +124,10 @@ TEST(merged_weights) {
             double *merged = case_copy(c.weights, c.model.elements);
             for (const Term *t = terms; t < terms + count; t++)
                 merged[t->w] += t->scale * c.adapters[t->b] * c.adapters[t->a];
+            for (int t = 0; t < MODEL_TENSORS; t++)
+                if (c.lora.saves[t])
+                    memcpy(merged + c.model.model_offset[t], c.adapters + c.lora.table.model_offset[t],
+                           model_head_elements(&c.model) * sizeof(double));
             TinyResult found = case_run(&c, METHOD_STREAM, 7, 5);
             TinyResult full = tiny_run(&c.model, merged, METHOD_FULL, 0, 0, &c.batch);
             const TinyResult expected = {full.loss, case_doubles(found.elements), found.elements};
@@ -129,6 +135,10 @@ TEST(merged_weights) {
                 expected.gradient[t->a] += t->scale * c.adapters[t->b] * full.gradient[t->w];
                 expected.gradient[t->b] += t->scale * c.adapters[t->a] * full.gradient[t->w];
             }
+            for (int t = 0; t < MODEL_TENSORS; t++)
+                if (c.lora.saves[t])
+                    memcpy(expected.gradient + c.lora.table.model_offset[t], full.gradient + c.model.model_offset[t],
+                           model_head_elements(&c.model) * sizeof(double));
             expect_same(&c, found, expected, 10 * bound());
             free(found.gradient), free(full.gradient);
             tiny_case_free(&c);
@@ -181,6 +191,10 @@ TEST(without_adapters) {
             for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
                 const Parameter *p = &c.lora.table.parameters[i];
                 if (p->init_std == 0) memset(c.adapters + p->offset, 0, parameter_elements(p) * sizeof(double));
+                for (int t = 0; t < MODEL_TENSORS; t++)
+                    if (c.lora.saves[t] && p->offset == c.lora.table.model_offset[t])
+                        memcpy(c.adapters + p->offset, c.weights + c.model.model_offset[t],
+                               parameter_elements(p) * sizeof(double));
             }
             forwards(&c, 1, 0, found);
             assert_memory_equal(found, base, c.batch.N * sizeof(float));

@@ -61,6 +61,15 @@ refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $
 refuses 2 "lora-layers: '1-0' is no layer and no range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
 refuses 2 "take NAME=NUMBER,..., 'q_proj' is something else" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
 refuses 2 "'layers.7.mlp.up_proj' is no linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
+copies="--model $base $data --lora-rank 2 --lora-targets q_proj --lora-modules-to-save lm_head,embed_tokens"
+succeeds train $copies $on --steps 2 --out "$WORK/copies"
+succeeds train $copies --lr 0 --weight-decay 0 --steps 1 --quiet --out "$WORK/copies-start"
+succeeds convert --model "$base" --adapter "$WORK/copies-start" --merge --out "$WORK/copies.bin"
+check 'a copy begins as what it is of' cmp -s "$base" "$WORK/copies.bin"
+check 'a copy is named' grep -q '"modules_to_save": \["embed_tokens", "lm_head"\]' "$WORK/copies/checkpoint-00000002/adapter_config.json"
+refuses 2 'modules_to_save has norm, which is not supported; embed_tokens and lm_head are' bp --model "$base" $data --lora-rank 2 \
+    --lora-modules-to-save norm
+refuses 2 'but this model.s head is its embedding' bp --init $TINY,tie_word_embeddings=true $data --lora-rank 2 --lora-modules-to-save lm_head
 refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
 
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
