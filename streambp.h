@@ -714,6 +714,8 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     norm_forward(s, h.norm_out, layer_input(s, d.L, c.row), h.norm, h.norm_bias, NULL, c.n);
     matrix_forward(s, w, s->model->model_offset[LM_HEAD] - group_begin(s->model, GROUP_HEAD), h.matrix, h.logits,
                    h.norm_out, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
+    Adapter adapter;
+    if (head_adapter(s, w, &adapter)) adapter_add(s, c, &adapter, d.C, d.logits_stride, h.logits, h.norm_out);
     return h;
 }
 
@@ -743,7 +745,12 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
                         d.logits_stride, s->objective.temperature);
         if (dw->head)
             s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V, d.logits_stride);
+        Adapter adapter;
+        const Linear linear = {LAYER_TENSORS, LAYER_TENSORS, d.C, d.V, LAYER_TENSORS, d.logits_stride};
+        const int adapted = head_adapter(s, w, &adapter);
+        Stored *dh = adapted ? adapter_backward(s, c, *dw, &adapter, linear, dlogits, h.norm_out) : NULL;
         s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, d.logits_stride, 0);
+        if (adapted) adapter_backward_input(s, c, &adapter, d.C, dnorm_out, dh);
         norm_backward(s, x, dw->norm, dnorm_bias, dnorm_out, x, h.norm, c.n, d.C, 0);
     }
     arena_pop(s->arena, mark);

@@ -76,6 +76,10 @@ static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Conf
             if (lora_wanted(lora, c, layer, i).rank && (pattern ? pattern_matches(text, name, 1, t->where, t->code)
                                                                 : lora_names_module(name, text, strlen(text))))
                 return 1;
+    lora_outer_name(c->family, LM_HEAD, name);
+    if (lora->head.rank &&
+        (pattern ? pattern_matches(text, name, 1, t->where, t->code) : lora_names_module(name, text, strlen(text))))
+        return 1;
     return 0;
 }
 
@@ -106,8 +110,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     }
     adapter_choose_copies(&targets, lora, c);
     const size_t chosen = adapter_choose(&targets, lora, c);
-    if (!o->lora_layers && strncmp(o->lora_targets, "all", 3) != 0)
-        lora_check_entries(&targets, lora, c, "target_modules");
+    if (strncmp(o->lora_targets, "all", 3) != 0) lora_check_entries(&targets, lora, c, "target_modules");
     if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);

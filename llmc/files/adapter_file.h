@@ -35,7 +35,7 @@ static void adapter_write_copies(JsonOut *json, const Lora *lora) {
     json_array(json, "modules_to_save");
     for (size_t i = 0; i < 2; i++) {
         if (!lora->saves[tensors[i]]) continue;
-        adapter_copy_name(lora->table.config.family, tensors[i], name);
+        lora_outer_name(lora->table.config.family, tensors[i], name);
         json_text(json, NULL, strrchr(name, '.') ? strrchr(name, '.') + 1 : name);
     }
     json_array_end(json);
@@ -201,6 +201,14 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
         }
     }
     adapter_choose_copies(t, lora, c);
+    if (known) adapter_refuse_embedding(t, c->family);
+    lora_outer_name(c->family, LM_HEAD, name);
+    const int found = adapter_has_tensor(list, "", name, 'A') || adapter_has_tensor(list, "", name, 'B');
+    if (known && !lora->saves[LM_HEAD] && adapter_targets(t, name, ADAPTER_OUTER) != found)
+        die(found ? "%s: there are tensors of %s, which target_modules does not name"
+                  : "%s: target_modules names %s, of which there are no tensors",
+            t->where, name);
+    if (found) lora->head = adapter_module(t, name, lora), count++;
     if (!count)
         die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
             c->family->name);
@@ -301,8 +309,7 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
-    if (strstr(name, "lora_embedding_") || strstr(name, "lm_head.lora_"))
-        return "belongs to the embedding or the head, whose adapters are not supported";
+    if (strstr(name, "lora_embedding_")) return "belongs to the embedding, whose adapters are not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
         return "is trained as a whole; of these only modules_to_save's embed_tokens and lm_head are supported";
     return "belongs to no linear layer of this base; is it an adapter for another one?";
@@ -342,7 +349,8 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         source_take_tensor(source, i, tensor, asks, "; is it an adapter for another base?");
     }
     for (size_t i = 0; i < list.count; i++)
-        if (!list.tensors[i].used)
+        if (!list.tensors[i].used &&
+            !(lora->head.rank && text_ends_with(list.tensors[i].name, "lm_head.base_layer.weight")))
             die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(list.tensors[i].name));
     safetensors_free(&list);
     source_finish(source);

@@ -15,6 +15,9 @@ The command line says the same by the same keys (cli/lora_options.h).
 #include "llmc/base/pattern.h"
 #include "llmc/model/lora.h"
 
+static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have copies where they are named
+#define ADAPTER_OUTER SIZE_MAX                                   // in place of their layer
+
 typedef struct {
     const cJSON *root; // the keys
     const char *where; // begins errors, of exit code `code`
@@ -30,12 +33,6 @@ static const char *adapter_module_name(const AdapterTargets *t, const Family *fa
     const int used = snprintf(name, 160, t->prefix, layer);
     snprintf(name + used, 160 - (size_t)used, "%s", module);
     return name;
-}
-
-// The embedding or the head, "model.embed_tokens"
-static void adapter_copy_name(const Family *family, ModelTensor tensor, char name[64]) {
-    const char *whole = family->model_names[tensor];
-    snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
 // A list of names has this one; *whole: and all of it.
@@ -92,7 +89,7 @@ static int adapter_targets(const AdapterTargets *t, const char *name, size_t lay
     int whole;
     if (adapter_excludes(t, name)) return 0;
     if (cJSON_IsString(targets))
-        return !strcasecmp(targets->valuestring, "all-linear") ||
+        return (!strcasecmp(targets->valuestring, "all-linear") && layer != ADAPTER_OUTER) ||
                pattern_matches(targets->valuestring, name, 0, t->where, t->code);
     if (!adapter_lists(t, "target_modules", targets, name, &whole)) return 0;
     if (whole || !layers || (cJSON_IsArray(layers) && !layers->child)) return 1;
@@ -126,14 +123,14 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
 
 // modules_to_save: the embedding and the head, by their names or the ends of these, of a model that has both
 static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Config *c) {
-    static const ModelTensor tensors[] = {EMBEDDING, LM_HEAD};
+    const ModelTensor *tensors = adapter_outer;
     const cJSON *list = json_get(t->root, "modules_to_save"), *item;
     if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save is no list of names", t->where);
     cJSON_ArrayForEach(item, list) {
         int found = 0;
         for (size_t i = 0; i < 2 && cJSON_IsString(item); i++) {
             char name[64];
-            adapter_copy_name(c->family, tensors[i], name);
+            lora_outer_name(c->family, tensors[i], name);
             if (!lora_names_module(name, item->valuestring, strlen(item->valuestring))) continue;
             if (c->tie_word_embeddings)
                 die_with(t->code,
@@ -168,6 +165,16 @@ static LoraModule *adapter_allocate_each(const Config *c) {
                                         "the adapters of each layer");
 }
 
+static void adapter_refuse_embedding(const AdapterTargets *t, const Family *family) {
+    char name[64];
+    lora_outer_name(family, EMBEDDING, name);
+    if (adapter_targets(t, name, ADAPTER_OUTER))
+        die_with(t->code,
+                 "%s: target_modules names the embedding, %s, whose adapters are not supported; modules_to_save is, of "
+                 "embed_tokens",
+                 t->where, name);
+}
+
 // lora->modules or lora->each by the keys alone. Returns the number of modules with adapters.
 static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c) {
     char name[160];
@@ -177,6 +184,10 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
             if (lora_layer_has(c, layer, i) && adapter_targets(t, name, layer))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
+    adapter_refuse_embedding(t, c->family);
+    lora_outer_name(c->family, LM_HEAD, name);
+    if (!lora->saves[LM_HEAD] && adapter_targets(t, name, ADAPTER_OUTER))
+        lora->head = adapter_module(t, name, lora), count++;
     adapter_simplify(lora, c);
     return count;
 }
@@ -199,13 +210,16 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
 
 typedef enum { ADAPTER_PRESENT, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
 
-// What a key says of a module in a layer; NAN: nothing
-static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, size_t i) {
-    const LoraModule m = lora_wanted(lora, &lora->table.config, layer, i);
+// What a key says of a module; NAN: nothing
+static double adapter_module_value(const Lora *lora, AdapterKey key, LoraModule m) {
     if (!m.rank) return NAN;
     if (key == ADAPTER_PRESENT) return 1;
     if (key == ADAPTER_RANK) return m.rank == lora->rank ? NAN : (double)m.rank;
     return m.alpha == lora->alpha ? NAN : m.alpha;
+}
+
+static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, size_t i) {
+    return adapter_module_value(lora, key, lora_wanted(lora, &lora->table.config, layer, i));
 }
 
 // All layers that have the i-th module, or its adapter, say the same of it.
@@ -238,7 +252,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     struct {
         char name[64];
         double value;
-    } alike[LORA_TENSORS];
+    } alike[LORA_TENSORS + 1];
     size_t count = 0;
     char name[160];
     double value;
@@ -249,6 +263,8 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     for (size_t i = 0; lora_module(c->family, i); i++)
         if (adapter_key_alike(lora, key, i, &value) && !isnan(value))
             adapter_short_name(c->family, i, alike[count].name), alike[count++].value = value;
+    value = adapter_module_value(lora, key, lora->head);
+    if (!isnan(value)) lora_outer_name(c->family, LM_HEAD, alike[count].name), alike[count++].value = value;
     qsort(alike, count, sizeof(alike[0]), compare_texts);
     for (size_t k = 0; k < count; k++) adapter_write_entry(json, alike[k].name, alike[k].value, key);
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)

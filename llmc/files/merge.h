@@ -32,7 +32,8 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
 
 static void merge_load_pair(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t first = merge->first[parameter], rank = merge->adapter->model.parameters[first].rows;
+    const size_t first = merge->first[parameter];
+    const size_t rank = merge->adapter->model.parameters[first].rows;
     if (merge->parameter == parameter) return;
     merge->parameter = parameter;
     free(merge->a), free(merge->b);
@@ -114,24 +115,31 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
 }
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
+// A tensor of the adapters is A of the model's tensor, or its copy.
+static int merge_is_of(const char *tensor, const char *name) {
+    const size_t before = strlen("base_model.model."), length = text_ends_with(name, ".weight") ? strlen(name) - 7 : 0;
+    const char *end = tensor + before + length;
+    if (!length || strlen(tensor) < before + length || strncmp(tensor + before, name, length) != 0) return 0;
+    return !strcmp(end, ".weight") || !strcmp(end, ".lora_A.weight");
+}
+
 // The source gives merged weights from now on. The adapters are of its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
     memset(merge, 0, sizeof(*merge));
     merge->adapter = adapter, merge->lora = lora, merge->parameter = ABSENT;
+    if (lora->head.rank && source->model.config.tie_word_embeddings)
+        die("%s: has an adapter of the head, which is this model's embedding, too, and cannot be merged; use the "
+            "adapter "
+            "beside the model",
+            adapter->path);
     merge->first =
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const char *name = source->model.parameters[i].name;
-        char of_a[200], copy[200];
         merge->first[i] = ABSENT;
-        if (!text_ends_with(name, ".weight")) continue;
-        snprintf(of_a, sizeof(of_a), "base_model.model.%.*s.lora_A.weight", (int)(strlen(name) - strlen(".weight")),
-                 name);
-        snprintf(copy, sizeof(copy), "base_model.model.%s", name);
         for (size_t k = 0; k < table->parameter_count && merge->first[i] == ABSENT; k++)
-            if (!strcmp(table->parameters[k].name, of_a) || !strcmp(table->parameters[k].name, copy))
-                merge->first[i] = k;
+            if (merge_is_of(table->parameters[k].name, name)) merge->first[i] = k;
     }
     source->merge = merge, source->merge_range = merge_range;
 }

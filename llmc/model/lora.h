@@ -35,11 +35,13 @@ typedef struct {
     double alpha, dropout;
     int rslora;
     unsigned modules;         // bit i: lora_module(.., i) has adapters, in all layers
-    int saves[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: a copy beside the adapters is trained as a whole (modules_to_save)
-    LoraModule *each;         // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
-    LoraPart *part;           // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
-    size_t *like;             // [layers] the first layer of the same kind with the same adapters
-    Model table;              // per layer and module A, then B, between saved copies; config and dtype of the model
+    int saves[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: a copy beside the adapters is trained (modules_to_save)
+    LoraModule head;          // its adapter
+    LoraPart head_part;
+    LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
+    LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
+    size_t *like;     // [layers] the first layer of the same kind with the same adapters
+    Model table;      // per layer and module A, then B, between saved copies; config and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
@@ -62,6 +64,12 @@ static const char *lora_module(const Family *family, size_t i) {
     const char *whole = t < LORA_TENSORS ? family->layer_names[lora_tensors[t]] : "";
     snprintf(name, sizeof(name), "%.*s", (int)(*whole ? strlen(whole) - strlen(".weight") : 0), whole);
     return *whole ? name : NULL;
+}
+
+// The embedding or the head, "model.embed_tokens"
+static void lora_outer_name(const Family *family, ModelTensor tensor, char name[64]) {
+    const char *whole = family->model_names[tensor];
+    snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
 // The layer has the i-th module, which those of another kind may lack.
@@ -166,6 +174,18 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     table->elements += p->rows * p->cols;
 }
 
+static void lora_add_head(Lora *lora) {
+    const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // of the head, too
+    const LoraModule m = lora->head;
+    const LoraPart part = {0, m.rank * shape.cols, shape.rows, m.rank, m.rank ? lora_scale(lora, m) : 0};
+    char name[64];
+    lora->head_part = part;
+    if (!m.rank) return;
+    lora_outer_name(lora->table.config.family, LM_HEAD, name);
+    lora_add_matrix(lora, "", name, 'A', m.rank, shape.cols);
+    lora_add_matrix(lora, "", name, 'B', shape.rows, m.rank);
+}
+
 // The first layer that has what layer l has
 static size_t lora_first_like(const Lora *lora, size_t l) {
     const Config *c = &lora->table.config;
@@ -189,7 +209,7 @@ static void lora_build(Lora *lora, const Model *model) {
     for (size_t t = 0; t < MODEL_TENSORS; t++) table->model_offset[t] = ABSENT;
     for (size_t t = 0; t < 2 * LAYER_TENSORS; t++) table->layer_offset[t / LAYER_TENSORS][t % LAYER_TENSORS] = ABSENT;
     table->parameters =
-        (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 2, sizeof(Parameter), "the table of adapters");
+        (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 4, sizeof(Parameter), "the table of adapters");
     lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");
     lora->like = (size_t *)checked_calloc(L, sizeof(size_t), "the table of adapters");
     if (lora->each) table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
@@ -207,13 +227,13 @@ static void lora_build(Lora *lora, const Model *model) {
         if (lora->each) table->layer_starts[layer + 1] = table->elements;
         lora->like[layer] = lora_first_like(lora, layer);
     }
-    lora_add_copy(lora, LM_HEAD);
+    lora_add_copy(lora, LM_HEAD), lora_add_head(lora);
 }
 
 // The part that a parameter of the table belongs to, the first of its module; NULL: it is a copy
 static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
-    if (layer >= GROUP_EMBEDDING) return NULL;
+    if (layer >= GROUP_EMBEDDING) return layer == GROUP_HEAD && lora->head.rank ? &lora->head_part : NULL;
     const LoraPart *part = lora_part(lora, layer, 0);
     while (part->a == ABSENT || (part->a != offset && part->b != offset)) part++;
     return part;
@@ -226,11 +246,12 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
         if (lora->part[i].a == ABSENT) continue;
         *least = min_size(*least, lora->part[i].rank), *most = max_size(*most, lora->part[i].rank);
     }
+    if (lora->head.rank) *least = min_size(*least, lora->head.rank), *most = max_size(*most, lora->head.rank);
 }
 
 // Elements of copies
 static size_t lora_copied(const Lora *lora) {
-    return group_elements(&lora->table, GROUP_EMBEDDING) + group_elements(&lora->table, GROUP_HEAD);
+    return (size_t)(lora->saves[EMBEDDING] + lora->saves[LM_HEAD]) * model_head_elements(&lora->table);
 }
 
 // A key of how adapters change the model, beside their values
@@ -239,7 +260,8 @@ static uint64_t lora_key(const Lora *lora) {
     const double scale = lora_scale(lora, usual);
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t modules = lora->table.config.num_hidden_layers * LORA_TENSORS;
-    return lora->each ? checksum_of(key, lora->each, modules * sizeof(LoraModule)) : key;
+    const uint64_t layers = lora->each ? checksum_of(key, lora->each, modules * sizeof(LoraModule)) : key;
+    return lora->head.rank ? checksum_of(layers, &lora->head, sizeof(lora->head)) : layers;
 }
 
 static void lora_free(Lora *lora) {

@@ -58,6 +58,15 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
     return sum;
 }
 
+// The head for each token
+static ProductFlops head_flops(const Model *model, const Lora *lora) {
+    const double C = (double)model->config.hidden_size, V = (double)model->config.vocab_size;
+    const double rank = lora ? 2 * (double)lora->head.rank : 0;
+    const ProductFlops flops = {2 * C * V + rank * (C + V),
+                                (lora && !lora->saves[LM_HEAD] ? 2 : 4) * C * V + rank * (3 * C + 2 * V)};
+    return flops;
+}
+
 // One rank's share of a batch: tokens, and query-key pairs of all layers together, of those that restore inputs too.
 typedef struct {
     double tokens, pairs, pairs_again;
@@ -123,7 +132,7 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
     if (linear > 0)
         layers += linear * (product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT).forward +
                             delta_token_flops(model, DELTA_FORWARD));
-    return size.tokens * (layers + 2 * (double)(d.C * d.V)) + 4 * (double)d.Q * size.pairs +
+    return size.tokens * (layers + head_flops(model, lora).forward) + 4 * (double)d.Q * size.pairs +
            flops_scan(settings, lora, &size, 0);
 }
 
@@ -158,7 +167,8 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const int ring = settings->ring && world_sp(settings->world) > 1;
     const double L = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR)); // with attention
     const double rings = ring ? (double)layers_of_kind(&model->config, LAYER_FULL) : 0;
-    const double head = 2 * (double)(d.C * d.V), attention = (double)d.Q * size.pairs;
+    const ProductFlops head = head_flops(model, lora);
+    const double attention = (double)d.Q * size.pairs;
     double layers = L * all.backward, flops = 10 * attention + flops_linear_layers(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
     if (method_recomputes(settings->method)) {
@@ -168,16 +178,16 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         layers += size.layers_again[0] * all.forward;
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
-    layers += (lora && !lora->saves[LM_HEAD] ? head : 2 * head);
+    layers += head.backward;
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
     if (method_is_chunk_major(settings->method)) { // forward twice; the head's first one only where it is wanted
         const int sparse = settings->method == METHOD_SPACO;
         if (d.qk_norm) layers += L * k.forward;
-        return forward - (waits || sparse ? 0 : size.tokens * head) +
+        return forward - (waits || sparse ? 0 : size.tokens * head.forward) +
                (sparse ? settings->sparse.keep : 1) * (forward + size.tokens * layers + flops);
     }
-    if (waits) layers += head;
+    if (waits) layers += head.forward;
     return forward + size.tokens * layers + flops;
 }
 

@@ -35,7 +35,7 @@ static GroupSums grads_held(const Residency *r, size_t group) {
     if (is_layer(group)) {
         sums.layer = own, sums.offset = layer_offsets(r->model, group);
     } else if (r->lora && group == GROUP_HEAD) {
-        sums.head = group_is_trained(r, group) ? own : NULL;
+        sums.layer = own, sums.head = r->lora->saves[LM_HEAD] ? own : NULL;
     } else if (group == GROUP_HEAD) {
         sums.norm = own;
         sums.head = head_is_tied(r->model) ? r->held : sums_at(own, head_norm_elements(r->model), r);

@@ -76,6 +76,18 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
     return count;
 }
 
+// The head's adapter, with the weights of its group; 0: there is none.
+static int head_adapter(const StreamBP *s, GroupWeights w, Adapter *adapter) {
+    const size_t size = dtype_size(s->model->dtype);
+    if (!w.adapters) return 0;
+    adapter->part = &s->memory.lora->head_part, adapter->column = 0;
+    adapter->a = (const Stored *)at(w.adapters, adapter->part->a, size);
+    adapter->b = (const Stored *)at(w.adapters, adapter->part->b, size);
+    adapter->seed =
+        random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, group_begin(&s->memory.lora->table, GROUP_HEAD));
+    return 1;
+}
+
 // In force where gradients follow
 static double dropout_rate(const StreamBP *s) { return s->pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
@@ -126,21 +138,24 @@ static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Line
     }
 }
 
+// out[n,.] += what an adapter of x[n,in] gives, rows of out `stride` apart
+static void adapter_add(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, size_t stride, Stored *out,
+                        const Stored *x) {
+    const size_t mark = arena_mark(s->arena);
+    const Stored *h = adapter_narrow(s, c, adapter, adapter_input(s, c, adapter, x, in), in);
+    Stored *columns = stored_row(s, out, adapter->column, 1);
+    s->ops->linear_forward(columns, h, adapter->b, NULL, columns, c.n, adapter->part->rank, adapter->part->columns,
+                           stride);
+    arena_pop(s->arena, mark);
+}
+
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
 static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                                 const Stored *x, const Stored *residual) {
     Adapter adapter[ADAPTERS_MOST];
     size_t count = adapters_of(s, l, w, linear, adapter);
     product_forward(s, l, c, w, linear, out, x, residual);
-    for (size_t i = 0; i < count; i++) {
-        size_t mark = arena_mark(s->arena);
-        const Stored *input = adapter_input(s, c, &adapter[i], x, linear.in);
-        const Stored *h = adapter_narrow(s, c, &adapter[i], input, linear.in);
-        Stored *columns = stored_row(s, out, adapter[i].column, 1);
-        s->ops->linear_forward(columns, h, adapter[i].b, NULL, columns, c.n, adapter[i].part->rank,
-                               adapter[i].part->columns, linear.stride);
-        arena_pop(s->arena, mark);
-    }
+    for (size_t i = 0; i < count; i++) adapter_add(s, c, &adapter[i], linear.in, linear.stride, out, x);
 }
 
 static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,

@@ -29,7 +29,7 @@ micro-batch. Two buffers take turns, so that communication of one layer runs bes
 // ---- weights --------------------------------------------------------------------------------------------------------
 typedef struct {
     char *weights;        // of the group, from its first element
-    char *adapters;       // of a layer, from its first element; NULL: none, or a pass of the reference
+    char *adapters;       // of the group, from its first element; NULL: none, or a pass of the reference
     char *matrix;         // of the head: [V,C], the embedding where they are tied; else NULL, and with `stored`
     const size_t *offset; // of a layer's tensors (layer_offsets); else NULL
     const char *stored; // matrices in 4 bits are used as they are (coded_matrix): the group as it is stored; else NULL
@@ -173,15 +173,17 @@ static void table_decode(Residency *r, size_t group, size_t rows, char *stored, 
     group_decode(r, group, rows, stored, decoded, w);
 }
 
-// The trained copy of the embedding or the head takes the place of the model's (lora.h).
-static void acquire_copy(Residency *r, size_t group, GroupWeights *w) {
+// The trained copy of the embedding or the head takes the place of the model's (lora.h); the head's adapter goes with it.
+static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
     const Model *table = &r->lora->table;
     char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
     if (weights_come(r)) {
-        copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's copy" : "the embedding's copy");
+        copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's adapters" : "the embedding's adapters");
         group_await(r, table, group, copy, group_ask(r, table, r->adapters, group, copy));
     }
-    if (group == GROUP_HEAD)
+    if (group == GROUP_HEAD && r->lora->head.rank)
+        w->adapters = copy;
+    else if (group == GROUP_HEAD)
         w->matrix = copy;
     else
         w->weights = copy;
@@ -208,7 +210,7 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     if (tied && !comes) w.matrix = r->weights; // the model's first tensor
     if (group == GROUP_HEAD && !tied && !w.stored)
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
-    if (has_adapters(r) && group_is_trained(r, group)) acquire_copy(r, group, &w);
+    if (has_adapters(r) && group_is_trained(r, group)) acquire_outer(r, group, &w);
     return w;
 }
 
@@ -399,7 +401,7 @@ static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
 
 // ---- sums of a group ------------------------------------------------------------------------------------------------
 typedef struct {
-    Summed *layer;       // a layer's dW in the order of its tensors, or with LoRA of its adapters; NULL of the others
+    Summed *layer;       // a layer's dW in the order of its tensors; with LoRA of its adapters, or all of the head's
     Summed *norm, *head; // of the head: the final norm's (weight, bias), and the matrix
     void *tables;        // of the embedding group: its op adds to them directly,
     DType tables_type;   // in this type
@@ -454,8 +456,9 @@ static char *table_begin(Residency *r, StoredGradient *g, size_t group) {
 }
 
 static void head_sums(Residency *r, GroupSums *sums) {
-    const size_t norm = r->lora ? 0 : head_norm_elements(r->model), matrix = model_head_elements(r->model);
-    const int tied = head_is_tied(r->model);
+    const size_t norm = r->lora ? 0 : head_norm_elements(r->model);
+    const size_t matrix = r->lora ? group_elements(trained_table(r), GROUP_HEAD) : model_head_elements(r->model);
+    const int tied = head_is_tied(r->model) && !r->lora;
     if (sums_in_place(r))
         sums->norm = (Summed *)(void *)table_begin(r, &sums->stored[0], GROUP_HEAD);
     else
@@ -466,7 +469,9 @@ static void head_sums(Residency *r, GroupSums *sums) {
         sums->head = (Summed *)(void *)table_begin(r, &sums->stored[1], GROUP_EMBEDDING);
     else
         sums->head = sums_at(sums->norm, norm, r);
-    if (r->lora) sums->norm = NULL; // is frozen
+    if (!r->lora) return;
+    sums->layer = sums->head, sums->norm = NULL; // which is frozen
+    if (!r->lora->saves[LM_HEAD]) sums->head = NULL;
 }
 
 static void embedding_sums(Residency *r, GroupSums *sums) {
@@ -477,7 +482,8 @@ static void embedding_sums(Residency *r, GroupSums *sums) {
     else if (r->embedding_sums)
         sums->tables = r->embedding_sums;
     else
-        sums->tables = push_sums(r, "sums of the embedding's gradient", group_elements(r->model, GROUP_EMBEDDING));
+        sums->tables =
+            push_sums(r, "sums of the embedding's gradient", group_elements(trained_table(r), GROUP_EMBEDDING));
 }
 
 static GroupSums grads_acquire(Residency *r, size_t group) {
@@ -493,8 +499,8 @@ static GroupSums grads_acquire(Residency *r, size_t group) {
 }
 
 static void release_table(Residency *r, size_t group, GroupSums *sums) {
-    const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums;
-    Summed *all = !head ? (Summed *)sums->tables : r->lora ? sums->head : sums->norm;
+    const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums && !r->lora;
+    Summed *all = !head ? (Summed *)sums->tables : r->lora ? sums->layer : sums->norm;
     StoredGradient *g = sums->stored;
     int64_t ticket = reduce_sums(r, group, all);
     if (!sums_in_place(r) && (head || !alone(r) || r->holds)) {

@@ -234,8 +234,10 @@ static void trainer_objective_settings(Trainer *t) {
                     lora->saves[LM_HEAD] ? " head" : "");
     if (lora->rank)
         add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,%s=%llx,dtype=%s",
-                    lora->rank, lora->alpha, lora->dropout, lora->rslora, lora->each ? "layers" : "modules",
-                    lora->each ? (unsigned long long)lora_key(lora) : lora->modules, dtype_name(lora->table.dtype));
+                    lora->rank, lora->alpha, lora->dropout, lora->rslora,
+                    lora->each || lora->head.rank ? "layers" : "modules",
+                    lora->each || lora->head.rank ? (unsigned long long)lora_key(lora) : lora->modules,
+                    dtype_name(lora->table.dtype));
 }
 
 // Commands, and the weights of several, in the order in which they are given

@@ -39,6 +39,8 @@ static TinyCase case_make(size_t m, size_t a) {
     if (c.model.config.family->hybrid) targets = adapters[a].hybrid_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
+    if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3)
+        c.lora.head.rank = 3, c.lora.head.alpha = 2;
     if (a == ADAPTERS - 3) lora_vary(&c.lora, &c.model.config);
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
@@ -80,6 +82,15 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
                                    part->scale};
                 if (terms) terms[*count] = term;
             }
+        }
+        const LoraPart *part = &c->lora.head_part; // where it is not tied
+        const size_t C = c->model.config.hidden_size, V = c->model.config.vocab_size, r = part->rank;
+        const size_t group = group_begin(&c->lora.table, GROUP_HEAD);
+        for (size_t j = 0; j < V * C * r; j++, ++*count) {
+            const size_t row = j / r / C, col = j / r % C, k = j % r;
+            const Term term = {c->model.model_offset[LM_HEAD] + j / r, group + k * C + col,
+                               group + part->b + row * r + k, part->scale};
+            if (terms) terms[*count] = term;
         }
         if (!round) terms = (Term *)case_memory(*count * sizeof(Term));
     }

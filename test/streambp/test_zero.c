@@ -242,7 +242,11 @@ static Traffic formula(const Case *c, RunSettings settings) {
     const double layers = (double)(group_begin(m, GROUP_HEAD) - m->layer_begin);
     const double embedding = (double)group_elements(m, GROUP_EMBEDDING), head = (double)group_elements(m, GROUP_HEAD);
     const int in_place = settings.world.zero < 2 && gradient == summed;
-    const double adapters = c->tiny.adapters ? (double)c->tiny.lora.table.elements : 0;
+    const Model *of = &c->tiny.lora.table; // adapters of layers come twice, of the head and copies once
+    const double adapters =
+        c->tiny.adapters
+            ? (double)of->elements - (double)(group_elements(of, GROUP_EMBEDDING) + group_elements(of, GROUP_HEAD)) / 2
+            : 0;
     const double gathered = 2 * layers + embedding + head + (head_is_tied(m) ? embedding : 0) + 2 * adapters;
     Traffic t = {0};
     t.bytes[TRAFFIC_GRADIENTS] =

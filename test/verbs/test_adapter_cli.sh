@@ -70,6 +70,14 @@ check 'a copy is named' grep -q '"modules_to_save": \["embed_tokens", "lm_head"\
 refuses 2 'modules_to_save has norm, which is not supported; embed_tokens and lm_head are' bp --model "$base" $data --lora-rank 2 \
     --lora-modules-to-save norm
 refuses 2 'but this model.s head is its embedding' bp --init $TINY,tie_word_embeddings=true $data --lora-rank 2 --lora-modules-to-save lm_head
+refuses 2 'names the embedding, model.embed_tokens, whose adapters are not supported' bp --model "$base" $data --lora-rank 2 \
+    --lora-targets q_proj,embed_tokens
+tied="--init $TINY,tie_word_embeddings=true"
+succeeds train $tied $data --lora-rank 2 --lora-targets lm_head $on --steps 2 --out "$WORK/head"
+check 'the head is a module' grep -q '"target_modules": \["lm_head"\]' "$WORK/head/checkpoint-00000002/adapter_config.json"
+succeeds convert $tied --out "$WORK/tied.bin"
+refuses 1 'an adapter of the head, which is this model.s embedding' convert --model "$WORK/tied.bin" --adapter "$WORK/head" --merge \
+    --out "$WORK/x.bin"
 refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
 
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
