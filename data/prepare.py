@@ -238,7 +238,7 @@ def hint(work, arguments, kind):
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
-          f"{validation} --seq-len {length} {option} {step} --lr {rate} --save-every 100 --out run")
+          f"{validation} --seq-len {length} {option} {step} --lr {rate} --out run")
 
 
 def model_positions(folder):

@@ -63,7 +63,6 @@ given() { typed "$@" || { [ -n "$config" ] && grep -qE "^[[:space:]]*(--)?$1([[:
 for name in model data val-data out resume; do
     ! typed $name "$@" || stop 2 "--$name is what this script chooses; give the three commands by hand (README) to choose it"
 done
-given save-every "$@" || set -- --save-every 100 "$@"
 
 # ---- 1: shards ------------------------------------------------------------------------------------------------------------------------
 mkdir -p "$work" || stop 1 "$work: cannot be made"
@@ -95,8 +94,7 @@ if ls "$work"/shards/val-*.bin >/dev/null 2>&1; then
 elif given val-every "$@" && ! typed val-every "$@"; then
     set -- --val-every 0 "$@" # there is nothing to validate on
 fi
-[ ! -e "$work/run/lock" ] || set -- "$@" --resume
-set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run"
+set -- "$TRAIN" --model "$model" --data "$work/shards/train-*.bin" "$@" --out "$work/run" --resume auto
 announce "$@"
 "$@" || failed $?
 

@@ -62,9 +62,8 @@ static void report_adapters(FILE *out, const Run *run, const char *where) {
     size_t least, most;
     lora_ranks(lora, &least, &most);
     fprintf(out, least < most ? "adapters rank %zu to %zu" : "adapters rank %zu", least, most);
-    fprintf(out, ", alpha %g%s, dropout %g: %s parameters%s%s\n", lora->alpha,
-            lora->rslora ? " (rsLoRA)" : "", lora->dropout, human_count((double)lora->table.elements),
-            where ? " of " : "", where ? where : "");
+    fprintf(out, ", alpha %g%s, dropout %g: %s parameters%s%s\n", lora->alpha, lora->rslora ? " (rsLoRA)" : "",
+            lora->dropout, human_count((double)lora->table.elements), where ? " of " : "", where ? where : "");
 }
 
 // Bits an element, and how far decoded weights are from those that were quantised here, by kind of matrix.

@@ -49,7 +49,13 @@ END
 cat >"$WORK/bin/srun" <<'END'
 #!/bin/sh
 echo "srun $*"
+case $* in *--waits*) trap 'echo asked; exit 0' USR1; touch "$WORK/waits"; while :; do sleep 0.1; done ;; esac
 END
+cat >"$WORK/bin/scontrol" <<'END'
+#!/bin/sh
+echo "scontrol $*"
+END
+export WORK
 cat >"$WORK/build/train" <<'END'
 #!/bin/sh
 loss=1.5
@@ -77,10 +83,19 @@ says out '^3 of bp --sp 3$'
 several 1 CUDA_VISIBLE_DEVICES= RANKS=0 scripts/run_single_node.sh bp
 several 2 SLURM_JOB_ID= TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out run
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --zero 3 --out "$WORK/run"
-says out 'build/tell --zero 3 --out [^ ]*/run$'
-mkdir "$WORK/run" && touch "$WORK/run/lock"
-several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out "$WORK/run" --zero 3
-says out 'run --zero 3 --resume$'
+says out 'build/tell --zero 3 --out [^ ]*/run --resume auto$'
+several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --out "$WORK/run" --overwrite
+says out 'run --overwrite$'
+for options in --resume --overwrite; do # shortly before its time is up
+    rm -f "$WORK/waits"
+    PATH="$WORK/bin:$PATH" SLURM_JOB_ID=7 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch --waits $options >"$WORK/out" 2>"$WORK/err" &
+    for _ in 1 2 3 4 5 6 7 8 9; do [ -e "$WORK/waits" ] || sleep 0.2; done
+    kill -USR1 $!
+    wait $!
+    check 'ends well' [ $? = 0 ]
+    says out '^asked$'
+    check "$options: the job is queued again, or not" [ "$(grep -c '^scontrol requeue 7$' "$WORK/out")" = $([ $options = --resume ] && echo 1 || echo 0) ]
+done
 several 0 SLURM_JOB_ID=1 TRAIN="$WORK/build/tell" scripts/slurm_train.sbatch bp --out run
 says out 'build/tell bp --out run$'
 
