@@ -26,28 +26,10 @@ static void ending_validation(Ending *e, double value) {
     e->last = value;
 }
 
-// Prints "PROGRAM VERB --model RUN", or with adapters "PROGRAM VERB --model BASE --adapter RUN", BASE as it was given.
-static void ending_command(FILE *out, const char *verb, const Options *o, int adapters) {
-    static const char *const of_base[] = {"model", "init", "seed", "base", "quantise-head", "rope-scaling"};
-    size_t column = 0;
-    char text[64];
-    echo_quoted(out, program_called());
-    fprintf(out, " %s", verb);
-    for (size_t i = 0; adapters && i < sizeof(of_base) / sizeof(of_base[0]); i++) {
-        const OptionRow *row = &option_rows[option_find(of_base[i])];
-        if (!option_given(o, of_base[i])) continue;
-        echo_option(out, row, row->kind == OPTION_FLAG ? NULL : option_text(row, o, text, sizeof(text)), &column);
-        column = 0;
-    }
-    fputs(adapters ? " --adapter " : " --model ", out);
-    echo_quoted(out, o->out);
-}
-
 // stopped: by a signal, which has said how to go on
 static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
-    const int adapters = run->lora.rank > 0;
     char path[PATH_MAX];
     fprintf(out, "ended    step %zu of %zu after %s, %.0f tokens, %.0f tok/s\n", state->step, state->schedule.steps,
             human_seconds(seconds_now() - e->begin), tokens, seconds > 0 ? tokens / seconds : 0);
@@ -55,16 +37,18 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
         fprintf(out, "validation  %s %.6g at first, %.6g at best (step %zu), %.6g at last\n",
                 o->rollout ? "reward" : "loss", e->first, state->best, state->best_step, e->last);
     if (!o->out || stopped) return;
-    fprintf(out, "saved    %s\nnext     ", o->out);
-    ending_command(out, "sample", o, adapters);
     const int writes = tokenizer_of_run(run, path) || run->model.config.vocab_size == 256;
-    fputs(writes ? " --prompt TEXT\n" : " --prompt-ids 1,2,3\n", out);
-    if (adapters && option_given(o, "base")) return; // weights in 4 bits are not merged
-    fputs("         ", out);
-    ending_command(out, "convert", o, adapters);
-    fputs(adapters ? " --merge --out " : " --out ", out);
-    snprintf(path, sizeof(path), "%.*s-hf", (int)(text_ends_with(o->out, "/") ? strlen(o->out) - 1 : strlen(o->out)),
-             o->out);
+    const size_t name = strlen(o->out) - text_ends_with(o->out, "/");
+    fprintf(out, "saved    %s\nnext     ", o->out);
+    echo_quoted(out, program_called());
+    fputs(" sample --model ", out);
+    echo_quoted(out, o->out);
+    fprintf(out, " %s\n         ", writes ? "--prompt TEXT" : "--prompt-ids 1,2,3");
+    echo_quoted(out, program_called());
+    fputs(" convert --model ", out);
+    echo_quoted(out, o->out);
+    fputs(" --out ", out);
+    snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
     echo_quoted(out, path);
     fputc('\n', out);
 }
