@@ -142,7 +142,7 @@ static int verb_convert(const Options *options) {
     if (!run.source) run.source = weights_random(&run.model.config, run.model.dtype, options->seed);
     const char *read = run.adapter ? run.adapter->path : run.source->path;
     folder_above(above, read);
-    if (!path_is_directory(read) && !run.source->random) run_source_read(above, &began);
+    if (!path_is_directory(read) && (run.adapter || !run.source->random)) run_source_read(above, &began);
     // fp32 weights of a run that began from a folder in bf16 become that again
     const int again =
         folder && run.source->dtype == DTYPE_FP32 && !strcmp(began.text[SOURCE_DTYPE], dtype_name(DTYPE_BF16));
