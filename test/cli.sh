@@ -22,7 +22,12 @@ says() { # out or err, pattern...: each matches a line of it
     shift
     for line; do check "$file says '$line'" grep -q -- "$line" "$WORK/$file"; done
 }
-run() { "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"; }
+# What the program is given: of `train` without --out nothing is kept.
+run() {
+    case "$*" in train*' --out'*) ;; 'train '*) set -- "$@" --out none ;; esac
+    $LAUNCHED "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"
+}
+LAUNCHED= # words before it
 succeeds() { # arguments: exit 0
     if run "$@"; then pass; else fail "exit $? of: train $*"; sed 's/^/    /' "$WORK/err" | tail -n 5; fi
 }
@@ -31,8 +36,10 @@ succeeds() { # arguments: exit 0
 refuses() {
     code=$1 pattern=$2
     shift 2
-    ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"
+    LAUNCHED="env ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0"
+    run "$@"
     status=$?
+    LAUNCHED=
     lines=$(grep -c '^train: ' "$WORK/err")
     if [ $status != "$code" ]; then fail "exit $status, not $code, of: train $*"
     elif [ "$lines" != 1 ]; then fail "$lines error lines of: train $*"

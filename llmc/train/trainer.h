@@ -103,8 +103,8 @@ static void trainer_save(Trainer *t) {
     t->saved_at = seconds_now();
     if (!t->log.text || !bytes) return;
     progress_clear(&t->log.progress);
-    fprintf(t->log.text, "step %*zu/%zu  saved in %s: %s in %s\n", digits_of(t->log.steps), t->state.step, t->log.steps,
-            t->folder.path, human_bytes((double)bytes), human_seconds(t->saved_at - begin));
+    fprintf(t->log.text, "step %*zu/%zu  checkpoint-%08zu saved, %s in %s\n", digits_of(t->log.steps), t->state.step,
+            t->log.steps, t->state.step, human_bytes((double)bytes), human_seconds(t->saved_at - begin));
     fflush(t->log.text);
 }
 

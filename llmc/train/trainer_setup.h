@@ -423,7 +423,7 @@ static void trainer_check_space(const Trainer *t) {
     char text[32];
     if (o->quiet) return;
     const double each = (double)checkpoint_bytes(&t->tensors);
-    fprintf(t->run.text, "saving   in %s, ", o->out);
+    fprintf(t->run.text, "saving   ");
     if (every->seconds > 0)
         fprintf(t->run.text, "every %s", human_seconds(every->seconds));
     else if (every->steps)

@@ -78,7 +78,7 @@ static const char *answering(const char *how) {
 // ---- what must hold -------------------------------------------------------------------------------------------------
 static int ask(Reward *r, Asked asked, float *reward) {
     allocation_guard = 1;
-    const int answered = rewards_ask(r, 1, asked_lines, &asked, asked.n, &reward);
+    const int answered = rewards_ask(r, 1, asked_lines, &asked, asked.n, &reward, 1);
     allocation_guard = 0;
     return answered;
 }
@@ -231,7 +231,7 @@ TEST(several_commands) {
         asked[k] = asking(6, 100), reward[k] = found[k], group[k] = r[k].process;
     }
     allocation_guard = 1;
-    assert_false(rewards_ask(r, 4, asked_lines_of_each, asked, 6, reward));
+    assert_false(rewards_ask(r, 4, asked_lines_of_each, asked, 6, reward, 1));
     allocation_guard = 0;
     assert_true(!r[0].failed && r[1].failed && r[2].failed && !r[3].failed);
     assert_true(r[0].answered == 6 && r[1].answered == 1 && r[2].answered == 1 && r[3].answered == 6);

@@ -19,7 +19,11 @@ export OMP_NUM_THREADS=1
 ranks() { # P, arguments: that many processes
     count=$1
     shift
-    $MPIRUN "$count" "$TRAIN" "$@" >"$WORK/out" 2>"$WORK/err"
+    LAUNCHED="$MPIRUN $count"
+    run "$@"
+    status=$?
+    LAUNCHED=
+    return $status
 }
 ranks_succeed() {
     if ranks "$@"; then pass; else fail "exit $? of $1 ranks: train $*"; grep '^train: ' "$WORK/err" | head -n 3; fi
