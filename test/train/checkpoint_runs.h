@@ -25,7 +25,7 @@ static const RunSetting usual_settings[USUAL_SETTINGS] = {
 };
 
 static RunState run_state(size_t step) {
-    static const Schedule schedule = {3e-4, SCHEDULE_COSINE, 0.1, 0.2, 10, 1000, 0};
+    static const Schedule schedule = {3e-4, SCHEDULE_COSINE, 0.1, 0.2, 10, 1000, 0, 0, 0};
     RunState run = {0};
     run.step = step, run.next_batch = 4 * step, run.tokens = 8192 * step, run.seconds = 0.1 * (double)step;
     run.schedule = schedule;

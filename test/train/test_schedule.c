@@ -8,7 +8,7 @@ __attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
 static const double PI = 3.14159265358979323846;
 
 static Schedule make(ScheduleKind kind, size_t warmup, size_t steps) {
-    Schedule schedule = {3e-4, kind, 0.1, 0.2, warmup, steps, 0};
+    Schedule schedule = {3e-4, kind, 0.1, 0.2, warmup, steps, 0, 0, 0};
     return schedule;
 }
 
