@@ -70,7 +70,7 @@ mib() { echo "$1" | awk '{ printf "%.0f MiB", $1 / 1048576 }'; }
 sums() { (cd "$1" && cksum checkpoint-*/model.bin checkpoint-*/optimizer.bin); }
 
 # ---- the runs -------------------------------------------------------------------------------------------------------------------
-run="train --out none --init $MODEL --data $DATA --seq-len $TOKENS --steps $steps --schedule constant --chunk 256 --logits-chunk 256"
+run="train --init $MODEL --data $DATA --seq-len $TOKENS --steps $steps --schedule constant --chunk 256 --logits-chunk 256"
 plan=$("$TRAIN" plan ${run#train} $ON_DEVICE --json --quiet)
 number() { echo "$plan" | json_number "$1"; }
 state=$(($(number weights) + $(number gradients) + $(number optimizer)))

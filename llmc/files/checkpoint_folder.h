@@ -290,7 +290,7 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 #define LOCK_NAME "lock"
 #define LOCK_TEXT 64 // bytes of the lock's file at most
 
-// What a run does with what its folder holds
+// What a run does with what its folder holds; the first three as Resume has them (option_rows.h)
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
 // The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and

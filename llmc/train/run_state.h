@@ -217,11 +217,10 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) > 1e-12 * then) // a compiler may round two calls in different ways
-            die("%s: made step %zu at lr %.6g, not %.6g: its schedule was made for %zu steps; give --steps %zu --lr "
-                "%.10g --schedule %s --warmup %zu --final-lr-fraction %.10g --decay-fraction %.10g, and for more steps "
-                "--extend once these are done",
-                checkpoint, step, then, now, saved->steps, saved->steps, saved->peak, schedule_names[saved->kind],
-                saved->warmup, saved->final_fraction, saved->decay_fraction);
+            die("%s: made step %zu at lr %.6g, not %.6g; give --steps %zu --lr %.10g --schedule %s --warmup %zu "
+                "--final-lr-fraction %.10g --decay-fraction %.10g, and --extend once they are done",
+                checkpoint, step, then, now, saved->steps, saved->peak, schedule_names[saved->kind], saved->warmup,
+                saved->final_fraction, saved->decay_fraction);
     }
 }
 

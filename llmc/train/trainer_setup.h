@@ -32,8 +32,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
         path_join(config, o->out, others[i][0]);
         if (path_exists(config)) die("--out %s: %s; choose another", o->out, others[i][1]);
     }
-    checkpoint_open(&t->folder, o->out, o->keep_checkpoints,
-                    o->overwrite ? FOLDER_REPLACE : (FolderUse)(o->resume + FOLDER_NEW));
+    checkpoint_open(&t->folder, o->out, o->keep_checkpoints, o->overwrite ? FOLDER_REPLACE : (FolderUse)(int)o->resume);
     if (t->folder.last != CHECKPOINT_NONE) {
         checkpoint_path(last, t->folder.path, t->folder.last, "");
         trainer_find_model(o, last, model);

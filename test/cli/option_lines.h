@@ -112,11 +112,12 @@ static void add_company(CommandLine *line, const char *tested) {
         add_company(line, of_options[i].needs);
         const OptionKind kind = option_rows[option_find(of_options[i].needs)].kind;
         snprintf(text, sizeof(text), "--%s%s", of_options[i].needs,
-                 kind == OPTION_FLAG     ? ""
-                 : kind == OPTION_CHOICE ? "=attention"
-                                         : "=4");
+                 kind == OPTION_FLAG || option_bare(&option_rows[option_find(of_options[i].needs)]) ? ""
+                 : kind == OPTION_CHOICE                                                            ? "=attention"
+                                                                                                    : "=4");
         add(line, text);
     }
+    if (!strcmp(tested, "keep-best")) add(line, "--val-every=2");
     if (!strcmp(tested, "kv")) add(line, "--sp=4");
     if (!strcmp(tested, "merge") || !strcmp(tested, "adapter-only")) add(line, "--adapter=a");
     if (!strcmp(tested, "quantise-head")) add(line, "--base=nf4");
@@ -174,6 +175,7 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
     case OPTION_TEXT: snprintf(text, size, "%s", strings[i]); break;
     case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
     case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;
+    case OPTION_INTERVAL: snprintf(text, size, i % 2 ? "%zumin" : "%zu", i + 7); break;
     default:
         while (i--) choice += strcspn(choice, "|") + (choice[strcspn(choice, "|")] != 0);
         if (!*choice) return NULL;
