@@ -175,7 +175,7 @@ static const char *example_value(const OptionRow *row, size_t i, char *text, siz
     case OPTION_TEXT: snprintf(text, size, "%s", strings[i]); break;
     case OPTION_IDS: snprintf(text, size, i == 0 ? "7" : "0,2147483647,%zu", i); break;
     case OPTION_PATHS: snprintf(text, size, "%zu *.bin", i); break;
-    case OPTION_INTERVAL: snprintf(text, size, i % 2 ? "%zumin" : "%zu", i + 7); break;
+    case OPTION_INTERVAL: snprintf(text, size, i % 2 ? "%zus" : "%zu", i + 7); break;
     default:
         while (i--) choice += strcspn(choice, "|") + (choice[strcspn(choice, "|")] != 0);
         if (!*choice) return NULL;
