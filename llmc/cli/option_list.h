@@ -39,6 +39,9 @@ TEXT(init, "init", NULL, EVERYWHERE, "NAME[,key=value,...]",
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
      "scale rotary positions beyond the model's own by linear, llama3 or yarn, with config.json's keys of that type; "
      "max_position_embeddings grows with them; checkpoints and convert keep it")
+SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
+     "add rows for tokens to the embedding and the head until the vocabulary has N ids: each is the mean of the old "
+     "rows (transformers draws around it); checkpoints and convert keep them")
 CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, EVERYWHERE, "build|fp32|bf16|double",
        "element type of weights and activations; other than the build's own only for plan and convert")
 

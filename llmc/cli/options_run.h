@@ -43,6 +43,7 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
         o->init = source->text[SOURCE_INIT], o->seed = initial;
     }
     if (!o->rope_scaling && *source->text[SOURCE_SCALING]) o->rope_scaling = source->text[SOURCE_SCALING];
+    if (!o->grow_vocabulary && *source->text[SOURCE_GROWN]) parse_size(source->text[SOURCE_GROWN], &o->grow_vocabulary);
     if (o->verb != VERB_CONVERT && o->base == BASE_AUTO)
         for (int i = BASE_AUTO; i <= BASE_FP4; i++)
             if (!strcmp(source->text[SOURCE_BASE], words[i]))

@@ -32,6 +32,7 @@ typedef struct {
     Storage storage;       // without a format: weights are stored as they are used
     Lora lora;             // of rank 0: none
     WeightSource *adapter; // of --adapter; open until it is read
+    size_t grown_from;     // the vocabulary before --grow-vocabulary; 0: it had that size
     BaseKey adapter_base;  // what it says of its base
     BaseKey base;          // with LoRA, where adapters are written: of the model
     RunSettings settings;
@@ -89,6 +90,30 @@ static void run_scale(Run *run, Config *config) {
         note("--rope-scaling replaces the model's own, %s", old);
     *config = scaled;
     if (run->source) run->source->config = run->source->model.config = scaled;
+}
+
+// --grow-vocabulary. A model that has that size, as one in a checkpoint has, stays as it is.
+static void run_grow(Run *run, Config *config) {
+    const size_t rows = run->options->grow_vocabulary, old = config->vocab_size;
+    if (run->options->init)
+        die_usage("--grow-vocabulary: a model of --init has no rows to add to; give --init %s,vocab_size=%zu",
+                  run->options->init, rows);
+    if (rows < old)
+        die_usage("--grow-vocabulary %zu is below the %zu ids of this model; give %zu or more", rows, old, old);
+    if (rows == old) return;
+    run->grown_from = old, config->vocab_size = rows;
+    if (run->source) source_grow(run->source, rows);
+}
+
+// A note where adapters leave the rows of added tokens as they are
+static void run_note_grown(const Run *run) {
+    const int *saves = run->lora.saves;
+    if (!run->grown_from || !run->lora.rank) return;
+    if (run->model.config.tie_word_embeddings)
+        note("adapters do not train the rows of added tokens, and this model's head is its embedding: train it without "
+             "--lora-rank for them");
+    else if (!saves[EMBEDDING] || !saves[LM_HEAD])
+        note("adapters do not train the rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
 
 // How the model is stored: as --base has it, or as its files have it. directory: of a plan, which opens no weights; or
@@ -154,6 +179,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
         memcpy(remark, run->source->remark, sizeof(remark));
     }
     if (options->rope_scaling) run_scale(run, &config);
+    if (options->grow_vocabulary) run_grow(run, &config);
     if (*remark && !options->quiet) note("%s", remark);
     run->model = model_build(&config, dtype_or(options->dtype, ops_device->stored));
     run_choose_base(run, run->source || options->init ? NULL : model);
@@ -191,6 +217,7 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (!o->quiet) run_note_growth(run);
     if (o->verb != VERB_SAMPLE) check_positions(run, o->seq_len, "--seq-len");
     run->settings = settings_from_options(o, &run->model, run->lora.rank ? &run->lora : NULL);
+    if (run->settings.backward && !o->quiet) run_note_grown(run);
     if (run->storage.format) run->settings.storage = &run->storage;
     if (run->storage.format && run->settings.backward && !run->lora.rank)
         die_usage("weights in 4 bits are frozen: give --lora-rank to train adapters%s",
@@ -214,6 +241,7 @@ static void run_source_begin(const Run *run, RunSource *source) {
     snprintf(source->text[SOURCE_INIT], PATH_MAX, "%s", o->init ? o->init : "");
     snprintf(source->text[SOURCE_SEED], PATH_MAX, "%zu", o->seed);
     snprintf(source->text[SOURCE_SCALING], PATH_MAX, "%s", o->rope_scaling ? o->rope_scaling : "");
+    if (o->grow_vocabulary) snprintf(source->text[SOURCE_GROWN], PATH_MAX, "%zu", o->grow_vocabulary);
     snprintf(source->text[SOURCE_BASE], PATH_MAX, "%s", option_chosen(o, "base"));
     snprintf(source->text[SOURCE_HEAD], PATH_MAX, "%s", o->quantise_head ? "yes" : "");
     if (o->init || !realpath(run->model_path, source->text[SOURCE_PATH])) return;
@@ -232,7 +260,7 @@ static void run_source_begin(const Run *run, RunSource *source) {
 // The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of it beside a run.
 static void run_find_tokenizer(Run *run) {
     *run->tokenizer_path = 0;
-    if (!*run->model_path || !run->options->model) return;
+    if (!*run->model_path || !run->options->model || run->grown_from) return; // it has not the added tokens
     path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
     if (path_exists(run->tokenizer_path)) return;
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;

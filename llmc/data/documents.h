@@ -166,8 +166,8 @@ static void documents_check_tokenizers(const DataLoader *d) {
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %zu ids, the model's vocabulary only %zu; prepare the data with the model's "
-                "own tokenizer",
-                s->path, s->tokenizer_name, s->vocabulary, settings->vocab_size);
+                "own, or give --grow-vocabulary %zu",
+                s->path, s->tokenizer_name, s->vocabulary, settings->vocab_size, s->vocabulary);
     }
     if (!settings->tokenizer_path) return;
     uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);

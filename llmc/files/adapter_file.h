@@ -272,7 +272,7 @@ static void adapter_check_base(const char *path, const BaseKey *recorded, const 
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
     die("%s: is an adapter for another base than %s: its %s are other ones; give that model%s", path,
         base ? base : "that of --init", config ? "settings" : "weights",
-        config ? " and its --rope-scaling" : ", and --base as in its training");
+        config ? " with its --rope-scaling and --grow-vocabulary" : ", and --base as in its training");
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
@@ -346,7 +346,10 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
             die("%s: tensor %s is missing; %s", path, p->name,
                 part ? "an adapter has A and B" : "modules_to_save names its module");
         snprintf(asks, sizeof(asks), part ? "rank %zu and this base ask" : "this base asks", part ? part->rank : 0);
-        source_take_tensor(source, i, tensor, asks, "; is it an adapter for another base?");
+        source_take_tensor(source, i, tensor, asks,
+                           part && part != &lora->head_part
+                               ? "; is it an adapter for another base?"
+                               : "; is it an adapter for another base, or for this one with --grow-vocabulary?");
     }
     for (size_t i = 0; i < list.count; i++)
         if (!list.tensors[i].used &&

@@ -40,6 +40,7 @@ typedef struct {
     HfCodes codes;                // matrices that are written in 4 bits
     int retype;                   // config.json gets the type that is written,
     int rescale;                  // and the scaling of rotary positions
+    int regrow;                   // and a larger vocabulary
     size_t max_shard_size;        // bytes of tensors in a file
     HfTensor *tensors;            // [count] file by file, as they lie there
     DType type;                   // that all of them have, or one that holds them all
@@ -213,7 +214,7 @@ static void hf_cut_shards(HfWrite *write) {
     qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_order);
 }
 
-// The folder's config.json is of this model, or of this model before its positions were scaled.
+// The folder's config.json is of this model, or of this model before its positions were scaled or tokens were added.
 static void hf_check_kept(HfWrite *write) {
     const Config *config = &write->source->config;
     char ours[1024], theirs[1024];
@@ -221,7 +222,13 @@ static void hf_check_kept(HfWrite *write) {
     config_scaling_text(config, ours, sizeof(ours)), config_scaling_text(&like, theirs, sizeof(theirs));
     write->rescale = config->rope_type != ROPE_DEFAULT && strcmp(ours, theirs) != 0;
     if (write->rescale) like = config_scale(&like, ours, write->kept, EXIT_RUNTIME);
+    const size_t rows = like.vocab_size;
+    write->regrow = rows < config->vocab_size;
+    if (write->regrow) like.vocab_size = config->vocab_size;
     hf_check_same_model(config, write->source->path, &like, write->kept);
+    if (write->regrow)
+        note("%s is of a vocabulary of %zu; put the tokenizer with the added tokens, up to %zu, into what is written",
+             write->kept, rows, config->vocab_size);
 }
 
 // Opens the weights of the folder that is kept. A folder of the text model alone need not have any.
@@ -428,6 +435,11 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     if (write->retype) length = hf_config_with_type(text, length, write->type);
     if (write->rescale) length = hf_config_with_rope(text, length, &write->source->config);
+    if (write->regrow) {
+        char size[32];
+        const int bytes = snprintf(size, sizeof(size), "%zu", write->source->config.vocab_size);
+        length = hf_config_replace(text, length, "vocab_size", size, (size_t)bytes, 1);
+    }
     return length;
 }
 

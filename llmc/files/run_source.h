@@ -16,13 +16,14 @@ enum {
     SOURCE_INIT,    // --init, and its seed
     SOURCE_SEED,    //
     SOURCE_SCALING, // --rope-scaling
+    SOURCE_GROWN,   // --grow-vocabulary
     SOURCE_BASE,    // --base
     SOURCE_HEAD,    // "yes": --quantise-head
     SOURCE_TEXTS
 };
 
-static const char *const source_keys[SOURCE_TEXTS] = {"model", "path",         "folder", "dtype",        "init",
-                                                      "seed",  "rope_scaling", "base",   "quantise_head"};
+static const char *const source_keys[SOURCE_TEXTS] = {"model", "path",         "folder",     "dtype", "init",
+                                                      "seed",  "rope_scaling", "vocabulary", "base",  "quantise_head"};
 
 typedef struct {
     char text[SOURCE_TEXTS][PATH_MAX]; // empty: unset

@@ -40,6 +40,8 @@ typedef struct WeightSource {
     size_t file_count;
     SafeTensors others; // tensors of these files that are not of the text model: of a vision tower, of further heads
     int random;         // no files: initial weights, made from the seed
+    size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
+    float *mean[2];     // of these rows, of the embedding and of a head of its own: each added row
     uint64_t seed;
     char remark[256];        // something a person who trains this should know, or empty
     QuantFormat *quant;      // [parameters] values are those decoded from this format; NULL: of no parameter
@@ -54,7 +56,14 @@ typedef struct WeightSource {
 // ---- reading --------------------------------------------------------------------------------------------------------
 static Slab staged_raw; // as it lies in a file
 
-// A run of at most SLAB_ELEMENTS elements as they lie in the file.
+// Each row that is added to a parameter; NULL: none is
+static const float *source_added_row(const WeightSource *source, size_t parameter) {
+    const size_t offset = source->model.parameters[parameter].offset, *at = source->model.model_offset;
+    if (!source->grown_from || (offset != at[EMBEDDING] && offset != at[LM_HEAD])) return NULL;
+    return source->mean[offset == at[LM_HEAD]];
+}
+
+// A run of at most SLAB_ELEMENTS elements as they lie in the file, then in added rows.
 static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               void *out) {
     if (source->random) {
@@ -62,7 +71,18 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
         return;
     }
     const TensorLocation *place = &source->places[parameter];
-    const size_t size = dtype_size(place->type);
+    const size_t size = dtype_size(place->type), cols = source->config.hidden_size;
+    const float *added = source_added_row(source, parameter);
+    if (added && begin + count > source->grown_from * cols) {
+        const size_t end = source->grown_from * cols, held = begin < end ? end - begin : 0;
+        if (held) tensor_read_range(source, parameter, begin, held, as, out);
+        for (size_t i = held, n; i < count; i += n) {
+            const size_t column = (begin + i) % cols;
+            n = min_size(count - i, cols - column);
+            elements_convert((char *)out + i * dtype_size(as), as, added + column, DTYPE_FP32, n);
+        }
+        return;
+    }
     void *raw = as == place->type ? out : staged_raw.bytes;
     input_read(&source->files[place->file], place->offset + (uint64_t)begin * size, raw, count * size);
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
@@ -302,6 +322,39 @@ static void source_finish(WeightSource *source) {
         if (other != type) type = other == DTYPE_FP64 || type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
     }
     source->dtype = source->model.dtype = type;
+}
+
+// Adds rows for further tokens to the embedding and the head, up to `rows`: the mean of the old rows, rounded to their
+// type. transformers' resize_token_embeddings draws rows around that mean.
+static void source_grow(WeightSource *source, size_t rows) {
+    const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
+    double *sum = (double *)checked_calloc(cols, sizeof(double), "sums of the rows of the embedding");
+    const float *values = (const float *)(const void *)staged_reformed.bytes;
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const DType type = source->places[i].type;
+        const int head = source->model.parameters[i].offset == source->model.model_offset[LM_HEAD];
+        if (!head && i != 0) continue;
+        if (source->places[i].is_codes || type == DTYPE_FP16)
+            die("%s: %s is in %s, to which no rows are added; convert the model with --%s first", source->path,
+                source->model.parameters[i].name, type == DTYPE_FP16 ? "fp16" : "4 bits",
+                type == DTYPE_FP16 ? "dtype bf16" : "base none");
+        memset(sum, 0, cols * sizeof(double));
+        for (size_t row = 0, n; row < old; row += n) {
+            n = min_size(old - row, SLAB_ELEMENTS / cols);
+            tensor_read_range(source, i, row * cols, n * cols, DTYPE_FP32, staged_reformed.bytes);
+            for (size_t k = 0; k < n * cols; k++) sum[k % cols] += (double)values[k];
+        }
+        float *mean = source->mean[head] = (float *)checked_calloc(cols, sizeof(float), "the mean of the rows");
+        for (size_t c = 0; c < cols; c++) {
+            mean[c] = (float)(sum[c] / (double)old);
+            if (type == DTYPE_BF16) mean[c] = bf16_to_float(float_to_bf16(mean[c]));
+        }
+    }
+    free(sum);
+    const DType type = source->dtype;
+    source->grown_from = old, source->config.vocab_size = rows;
+    model_free(&source->model);
+    source->model = model_build(&source->config, type);
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ static WeightSource *weights_random(const Config *config, DType dtype, uint64_t 
 static void weights_close(WeightSource *source) {
     for (size_t i = 0; i < source->file_count; i++) input_close(&source->files[i]);
     free(source->files);
+    free(source->mean[0]), free(source->mean[1]);
     free(source->places), free(source->quant), free(source->records), free(source->record);
     safetensors_free(&source->others);
     free(source->path);

@@ -28,7 +28,7 @@ typedef struct {
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
-                                  *run->model_path ? run->model_path : NULL};
+                                  *run->model_path && !run->grown_from ? run->model_path : NULL};
     const char *word = o->tokenizer;
     if (!strcmp(word, "none") || !strcmp(word, "bytes")) return NULL;
     if (strcmp(word, "auto") != 0) return word;

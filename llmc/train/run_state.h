@@ -188,7 +188,9 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
         die("%s: was trained with %s %.*s, now it is %.*s; resume with the same%s, or begin a new run with another "
             "--out",
             checkpoint, setting->name, saved_length, saved, now_length, now,
-            strncmp(now, "max_position", 12) != 0 && strncmp(now, "rope_", 5) != 0 ? "" : " --rope-scaling");
+            !strncmp(now, "vocab_size", 10)                                          ? " --grow-vocabulary"
+            : strncmp(now, "max_position", 12) != 0 && strncmp(now, "rope_", 5) != 0 ? ""
+                                                                                     : " --rope-scaling");
     note("%s was %.*s until %s, now it is %.*s: the run goes on%s", setting->name, saved_length, saved, checkpoint,
          now_length, now, setting->change == SETTING_ROUNDS ? ", to other bits" : "");
 }

@@ -80,6 +80,31 @@ refuses 1 'an adapter of the head, which is this model.s embedding' convert --mo
     --out "$WORK/x.bin"
 refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
 
+# ---- a vocabulary that grows ----------------------------------------------------------------------------------------------------
+grown="--model $base --grow-vocabulary 104 $data --lora-rank 2 --lora-targets q_proj"
+succeeds eval --model "$base" --grow-vocabulary 104 $data --val-steps 2 --json
+loss=$(json loss)
+succeeds train $grown --lr 0 --weight-decay 0 --steps 1 --out "$WORK/grown"
+says err 'do not train the rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does'
+succeeds train $grown --lr 0 --weight-decay 0 --steps 2 --out "$WORK/grown" --quiet --resume --extend
+refuses 1 'was trained with model vocab_size=104, now it is vocab_size=.*resume with the same --grow-vocabulary' train \
+    $(echo $grown | sed 's/--grow-vocabulary 104//') --lr 0 --weight-decay 0 --steps 3 --out "$WORK/grown" --quiet --resume --extend
+succeeds eval --model "$WORK/grown" $data --val-steps 2 --json
+check 'a run of adapters grows its base' close "$(json loss)" "$loss" 1e-7
+refuses 1 'its settings are other ones; give that model with its --rope-scaling and --grow-vocabulary' eval --model "$base" \
+    --adapter "$WORK/grown" $data
+succeeds train $grown --lora-modules-to-save embed_tokens,lm_head --base nf4 --steps 1 --out "$WORK/grown-copies" --quiet
+succeeds eval --model "$WORK/grown-copies" $data --val-steps 1 --quiet
+refuses 1 'or for this one with --grow-vocabulary' eval --model "$base" --adapter "$WORK/grown-copies" --base nf4 $data
+succeeds convert --model "$WORK/grown" --out "$WORK/grown.bin"
+succeeds convert --model "$base" --grow-vocabulary 104 --out "$WORK/grown-base.bin"
+check 'merged as it began' cmp -s "$WORK/grown.bin" "$WORK/grown-base.bin"
+succeeds train --model "$base" --grow-vocabulary 104 $data --steps 1 --out "$WORK/grown-whole" --quiet
+succeeds train --model "$base" --grow-vocabulary 104 $data --steps 2 --out "$WORK/grown-whole" --quiet --resume --extend
+succeeds eval --model "$WORK/grown-whole" $data --val-steps 1 --quiet
+refuses 2 'grow-vocabulary 90 is below the 96 ids of this model; give 96 or more' plan --model "$base" --grow-vocabulary 90
+refuses 2 'has no rows to add to; give --init gpt2,vocab_size=60000' plan --init gpt2 --grow-vocabulary 60000
+
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")

@@ -173,6 +173,20 @@ def scaled(name, text, scaling, source=None, **keys):
         check(f"{folder}: positions", AutoConfig.from_pretrained(folder).max_position_embeddings == config.max_position_embeddings)
 
 
+def grown(name, source=None):
+    """--grow-vocabulary: old rows are as they were, each added one is their mean; everything else stays."""
+    source, out = source or f"{GOLDEN}/{name}", f"{WORK}/grown-{name}"
+    old, rows = load(source)[0].state_dict(), AutoConfig.from_pretrained(source).get_text_config().vocab_size
+    convert("--model", source, "--grow-vocabulary", str(rows + 5), "--out", out)
+    model = load(out)[0]
+    check(f"{out}: vocab_size", model.config.get_text_config().vocab_size == rows + 5 == model.get_input_embeddings().weight.shape[0])
+    for key, value in model.state_dict().items():
+        check(f"{out}: {key}", torch.equal(value[:rows], old[key]) if len(value) == rows + 5 else torch.equal(value, old[key]))
+        if len(value) == rows + 5:
+            mean = old[key].double().mean(0).to(torch.float32).expand(5, -1)
+            check(f"{out}: added rows of {key}", torch.allclose(value[rows:], mean, rtol=1e-6, atol=1e-9))
+
+
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else ("qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
 names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
 check("golden models", len(names) >= 9)
@@ -186,6 +200,9 @@ scaled("mistral", "linear,factor=2.5", {"rope_type": "linear", "factor": 2.5, "r
     f"{GOLDEN}/mistral").rope_parameters["rope_theta"]}, max_position_embeddings=int(2.5 * 128))
 for tied in (True, False):
     hybrid = composite(tied)
+grown("qwen3_5-hub", hybrid)
+for name in ("llama", "llama-tied", "gpt2"):
+    grown(name)
 TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
 IMAGES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
