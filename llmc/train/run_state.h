@@ -210,6 +210,7 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
 }
 
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
+    char wsd[48] = "";
     if (run->step > run->schedule.steps)
         die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
             run->schedule.steps);
@@ -219,12 +220,11 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
         if (fabs(then - now) <= 1e-12 * then) continue; // a compiler may round two calls in different ways
-        note("%s: its schedule was made for %zu steps; once these are done, --extend goes on", checkpoint,
-             saved->steps);
+        if (saved->kind == SCHEDULE_WSD) snprintf(wsd, sizeof(wsd), " --decay-fraction %.10g", saved->decay_fraction);
         die("%s: made step %zu at lr %.6g, not %.6g; give --steps %zu --lr %.10g --schedule %s --warmup %zu "
-            "--final-lr-fraction %.10g --decay-fraction %.10g",
+            "--final-lr-fraction %.10g%s; then --extend",
             checkpoint, step, then, now, saved->steps, saved->peak, schedule_names[saved->kind], saved->warmup,
-            saved->final_fraction, saved->decay_fraction);
+            saved->final_fraction, wsd);
     }
 }
 
