@@ -72,7 +72,8 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     if (!is_main_rank()) return stop_exit_code(signal);
     fprintf(stderr, "stopped by %s after step %zu of %zu%s: %s\n", stop_name(signal), step, t->state.schedule.steps,
             given_up, where);
-    if (t->has_folder && t->folder.last != CHECKPOINT_NONE && step < t->state.schedule.steps) {
+    const int more = step < t->state.schedule.steps || trainer_validates(t);
+    if (t->has_folder && t->folder.last != CHECKPOINT_NONE && more) {
         fprintf(stderr, "go on with%s\n", dist_ranks() > 1 ? ", under the same launcher:" : ":");
         trainer_echo_resume(t);
     }
@@ -82,10 +83,16 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
 // Within a step that has taken too long
 static void trainer_give_up(void) {
     Trainer *t = trainer_listening;
-    char given_up[96];
+    const size_t step = t->state.step;
+    char what[40], given_up[128];
     stop.give_up = NULL; // saving polls, too
-    snprintf(given_up, sizeof(given_up), " (step %zu did not end within --grace %g s and is given up)",
-             t->state.step + 1, t->run.options->grace);
+    snprintf(what, sizeof(what), "step %zu", step + 1);
+    if (trainer_validates(t))
+        strcpy(what, "its validation");
+    else if (step == t->state.schedule.steps)
+        strcpy(what, "its sample");
+    snprintf(given_up, sizeof(given_up), " (%s did not end within --grace %g s and is given up)", what,
+             t->run.options->grace);
     trainer_decide(t);
     const int code = trainer_stop(t, t->asked, given_up);
     runlog_close(&t->log);
