@@ -50,8 +50,15 @@ static size_t record_step(const char *line) {
     return sscanf(line, " { \"step\" : %20[0-9]", number) == 1 && parse_size(number, &step) ? step : SIZE_MAX;
 }
 
-// Drops records of steps after `step`, of 0 all, and a last line that was not finished. Other lines stay.
-static void records_truncate(const char *path, size_t step) {
+// A validation's record, which the first value after the step tells
+static int record_validates(const char *line) {
+    const char *next = strchr(line, ',');
+    return next && !strncmp(next, ", \"val_", 7);
+}
+
+// Drops records of steps after `step`, of 0 all, and a last line that was not finished. Other lines stay. again: that
+// step is validated again, so its validation goes, too.
+static void records_shorten(const char *path, size_t step, int again) {
     char part[4097];
     int fd = file_open(path, O_RDWR | O_NOFOLLOW), begins = 1, drop = 0;
     off_t at = 0, kept = 0, whole = 0; // bytes read, kept of them, and kept up to the end of a line
@@ -63,7 +70,8 @@ static void records_truncate(const char *path, size_t step) {
         if (end) n = end + 1 - part;
         part[n] = 0;
         const size_t found = begins ? record_step(part) : SIZE_MAX;
-        if (begins) drop = found != SIZE_MAX && (found > step || !step);
+        if (begins)
+            drop = found != SIZE_MAX && (found > step || !step || (again && found == step && record_validates(part)));
         if (!drop && kept < at && pwrite(fd, part, (size_t)n, kept) != n) break;
         if (!drop) kept += n;
         at += n, begins = end != NULL;
@@ -72,6 +80,8 @@ static void records_truncate(const char *path, size_t step) {
     if (n != 0 || ftruncate(fd, whole)) die("cannot shorten %s to step %zu: %s", path, step, strerror(errno));
     close(fd);
 }
+
+static void records_truncate(const char *path, size_t step) { records_shorten(path, step, 0); }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 static void runlog_open_records(RunLog *log) {

@@ -479,6 +479,11 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->next_batch = t->state.next_batch;
     if (t->has_folder) trainer_check_space(t);
     if (t->folder.replaces) checkpoint_replace(&t->folder);
+    if (*last && dist_rank() == 0 && trainer_validates(t)) { // a part that saved nothing since may have done so, too
+        char records[PATH_MAX];
+        path_join(records, o->out, RECORDS_NAME);
+        records_shorten(records, t->state.step, 1);
+    }
     t->log = runlog_open(o->quiet || !is_main_rank() ? NULL : t->run.text, is_main_rank() ? o->out : NULL,
                          t->state.step, t->state.schedule.steps);
     if (o->rollout)
