@@ -57,7 +57,7 @@ static void trainer_echo_resume(const Trainer *t) {
 // Saves the last finished step, says where it is and how to go on. Returns the exit code. Collective.
 static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     const size_t step = t->state.step;
-    const int savable = t->has_folder && step && trainer_is_between(t);
+    const int savable = t->has_folder && step;
     char where[PATH_MAX + 256] = "", path[PATH_MAX];
     if (savable) trainer_save(t);
     progress_clear(&t->log.progress);
@@ -65,10 +65,8 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
         checkpoint_path(path, t->folder.path, step, ""), snprintf(where, sizeof(where), "it is saved in %s", path);
     else if (!t->has_folder)
         snprintf(where, sizeof(where), "nothing is kept, as --out none says");
-    else if (!step)
-        snprintf(where, sizeof(where), "there is nothing to save");
     else
-        snprintf(where, sizeof(where), "its rollout is not used up, so it cannot be saved; %s", last_good(t));
+        snprintf(where, sizeof(where), "there is nothing to save");
     if (!is_main_rank()) return stop_exit_code(signal);
     fprintf(stderr, "stopped by %s after step %zu of %zu%s: %s\n", stop_name(signal), step, t->state.schedule.steps,
             given_up, where);
@@ -80,11 +78,13 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     return stop_exit_code(signal);
 }
 
-// Within a step that has taken too long
+// Within a step that has taken too long. A rollout that is half used cannot be saved: giving up its next update would
+// lose all steps since the last checkpoint, so its updates go on.
 static void trainer_give_up(void) {
     Trainer *t = trainer_listening;
     const size_t step = t->state.step;
     char what[40], given_up[128];
+    if (!trainer_is_between(t)) return;
     stop.give_up = NULL; // saving polls, too
     snprintf(what, sizeof(what), "step %zu", step + 1);
     if (trainer_validates(t))
