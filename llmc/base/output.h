@@ -80,17 +80,23 @@ static void end_by_signal(int number) {
     kill(getpid(), number);
 }
 
-// main calls this before anything is written.
+// main calls this before anything is written. Handlers run on a stack of their own: oneDNN's sgemm (until 3.12,
+// uxlfoundation/oneDNN issue 4845) lets the stack pointer lead into the heap, where a handler's frame would overwrite
+// what is before it. Only the main thread has that stack, so other threads block signals (use_threads).
 static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    static char stack[1 << 17]; // a frame with AVX-512 and AMX registers takes 11 KiB
     static int prepared;
     struct sigaction before, action = {0};
+    stack_t own = {0};
     if (prepared) return;
     prepared = 1;
+    own.ss_sp = stack, own.ss_size = sizeof(stack);
+    sigaltstack(&own, NULL);
     atexit(output_discard);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
     action.sa_handler = end_by_signal;
-    action.sa_flags = SA_RESTART | SA_NODEFER;
+    action.sa_flags = SA_RESTART | SA_NODEFER | SA_ONSTACK;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         sigaction(ends[i], NULL, &before);
         if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL); // nohup stays in force

@@ -7,6 +7,7 @@ A run's threads on the host: how many, on which processors, and how they wait fo
 #include "llmc/ranks/dist.h"
 #ifdef _OPENMP
 #include <omp.h>
+#include <signal.h>
 #endif
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -99,9 +100,13 @@ static void use_threads(size_t wanted) {
 #ifdef _OPENMP
     omp_set_dynamic(0);
     if (wanted || !chosen) omp_set_num_threads((int)(wanted ? wanted : share));
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // the team's other threads begin here: signals are the main thread's
 #pragma omp parallel
 #pragma omp single
     team = (size_t)omp_get_num_threads();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     omp_set_num_threads((int)team);
 #else
     (void)share;

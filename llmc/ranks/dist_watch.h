@@ -265,6 +265,7 @@ static int watch_stop_point(int asks) {
 
 static void watch_start(size_t ranks, size_t rank) {
     char own[WATCH_HOST] = "";
+    struct sigaction report = {0};
     watch.ranks = ranks, watch.rank = rank, watch.timeout = 600;
     watch.host = (char(*)[WATCH_HOST])checked_calloc(ranks, WATCH_HOST, "the hosts of ranks");
     watch.heard = (Word *)checked_calloc(ranks, sizeof(Word), "words of ranks");
@@ -281,7 +282,9 @@ static void watch_start(size_t ranks, size_t rank) {
     MPI_Allgather(&process, 1, MPI_INT64_T, watch.process, 1, MPI_INT64_T, watch.words);
     for (size_t r = 0; r < ranks; r++) // of another host, or of another namespace of processes on this one
         if (strcmp(watch.host[r], own) != 0 || kill((pid_t)watch.process[r], 0) != 0) watch.process[r] = 0;
-    signal(SIGURG, watch_report);
+    report.sa_handler = watch_report;
+    report.sa_flags = SA_RESTART | SA_ONSTACK; // signals_prepare says why
+    sigaction(SIGURG, &report, NULL);
     MPI_Barrier(watch.words); // before it all are there
     snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
     voice.before_error = watch_before_error, voice.before_end = watch_before_end;
