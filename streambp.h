@@ -658,6 +658,7 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
     s->ops->embedding_forward(layer_input(s, 0, c.row), s->tokens + c.row, s->position + c.row,
                               (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
+    embedding_adapter_forward(s, layer_input(s, 0, c.row), c.row, c.n, w);
     input_save(s, 0, c);
 }
 
@@ -682,6 +683,7 @@ static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, Mode
 
 static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
+    embedding_adapter_backward(s, layer_input(s, d.L, row), row, n, dw);
     if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->tokens, d.V);
     if (dw.tables && n && !d.rotary)
         table_backward(s, row, n, dw, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
@@ -715,7 +717,7 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     matrix_forward(s, w, s->model->model_offset[LM_HEAD] - group_begin(s->model, GROUP_HEAD), h.matrix, h.logits,
                    h.norm_out, NULL, NULL, c.n, d.C, d.V, d.logits_stride);
     Adapter adapter;
-    if (head_adapter(s, w, &adapter)) adapter_add(s, c, &adapter, d.C, d.logits_stride, h.logits, h.norm_out);
+    if (outer_adapter(s, w, LM_HEAD, &adapter)) adapter_add(s, c, &adapter, d.C, d.logits_stride, h.logits, h.norm_out);
     return h;
 }
 
@@ -747,7 +749,7 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
             s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V, d.logits_stride);
         Adapter adapter;
         const Linear linear = {LAYER_TENSORS, LAYER_TENSORS, d.C, d.V, LAYER_TENSORS, d.logits_stride};
-        const int adapted = head_adapter(s, w, &adapter);
+        const int adapted = outer_adapter(s, w, LM_HEAD, &adapter);
         Stored *dh = adapted ? adapter_backward(s, c, *dw, &adapter, linear, dlogits, h.norm_out) : NULL;
         s->ops->linear_backward_input(dnorm_out, dlogits, h.matrix, c.n, d.C, d.V, d.logits_stride, 0);
         if (adapted) adapter_backward_input(s, c, &adapter, d.C, dnorm_out, dh);

@@ -76,10 +76,12 @@ static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Conf
             if (lora_wanted(lora, c, layer, i).rank && (pattern ? pattern_matches(text, name, 1, t->where, t->code)
                                                                 : lora_names_module(name, text, strlen(text))))
                 return 1;
-    lora_outer_name(c->family, LM_HEAD, name);
-    if (lora->head.rank &&
-        (pattern ? pattern_matches(text, name, 1, t->where, t->code) : lora_names_module(name, text, strlen(text))))
-        return 1;
+    for (size_t i = 0; i < 2; i++) {
+        lora_outer_name(c->family, adapter_outer[i], name);
+        if (lora->outer[adapter_outer[i]].rank &&
+            (pattern ? pattern_matches(text, name, 1, t->where, t->code) : lora_names_module(name, text, strlen(text))))
+            return 1;
+    }
     return 0;
 }
 

@@ -231,7 +231,7 @@ SIZE(lora_rank, "lora-rank", "off", 0, 65536, PASSES, "R", "train adapters of th
 REAL(lora_alpha, "lora-alpha", "auto", 1e-6, 1e6, PASSES, "X", "scale adapters by X / R (auto: X = 2R)")
 TEXT(lora_targets, "lora-targets", "all", PASSES, "all|REGEX|NAME,...",
      "linear layers that have adapters, by the ends of their names (q_proj, layers.3.mlp.up_proj) or by a regular "
-     "expression for whole names, lm_head too; all: all but the head")
+     "expression for whole names, embed_tokens and lm_head too; all: all but these two")
 REAL(lora_dropout, "lora-dropout", "0", 0, 0.99, PASSES, "P", "dropout rate of an adapter's inputs")
 FLAG(rslora, "rslora", PASSES, "scale by X / sqrt(R) instead")
 TEXT(lora_layers, "lora-layers", NULL, PASSES, "FIRST-LAST,...", "layers that have adapters (0-7,12); all of them")

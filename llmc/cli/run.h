@@ -69,6 +69,10 @@ static void run_open_lora(Run *run) {
     const char *adapter = hub_path_find("--adapter", o->adapter, hub, o->quiet);
     if (adapter)
         run->adapter = adapter_open(adapter_path_find(adapter, found, o->quiet), &run->model, lora, &run->adapter_base);
+    if (adapter && run->grown_from && *run->adapter->remark)
+        die("%s: has rows for added tokens of its own, in %s, which --grow-vocabulary leaves out; give a base that "
+            "transformers has grown",
+            run->adapter->path, run->adapter->remark);
     if (o->adapter && dist_ranks() > 1) dist_check("adapters", weights_key(run->adapter));
     if (!o->lora_rank) return;
     lora->rank = o->lora_rank;
@@ -107,13 +111,15 @@ static void run_grow(Run *run, Config *config) {
 
 // A note where adapters leave the rows of added tokens as they are
 static void run_note_grown(const Run *run) {
-    const int *saves = run->lora.saves;
-    if (!run->grown_from || !run->lora.rank) return;
+    const Lora *lora = &run->lora;
+    const int embedding = lora->saves[EMBEDDING] || lora->outer[EMBEDDING].rank;
+    const int head = lora->saves[LM_HEAD] || lora->outer[LM_HEAD].rank;
+    if (!run->grown_from || !lora->rank || (embedding && head)) return;
     if (run->model.config.tie_word_embeddings)
-        note("adapters do not train the rows of added tokens, and this model's head is its embedding: train it without "
+        note("adapters do not train all rows of added tokens, and this model's head is its embedding: train it without "
              "--lora-rank for them");
-    else if (!saves[EMBEDDING] || !saves[LM_HEAD])
-        note("adapters do not train the rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
+    else
+        note("adapters do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
 
 // How the model is stored: as --base has it, or as its files have it. directory: of a plan, which opens no weights; or

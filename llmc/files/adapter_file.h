@@ -201,14 +201,19 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
         }
     }
     adapter_choose_copies(t, lora, c);
-    if (known) adapter_refuse_embedding(t, c->family);
-    lora_outer_name(c->family, LM_HEAD, name);
-    const int found = adapter_has_tensor(list, "", name, 'A') || adapter_has_tensor(list, "", name, 'B');
-    if (known && !lora->saves[LM_HEAD] && adapter_targets(t, name, ADAPTER_OUTER) != found)
-        die(found ? "%s: there are tensors of %s, which target_modules does not name"
-                  : "%s: target_modules names %s, of which there are no tensors",
-            t->where, name);
-    if (found) lora->head = adapter_module(t, name, lora), count++;
+    for (size_t i = 0; i < 2; i++) {
+        const ModelTensor outer = adapter_outer[i];
+        char tensor[200];
+        lora_outer_name(c->family, outer, name);
+        snprintf(tensor, sizeof(tensor), "base_model.model.%s.%s", name,
+                 outer == EMBEDDING ? "lora_embedding_A" : "lora_A.weight");
+        const int found = safetensors_find(list, tensor) != NULL;
+        if (known && !lora->saves[outer] && adapter_targets(t, name, ADAPTER_OUTER) != found)
+            die(found ? "%s: there are tensors of %s, which target_modules does not name"
+                      : "%s: target_modules names %s, of which there are no tensors",
+                t->where, name);
+        if (found) lora->outer[outer] = adapter_module(t, name, lora), count++;
+    }
     if (!count)
         die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
             c->family->name);
@@ -309,7 +314,6 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
-    if (strstr(name, "lora_embedding_")) return "belongs to the embedding, whose adapters are not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
         return "is trained as a whole; of these only modules_to_save's embed_tokens and lm_head are supported";
     return "belongs to no linear layer of this base; is it an adapter for another one?";
@@ -335,7 +339,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         adapter_find_modules(&list, &targets, lora, &model->config, path);
         lora_build(lora, model);
     }
-    source->config = model->config;
+    source->config = model->config, source->transposed = 1; // A of the embedding, alone
     source_set_table(source, model_copy(&lora->table));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
@@ -347,13 +351,15 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
                 part ? "an adapter has A and B" : "modules_to_save names its module");
         snprintf(asks, sizeof(asks), part ? "rank %zu and this base ask" : "this base asks", part ? part->rank : 0);
         source_take_tensor(source, i, tensor, asks,
-                           part && part != &lora->head_part
+                           part && group_of(&lora->table, p->offset) < GROUP_EMBEDDING
                                ? "; is it an adapter for another base?"
                                : "; is it an adapter for another base, or for this one with --grow-vocabulary?");
     }
     for (size_t i = 0; i < list.count; i++)
-        if (!list.tensors[i].used &&
-            !(lora->head.rank && text_ends_with(list.tensors[i].name, "lm_head.base_layer.weight")))
+        if (lora_has_outer(lora) && text_ends_with(list.tensors[i].name, ".base_layer.weight"))
+            snprintf(source->remark, sizeof(source->remark), "%.200s",
+                     list.tensors[i].name); // PEFT saves the base, too
+        else if (!list.tensors[i].used)
             die("%s: tensor %.200s %s", path, list.tensors[i].name, adapter_why_refused(list.tensors[i].name));
     safetensors_free(&list);
     source_finish(source);

@@ -15,7 +15,7 @@ The command line says the same by the same keys (cli/lora_options.h).
 #include "llmc/base/pattern.h"
 #include "llmc/model/lora.h"
 
-static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have copies where they are named
+static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies where they are named
 #define ADAPTER_OUTER SIZE_MAX                                   // in place of their layer
 
 typedef struct {
@@ -165,16 +165,6 @@ static LoraModule *adapter_allocate_each(const Config *c) {
                                         "the adapters of each layer");
 }
 
-static void adapter_refuse_embedding(const AdapterTargets *t, const Family *family) {
-    char name[64];
-    lora_outer_name(family, EMBEDDING, name);
-    if (adapter_targets(t, name, ADAPTER_OUTER))
-        die_with(t->code,
-                 "%s: target_modules names the embedding, %s, whose adapters are not supported; modules_to_save is, of "
-                 "embed_tokens",
-                 t->where, name);
-}
-
 // lora->modules or lora->each by the keys alone. Returns the number of modules with adapters.
 static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c) {
     char name[160];
@@ -184,10 +174,11 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
         for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
             if (lora_layer_has(c, layer, i) && adapter_targets(t, name, layer))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
-    adapter_refuse_embedding(t, c->family);
-    lora_outer_name(c->family, LM_HEAD, name);
-    if (!lora->saves[LM_HEAD] && adapter_targets(t, name, ADAPTER_OUTER))
-        lora->head = adapter_module(t, name, lora), count++;
+    for (size_t i = 0; i < 2; i++) {
+        lora_outer_name(c->family, adapter_outer[i], name);
+        if (!lora->saves[adapter_outer[i]] && adapter_targets(t, name, ADAPTER_OUTER))
+            lora->outer[adapter_outer[i]] = adapter_module(t, name, lora), count++;
+    }
     adapter_simplify(lora, c);
     return count;
 }
@@ -252,7 +243,7 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     struct {
         char name[64];
         double value;
-    } alike[LORA_TENSORS + 1];
+    } alike[LORA_TENSORS + 2];
     size_t count = 0;
     char name[160];
     double value;
@@ -263,8 +254,14 @@ static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora
     for (size_t i = 0; lora_module(c->family, i); i++)
         if (adapter_key_alike(lora, key, i, &value) && !isnan(value))
             adapter_short_name(c->family, i, alike[count].name), alike[count++].value = value;
-    value = adapter_module_value(lora, key, lora->head);
-    if (!isnan(value)) lora_outer_name(c->family, LM_HEAD, alike[count].name), alike[count++].value = value;
+    for (size_t i = 0; i < 2; i++) {
+        value = adapter_module_value(lora, key, lora->outer[adapter_outer[i]]);
+        if (isnan(value)) continue;
+        lora_outer_name(c->family, adapter_outer[i], alike[count].name);
+        const char *end = strrchr(alike[count].name, '.');
+        if (end) memmove(alike[count].name, end + 1, strlen(end));
+        alike[count++].value = value;
+    }
     qsort(alike, count, sizeof(alike[0]), compare_texts);
     for (size_t k = 0; k < count; k++) adapter_write_entry(json, alike[k].name, alike[k].value, key);
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)

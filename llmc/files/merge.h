@@ -30,20 +30,29 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
                 p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
 }
 
+// out[cols,rows] = in[rows,cols]
+static void merge_transpose(float *out, const float *in, size_t rows, size_t cols) {
+    for (size_t i = 0; i < rows; i++)
+        for (size_t k = 0; k < cols; k++) out[k * rows + i] = in[i * cols + k];
+}
+
 static void merge_load_pair(Merge *merge, const WeightSource *source, size_t parameter) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t first = merge->first[parameter];
-    const size_t rank = merge->adapter->model.parameters[first].rows;
+    const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[first]);
+    const size_t rank = part->rank;
     if (merge->parameter == parameter) return;
     merge->parameter = parameter;
     free(merge->a), free(merge->b);
     merge->a = (float *)checked_calloc(rank * p->cols, sizeof(float), "A of an adapter");
     merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
-    float *b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
-    merge_read(merge->adapter, first, merge->a);
+    float *b = (float *)checked_calloc(rank * max_size(p->rows, p->cols), sizeof(float), "B of an adapter");
+    const int embedding =
+        part == &merge->lora->outer_part[EMBEDDING]; // A [rows,rank], B [cols,rank]: they change places
+    merge_read(merge->adapter, first, embedding ? b : merge->a);
+    if (embedding) merge_transpose(merge->b, b, p->rows, rank);
     merge_read(merge->adapter, first + 1, b);
-    for (size_t i = 0; i < p->rows; i++)
-        for (size_t k = 0; k < rank; k++) merge->b[k * p->rows + i] = b[i * rank + k];
+    merge_transpose(embedding ? merge->a : merge->b, b, embedding ? p->cols : p->rows, rank);
     free(b);
 }
 
@@ -120,7 +129,7 @@ static int merge_is_of(const char *tensor, const char *name) {
     const size_t before = strlen("base_model.model."), length = text_ends_with(name, ".weight") ? strlen(name) - 7 : 0;
     const char *end = tensor + before + length;
     if (!length || strlen(tensor) < before + length || strncmp(tensor + before, name, length) != 0) return 0;
-    return !strcmp(end, ".weight") || !strcmp(end, ".lora_A.weight");
+    return !strcmp(end, ".weight") || !strcmp(end, ".lora_A.weight") || !strcmp(end, ".lora_embedding_A");
 }
 
 // The source gives merged weights from now on. The adapters are of its model.
@@ -128,10 +137,9 @@ static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *
     const Model *table = &adapter->model;
     memset(merge, 0, sizeof(*merge));
     merge->adapter = adapter, merge->lora = lora, merge->parameter = ABSENT;
-    if (lora->head.rank && source->model.config.tie_word_embeddings)
-        die("%s: has an adapter of the head, which is this model's embedding, too, and cannot be merged; use the "
-            "adapter "
-            "beside the model",
+    if (lora_has_outer(lora) && source->model.config.tie_word_embeddings)
+        die("%s: has an adapter of the embedding or the head, which are one matrix here, and cannot be merged; use the "
+            "adapter beside the model",
             adapter->path);
     merge->first =
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");

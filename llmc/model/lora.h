@@ -34,10 +34,10 @@ typedef struct {
     size_t rank;
     double alpha, dropout;
     int rslora;
-    unsigned modules;         // bit i: lora_module(.., i) has adapters, in all layers
-    int saves[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: a copy beside the adapters is trained (modules_to_save)
-    LoraModule head;          // its adapter
-    LoraPart head_part;
+    unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
+    int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a copy beside the adapters is trained (modules_to_save)
+    LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
+    LoraPart outer_part[MODEL_TENSORS];
     LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
     LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
     size_t *like;     // [layers] the first layer of the same kind with the same adapters
@@ -174,16 +174,24 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     table->elements += p->rows * p->cols;
 }
 
-static void lora_add_head(Lora *lora) {
+// The adapter of the head, or of the embedding: A [V,r], of which files hold the transpose, and B [C,r]
+static void lora_add_outer(Lora *lora, ModelTensor tensor) {
     const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // of the head, too
-    const LoraModule m = lora->head;
-    const LoraPart part = {0, m.rank * shape.cols, shape.rows, m.rank, m.rank ? lora_scale(lora, m) : 0};
+    const int embedding = tensor == EMBEDDING;
+    const size_t in = embedding ? shape.rows : shape.cols, out = embedding ? shape.cols : shape.rows;
+    const LoraModule m = lora->outer[tensor];
+    const LoraPart part = {0, m.rank * in, out, m.rank, m.rank ? lora_scale(lora, m) : 0};
+    Parameter *p = &lora->table.parameters[lora->table.parameter_count];
     char name[64];
-    lora->head_part = part;
+    lora->outer_part[tensor] = part;
     if (!m.rank) return;
-    lora_outer_name(lora->table.config.family, LM_HEAD, name);
-    lora_add_matrix(lora, "", name, 'A', m.rank, shape.cols);
-    lora_add_matrix(lora, "", name, 'B', shape.rows, m.rank);
+    lora_outer_name(lora->table.config.family, tensor, name);
+    lora_add_matrix(lora, "", name, 'A', m.rank, in);
+    lora_add_matrix(lora, "", name, 'B', out, m.rank);
+    if (!embedding) return;
+    for (size_t i = 0; i < 2; i++)
+        snprintf(p[i].name, sizeof(p[i].name), "base_model.model.%s.lora_embedding_%c", name, i ? 'B' : 'A');
+    p[0].rows = in, p[0].cols = m.rank, p[0].transposed = 1, p[0].init_std = 0, p[1].init_std = 1; // as in PEFT
 }
 
 // The first layer that has what layer l has
@@ -214,7 +222,7 @@ static void lora_build(Lora *lora, const Model *model) {
     lora->like = (size_t *)checked_calloc(L, sizeof(size_t), "the table of adapters");
     if (lora->each) table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
     for (size_t t = 0; t < L * LAYER_TENSORS; t++) lora->part[t].a = ABSENT;
-    lora_add_copy(lora, EMBEDDING);
+    lora_add_copy(lora, EMBEDDING), lora_add_outer(lora, EMBEDDING);
     table->layer_begin = table->elements;
     if (lora->each) table->layer_starts[0] = table->elements;
     for (size_t layer = 0; layer < L; layer++) {
@@ -227,13 +235,14 @@ static void lora_build(Lora *lora, const Model *model) {
         if (lora->each) table->layer_starts[layer + 1] = table->elements;
         lora->like[layer] = lora_first_like(lora, layer);
     }
-    lora_add_copy(lora, LM_HEAD), lora_add_head(lora);
+    lora_add_copy(lora, LM_HEAD), lora_add_outer(lora, LM_HEAD);
 }
 
 // The part that a parameter of the table belongs to, the first of its module; NULL: it is a copy
 static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
-    if (layer >= GROUP_EMBEDDING) return layer == GROUP_HEAD && lora->head.rank ? &lora->head_part : NULL;
+    const ModelTensor outer = layer == GROUP_EMBEDDING ? EMBEDDING : LM_HEAD;
+    if (layer >= GROUP_EMBEDDING) return lora->outer[outer].rank ? &lora->outer_part[outer] : NULL;
     const LoraPart *part = lora_part(lora, layer, 0);
     while (part->a == ABSENT || (part->a != offset && part->b != offset)) part++;
     return part;
@@ -246,8 +255,12 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
         if (lora->part[i].a == ABSENT) continue;
         *least = min_size(*least, lora->part[i].rank), *most = max_size(*most, lora->part[i].rank);
     }
-    if (lora->head.rank) *least = min_size(*least, lora->head.rank), *most = max_size(*most, lora->head.rank);
+    for (int t = 0; t < MODEL_TENSORS; t++)
+        if (lora->outer[t].rank)
+            *least = min_size(*least, lora->outer[t].rank), *most = max_size(*most, lora->outer[t].rank);
 }
+
+static int lora_has_outer(const Lora *lora) { return lora->outer[EMBEDDING].rank || lora->outer[LM_HEAD].rank; }
 
 // Elements of copies
 static size_t lora_copied(const Lora *lora) {
@@ -261,7 +274,9 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t modules = lora->table.config.num_hidden_layers * LORA_TENSORS;
     const uint64_t layers = lora->each ? checksum_of(key, lora->each, modules * sizeof(LoraModule)) : key;
-    return lora->head.rank ? checksum_of(layers, &lora->head, sizeof(lora->head)) : layers;
+    const uint64_t head =
+        lora->outer[LM_HEAD].rank ? checksum_of(layers, &lora->outer[LM_HEAD], sizeof(LoraModule)) : layers;
+    return lora->outer[EMBEDDING].rank ? checksum_of(~head, &lora->outer[EMBEDDING], sizeof(LoraModule)) : head;
 }
 
 static void lora_free(Lora *lora) {

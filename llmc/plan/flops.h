@@ -58,12 +58,14 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
     return sum;
 }
 
-// The head for each token
-static ProductFlops head_flops(const Model *model, const Lora *lora) {
+// The head, and the embedding's adapter, for each token
+static ProductFlops outer_flops(const Model *model, const Lora *lora) {
     const double C = (double)model->config.hidden_size, V = (double)model->config.vocab_size;
-    const double rank = lora ? 2 * (double)lora->head.rank : 0;
-    const ProductFlops flops = {2 * C * V + rank * (C + V),
-                                (lora && !lora->saves[LM_HEAD] ? 2 : 4) * C * V + rank * (3 * C + 2 * V)};
+    const double rank = lora ? 2 * (double)lora->outer[LM_HEAD].rank : 0;
+    const double embedding = lora ? 2 * (double)lora->outer[EMBEDDING].rank * C : 0;
+    const ProductFlops flops = {2 * C * V + rank * (C + V) + embedding,
+                                (lora && !lora->saves[LM_HEAD] ? 2 : 4) * C * V + rank * (3 * C + 2 * V) +
+                                    2 * embedding};
     return flops;
 }
 
@@ -132,7 +134,7 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
     if (linear > 0)
         layers += linear * (product_flops(model, lora, 1, Q_WEIGHT, DOWN_WEIGHT).forward +
                             delta_token_flops(model, DELTA_FORWARD));
-    return size.tokens * (layers + head_flops(model, lora).forward) + 4 * (double)d.Q * size.pairs +
+    return size.tokens * (layers + outer_flops(model, lora).forward) + 4 * (double)d.Q * size.pairs +
            flops_scan(settings, lora, &size, 0);
 }
 
@@ -167,7 +169,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const int ring = settings->ring && world_sp(settings->world) > 1;
     const double L = (double)(d.L - layers_of_kind(&model->config, LAYER_LINEAR)); // with attention
     const double rings = ring ? (double)layers_of_kind(&model->config, LAYER_FULL) : 0;
-    const ProductFlops head = head_flops(model, lora);
+    ProductFlops head = outer_flops(model, lora);
     const double attention = (double)d.Q * size.pairs;
     double layers = L * all.backward, flops = 10 * attention + flops_linear_layers(settings, &size);
     flops += flops_scan(settings, lora, &size, 1);
@@ -179,6 +181,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         if (!settings->keep || settings->place[PLACED_KEPT] > PLACE_DEVICE) flops += 4 * (double)d.Q * size.pairs_again;
     }
     layers += head.backward;
+    if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * d.C);
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
     if (method_is_chunk_major(settings->method)) { // forward twice; the head's first one only where it is wanted

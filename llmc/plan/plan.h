@@ -186,6 +186,7 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
         const Parameter *p = &model->parameters[i];
         if (p->role == ROLE_LINEAR && p->offset != model_head_offset(model)) parameters += (double)(p->rows * p->cols);
     }
+    if (lora) adapters -= (double)(d.V * lora->outer[EMBEDDING].rank); // a token reads one row of A
     parameters = (backward ? lora ? 2 : 3 : 1) * parameters + (backward ? 3 : 1) * adapters;
     if (backward && lora && lora->saves[LM_HEAD]) parameters += (double)(d.V * d.C); // its dW
     const double delta = linear > 0 ? linear * delta_token_flops(model, DELTA_FORWARD) : 0;

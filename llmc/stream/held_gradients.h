@@ -39,7 +39,10 @@ static GroupSums grads_held(const Residency *r, size_t group) {
     } else if (group == GROUP_HEAD) {
         sums.norm = own;
         sums.head = head_is_tied(r->model) ? r->held : sums_at(own, head_norm_elements(r->model), r);
-    } else if (group_is_trained(r, group)) {
+    } else if (r->lora) {
+        sums.layer = own, sums.tables = r->lora->saves[EMBEDDING] ? own : NULL;
+        sums.tables_type = dtype_of_sums(r->model->dtype);
+    } else {
         sums.tables = own, sums.tables_type = dtype_of_sums(r->model->dtype);
     }
     return sums;

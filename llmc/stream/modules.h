@@ -76,15 +76,15 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
     return count;
 }
 
-// The head's adapter, with the weights of its group; 0: there is none.
-static int head_adapter(const StreamBP *s, GroupWeights w, Adapter *adapter) {
+// The adapter of the embedding or the head, with the weights of its group; 0: there is none.
+static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, Adapter *adapter) {
     const size_t size = dtype_size(s->model->dtype);
     if (!w.adapters) return 0;
-    adapter->part = &s->memory.lora->head_part, adapter->column = 0;
+    adapter->part = &s->memory.lora->outer_part[tensor], adapter->column = 0;
     adapter->a = (const Stored *)at(w.adapters, adapter->part->a, size);
     adapter->b = (const Stored *)at(w.adapters, adapter->part->b, size);
-    adapter->seed =
-        random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, group_begin(&s->memory.lora->table, GROUP_HEAD));
+    adapter->seed = random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT,
+                                tensor == LM_HEAD ? group_begin(&s->memory.lora->table, GROUP_HEAD) : 0);
     return 1;
 }
 
@@ -107,6 +107,49 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
     s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, rank, rank);
     if (adapter->part->scale != 1) s->ops->scale(h, s->model->dtype, adapter->part->scale, c.n * rank);
     return h;
+}
+
+// ---- the embedding's adapter: x += scale * A[token] B^T, with the factor of the embedding itself; no dropout --------
+// h[n,rank] = scale * A[token], pushed
+static Stored *embedding_narrow(StreamBP *s, const Adapter *adapter, size_t row, size_t n) {
+    const size_t rank = adapter->part->rank;
+    Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", n * rank);
+    s->ops->embedding_forward(h, s->tokens + row, s->position + row, adapter->a, NULL, n, rank,
+                              adapter->part->scale * shapes_of(s->model).embedding_scale);
+    return h;
+}
+
+// x[n,C] of rows [row, row + n)
+static void embedding_adapter_forward(StreamBP *s, Stored *x, size_t row, size_t n, GroupWeights w) {
+    const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
+    Adapter adapter;
+    if (!outer_adapter(s, w, EMBEDDING, &adapter)) return;
+    const Stored *h = embedding_narrow(s, &adapter, row, n);
+    s->ops->linear_forward(x, h, adapter.b, NULL, x, n, adapter.part->rank, C, C);
+    arena_pop(s->arena, mark);
+}
+
+// dA, dB += from dx[n,C]. Ranks gather the weights together, whatever their n.
+static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row, size_t n, GroupSums dw) {
+    const Shapes d = shapes_of(s->model);
+    const DType type = dtype_of_sums(s->model->dtype);
+    Adapter adapter;
+    if (!s->memory.lora || !s->memory.lora->outer[EMBEDDING].rank) return;
+    const GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
+    if (n && outer_adapter(s, w, EMBEDDING, &adapter)) {
+        const size_t rank = adapter.part->rank, mark = arena_mark(s->arena);
+        const Stored *h = embedding_narrow(s, &adapter, row, n);
+        Stored *dh = push_stored(s, SHARE_WORKSPACE, "gradient of adapter", n * rank);
+        Summed *scratch =
+            push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, d.V, rank));
+        s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter.part->b, dtype_size(type)), NULL, dx, h, n, rank,
+                                       d.C, d.C);
+        s->ops->linear_backward_input(dh, dx, adapter.b, n, rank, d.C, d.C, 0);
+        s->ops->embedding_backward(at(dw.layer, adapter.part->a, dtype_size(type)), type, dh, s->tokens + row, n, d.V,
+                                   rank, adapter.part->scale * d.embedding_scale, scratch);
+        arena_pop(s->arena, mark);
+    }
+    weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
 // ---- linear layers --------------------------------------------------------------------------------------------------

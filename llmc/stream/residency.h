@@ -173,7 +173,7 @@ static void table_decode(Residency *r, size_t group, size_t rows, char *stored, 
     group_decode(r, group, rows, stored, decoded, w);
 }
 
-// The trained copy of the embedding or the head takes the place of the model's (lora.h); the head's adapter goes with it.
+// The trained copy of the embedding or the head takes the place of the model's (lora.h); an adapter goes with it.
 static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
     const Model *table = &r->lora->table;
     char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
@@ -181,7 +181,7 @@ static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
         copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's adapters" : "the embedding's adapters");
         group_await(r, table, group, copy, group_ask(r, table, r->adapters, group, copy));
     }
-    if (group == GROUP_HEAD && r->lora->head.rank)
+    if (r->lora->outer[group == GROUP_HEAD ? LM_HEAD : EMBEDDING].rank)
         w->adapters = copy;
     else if (group == GROUP_HEAD)
         w->matrix = copy;
@@ -401,7 +401,7 @@ static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
 
 // ---- sums of a group ------------------------------------------------------------------------------------------------
 typedef struct {
-    Summed *layer;       // a layer's dW in the order of its tensors; with LoRA of its adapters, or all of the head's
+    Summed *layer;       // a layer's dW in the order of its tensors; with LoRA of its adapters, or all of a group's
     Summed *norm, *head; // of the head: the final norm's (weight, bias), and the matrix
     void *tables;        // of the embedding group: its op adds to them directly,
     DType tables_type;   // in this type
@@ -474,8 +474,13 @@ static void head_sums(Residency *r, GroupSums *sums) {
     if (!r->lora->saves[LM_HEAD]) sums->head = NULL;
 }
 
+// The embedding's gradient goes to the stored one directly; that of its adapter is summed first.
+static int embedding_is_direct(const Residency *r) {
+    return alone(r) && !r->holds && (!r->lora || r->lora->saves[EMBEDDING]);
+}
+
 static void embedding_sums(Residency *r, GroupSums *sums) {
-    const int stored = (alone(r) && !r->holds) || sums_in_place(r);
+    const int stored = embedding_is_direct(r) || sums_in_place(r);
     sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
     if (stored)
         sums->tables = table_begin(r, &sums->stored[0], GROUP_EMBEDDING);
@@ -484,6 +489,8 @@ static void embedding_sums(Residency *r, GroupSums *sums) {
     else
         sums->tables =
             push_sums(r, "sums of the embedding's gradient", group_elements(trained_table(r), GROUP_EMBEDDING));
+    if (!r->lora || r->lora->saves[EMBEDDING]) return;
+    sums->layer = (Summed *)sums->tables, sums->tables = NULL;
 }
 
 static GroupSums grads_acquire(Residency *r, size_t group) {
@@ -500,10 +507,10 @@ static GroupSums grads_acquire(Residency *r, size_t group) {
 
 static void release_table(Residency *r, size_t group, GroupSums *sums) {
     const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums && !r->lora;
-    Summed *all = !head ? (Summed *)sums->tables : r->lora ? sums->layer : sums->norm;
+    Summed *all = sums->layer ? sums->layer : head ? sums->norm : (Summed *)sums->tables;
     StoredGradient *g = sums->stored;
     int64_t ticket = reduce_sums(r, group, all);
-    if (!sums_in_place(r) && (head || !alone(r) || r->holds)) {
+    if (!sums_in_place(r) && (head || !embedding_is_direct(r))) {
         r->ops->await(ticket), ticket = 0;
         table_begin(r, &g[0], group);
         add_sums(r, &g[0], all);

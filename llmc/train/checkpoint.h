@@ -63,7 +63,8 @@ typedef struct {
 typedef struct {
     Section section[5];
     size_t count;
-    uint64_t bytes; // in the file
+    uint64_t bytes;   // in the file
+    size_t transpose; // rows of a first matrix that the file has transposed: A of the embedding; 0: none
 } Sections;
 
 // Values of a section in the file
@@ -91,7 +92,8 @@ static Sections file_sections(const TrainedTensors *t, size_t file) {
         sections_add(&s, t, t->optimizer.v, t->optimizer.moment_type, t->optimizer_sharding, 0);
         sections_add(&s, t, t->optimizer.m_scales, DTYPE_FP32, t->optimizer_sharding, 1);
         sections_add(&s, t, t->optimizer.v_scales, DTYPE_FP32, t->optimizer_sharding, 1);
-    }
+    } else if (t->model->parameter_count && t->model->parameters[0].transposed && t->lora)
+        s.transpose = t->model->parameters[0].rows;
     if (file == MANIFEST_OPTIMIZER || saves_master(t))
         sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding, 0);
     else
@@ -185,6 +187,32 @@ static SectionSlab section_slab(const Model *model, const Section *s, const Slab
     return slab;
 }
 
+// Values of staging memory to or from the file, in which they begin at byte `offset`.
+static void section_move(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t offset, void *values,
+                         size_t bytes) {
+    if (in) input_read(in, offset, values, bytes);
+    checksum_add(sum, offset, values, bytes);
+    if (out) output_write(out, offset, values, bytes);
+}
+
+// The same of values first .. first + count of a section at byte `at`, whose first matrix [rows,cols] is transposed
+// there.
+static void section_move_transposed(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
+                                    size_t first, size_t count, size_t size, size_t rows, size_t cols) {
+    const size_t end = rows * cols, inside = first < end ? min_size(count, end - first) : 0;
+    unsigned char *column = staged_reformed.bytes;
+    for (size_t c = 0; c < cols; c++) {
+        const size_t from = (c + cols - first % cols) % cols, n = from < inside ? (inside - from + cols - 1) / cols : 0;
+        if (!n) continue;
+        for (size_t i = 0; out && i < n; i++) memcpy(column + i * size, staged.bytes + (from + i * cols) * size, size);
+        section_move(out, in, sum, at + (uint64_t)(c * rows + (first + from) / cols) * size, column, n * size);
+        for (size_t i = 0; in && i < n; i++) memcpy(staged.bytes + (from + i * cols) * size, column + i * size, size);
+    }
+    if (count > inside)
+        section_move(out, in, sum, at + (uint64_t)(first + inside) * size, staged.bytes + inside * size,
+                     (count - inside) * size);
+}
+
 // This rank's part of the sections that begin at byte `at` of a file, to `out` or, where that is NULL, from `in`.
 static void sections_transfer(CheckpointPass *p, const Sections *sections, uint64_t at, const OutputFile *out,
                               const InputFile *in, Checksum *sum) {
@@ -198,15 +226,13 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
             const uint64_t offset = at + (uint64_t)slab.first * size;
             const size_t bytes = slab.count * size;
             char *memory = s->memory + slab.offset * size;
-            if (out)
-                p->t->ops->copy_out(staged.bytes, memory, bytes);
+            if (out) p->t->ops->copy_out(staged.bytes, memory, bytes);
+            if (sections->transpose)
+                section_move_transposed(out, in, sum, at, slab.first, slab.count, size, sections->transpose,
+                                        model->parameters[0].cols);
             else
-                input_read(in, offset, staged.bytes, bytes);
-            checksum_add(sum, offset, staged.bytes, bytes);
-            if (out)
-                output_write(out, offset, staged.bytes, bytes);
-            else
-                p->t->ops->copy_in(memory, staged.bytes, bytes);
+                section_move(out, in, sum, offset, staged.bytes, bytes);
+            if (in) p->t->ops->copy_in(memory, staged.bytes, bytes);
             pass_advance(p, bytes);
         }
         at += section_count(model, s) * size;

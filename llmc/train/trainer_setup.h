@@ -234,8 +234,8 @@ static void trainer_objective_settings(Trainer *t) {
     if (lora->rank)
         add_setting(t, "LoRA", SETTING_KEPT, "rank=%zu,alpha=%.17g,dropout=%.17g,rslora=%d,%s=%llx,dtype=%s",
                     lora->rank, lora->alpha, lora->dropout, lora->rslora,
-                    lora->each || lora->head.rank ? "layers" : "modules",
-                    lora->each || lora->head.rank ? (unsigned long long)lora_key(lora) : lora->modules,
+                    lora->each || lora_has_outer(lora) ? "layers" : "modules",
+                    lora->each || lora_has_outer(lora) ? (unsigned long long)lora_key(lora) : lora->modules,
                     dtype_name(lora->table.dtype));
 }
 

@@ -221,7 +221,7 @@ TEST(tensors_are_refused_by_name) {
         RENAMED("\"2 0000000000001234 0", "\"0000000000001234 0", "says by keys of version 1 which base it is for"),
         ADDED("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "belongs to DoRA"),
         ADDED("model.layers.0.self_attn.q_proj.lora_B.bias", "is a bias of B"),
-        ADDED("model.embed_tokens.lora_embedding_A", "belongs to the embedding, whose adapters are not supported"),
+        ADDED("model.embed_tokens.lora_embedding_A", "there are tensors of model.embed_tokens, which target_modules"),
         ADDED("lm_head.lora_A.weight", "there are tensors of lm_head, which target_modules does not name"),
         ADDED("lm_head.weight", "is trained as a whole; of these"),
         ADDED("model.norm.weight", "is trained as a whole; of these only modules_to_save's"),

@@ -61,6 +61,8 @@ def merged(what, name, adapter):
 
 def held_name(key):
     """In PEFT's model, of a name in its files."""
+    if "lora_embedding_" in key:
+        return f"{key}.default"
     if "lora_" not in key:
         return key.replace(".weight", ".modules_to_save.default.weight")
     return key.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default.")
@@ -115,7 +117,7 @@ ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_pr
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
 ours_to_theirs("qwen3", "--lora-layers", "1", "--lora-rank-pattern", r"q_proj=2,.*\.mlp\..*=6", "--lora-alpha-pattern", "k_proj=3")
 ours_to_theirs("qwen3", "--lora-targets", "q_proj", "--lora-modules-to-save", "embed_tokens,lm_head")
-ours_to_theirs("llama", "--lora-targets", "lm_head,o_proj", "--lora-dropout", "0.1", "--lora-rank-pattern", "lm_head=3")
+ours_to_theirs("llama", "--lora-targets", "embed_tokens,lm_head,o_proj", "--lora-dropout", "0.1", "--lora-rank-pattern", "lm_head=3")
 ours_to_theirs("qwen3_5", "--lora-targets", r".*\.[02]\.(mlp|linear_attn)\..*|.*q_proj", "--lora-alpha-pattern", "layers.0.mlp.up_proj=1")
 ours_to_theirs("qwen3_5")
 ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
@@ -133,8 +135,10 @@ theirs_to_ours("qwen3", "layers", r=3, lora_alpha=5, target_modules=["q_proj", "
 for saved in (["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]):
     theirs_to_ours("llama" if len(saved) > 1 else "qwen3_5", " ".join(saved), r=2, lora_alpha=4, target_modules=["v_proj", "down_proj"],
                    modules_to_save=saved)
-theirs_to_ours("qwen3", "head", r=3, lora_alpha=4, target_modules=["v_proj", "lm_head"], rank_pattern={"lm_head": 5})
-theirs_to_ours("gpt2", "head", mergeable=False, r=2, lora_alpha=1, target_modules=["lm_head", "c_fc"], use_rslora=True)
+theirs_to_ours("qwen3", "outer", r=3, lora_alpha=4, target_modules=["v_proj", "embed_tokens", "lm_head"], rank_pattern={"lm_head": 5},
+               alpha_pattern={"embed_tokens": 1})
+theirs_to_ours("gemma3", "outer", mergeable=False, r=2, lora_alpha=1, target_modules=["q_proj", "embed_tokens"])
+theirs_to_ours("gpt2", "outer", mergeable=False, r=2, lora_alpha=1, target_modules=["wte", "lm_head", "c_fc"], use_rslora=True)
 theirs_to_ours("gpt2", "patterns", r=4, lora_alpha=2, target_modules=["c_attn", "c_proj"], layers_to_transform=1,
                exclude_modules=["mlp.c_proj"], rank_pattern={"c_attn": 7}, alpha_pattern={"h.1.attn.c_attn": 3})
 theirs_to_ours("mistral", "bf16", dtype=torch.bfloat16, r=4, lora_alpha=16, target_modules=["k_proj", "o_proj"])

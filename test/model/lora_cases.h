@@ -13,4 +13,9 @@ static void lora_vary(Lora *lora, const Config *c) {
         }
 }
 
+static void lora_give_outer(Lora *lora) {
+    const LoraModule embedding = {2, 0.6}, head = {3, 2};
+    lora->outer[EMBEDDING] = embedding, lora->outer[LM_HEAD] = head;
+}
+
 #endif

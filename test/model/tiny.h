@@ -223,7 +223,7 @@ typedef struct {
 } TinyCase;
 
 // rank: of adapters on all linear layers, with copies of embedding and head where these are two, else
-// with an adapter of the head; 0: the model itself is trained
+// with adapters of both; 0: the model itself is trained
 static TinyCase tiny_case(const char *config_text, size_t rank) {
     Config config = config_from_text(config_text, "test", EXIT_USAGE);
     TinyCase c = {0};
@@ -234,7 +234,7 @@ static TinyCase tiny_case(const char *config_text, size_t rank) {
         c.lora.rank = rank, c.lora.alpha = 5;
         c.lora.modules = lora_modules(config.family, "all", "test", EXIT_USAGE);
         c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = !config.tie_word_embeddings;
-        if (config.tie_word_embeddings) c.lora.head.rank = 3, c.lora.head.alpha = 2;
+        if (config.tie_word_embeddings) lora_give_outer(&c.lora);
         lora_build(&c.lora, &c.model);
         c.adapters = tiny_weights(&c.lora.table, 19);
     }

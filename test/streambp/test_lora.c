@@ -39,8 +39,7 @@ static TinyCase case_make(size_t m, size_t a) {
     if (c.model.config.family->hybrid) targets = adapters[a].hybrid_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
-    if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3)
-        c.lora.head.rank = 3, c.lora.head.alpha = 2;
+    if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);
     if (a == ADAPTERS - 3) lora_vary(&c.lora, &c.model.config);
     lora_build(&c.lora, &c.model);
     c.adapters = tiny_weights(&c.lora.table, 19);
@@ -83,14 +82,17 @@ static const Term *case_terms(const TinyCase *c, size_t *count) {
                 if (terms) terms[*count] = term;
             }
         }
-        const LoraPart *part = &c->lora.head_part; // where it is not tied
-        const size_t C = c->model.config.hidden_size, V = c->model.config.vocab_size, r = part->rank;
-        const size_t group = group_begin(&c->lora.table, GROUP_HEAD);
-        for (size_t j = 0; j < V * C * r; j++, ++*count) {
-            const size_t row = j / r / C, col = j / r % C, k = j % r;
-            const Term term = {c->model.model_offset[LM_HEAD] + j / r, group + k * C + col,
-                               group + part->b + row * r + k, part->scale};
-            if (terms) terms[*count] = term;
+        for (size_t t = 0; t < MODEL_TENSORS; t++) { // of both where they are not tied
+            const LoraPart *part = &c->lora.outer_part[t];
+            const size_t C = c->model.config.hidden_size, V = c->model.config.vocab_size, r = part->rank;
+            const size_t group = t == EMBEDDING ? 0 : group_begin(&c->lora.table, GROUP_HEAD);
+            for (size_t j = 0; j < V * C * r; j++, ++*count) {
+                const size_t row = j / r / C, col = j / r % C, k = j % r;
+                const Term of_embedding = {j / r, row * r + k, part->b + col * r + k, part->scale};
+                const Term of_head = {c->model.model_offset[LM_HEAD] + j / r, group + k * C + col,
+                                      group + part->b + row * r + k, part->scale};
+                if (terms) terms[*count] = t == EMBEDDING ? of_embedding : of_head;
+            }
         }
         if (!round) terms = (Term *)case_memory(*count * sizeof(Term));
     }

@@ -247,7 +247,9 @@ static Traffic formula(const Case *c, RunSettings settings) {
         c->tiny.adapters
             ? (double)of->elements - (double)(group_elements(of, GROUP_EMBEDDING) + group_elements(of, GROUP_HEAD)) / 2
             : 0;
-    const double gathered = 2 * layers + embedding + head + (head_is_tied(m) ? embedding : 0) + 2 * adapters;
+    const int twice = c->tiny.adapters && c->tiny.lora.outer[EMBEDDING].rank; // in backward with its adapter
+    const double again = twice ? embedding + (double)group_elements(of, GROUP_EMBEDDING) : 0;
+    const double gathered = 2 * layers + embedding + head + (head_is_tied(m) ? embedding : 0) + 2 * adapters + again;
     Traffic t = {0};
     t.bytes[TRAFFIC_GRADIENTS] =
         share * elements * ((in_place ? 1 : streams) * summed + (settings.world.zero ? 0 : gradient));

@@ -70,13 +70,19 @@ check 'a copy is named' grep -q '"modules_to_save": \["embed_tokens", "lm_head"\
 refuses 2 'modules_to_save has norm, which is not supported; embed_tokens and lm_head are' bp --model "$base" $data --lora-rank 2 \
     --lora-modules-to-save norm
 refuses 2 'but this model.s head is its embedding' bp --init $TINY,tie_word_embeddings=true $data --lora-rank 2 --lora-modules-to-save lm_head
-refuses 2 'names the embedding, model.embed_tokens, whose adapters are not supported' bp --model "$base" $data --lora-rank 2 \
-    --lora-targets q_proj,embed_tokens
+outer="--model $base $data --lora-rank 2 --lora-targets q_proj,embed_tokens,lm_head"
+succeeds train $outer $on --steps 4 --out "$WORK/outer"
+succeeds train $outer $on --steps 2 --out "$WORK/outer-parts"
+succeeds train $outer $on --steps 4 --out "$WORK/outer-parts" --resume
+check 'a resumed run has the same bits, adapters of embedding and head' cmp -s \
+    "$WORK/outer/checkpoint-00000004/adapter_model.safetensors" "$WORK/outer-parts/checkpoint-00000004/adapter_model.safetensors"
+check 'embedding and head are modules' grep -q '"target_modules": \["embed_tokens", "lm_head", "q_proj"\]' \
+    "$WORK/outer/checkpoint-00000004/adapter_config.json"
 tied="--init $TINY,tie_word_embeddings=true"
 succeeds train $tied $data --lora-rank 2 --lora-targets lm_head $on --steps 2 --out "$WORK/head"
 check 'the head is a module' grep -q '"target_modules": \["lm_head"\]' "$WORK/head/checkpoint-00000002/adapter_config.json"
 succeeds convert $tied --out "$WORK/tied.bin"
-refuses 1 'an adapter of the head, which is this model.s embedding' convert --model "$WORK/tied.bin" --adapter "$WORK/head" --merge \
+refuses 1 'an adapter of the embedding or the head, which are one matrix here' convert --model "$WORK/tied.bin" --adapter "$WORK/head" --merge \
     --out "$WORK/x.bin"
 refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
 
@@ -85,7 +91,7 @@ grown="--model $base --grow-vocabulary 104 $data --lora-rank 2 --lora-targets q_
 succeeds eval --model "$base" --grow-vocabulary 104 $data --val-steps 2 --json
 loss=$(json loss)
 succeeds train $grown --lr 0 --weight-decay 0 --steps 1 --out "$WORK/grown"
-says err 'do not train the rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does'
+says err 'do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does'
 succeeds train $grown --lr 0 --weight-decay 0 --steps 2 --out "$WORK/grown" --quiet --resume --extend
 refuses 1 'was trained with model vocab_size=104, now it is vocab_size=.*resume with the same --grow-vocabulary' train \
     $(echo $grown | sed 's/--grow-vocabulary 104//') --lr 0 --weight-decay 0 --steps 3 --out "$WORK/grown" --quiet --resume --extend
