@@ -9,6 +9,7 @@ once. Work goes on until its step is done. If that takes longer than the grace, 
 #ifndef LLMC_STOP_H
 #define LLMC_STOP_H
 #include "utils.h"
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -43,6 +44,8 @@ static int stop_ask(int number) {
     clock_gettime(CLOCK_MONOTONIC, &now); // seconds_now, spelt out: a handler may call this
     stop.asked_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     stop.signal = number;
+    // An mpirun that ends its job reads nothing more: a line that it does not take must not keep this rank from saving.
+    if (stop.agree) fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     if (is_main_rank() &&
         (write(STDERR_FILENO, "\n", 1) < 0 || write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
          write(STDERR_FILENO, text, sizeof(text) - 1) < 0))
