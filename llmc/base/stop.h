@@ -13,6 +13,9 @@ once. Work goes on until its step is done. If that takes longer than the grace, 
 #include <signal.h>
 #include <unistd.h>
 
+#define STOP_ECHO                                                                                                      \
+    0.5 // seconds in which a second signal is the first one again: launchers signal a process and its group
+
 static struct {
     volatile sig_atomic_t signal; // that asked first; 0: none
     volatile sig_atomic_t listens;
@@ -40,9 +43,11 @@ static void stop_listen(double grace, void (*give_up)(void), int (*agree)(int as
 static int stop_ask(int number) {
     static const char text[] = ": finishing this step and saving it; a second signal ends at once\n";
     struct timespec now;
-    if (!stop.listens || stop.signal) return 0;
+    if (!stop.listens) return 0;
     clock_gettime(CLOCK_MONOTONIC, &now); // seconds_now, spelt out: a handler may call this
-    stop.asked_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    if (stop.signal) return seconds - stop.asked_at < STOP_ECHO;
+    stop.asked_at = seconds;
     stop.signal = number;
     // An mpirun that ends its job reads nothing more: a line that it does not take must not keep this rank from saving.
     if (stop.agree) fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);

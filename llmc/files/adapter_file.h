@@ -212,6 +212,8 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
             die(found ? "%s: there are tensors of %s, which target_modules does not name"
                       : "%s: target_modules names %s, of which there are no tensors",
                 t->where, name);
+        if (found && lora->saves[outer])
+            die("%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two", t->where, name);
         if (found) lora->outer[outer] = adapter_module(t, name, lora), count++;
     }
     if (!count)

@@ -502,6 +502,7 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
 // the optimizer and rollout.bin. Collective.
 static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
     static const size_t read[] = {MANIFEST_MODEL, MANIFEST_STATE, MANIFEST_CONFIG};
+    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved another meanwhile
     for (size_t i = 0; i < 2 + (size_t)manifest->adapters; i++) {
         char path[PATH_MAX];
         path_join(path, checkpoint, manifest_file(manifest, read[i]));

@@ -316,7 +316,7 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
                  human_bytes((double)wanted));
     die("%s: a checkpoint takes %s (%llu bytes)%s and %s are free there; free some space%s%s", where,
         human_bytes((double)each), (unsigned long long)each, many, human_bytes((double)available),
-        count > 1 ? " or keep fewer (--keep-checkpoints 1)" : "", last);
+        count > 1 ? ", keep fewer (--keep-checkpoints 1), or only the last (--save-every off)" : "", last);
 }
 
 // Collective. A step that is there already is not saved again. Returns the bytes written.

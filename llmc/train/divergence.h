@@ -15,6 +15,7 @@ typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } Diverg
 typedef struct {
     size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
     double best;         // the least loss of this part of the run; 0: none yet
+    int high;            // the last loss is far above it
     unsigned told;       // a bit for each sign
 } Divergence;
 
@@ -35,7 +36,8 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
     if (cross_entropy) {
         const double loss = fmax(r->loss, DIVERGENCE_FLOOR);
         if (d->best == 0 || loss < d->best) d->best = loss;
-        if (loss > DIVERGENCE_LOSS * d->best) sign = SIGN_LOSS;
+        d->high = loss > DIVERGENCE_LOSS * d->best;
+        if (d->high) sign = SIGN_LOSS;
     }
     if (d->still >= DIVERGENCE_STEPS) sign = SIGN_GRADIENT;
     if (d->equal >= DIVERGENCE_STEPS) sign = SIGN_REWARDS;
@@ -45,6 +47,6 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
 }
 
 // Returns 1 if checkpoints saved from now on may be worse than those before.
-static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->told; }
+static int divergence_doubts(const Divergence *d) { return d->equal || d->still || d->high; }
 
 #endif

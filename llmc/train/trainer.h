@@ -81,12 +81,18 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
-// The folder was removed and is there again: what lies in it beside checkpoints. By rank 0.
+// Makes the folder again where somebody has removed it, and what lies in it beside checkpoints. Collective.
 static void trainer_remake(Trainer *t) {
     const int guard = allocation_guard;
+    int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
+    dist_broadcast(RANKS_ALL, &remade, sizeof(remade), 0);
+    if (!remade) return;
     allocation_guard = 0;
+    t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
+    if (t->state.best_step != t->state.step) t->state.best_step = 0; // it went with the folder
     if (t->log.records) fclose(t->log.records), runlog_open_records(&t->log);
-    tokenizer_keep(&t->run, t->folder.path, 0);
+    if (t->rollout_log.file) fclose(t->rollout_log.file), rollout_log_append_to(&t->rollout_log);
+    if (dist_rank() == 0) tokenizer_keep(&t->run, t->folder.path, 0);
     allocation_guard = guard;
 }
 
@@ -95,10 +101,8 @@ static void trainer_save(Trainer *t) {
     const double begin = seconds_now();
     weights_flush(&t->run.streambp.memory);
     trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
-    const int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
-    if (remade) trainer_remake(t);
+    trainer_remake(t);
     t->folder.best = t->run.options->keep_best ? t->state.best_step : 0;
-    dist_broadcast(RANKS_ALL, &t->folder.last, sizeof(t->folder.last), 0);
     const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
     t->saved_at = seconds_now();
     if (!t->log.text || !bytes) return;
@@ -279,7 +283,8 @@ static void trainer_validate(Trainer *t) {
     ending_validation(&t->ending, t->run.options->rollout ? reward : t->validation_loss);
     const double value = t->run.options->rollout ? reward : t->validation_loss;
     const int better = t->run.options->rollout ? value > t->state.best : value < t->state.best;
-    if (step && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
+    const int savable = step && step % t->run.options->updates == 0; // a rollout that is half used is not
+    if (savable && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
 }
 
 static void trainer_sample(Trainer *t) {

@@ -102,12 +102,11 @@ static void trainer_extend(Trainer *t, const char *last) {
     Schedule *schedule = &t->state.schedule;
     size_t step;
     const Schedule saved = run_state_schedule(last, &step);
-    const int again = saved.begin && saved.steps == schedule->steps;
+    const int same = saved.steps == schedule->steps, again = saved.begin && same;
+    if (!saved.begin && same && step < saved.steps) return; // --resume auto has begun it
     if (!again && step < saved.steps)
-        die("%s: is at step %zu of the %zu that its schedule was made for; --extend goes on from the end: resume "
-            "without "
-            "it first",
-            last, step, saved.steps);
+        die("%s: is at step %zu of the %zu that its schedule was made for; first resume with %s--steps %zu", last, step,
+            saved.steps, saved.begin ? "--extend " : "", saved.steps);
     if (!again && schedule->steps <= saved.steps)
         die("%s: has made %zu steps; --extend wants more of them in all: give --steps or --epochs", last, saved.steps);
     schedule->begin = again ? saved.begin : saved.steps;
@@ -325,6 +324,7 @@ static size_t trainer_resplit(Trainer *t, const char *last) {
     run_state_setting(last, "--grad-accum", accumulated, sizeof(accumulated));
     const size_t B = strtoull(batch, NULL, 10), count = strtoull(accumulated, NULL, 10);
     if (!B || B == o->batch || o->rollout || (!o->samples && B * count != o->batch * o->grad_accum)) return 0;
+    if (objective_needs_mismatched(&t->run.settings.objective)) return 0; // kto compares what shares a micro-batch
     if (!dataloader_resplit(&t->data, B, 0, &position)) return 0;
     trainer_setting(t, "--batch")->change = trainer_setting(t, "--grad-accum")->change = SETTING_ROUNDS;
     snprintf(text, sizeof(text), "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, B));
@@ -352,6 +352,8 @@ static void trainer_find_tensors(Trainer *t) {
 // Weights, optimizer and state: new, or those of the checkpoint at `last`.
 static void trainer_load(Trainer *t, const char *last) {
     const int resumes = *last != 0, keeps = t->run.settings.reference == REFERENCE_START;
+    char best[PATH_MAX];
+    Manifest manifest;
     if (resumes && keeps && !t->run.options->model && !t->run.options->init)
         die("%s: the reference of its run is the model that it began with; give that with --model", last);
     if (!resumes || keeps)
@@ -367,6 +369,9 @@ static void trainer_load(Trainer *t, const char *last) {
     if (!resumes) return;
     const size_t batch = trainer_resplit(t, last);
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
+    checkpoint_path(best, t->folder.path, t->state.best_step, "");
+    if (t->run.options->keep_best && t->state.best_step && manifest_check(best, &manifest))
+        t->state.best_step = 0; // it was not kept
     if (batch) {
         uint64_t position = t->state.next_batch;
         if (!dataloader_resplit(&t->data, batch, t->state.step, &position))

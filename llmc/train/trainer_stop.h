@@ -50,6 +50,7 @@ static void trainer_echo_resume(const Trainer *t) {
     const char *more[] = {"resume", "overwrite"};
     for (size_t i = 0; i < 2; i++) o.given[option_find(more[i])] = !i;
     if (!o.resume) o.resume = RESUME_ON;
+    if (o.typed_model) o.model = o.typed_model;
     fputs("    ", stderr);
     options_echo(stderr, &o);
 }
@@ -96,6 +97,7 @@ static void trainer_give_up(void) {
     trainer_decide(t);
     const int code = trainer_stop(t, t->asked, given_up);
     runlog_close(&t->log);
+    if (t->run.options->json) trainer_json(t);
     exit(code);
 }
 
