@@ -100,7 +100,7 @@ static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const 
     }
 }
 
-// Which modules have adapters, of which rank and alpha; rank and alpha of *lora are set.
+// Chooses the modules that have adapters, with their rank and alpha; those of *lora are set.
 static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
     cJSON *root = lora_keys(o, c->family);
     const AdapterTargets targets = {root, "--lora-targets", EXIT_USAGE, c->family->layer_prefix};

@@ -288,8 +288,8 @@ CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, ON(TRAIN), "off
        "continue from the last complete checkpoint in --out; auto: or begin where there is none; on where no word "
        "follows")
 FLAG(extend, "extend", ON(TRAIN),
-     "with --resume: train a finished run on, up to --steps or --epochs in all, at the rate at which it ended; with --lr "
-     "from that rate to this one in --warmup steps, then by --schedule")
+     "with --resume: train a finished run on, up to --steps or --epochs in all, at the rate at which it ended; with "
+     "--lr from that rate to this one in --warmup steps, then by --schedule")
 INTERVAL(save_every, "save-every", "30min", ON(TRAIN), "N|TIME",
      "from checkpoint to checkpoint: steps, or time such as 30min or 2h; off: only the last step, and what a signal "
      "stops")

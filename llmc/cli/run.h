@@ -235,8 +235,8 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (o->samples) run->assignment = assign_rounds(run->assignment, (o->samples + o->batch - 1) / o->batch);
 }
 
-// What a new run begins from; of a resumed one, whose *source is read, only what the command line names again. A run that
-// begins from another one has that one's folder.
+// Records what a new run begins from. Of a resumed one, whose *source is read, only what the command line names again.
+// A run that begins from another one has that one's folder.
 static void run_source_begin(const Run *run, RunSource *source) {
     static RunSource before;
     const Options *o = run->options;

@@ -1,10 +1,10 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
 and shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types
-we read. There must be nothing else. Adapters that were trained in a composite model have its names, which are read, too.
+we read. There must be nothing else. Adapters that were trained in a composite model have its names; they are read, too.
 
-adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, and the modules they belong to (adapter_targets.h).
-It is written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of
+adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, the modules they belong to (adapter_targets.h). It
+is written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of
 lora.h is refused by its name, since leaving it out would make another model. The tensors decide which modules there
 are; target_modules must agree.
 
@@ -321,8 +321,8 @@ static const char *adapter_why_refused(const char *name) {
     return "belongs to no linear layer of this base; is it an adapter for another one?";
 }
 
-// The tensors of one file, held against *lora. root: adapter_config.json of `config`, by which *lora is built here; NULL:
-// it is built. The caller frees it.
+// Opens the tensors of one file, held against *lora. root: adapter_config.json of `config`, by which *lora is built
+// here; NULL: it is built. The caller frees it.
 static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model, const cJSON *root,
                                           const char *config) {
     const Family *family = model->config.family;

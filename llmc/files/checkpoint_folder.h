@@ -366,8 +366,8 @@ static int records_have_step(const char *path) {
 }
 
 // Makes the folder, takes the lock, clears away what a run that was cut off left. A new run wants it free of
-// checkpoints and of finished steps in the log. Afterwards folder->last is what there is to resume from. Until run_began
-// the end of the program removes the folder and the lock, where this made them. Collective.
+// checkpoints and of finished steps in the log. Afterwards folder->last is what there is to resume from. Until
+// run_began the end of the program removes the folder and the lock, where this made them. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, FolderUse use) {
     char lock[LOCK_TEXT] = "", records[PATH_MAX];
     memset(folder, 0, sizeof(*folder));

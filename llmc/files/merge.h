@@ -1,6 +1,7 @@
 /*
-Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), and a copy where one was trained, so that `convert` writes the
-merged model in any format as it writes any other, range by range. Of the adapters one module is held at a time. Each
+Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), and a copy where one was
+trained. `convert` writes the merged model in any format, as any other, range by range. One module's adapter is held at
+a time. Each
 element is summed in double and rounded once, to the type that is written; in whatever order and pieces elements are
 read, they are the same.
 */

@@ -57,7 +57,7 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
             file, prompt->tokenizer->vocabulary_ids, V);
 }
 
-// A copy of the model's tokenizer goes with the checkpoints in `folder`, where `sample` finds it. begins: a copy that is
+// Copies the model's tokenizer into `folder`, beside the checkpoints, where `sample` finds it. begins: a copy that is
 // there is another run's
 static void tokenizer_keep(const Run *run, const char *folder, int begins) {
     char path[PATH_MAX], copy[PATH_MAX];

@@ -174,7 +174,7 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     table->elements += p->rows * p->cols;
 }
 
-// The adapter of the head, or of the embedding: A [V,r], of which files hold the transpose, and B [C,r]
+// Adds the adapter of the head, or of the embedding: A [V,r], whose transpose files hold, and B [C,r].
 static void lora_add_outer(Lora *lora, ModelTensor tensor) {
     const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // of the head, too
     const int embedding = tensor == EMBEDDING;

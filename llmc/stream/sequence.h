@@ -3,8 +3,8 @@ The sequence: its chunks, and what goes of it between host and device.
 
 Chunks are ranges of consecutive tokens, with the parts of the sequence's documents in them. Loops visit them by index,
 chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s). A plan visits one chunk of
-each length and one layer of each kind (layer_like). A visit then stands for all that are alike: op set "dry" is told how many
-(Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.
+each length and one layer of each kind (layer_like). A visit then stands for all that are alike: op set "dry" is told
+how many (Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.
 
 Tokens, targets and their weights go to the device, log-probabilities and entropies come back. An objective looks at
 the whole sequence; where ranks share it, each moves its own tokens' values and the host of every rank gets those of the

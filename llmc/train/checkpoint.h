@@ -399,7 +399,7 @@ static void load_adapters(CheckpointPass *p) {
     InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
     load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file)); // the parser shall not be the one to find damage
     input_close(&file);
-    Lora lora = *t->lora; // of which nothing is changed
+    Lora lora = *t->lora; // a copy, so that nothing there is changed
     WeightSource *source = adapter_open_tensors(path, &lora, t->base_model, NULL, NULL);
     BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);

@@ -56,8 +56,8 @@ typedef struct {
     double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
     size_t warmup, steps;
     int version_1; // of a run begun before version 2: D is one less, and p reaches 1 at the last step
-    // An extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up goes
-    // from there to the peak; the others count from `begin`. 0: not extended.
+    // An extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up
+    // goes from there to the peak; the others count from `begin`. 0: not extended.
     size_t begin;
     double from;
 } Schedule;

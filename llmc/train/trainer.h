@@ -33,7 +33,7 @@ typedef struct {
     char setting_text[TRAINER_SETTINGS][1024];
     char data_files[1024];
     RunSource source;
-    size_t next_batch;    // the position behind what the current step has taken; in `state` once it is finished
+    size_t next_batch;    // the position after what the current step has taken; in `state` once it is finished
     const Options *given; // as they were typed
     int has_folder;       // --out
     CheckpointFolder folder;

@@ -95,7 +95,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
     return bound;
 }
 
-// --extend: a schedule of its own behind that of the run, which is at `last`. Where that was extended to as many steps
+// --extend: adds a schedule after that of the run, which is at `last`. Where that was extended to as many steps
 // before, it is the same one.
 static void trainer_extend(Trainer *t, const char *last) {
     const int keeps = isnan(t->given->lr);

@@ -12,7 +12,7 @@ step that waits for its pass (--update forward), which is finished first. So the
 static Trainer *trainer_listening; // the run that a signal stops
 
 // What all ranks do after the last finished step: t->asked becomes the signal that one of them got. Returns whether
-// time has come to save. Collective.
+// it is time to save. Collective.
 static int trainer_decide(Trainer *t) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     const double every = t->run.options->save_every.seconds;

@@ -66,8 +66,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
     return result;
 }
 
-// Adapters that were trained over a base in 4 bits are added to the base as its files have it. Their key is of the base in
-// 4 bits, which is made to be compared alone.
+// Returns the key of the base. Adapters that were trained over a base in 4 bits are added to the base as its files have
+// it. Their key is of the base in 4 bits, which is made to be compared alone.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
     const int nf4 = !strcmp(began->text[SOURCE_BASE], "nf4"), fp4 = !strcmp(began->text[SOURCE_BASE], "fp4");
