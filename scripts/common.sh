@@ -78,11 +78,10 @@ gpus_here() {
     fi
 }
 
-# Prints the words that start $1 processes here; the program and its arguments follow. Threads of a process may run on any core. After
-# a signal Open MPI would kill its processes within a second; they need time to finish a step and save it.
+# Prints the words that start $1 processes here; the program and its arguments follow. Threads of a process may run on any core.
 launcher() {
     case $(mpirun --version 2>/dev/null) in
-    *'Open MPI'*) echo "mpirun --oversubscribe --bind-to none --mca odls_base_sigkill_timeout 3600 -n $1" ;;
+    *'Open MPI'*) echo "mpirun --oversubscribe --bind-to none -n $1" ;;
     *) echo "mpirun -n $1" ;;
     esac
 }

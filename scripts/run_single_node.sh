@@ -6,7 +6,7 @@
 #
 # Variables: RANKS, processes (the GPUs that nvidia-smi lists, or CUDA_VISIBLE_DEVICES names; a CPU build needs it said);
 # TRAIN, the program (./train of this checkout); OMP_NUM_THREADS (the cores, dealt over the processes). Several machines:
-# scripts/slurm_train.sbatch.
+# scripts/slurm_train.sbatch. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a training run after its step, which is saved; a second one ends it.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
@@ -23,4 +23,16 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_each "$RANKS")}
 export OMP_NUM_THREADS
 set -- $(launcher "$RANKS") "$TRAIN" "$@"
 echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2
-exec "$@"
+# Open MPI kills its processes two seconds after a SIGINT or SIGTERM, but hands on SIGUSR1. In a session of its own Ctrl-C does not
+# reach it.
+setsid "$@" &
+job=$! code=
+for signal in INT:130 TERM:143 HUP:129 USR1:0; do trap "code=${signal#*:}; kill -USR1 $job" "${signal%:*}"; done
+wait $job
+status=$?
+while kill -0 $job 2>/dev/null; do # a signal ended the wait, not the run
+    wait $job
+    status=$?
+done
+[ $status = 0 ] && [ -n "$code" ] && status=$code
+exit $status
