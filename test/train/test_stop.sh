@@ -22,8 +22,11 @@ until_true() { # command...: until it succeeds, 10 s at least if it never does
 until_step() { until_true grep -q "^step  *$1/.*  loss" "$WORK/out"; }
 there() { ls -d "$1"/$2; } # folder, pattern
 ends() { # exit code, pattern of the last words: the run ends so, and no step that was printed is lost
+    { sleep 60; kill -9 $process; } >/dev/null 2>&1 & # what went wrong before shall not wait for ever
+    guard=$!
     wait $process
     status=$?
+    kill $guard
     check "exit $1, not $status" [ $status = "$1" ]
     says err "$2"
     check 'no sanitizer report' [ "$(grep -cE 'Sanitizer|runtime error' "$WORK/err")" = 0 ]
@@ -104,7 +107,7 @@ if command -v script >/dev/null; then
     until_true grep -q '^step  *2/.*  loss' "$WORK/out" && kill -9 $process
     wait $process 2>/dev/null
     process=$$ # the run is no child
-    until_true grep -q '^stopped by SIGHUP after step' "$WORK/err" && until_true there "$WORK/terminal" 'checkpoint-*/DONE'
+    until_true grep -q '^stopped by SIGHUP after step' "$WORK/err" && until_true there "$WORK/terminal" 'checkpoint-????????/DONE'
     same_as_straight "$WORK/terminal" $any
 else
     skip 'a terminal that closes' 'there is no script (util-linux)'
@@ -153,7 +156,7 @@ succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 12 --val-data $SH
 best=$(sed -n 's/^validation  .* at best (step \([0-9]*\)).*/\1/p' "$WORK/out")
 check "--keep-best keeps step $best" [ "$best" -gt 0 -a -f "$WORK/best/checkpoint-$(printf %08d "$best")/DONE" -a -f "$WORK/best/checkpoint-00000012/DONE" ]
 begin $endless --save-every 1s --out "$WORK/removed"
-until_true there "$WORK/removed" 'checkpoint-*/DONE' && rm -rf "$WORK/removed" && until_true there "$WORK/removed" 'checkpoint-*/DONE' && kill $process
+until_true there "$WORK/removed" 'checkpoint-????????/DONE' && mv "$WORK/removed" "$WORK/moved" && until_true there "$WORK/removed" 'checkpoint-????????/DONE' && kill $process
 ends 143 '^stopped by SIGTERM .* it is saved in '
 says err '^note: .*/removed: was removed; it is made again'
 check 'its log goes on' [ "$(grep -c '"loss"' "$WORK/removed/log.jsonl")" -gt 0 ]
