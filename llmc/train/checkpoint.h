@@ -306,17 +306,19 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), wanted = each * count;
     uint64_t available;
-    char last[96] = "", many[96] = "";
+    char last[64] = "", each_text[32], wanted_text[32];
     if (dist_rank() != 0 || !space_available(folder->path, &available)) return 0;
     if (wanted <= available) return available;
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
+    snprintf(each_text, sizeof(each_text), "%s", human_bytes((double)each));
+    snprintf(wanted_text, sizeof(wanted_text), "%s", human_bytes((double)wanted));
     if (count > 1)
-        snprintf(many, sizeof(many), " each, %zu fit in beside those that are there only with %s,", count,
-                 human_bytes((double)wanted));
-    die("%s: a checkpoint takes %s (%llu bytes)%s and %s are free there; free some space%s%s", where,
-        human_bytes((double)each), (unsigned long long)each, many, human_bytes((double)available),
-        count > 1 ? ", keep fewer (--keep-checkpoints 1), or only the last (--save-every off)" : "", last);
+        die("%s: %zu more checkpoints of %s take %s and %s are free there; free some space, or give --keep-checkpoints "
+            "1 or --save-every off",
+            where, count, each_text, wanted_text, human_bytes((double)available));
+    die("%s: a checkpoint takes %s (%llu bytes) and %s are free there; free some space%s", where, each_text,
+        (unsigned long long)each, human_bytes((double)available), last);
 }
 
 // Collective. A step that is there already is not saved again. Returns the bytes written.
