@@ -72,7 +72,7 @@ tail -c +1025 "$OUT/val.bin" | tr -d '\0' >"$OUT/val.txt"
 
 # ---- training -----------------------------------------------------------------------------------------------------------------
 # A stage goes on from the one before, the first from the recipe's random weights. Ten of its step lines are shown, each with the mean of
-# the losses since the last one. A run that fails leaves no checkpoint.
+# the losses since the last one. A run that fails or is stopped has no checkpoint of its last step.
 stages= logs=
 stage() {
     say "Training on sequences of $1 bytes, by $RECIPE"
@@ -86,7 +86,7 @@ stage() {
                  $4 = sprintf("%.5f", sum / count); sum = count = 0
              }
              { print; fflush() }'
-    [ -d "$(echo "$OUT/run-$length"/checkpoint-*)" ] || exit 1
+    [ -d "$OUT/run-$length/$(printf 'checkpoint-%08d' "$steps")" ] || exit 1
     stages="$stages $length" logs="$logs $OUT/run-$length/log.jsonl"
 }
 #     length steps   lr, its last over the first, warm-up
