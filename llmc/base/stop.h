@@ -13,8 +13,7 @@ once. Work goes on until its step is done. If that takes longer than the grace, 
 #include <signal.h>
 #include <unistd.h>
 
-#define STOP_ECHO                                                                                                      \
-    0.5 // seconds in which a second signal is the first one again: launchers signal a process and its group
+#define STOP_ECHO 0.1 // seconds in which a second signal repeats the first: launchers signal process and group
 
 static struct {
     volatile sig_atomic_t signal; // that asked first; 0: none

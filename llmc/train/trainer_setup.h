@@ -438,6 +438,7 @@ static void trainer_check_space(const Trainer *t) {
     fprintf(t->run.text, ": %s each, %zu kept", text, kept);
     if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
     fputc('\n', t->run.text);
+    fflush(t->run.text); // the first step may take long
 }
 
 // Everything before the first step.

@@ -81,6 +81,7 @@ static int row_differs(const OptionRow *row, const Options *a, const Options *b)
     case OPTION_PATHS: return paths_differ((const PathList *)x, (const PathList *)y);
     case OPTION_IDS: return i->count != j->count || (i->count && memcmp(i->id, j->id, 4 * i->count) != 0);
     case OPTION_TEXT: return text_differs(*(const char *const *)x, *(const char *const *)y);
+    case OPTION_INTERVAL: return memcmp(x, y, sizeof(Interval)) != 0;
     default: return memcmp(x, y, sizeof(size_t)) != 0; // a double is as long
     }
 }

@@ -72,8 +72,8 @@ until_step 1 && kill $process
 ends 143 '^stopped by SIGTERM after step 1 of 1000 (its validation did not end within --grace 0 s and is given up): it is saved'
 for part in 1 2; do succeeds train $bare --steps 1 --val-data $SHARD --val-every 1 --seq-len 8 --out "$WORK/validation" --resume --quiet; done
 check 'its validation is made when it goes on, and has one record' [ "$(grep -c '^{"step": 1, "val_loss"' "$WORK/validation/log.jsonl")" = 1 ]
-begin $long --steps 1000 --out "$WORK/twice"
-until_step 1 && kill -INT $process && until_true grep -q '^SIGINT: finishing this step' "$WORK/err" && kill -INT $process && sleep 0.6 && kill -INT $process
+begin $bare --grad-accum 8000 --seq-len 16 --steps 2 --out "$WORK/twice"
+until_true grep -q '^saving' "$WORK/out" && sleep 0.2 && kill -INT $process && until_true grep -q '^SIGINT: finishing this step' "$WORK/err" && sleep 0.15 && kill -INT $process
 wait $process
 check 'a second signal ends at once' [ $? = 130 -a -z "$(last_step "$WORK/twice")" -a "$(grep -c '^stopped' "$WORK/err")" = 0 ]
 
