@@ -39,6 +39,24 @@ static int parse_double(const char *text, double *value) {
     return *end == 0 && isfinite(*value);
 }
 
+// "90s", "30min", "2h", "1.5d": seconds, fewer than 1e9
+static int parse_seconds(const char *text, double *seconds) {
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    char number[32];
+    const size_t digits = strspn(text, "0123456789.");
+    if (!digits || digits >= sizeof(number)) return 0;
+    snprintf(number, sizeof(number), "%.*s", (int)digits, text);
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        if (strcmp(text + digits, units[i].name) != 0 || !parse_double(number, seconds)) continue;
+        *seconds *= units[i].seconds;
+        return *seconds < 1e9;
+    }
+    return 0;
+}
+
 static int parse_bool(const char *text, int *value) {
     if (!strcmp(text, "true") || !strcmp(text, "True") || !strcmp(text, "1")) return *value = 1, 1;
     if (!strcmp(text, "false") || !strcmp(text, "False") || !strcmp(text, "0")) return *value = 0, 1;
@@ -204,6 +222,16 @@ static int text_is_one_of(const char *text, const char *words) {
         words += word;
         if (!*words) return 0;
     }
+}
+
+// The index of a word in "a|b|c"; -1: it is none of them.
+static int word_index(const char *words, const char *text) {
+    for (int i = 0; *words; i++) {
+        const size_t length = strcspn(words, "|");
+        if (length == strlen(text) && !strncasecmp(words, text, length)) return i;
+        words += length + (words[length] != 0);
+    }
+    return -1;
 }
 
 // For qsort of an array of texts that lie in it.

@@ -87,16 +87,6 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 }
 
 // ---- values --------------------------------------------------------------------------------------------------------
-// The index of a word in "a|b|c"; -1: it is none of them.
-static int word_index(const char *words, const char *text) {
-    for (int i = 0; *words; i++) {
-        const size_t length = strcspn(words, "|");
-        if (length == strlen(text) && !strncasecmp(words, text, length)) return i;
-        words += length + (words[length] != 0);
-    }
-    return -1;
-}
-
 // The enum value of one of the row's words; its words are in the order of the enum.
 static int choice_parse(const OptionRow *row, const char *text, void *field) {
     for (size_t i = 0; i < WORD_ALIASES; i++)
@@ -137,23 +127,10 @@ static int bytes_lack_unit(const char *text, size_t bytes) {
     return bytes < (size_t)1 << 20 && !text[strspn(text, "0123456789.")];
 }
 
-// Steps (100, 1k), time (90s, 30min, 2h, 1d), or off.
+// Steps (100, 1k), time (90s, 30min), or off.
 static int interval_parse(const char *text, Interval *interval) {
-    static const struct {
-        const char *name;
-        double seconds;
-    } units[] = {{"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
-    char number[32];
-    const size_t digits = strspn(text, "0123456789.");
     memset(interval, 0, sizeof(*interval));
-    if (!strcmp(text, "off")) return 1;
-    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (!digits || digits >= sizeof(number) || strcmp(text + digits, units[i].name) != 0) continue;
-        snprintf(number, sizeof(number), "%.*s", (int)digits, text);
-        if (!parse_double(number, &interval->seconds)) return 0;
-        interval->seconds *= units[i].seconds;
-        return interval->seconds > 0 && interval->seconds < 1e9;
-    }
+    if (!strcmp(text, "off") || (parse_seconds(text, &interval->seconds) && interval->seconds > 0)) return 1;
     return parse_count(text, 1000, &interval->steps) && (double)interval->steps <= OPTION_UNBOUNDED;
 }
 

@@ -100,8 +100,8 @@ static void run_scale(Run *run, Config *config) {
 static void run_grow(Run *run, Config *config) {
     const size_t rows = run->options->grow_vocabulary, old = config->vocab_size;
     if (run->options->init)
-        die_usage("--grow-vocabulary: a model of --init has no rows to add to; give --init %s,vocab_size=%zu",
-                  run->options->init, rows);
+        die_usage("--grow-vocabulary: a model of --init has no rows to add to; give vocab_size=%zu among its keys",
+                  rows);
     if (rows < old)
         die_usage("--grow-vocabulary %zu is below the %zu ids of this model; give %zu or more", rows, old, old);
     if (rows == old) return;

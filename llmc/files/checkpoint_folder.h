@@ -407,7 +407,6 @@ static int checkpoint_remake(CheckpointFolder *folder) {
     close(folder->lock);
     folder->lock = folder_lock(folder->path, text);
     run_began();
-    folder->last = CHECKPOINT_NONE, folder->best = folder->good = 0;
     return 1;
 }
 

@@ -47,7 +47,8 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     echo_quoted(out, program_called());
     fputs(" convert --model ", out);
     echo_quoted(out, o->out);
-    fputs(" --out ", out);
+    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // cannot be merged (merge.h)
+    fputs(apart ? " --adapter-only --out " : " --out ", out);
     snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
     echo_quoted(out, path);
     fputc('\n', out);

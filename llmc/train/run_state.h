@@ -42,7 +42,7 @@ typedef struct {
     const RunSetting *settings;
     size_t setting_count;
     const RunSource *source; // what the run began from, or NULL
-    const char *data;        // the names of its files, of which the setting "data" is the content
+    const char *data;        // the names of its files; the setting "data" is a key of their content
 } RunState;
 
 // ---- state.json -----------------------------------------------------------------------------------------------------

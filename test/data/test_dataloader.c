@@ -170,6 +170,37 @@ TEST(llmc_shards_are_shuffled_by_micro_batches) {
     }
 }
 
+// Other micro-batches of the same documents: a run that took some goes on at the same token, in any epoch.
+TEST(a_place_in_other_micro_batches) {
+    static const size_t tokens[] = {121, 241}; // 12 and 24 documents of 10, for B of 1, 2, 3, 4
+    for (size_t s = 0; s < 2; s++) make_shard(s ? "split-1.bin" : "split-0.bin", shard32(tokens[s]));
+    const char *pattern = scratch_path("split-*.bin");
+    for (size_t i = 0; i < 16; i++) {
+        const size_t B = 1 + i % 4, other = 1 + i / 4;
+        DataSettings settings = data_settings(B, 10);
+        SCOPED_LOADER from = open_data(pattern, &settings);
+        settings.B = other;
+        SCOPED_LOADER to = open_data(pattern, &settings);
+        SCOPED_BATCH a = batch_for(&from), b = batch_for(&to);
+        test_case("from B = %zu to %zu", B, other);
+        for (size_t k = 0; k < 150; k++) {
+            uint64_t position = from.next;
+            const int found = dataloader_resplit(&to, B, 0, &position);
+            assert_int_equal(found, from.next % from.samples * B % other == 0);
+            dataloader_next(&from, &a);
+            if (!found) continue;
+            to.next = position;
+            dataloader_next(&to, &b);
+            assert_memory_equal(a.tokens, b.tokens, 10 * min_size(B, other) * sizeof(int32_t));
+        }
+        uint64_t position = 0;
+        assert_int_equal(dataloader_resplit(&to, 5, 0, &position), 0); // which leaves another rest
+        settings.shuffle = SHUFFLE_ON;
+        SCOPED_LOADER shuffled = open_data(pattern, &settings);
+        assert_int_equal(dataloader_resplit(&shuffled, B, 0, &position), 0);
+    }
+}
+
 static uint64_t fingerprint_of(const char *path, size_t B, size_t T) {
     SCOPED_LOADER loader = open_one(path, B, T, 50000);
     return dataloader_fingerprint(&loader, loader.settings.B);

@@ -160,6 +160,45 @@ TEST(a_place_of_documents_is_one_number) {
     }
 }
 
+// Sums of which documents begin in a step, and of its targets
+static void step_sums(DataLoader *loader, Batch *batch, double sums[3]) {
+    memset(sums, 0, 3 * sizeof(double));
+    for (size_t k = dataloader_step(loader, loader->next); k > 0; k--) {
+        dataloader_next(loader, batch);
+        sums[2] += batch_count(batch).tokens;
+        for (size_t d = 0; d < batch->documents; d++)
+            sums[0] += (double)batch->origin[d], sums[1] += (double)batch->origin[d] * (double)batch->origin[d];
+    }
+}
+
+// Steps of so many documents may be cut into other micro-batches at any step.
+TEST(a_step_in_other_micro_batches) {
+    for (size_t i = 0; i < 8; i++) {
+        DataSettings settings = data_settings(i & 1 ? 3 : 1, 30);
+        MadeShard made = made_shard(4);
+        const char *path = write_shard("steps.bin", &made, made_documents(0, 61, 100, 2), 61);
+        double sums[2][3];
+        settings.shuffle = i & 2 ? SHUFFLE_ON : SHUFFLE_OFF, settings.step = i & 4 ? 7 : 1000000;
+        SCOPED_LOADER from = open_data(path, &settings);
+        settings.B = 5;
+        SCOPED_LOADER to = open_data(path, &settings);
+        SCOPED_BATCH a = batch_for(&from), b = batch_for(&to);
+        test_case("case %zu", i);
+        for (size_t step = 0; step < 90; step++) {
+            uint64_t position = from.next, same = from.next;
+            assert_true(dataloader_resplit(&to, from.settings.B, step, &position));
+            assert_true(dataloader_resplit(&from, to.settings.B, step, &same) && same == from.next);
+            to.next = position;
+            step_sums(&from, &a, sums[0]), step_sums(&to, &b, sums[1]);
+            assert_memory_equal(sums[0], sums[1], sizeof(sums[0]));
+        }
+        settings.step = 0;
+        SCOPED_LOADER packed = open_data(path, &settings);
+        uint64_t position = 0;
+        assert_int_equal(dataloader_resplit(&packed, 1, 0, &position), 0);
+    }
+}
+
 static void seek_nowhere(const void *context) {
     DataSettings settings = data_settings(4, 100);
     DataLoader loader = open_data((const char *)context, &settings);

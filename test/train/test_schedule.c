@@ -53,6 +53,19 @@ TEST(closed_forms) {
     }
 }
 
+// --extend: the rate at the end, or a warm-up from there and then a schedule of the steps that are left.
+TEST(an_extended_run) {
+    Schedule kept = make(SCHEDULE_CONSTANT, 0, 150), own = make(SCHEDULE_COSINE, 10, 200);
+    kept.begin = own.begin = 100, kept.from = own.from = 4e-5, kept.peak = 4e-5;
+    Schedule alone = make(SCHEDULE_COSINE, 10, 100);
+    for (size_t step = 101; step <= 150; step++) expect_rate(&kept, step, 4e-5, 0);
+    for (size_t step = 101; step < 110; step++)
+        expect_rate(&own, step, 4e-5 + (3e-4 - 4e-5) * (double)(step - 100) / 10, 1e-15);
+    for (size_t step = 110; step <= 200; step++) expect_rate(&own, step, schedule_learning_rate(&alone, step - 100), 0);
+    own.warmup = alone.warmup = 0;
+    for (size_t step = 101; step <= 200; step++) expect_rate(&own, step, schedule_learning_rate(&alone, step - 100), 0);
+}
+
 TEST(rises_then_falls) {
     for (size_t i = 0; i < SCHEDULES * 12 * 11; i++) {
         Schedule s = make((ScheduleKind)(i / 132), i / 11 % 12, 1 + i % 11);

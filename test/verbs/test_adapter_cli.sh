@@ -109,7 +109,7 @@ succeeds train --model "$base" --grow-vocabulary 104 $data --steps 1 --out "$WOR
 succeeds train --model "$base" --grow-vocabulary 104 $data --steps 2 --out "$WORK/grown-whole" --quiet --resume --extend
 succeeds eval --model "$WORK/grown-whole" $data --val-steps 1 --quiet
 refuses 2 'grow-vocabulary 90 is below the 96 ids of this model; give 96 or more' plan --model "$base" --grow-vocabulary 90
-refuses 2 'has no rows to add to; give --init gpt2,vocab_size=60000' plan --init gpt2 --grow-vocabulary 60000
+refuses 2 'has no rows to add to; give vocab_size=60000 among its keys' plan --init gpt2 --grow-vocabulary 60000
 
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
