@@ -9,7 +9,7 @@ mpi_libraries=$(scripts/mpi_flags.sh link)
 pcre2_library=$(printf '\043include <pcre2posix.h>\n' | $CC -E - >/dev/null 2>&1 && echo -lpcre2-8)
 
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
-has_onednn() { printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
+has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
 define_precision() { printf -- '-D_GNU_SOURCE -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
 
 # fresh TARGET COMMAND: it was made by that command, and every file in its dependency files is older.
@@ -108,7 +108,7 @@ build_gpu_program() { # name, precision
     if [ "$1" = gpu_large ]; then
         cpu=$folder/ops_cpu.o
         has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
-        before="$compile -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Dops_device=ops_cpu_device \
+        before="$compile -O3 ${NATIVE:--march=native} -ffp-contract=fast -fno-math-errno -fno-trapping-math -Dops_device=ops_cpu_device \
             -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu && objcopy --keep-global-symbol=ops_cpu_device $cpu &&"
         objects="$objects $cpu"
     fi

@@ -27,7 +27,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . scripts/common.sh
-PREBUILT=${PREBUILT:-} TRAIN=${TRAIN:-${PREBUILT:-.}/train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-h200} MEMORY=${MEMORY:-h100} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
+PREBUILT=${PREBUILT:-} TRAIN=${TRAIN:-${PREBUILT:-.}/train} MODEL=${MODEL:-qwen3-8b} MACHINE=${MACHINE:-} MEMORY=${MEMORY:-h100} LIMIT=${LIMIT:-530} ARCHS=${ARCHS:-90}
 TESTS=${TESTS:-attention ops golden bp methods} PRECISIONS=${PRECISIONS:-bf16} OPTIONS=${OPTIONS:-} PYTHON=${PYTHON:-python3}
 dry=
 [ "${1:-}" = --dry ] && dry=1 && shift
@@ -38,12 +38,16 @@ case ", $parts," in
 *", $part,"*) ;;
 *) echo "gpu_evidence.sh: there is no part '$part'; parts are $parts" >&2 && exit 2 ;;
 esac
+# A program that was brought knows no folders: CUDA's libraries are those of PyTorch's wheels.
+[ -z "$PREBUILT" ] || [ -n "${STREAMBP_LIBRARIES:-}" ] ||
+    STREAMBP_LIBRARIES=$("$PYTHON" -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null) && export STREAMBP_LIBRARIES
 case $dry$(ask_gpu name) in
 '' | *rror* | *ailed* | No\ devices*)
     echo "gpu_evidence.sh: no GPU was found (nvidia-smi names none); --dry shows what would run on one" >&2
     exit 1
     ;;
 esac
+[ -n "$MACHINE" ] || case $([ -n "$dry" ] || ask_gpu name) in *H100*) MACHINE=h100 ;; *) MACHINE=h200 ;; esac
 store=${STORE:-build/evidence} # weights, and compare.py's folders: kept as long as the machine is
 mkdir -p "$out" "$store" || exit 1
 work=$(mktemp -d)
@@ -102,8 +106,13 @@ needs_cudnn() {
     say "gpu_evidence.sh: attention is our own kernels', not cuDNN's: '$TRAIN doctor' says what is missing; STREAMBP_CUDNN=0 measures it as it is"
     exit 1
 }
-probe() { # a pass of seconds, before anything long
-    try 'which attention' 15 "$TRAIN" bp --init "$MODEL,num_hidden_layers=1,vocab_size=1024" --seq-len 4096 --json --quiet
+probe() { # a pass of seconds, before anything long: where it fails, nothing else is tried
+    if ! try 'which attention' 15 "$TRAIN" bp --init "$MODEL,num_hidden_layers=1,vocab_size=1024" --seq-len 4096 --json --quiet && [ -z "$dry" ]; then
+        timeout -k 10 100 "$TRAIN" doctor --quiet >&2
+        close
+        say "gpu_evidence.sh: '$TRAIN' does not run here (above)"
+        exit 1
+    fi
     needs_cudnn
 }
 

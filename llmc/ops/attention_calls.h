@@ -2,12 +2,15 @@
 Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and what
 is left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
 
-Forward: a span with enough queries and keys is one call of its exact lengths, below 2^31 elements of queries. Keys of
-more elements are cut into ranges, whose results are merged.
+Each length of a call costs the library a compilation (its kernels for any length gave wrong results on an H100, cuDNN
+9.19). So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
 
-Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known, and each length of a call costs the
-library a compilation. So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on,
-and the keys before a piece into blocks of powers of two, backwards from its first query:
+Forward: a piece is one call, whose keys are a multiple of a step that grows with them. The keys that are left, at the
+document's beginning, are for our kernels, whose results are merged; so are those of ranges, where keys have more
+elements than the library counts.
+
+Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
+blocks of powers of two, backwards from its first query:
 
     document      keys -->                            span.begin                   span.end
     |  own  |  block  |  block  |       block        | causal |                    |
@@ -42,7 +45,7 @@ typedef struct {
     size_t heads;  // key/value heads of a call of the library: NKV / heads such calls
     size_t window; // of the library's call
     int causal;    // the last row sees all keys, each row before it one less; otherwise each row sees all
-    int merged;    // forward: with the results of the calls before it, which saw other keys
+    int merged;    // forward: with the results of calls before it, which saw other keys
 } AttentionCall;
 
 // The limits of a library
@@ -159,7 +162,7 @@ static int attention_is_long(const AttentionCut *cut, size_t queries, size_t key
 typedef struct {
     Span span;
     KeyRange keys;
-    int causal;
+    int causal, partial; // partial: as the shape
 } AttentionPart;
 
 static Span span_part(Span span, size_t begin, size_t end) {
@@ -172,8 +175,8 @@ static void attention_parts(const AttentionShape *shape, Span span, AttentionPar
     const KeyRange keys = {max_size(shape->keys.begin, span.document), min_size(shape->keys.end, span.end)};
     const size_t first = min_size(max_size(span.begin, keys.begin), span.end);
     const size_t middle = max_size(first, min_size(span.end, keys.end));
-    const AttentionPart among = {span_part(span, first, middle), keys, 1},
-                        behind = {span_part(span, middle, span.end), keys, 0};
+    const AttentionPart among = {span_part(span, first, middle), keys, 1, shape->partial},
+                        behind = {span_part(span, middle, span.end), keys, 0, shape->partial};
     part[0] = among, part[1] = behind;
     if (keys.begin >= keys.end) part[0].span.end = first, part[1].span.begin = part[1].span.end;
 }
@@ -199,28 +202,26 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
     return 1;
 }
 
-static void attention_forward_calls(const AttentionCut *cut, const AttentionShape *shape, AttentionTake *take,
-                                    void *to) {
-    const size_t most = max_size(1, cut->elements / (cut->NH * cut->HD * cut->block));
-    for (size_t i = 0; i < 2 * shape->spans.count; i++) {
-        AttentionPart part[2];
-        attention_parts(shape, shape->spans.span[i / 2], part);
-        const AttentionPart p = part[i % 2];
-        for (size_t t = p.span.begin, n; t < p.span.end; t += n) {
-            KeyRange keys = {max_size(p.keys.begin, first_key(p.span.document, t, cut->window)), p.keys.end};
-            n = min_size(p.span.end - t, most * cut->block);
-            if (shape->partial || (p.causal ? t + n : keys.end) - keys.begin > attention_most_keys(cut)) // staged
-                n = min_size(n, cut->block);
-            if (p.causal) keys.end = t + n;
-            AttentionCall call = {span_part(p.span, t, t + n), keys, n, cut->NKV, 0, p.causal, shape->partial};
-            if (cut->window < t + n - p.span.document) call.window = cut->window;
-            if (attention_is_long(cut, n, keys.end - keys.begin) && !(call.window && shape->partial) &&
-                forward_calls_of(cut, call, NULL, NULL))
-                (void)forward_calls_of(cut, call, take, to);
-            else
-                own_call(call.span, shape->keys, take, to);
-        }
-    }
+// Keys of a call are a multiple of this: 32 lengths between two powers of two.
+static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
+    size_t step = cut->grid / 2;
+    while (step < cut->block && 64 * step <= keys) step *= 2;
+    return step;
+}
+
+// The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
+static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
+                         void *to) {
+    const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
+    const size_t lowest = max_size(p->keys.begin, piece.document); // to be read
+    const size_t seen = max_size(lowest, first_key(piece.document, piece.begin, window));
+    const size_t end = p->causal ? piece.end : p->keys.end, step = attention_key_step(cut, end - seen);
+    const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
+    const AttentionCall call = {piece, {end - keys, end}, rows, cut->NKV, window, p->causal, p->partial};
+    AttentionCall rest = {piece, {seen, end - keys}, 0, 0, 0, 0, 1};
+    if (!keys || (p->causal && keys < rows) || !forward_calls_of(cut, call, take, to)) return 0;
+    if (take && rest.keys.begin < rest.keys.end) take(to, &rest);
+    return 1;
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -233,8 +234,8 @@ static int library_call(const AttentionCut *cut, AttentionCall *call, size_t beg
 }
 
 // The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
-static int piece_calls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
-                       void *to) {
+static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
+                          void *to) {
     const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
     const size_t lowest = max_size(p->keys.begin, first_key(p->span.document, p->span.begin, window)); // to be read
     const size_t seen = max_size(p->keys.begin, first_key(piece.document, piece.begin, window));
@@ -260,21 +261,35 @@ static int piece_calls(const AttentionCut *cut, const AttentionPart *p, Span pie
     return 1;
 }
 
+// ---- pieces ---------------------------------------------------------------------------------------------------------
+typedef int PieceCalls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
+                       void *to);
+
 // The next queries of a part, from t on. Returns where they end.
 static size_t next_piece(const AttentionCut *cut, const AttentionShape *shape, const AttentionPart *p, size_t t,
-                         AttentionTake *take, void *to) {
+                         PieceCalls *calls, AttentionTake *take, void *to) {
     for (size_t rows = attention_piece(cut, p->span.end - t);; rows /= 2) {
         const size_t end = min_size(p->span.end, t + rows);
         const Span piece = span_part(p->span, t, end);
         const size_t keys = (p->causal ? end : p->keys.end) - p->keys.begin;
         if (attention_is_long(cut, end - t, keys) && !(cut->window && shape->partial) &&
-            piece_calls(cut, p, piece, rows, NULL, NULL))
-            piece_calls(cut, p, piece, rows, take, to);
+            calls(cut, p, piece, rows, NULL, NULL))
+            calls(cut, p, piece, rows, take, to);
         else if (rows > cut->grid)
             continue;
         else
             own_call(piece, shape->keys, take, to);
         return end;
+    }
+}
+
+static void attention_forward_calls(const AttentionCut *cut, const AttentionShape *shape, AttentionTake *take,
+                                    void *to) {
+    for (size_t i = 0; i < 2 * shape->spans.count; i++) {
+        AttentionPart part[2];
+        attention_parts(shape, shape->spans.span[i / 2], part);
+        const AttentionPart *p = &part[i % 2];
+        for (size_t t = p->span.begin; t < p->span.end;) t = next_piece(cut, shape, p, t, forward_piece, take, to);
     }
 }
 
@@ -292,7 +307,7 @@ static void attention_backward_calls(const AttentionCut *cut, const AttentionSha
         attention_parts(shape, span, part);
         for (size_t half = 0; half < 2; half++)
             for (size_t t = part[half].span.begin; t < part[half].span.end;)
-                t = next_piece(cut, shape, &part[half], t, take, to);
+                t = next_piece(cut, shape, &part[half], t, backward_piece, take, to);
     }
 }
 

@@ -277,14 +277,21 @@ static double rms(const double *x, size_t count) {
 // so the error of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of
 // NVIDIA tensor cores"). A step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a
 // sum of K, as partial sums are no larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
+static int is_gpu_product(const Guarded *t) { // dbias: plain additions
+    return !EMULATED && !strcmp(ops_device->name, "cuda") && ops_device->stored == DTYPE_BF16 &&
+           !strncmp(testing.test, "linear", 6) && strcmp(t->name, "dbias") != 0;
+}
 static double truncation_error(const Guarded *t) {
     const char *sizes = strstr(testing.about, "n=");
     size_t n, C, OC;
-    if (EMULATED || strcmp(ops_device->name, "cuda") != 0 || ops_device->stored != DTYPE_BF16) return 0.0;
-    if (strncmp(testing.test, "linear", 6) != 0 || !strcmp(t->name, "dbias")) return 0.0; // dbias: plain additions
+    if (!is_gpu_product(t)) return 0.0;
     if (!sizes || sscanf(sizes, "n=%zu C=%zu OC=%zu", &n, &C, &OC) != 3) return 0.0;
     return (double)n * (double)C * (double)OC / (double)t->count / 8.0 * 0x1p-24; // of the three, t has two: K is left
 }
+
+// Some of cuBLASLt's small kernels, and bias_add, round a product before bias, residual or old output join (seen on an
+// H100 with n = 2, and with rows of odd strides).
+static double early_rounding(const Guarded *t) { return is_gpu_product(t) && t->type == DTYPE_BF16 ? 0x1p-9 : 0.0; }
 
 // Relative L2 error of the arithmetic inside ops, and the largest relative error of one rounding to `type`.
 static double arithmetic_error(const Guarded *t) {
@@ -300,9 +307,10 @@ static void expect_within(const Guarded *t, const double *expected, double slack
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), sum = 0.0, worst = 0.0;
     double relative = slack * arithmetic_error(t);
     double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size;
+    double early = slack * early_rounding(t) * size;
     for (size_t i = 0; i < t->count; i++) {
         double found = result(t, i), error = fabs(found - expected[i]);
-        double allowed = (rounding + relative) * fabs(expected[i]) + 10.0 * arithmetic;
+        double allowed = (rounding + relative) * fabs(expected[i]) + 10.0 * arithmetic + 4.0 * early;
         if (!(error <= allowed))
             test_fail("%s[%zu] of %zu is %.9g, expected %.9g (error %.2g, allowed %.2g)", t->name, i, t->count, found,
                       expected[i], error, allowed);
@@ -310,7 +318,7 @@ static void expect_within(const Guarded *t, const double *expected, double slack
         if (error > worst * allowed) worst = error / allowed;
     }
     if (!t->count) return;
-    double limit = rounding * size + arithmetic;
+    double limit = rounding * size + arithmetic + early;
     sum = sqrt(sum / (double)t->count);
     if (!(sum <= limit)) test_fail("%s: relative L2 error %.3g, allowed %.3g", t->name, sum / size, limit / size);
     if (limit > 0.0) testing.worst = fmax(testing.worst, fmax(worst, sum / limit));

@@ -75,12 +75,11 @@ static KeyRange cudnn_seen(const CudnnAttention *s, size_t query) {
     const size_t end = s->causal ? s->keys - s->queries + query + 1 : s->keys;
     return KeyRange{s->window && s->window < end ? end - s->window : 0, end};
 }
-// Tensors lie on 16 bytes, no further than 32 bits count; backward's lengths are multiples of 128, here a fourth of the
-// grid.
+// Tensors lie on 16 bytes, no further than 32 bits count; lengths are multiples of 128, here a fourth of the grid.
 static void cudnn_demands(const CudnnAttention *s, int backward, bool aligned) {
     constexpr size_t multiple = CUDNN_GRID / 4;
     if (s->keys * s->NKV * s->HD > CUDNN_ELEMENTS) die("attention of %zu keys of %zu", s->keys, s->NKV * s->HD);
-    if (!aligned || (backward && (s->queries % multiple || s->keys % multiple)))
+    if (!aligned || s->queries % multiple || s->keys % multiple)
         die("attention %s of %zu queries and %zu keys, %s: not for cuDNN", backward ? "backward" : "forward",
             s->queries, s->keys, aligned ? "aligned" : "not aligned");
 }

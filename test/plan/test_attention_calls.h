@@ -49,8 +49,9 @@ static void cover_forward(void *to, const AttentionCall *call) {
     const size_t query = call->span.begin - call->span.document - c->first, keys = call->keys.end - call->keys.begin;
     int before = 0;
     for (size_t key = 0; key < 2000; key++) before += c->pairs[query * 2000 + key];
-    if (call->rows && ((call->causal && call->rows > keys) || keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
-                       (before && !call->merged) || (call->merged && call->rows > c->cut->block)))
+    if (call->rows && (call->rows % c->cut->grid || keys % (c->cut->grid / 2) || call->rows > c->cut->block ||
+                       (call->causal && call->rows > keys) || keys * c->cut->NKV * c->cut->HD > c->cut->elements ||
+                       (before && !call->merged)))
         test_fail("forward: a call of %zu rows, keys %zu to %zu", call->rows, call->keys.begin, call->keys.end);
     cover_pairs(c, call);
 }
@@ -114,7 +115,7 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
     const AttentionShape shape = {{&span, 1, 0, 0}, 32, 8, 128, 1.0, all_keys, 0, 0};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
     attention_forward_calls(&cut, &shape, attention_count, &forward);
-    if (forward.calls != 3 || forward.library != span_pairs(span, all_keys, 0))
+    if (forward.calls != 296 || forward.own > 0.003 * forward.library) // 292 of a block, and its rest in four
         test_fail("%g calls of %g pairs", forward.calls, forward.library);
     cut.takes = asked_to_take; // once or twice for each length of a piece's calls, not for each of its blocks
     attention_backward_calls(&cut, &shape, 0, 1200000, attention_count, &backward);

@@ -27,8 +27,8 @@ constexpr unsigned FOLD_KEYS = 2048;
 // For the same reason weights are summed in double, tile by tile; bf16 leaves the few units for double alone.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
-// accumulate: out and lse are those of other keys, which come first.
-template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false>
+// accumulate: out and lse are those of other keys, which come first. RANGE: a query may see no key, or not the last one.
+template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                              SpanBlocks blocks, HeadShape shape, bool accumulate) {
@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         float s[KEYS / 8][4] = {}, shrink[2];
         if (!sees(sight, key, KEYS, blocks.window)) return;
         product_of_rows<HD, KEYS>(s, tq, warp_row, tk);
-        hide<KEYS, SUMS>(s, sight, key, lane / 4, blocks.window);
+        hide<KEYS, RANGE>(s, sight, key, lane / 4, blocks.window);
 #pragma unroll
         for (int i = 0; i < 2; i++) { // the lane's two rows
             float top = -INFINITY, tile_sum = 0.0f;
 #pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
             top = fmaxf(largest[i], quad_max(top) * scale);
-            if (((SUMS && sight.first < 0) || has_far(sight, key, blocks.window)) &&
+            if (((RANGE && sight.first < 0) || has_far(sight, key, blocks.window)) &&
                 top == -INFINITY) { // the row has not met a key
                 shrink[i] = 1.0f;
 #pragma unroll
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             folded = true, folded_largest[0] = largest[0], folded_largest[1] = largest[1];
         }
     };
-    if (SUMS && accumulate) {
+    if (RANGE && accumulate) {
         for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = load(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -317,19 +317,24 @@ static size_t cuda_attention_scratch(size_t n, size_t NH, size_t, size_t HD) {
 static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                                    const AttentionShape *call, Summed *) {
     const HeadShape shape = head_shape(call, q, k, v);
-    const auto run = [&](auto SUMS, auto PADDED) {
+    const auto run = [&](auto SUMS, auto RANGE, auto PADDED) {
         constexpr Tiles T = FORWARD_TILES<PADDED>;
         static_assert(T.held);
         SpanBlocks blocks;
         for (size_t from = 0; from < call->spans.count;) {
             from = span_blocks(&blocks, call->spans, call->keys, from, T.held, false);
-            LAUNCH((attention_forward_kernel<PADDED, T, SUMS>), dim3(blocks.first[blocks.count], (unsigned)shape.NH),
-                   block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
+            LAUNCH((attention_forward_kernel<PADDED, T, SUMS, RANGE>),
+                   dim3(blocks.first[blocks.count], (unsigned)shape.NH), block_threads<T>, (tiles_bytes<PADDED>(T, 1)))
             ((Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
              call->accumulate != 0);
         }
     };
-    with_flag(call->partial, [&](auto SUMS) { with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) { run(SUMS, HD); }); });
+    with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) {
+        if (call->partial)
+            run(std::true_type(), std::true_type(), HD);
+        else
+            with_flag(call->accumulate, [&](auto RANGE) { run(std::false_type(), RANGE, HD); });
+    });
 }
 
 static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,

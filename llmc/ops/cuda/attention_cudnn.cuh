@@ -27,8 +27,9 @@ __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size
     }
 }
 
-__global__ void unstage_lse_kernel(float *lse, const float *staged, size_t n, size_t NH) {
-    FOR_EACH_PACK(i, n * NH) lse[i] = staged[i % NH * n + i / NH];
+// lse[n][NH] from the last n of staged[NH][rows]
+__global__ void unstage_lse_kernel(float *lse, const float *staged, size_t n, size_t NH, size_t rows) {
+    FOR_EACH_PACK(i, n * NH) lse[i] = staged[i % NH * rows + rows - n + i / NH];
 }
 
 __global__ void no_keys_kernel(float *lse, size_t count) { FOR_EACH_PACK(i, count) lse[i] = -INFINITY; }
@@ -58,14 +59,14 @@ __device__ inline void put(float *to, float value) { *to = value; }
 __device__ inline void put(floatX *to, float value) { *to = store(value); }
 #endif
 
-// out, lse of n queries' keys so far become those of these and of the keys whose staged[n][NH * HD] and
-// staged_lse[NH][n] cuDNN has given: a warp for each query and head
+// out, lse of n queries' keys so far become those of these and of the keys whose staged[n][NH * HD] and last n of
+// staged_lse[NH][rows] cuDNN has given: a warp for each query and head
 template <typename Out>
 __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
-                                    size_t NH, size_t HD) {
+                                    size_t NH, size_t HD, size_t rows) {
     const size_t i = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     const bool valid = i < n * NH;
-    const float before = valid ? lse[i] : 0.0f, add = valid ? staged_lse[i % NH * n + i / NH] : 0.0f;
+    const float before = valid ? lse[i] : 0.0f, add = valid ? staged_lse[i % NH * rows + rows - n + i / NH] : 0.0f;
     const float largest = fmaxf(before, add), sum = largest + logf(expf(before - largest) + expf(add - largest));
     __syncthreads(); // every lane has read lse
     if (!valid) return;
@@ -76,9 +77,9 @@ __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, 
 
 template <typename Out>
 static void merge_staged(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n, size_t NH,
-                         size_t HD) {
+                         size_t HD, size_t rows) {
     LAUNCH((merge_staged_kernel<Out>), dim3((unsigned)blocks_for(n * NH, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
-    (out, lse, staged, staged_lse, n, NH, HD);
+    (out, lse, staged, staged_lse, n, NH, HD, rows);
 }
 
 // ---- memory beside the tensors --------------------------------------------------------------------------------------
@@ -90,23 +91,50 @@ struct CudnnStage {
 };
 
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+static char *take(uintptr_t *end, size_t bytes) {
+    *end += aligned_256(bytes);
+    return (char *)(*end - aligned_256(bytes));
+}
 
 static CudnnStage cudnn_stage(char *memory, size_t n, const AttentionCut &cut) {
     uintptr_t end = aligned_256((uintptr_t)memory);
-    const auto take = [&](size_t bytes) {
-        end += aligned_256(bytes);
-        return (char *)(end - aligned_256(bytes));
-    };
     const size_t row = cut.NH * cut.HD, rows = min_size(n, cut.block);
     CudnnStage stage;
-    stage.lse = (float *)take(rows * cut.NH * sizeof(float));
-    stage.dq_sums = (float *)take(rows * row * sizeof(float));
-    stage.q = (floatX *)take(cut.grid * row * sizeof(floatX));
-    stage.out = (floatX *)take(cut.grid * row * sizeof(floatX));
-    stage.dout = (floatX *)take(cut.grid * row * sizeof(floatX));
-    stage.call = take(cut.workspace);
+    stage.lse = (float *)take(&end, rows * cut.NH * sizeof(float));
+    stage.dq_sums = (float *)take(&end, rows * row * sizeof(float));
+    stage.q = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
+    stage.out = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
+    stage.dout = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
+    stage.call = take(&end, cut.workspace);
     stage.bytes = end - (uintptr_t)memory + 256;
     return stage;
+}
+
+struct ForwardStage {
+    float *lse;      // [NH][rows]
+    floatX *q, *out; // [grid][NH * HD] of padded queries, [rows][NH * HD]
+    void *workspace;
+    size_t bytes; // of all of these
+};
+
+static ForwardStage forward_stage(char *memory, size_t n, const AttentionCut &cut) {
+    uintptr_t end = aligned_256((uintptr_t)memory);
+    const size_t row = cut.NH * cut.HD, rows = max_size(cut.grid, min_size(n, cut.block));
+    ForwardStage stage;
+    stage.lse = (float *)take(&end, rows * cut.NH * sizeof(float));
+    stage.q = (floatX *)take(&end, cut.grid * row * sizeof(floatX));
+    stage.out = (floatX *)take(&end, rows * row * sizeof(floatX));
+    stage.workspace = take(&end, CUDNN_FORWARD_WORKSPACE);
+    stage.bytes = end - (uintptr_t)memory + 256;
+    return stage;
+}
+
+// The queries of a call that has `padded` elements before them: zeros and a copy in `staged`, or x itself
+static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded, size_t elements) {
+    if (!padded) return x;
+    cuda_zero(staged, padded * sizeof(floatX));
+    cuda_copy(staged + padded, x, elements * sizeof(floatX));
+    return staged;
 }
 
 // ---- what our kernels do of a call: parts of its spans, in order ----------------------------------------------------
@@ -196,8 +224,8 @@ static void backward_calls(const CudnnCut &cut, const AttentionShape *shape, siz
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
     AttentionCut cut = attention_cut(NH, NKV, HD, 0, attention_choice);
     cut.workspace = attention_most_bytes(&cut, n);
-    const size_t own = cuda_attention_scratch(n, NH, NKV, HD) * sizeof(float), rows = min_size(n, cut.block);
-    const size_t forward = own + rows * NH * HD * sizeof(floatX) + CUDNN_FORWARD_WORKSPACE + 768;
+    const size_t own = cuda_attention_scratch(n, NH, NKV, HD) * sizeof(float);
+    const size_t forward = forward_stage(NULL, n, cut).bytes;
     if (!cudnn_takes(HD, true)) return own / sizeof(float);
     const size_t backward = own + (cut.workspace ? cudnn_stage(NULL, n, cut).bytes : 0);
     return (max_size(forward, backward) + 3) / sizeof(float);
@@ -217,27 +245,31 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
         LAUNCH((no_keys_kernel), loop_grid(n * NH), LOOP_THREADS, 0)((float *)lse, n * NH);
         left.accumulate = 1;
     }
-    OwnSpans own = {[&](const AttentionShape *some) { cuda_attention_forward(out, lse, q, k, v, some, scratch); },
-                    left};
+    AttentionShape joining = left;
+    joining.accumulate = 1;
+    const auto run = [&](const AttentionShape *some) { cuda_attention_forward(out, lse, q, k, v, some, scratch); };
+    OwnSpans own = {run, left}, rest = {run, joining};
+    const ForwardStage stage = forward_stage((char *)scratch, n, cut);
     forward_calls(cut, shape, [&](const AttentionCall &call) {
-        const size_t row = call.span.row * NH, keys = call.keys.begin * NKV * HD;
-        if (!call.rows) return own.add(call.span, call.keys);
+        if (!call.rows) return call.merged ? rest.add(call.span, call.keys) : own.add(call.span, call.keys);
+        const size_t row = call.span.row * NH, keys = call.keys.begin * NKV * HD,
+                     count = call.span.end - call.span.begin;
+        const size_t padded = (call.rows - count) * NH * HD, elements = count * NH * HD;
         const CudnnAttention asked = cudnn_call(&cut, &call, 0);
-        float *const staged_lse = (float *)scratch;
-        floatX *const staged = (floatX *)aligned_256((uintptr_t)(staged_lse + call.rows * NH));
-        void *const workspace = (void *)aligned_256((uintptr_t)(staged + (call.merged ? call.rows * NH * HD : 0)));
-        cudnn_attention_forward(&asked, call.merged ? staged : (floatX *)out + row * HD, staged_lse,
-                                (const floatX *)q + row * HD, (const floatX *)k + keys, (const floatX *)v + keys,
-                                workspace);
+        float *const lse_of = (float *)lse + row;
+        floatX *const given = call.merged || padded ? stage.out : (floatX *)out + row * HD;
+        cudnn_attention_forward(&asked, given, stage.lse,
+                                padded_rows((const floatX *)q + row * HD, stage.q, padded, elements),
+                                (const floatX *)k + keys, (const floatX *)v + keys, stage.workspace);
         if (shape->partial)
-            merge_staged((float *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
-        else if (call.merged)
-            merge_staged((floatX *)out + row * HD, (float *)lse + row, staged, staged_lse, call.rows, NH, HD);
-        else
-            LAUNCH((unstage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)
-        ((float *)lse + row, staged_lse, call.rows, NH);
+            return merge_staged((float *)out + row * HD, lse_of, given + padded, stage.lse, count, NH, HD, call.rows);
+        if (call.merged)
+            return merge_staged((floatX *)out + row * HD, lse_of, given + padded, stage.lse, count, NH, HD, call.rows);
+        if (padded) cuda_copy((floatX *)out + row * HD, given + padded, elements * sizeof(floatX));
+        LAUNCH((unstage_lse_kernel), loop_grid(count * NH), LOOP_THREADS, 0)
+        (lse_of, stage.lse, count, NH, call.rows);
     });
-    own.flush();
+    own.flush(), rest.flush();
 }
 
 // Tensors of backward whose row 0 is the first of a block of queries
@@ -252,10 +284,7 @@ static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stag
                                 size_t HD) {
     const size_t n = call.span.end - call.span.begin, padded = (call.rows - n) * NH * HD, row = call.span.row * NH;
     const auto rows = [&](const floatX *x, floatX *staged) {
-        if (!padded) return x + row * HD;
-        cuda_zero(staged, padded * sizeof(floatX));
-        cuda_copy(staged + padded, x + row * HD, n * NH * HD * sizeof(floatX));
-        return (const floatX *)staged;
+        return padded_rows(x + row * HD, staged, padded, n * NH * HD);
     };
     LAUNCH((stage_lse_kernel), loop_grid(call.rows * NH), LOOP_THREADS, 0)
     (stage.lse, from.lse + row, n, NH, call.rows);

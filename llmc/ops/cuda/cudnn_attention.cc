@@ -8,9 +8,8 @@ GPUs) and makes dq of it in a second product. That is what determinism costs: NV
 cuDNN 9.19, have 560 TFLOP/s without it at 4096 x 4096 and 404 with it, at another head size (cudnn-frontend,
 benchmark/sdpa_benchmark_training/results, column deterministic_bwd).
 
-Forward's kernels serve any length (dynamic shapes and a kernel cache); where these are refused, or
-STREAMBP_CUDNN_STATIC=1 is set, a length costs a compilation, as it always does in backward. cuDNN 9.19 takes dynamic
-shapes of causal calls and refuses those of full ones.
+Each length is compiled for itself. Kernels that serve any length of causal forward (dynamic shapes and a kernel cache)
+are accepted by cuDNN 9.19, but give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md).
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cuda_runtime_api.h>
@@ -53,8 +52,6 @@ static struct {
     std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here: its plans can be made all the same
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
-    std::map<CudnnAttention, std::shared_ptr<fe::KernelCache>, ShapeLess> kernels; // of forward, whatever the lengths
-    bool each_length[2]; // forward, full and causal: a plan for each length
     size_t clock, calls[2];
     std::string refusal;
 } cudnn;
@@ -65,8 +62,7 @@ static bool refuse(const std::string &why) {
 }
 
 static bool cudnn_load(void) {
-    const char *wanted = getenv("STREAMBP_CUDNN"), *fixed = getenv("STREAMBP_CUDNN_STATIC");
-    cudnn.each_length[0] = cudnn.each_length[1] = fixed && !strcmp(fixed, "1");
+    const char *wanted = getenv("STREAMBP_CUDNN");
     if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
     char error[500];
     fe::cudnn_dlhandle = library_open(&LIBRARY_CUDNN, error);
@@ -141,18 +137,12 @@ template <typename Options> static void set_mask(Options &options, const CudnnAt
 static void describe_forward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
                              TensorPointer v) {
     auto options = graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
-    CudnnAttention any = s;
     set_mask(options, s);
     auto [out, lse] = g.sdpa(q, k, v, options);
     out->set_output(true);
     set_queries(out, OUT, s);
     lse->set_output(true);
     set_lse(lse, s);
-    if (cudnn.each_length[s.causal]) return;
-    any.queries = s.queries == s.keys, any.keys = 0;
-    std::shared_ptr<fe::KernelCache> &kernels = cudnn.kernels[any];
-    if (!kernels) kernels = std::make_shared<fe::KernelCache>();
-    g.set_dynamic_shape_enabled(true).set_kernel_cache(kernels);
 }
 
 static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPointer q, TensorPointer k,
@@ -169,7 +159,7 @@ static void describe_backward(graph::Graph &g, const CudnnAttention &s, TensorPo
     set_rows(dv, DV, s.key_heads, s.keys, s.HD, s.key_heads * s.HD);
 }
 
-static CudnnPlan try_plan(const CudnnAttention &s, int backward) {
+static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
     CudnnPlan plan = {std::make_shared<graph::Graph>(), 0, 0};
     graph::Graph &g = *plan.graph;
     int64_t workspace = 0;
@@ -192,17 +182,6 @@ static CudnnPlan try_plan(const CudnnAttention &s, int backward) {
         refuse(error.what());
     }
     plan.graph = NULL;
-    return plan;
-}
-
-// Forward without dynamic shapes where these are refused
-static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
-    CudnnPlan plan = try_plan(s, backward);
-    if (plan.graph || backward || cudnn.each_length[s.causal]) return plan;
-    cudnn.each_length[s.causal] = true;
-    plan = try_plan(s, backward);
-    cudnn.each_length[s.causal] = plan.graph != NULL;
-    if (plan.graph) cudnn.refusal.clear();
     return plan;
 }
 

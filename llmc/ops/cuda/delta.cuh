@@ -116,8 +116,9 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
                        bool tiled) {
     w.first_in = 0, w.last_in = d.slot_tokens ? blocks.count : 1;
     w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
+    const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values, and out
     if (tiled)
-        delta_tiled_walk(w, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths}, d, blocks, false);
+        delta_tiled_walk(w, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths, NULL, packed}, d, blocks, false);
     else
         delta_tokens(w, d, blocks);
 }

@@ -127,16 +127,20 @@ template <int N> constexpr unsigned padded = N + 8; // a tile's row, as in atten
 template <int N, unsigned THREADS>
 __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t stride, unsigned rows, size_t columns,
                                   bool packed) {
-    constexpr unsigned W = full_pack<floatX>, PACKS = N / W;
-    for (unsigned i = threadIdx.x; i < BLOCK * PACKS; i += THREADS) {
-        const unsigned row = i / PACKS, c = i % PACKS * W;
-        floatX *const to = tile + row * padded<N> + c;
-        if (packed)
-            fetch<16>(to, row < rows && c < columns ? from + row * stride + c : from, row < rows && c < columns);
-        else
-            for (unsigned j = 0; j < W; j++)
-                to[j] = row < rows && c + j < columns ? from[row * stride + c + j] : store(0.0f);
+    constexpr unsigned W = full_pack<floatX>, PACKS = N / W, STEP = THREADS / PACKS; // rows at once
+    static_assert(THREADS % PACKS == 0 && BLOCK % STEP == 0);
+    const unsigned first = threadIdx.x / PACKS, c = threadIdx.x % PACKS * W;
+    floatX *to = tile + first * padded<N> + c;
+    from += first * stride + c;
+    if (packed) {
+#pragma unroll
+        for (unsigned row = first; row < BLOCK + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
+            fetch<16>(to, from, row < rows && c < columns);
+        return;
     }
+#pragma unroll 1
+    for (unsigned row = first; row < BLOCK + first; row += STEP, from += STEP * stride, to += STEP * padded<N>)
+        for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
 // Numbers that were computed, as operands: terms of them, one tile each. In fp32 there is one.
@@ -150,6 +154,30 @@ __device__ inline void split_store(floatX *tile, size_t tile_size, unsigned plac
     for (unsigned i = 0; i < TERMS; i++) tile[i * tile_size + place] = term[i];
 }
 
+// Two neighbours at once
+struct alignas(2 * sizeof(floatX)) Two {
+    floatX x[2];
+};
+__device__ inline Two two_of(float a, float b) {
+#if defined(PRECISION_BF16) && !defined(CUDA_ON_CPU)
+    const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+    Two two;
+    memcpy(&two, &both, sizeof(two));
+    return two;
+#else
+    return Two{{store(a), store(b)}};
+#endif
+}
+__device__ inline void split_two(Two (&term)[TERMS], float a, float b) {
+    term[0] = two_of(a, b);
+    if constexpr (TERMS == 2) term[1] = two_of(a - load(term[0].x[0]), b - load(term[0].x[1]));
+}
+__device__ inline void split_store_two(floatX *tile, size_t tile_size, unsigned place, float a, float b) {
+    Two term[TERMS];
+    split_two(term, a, b);
+    for (unsigned i = 0; i < TERMS; i++) *(Two *)(tile + i * tile_size + place) = term[i];
+}
+
 struct SplitA {
     OperandA term[TERMS];
 };
@@ -159,10 +187,11 @@ template <typename Value> __device__ inline SplitA split_operand(Value value) {
     const unsigned lane = threadIdx.x % LANES;
     SplitA a;
 #pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        floatX term[TERMS];
-        split(term, value(lane / 4 + i / 2 % 2 * 8, lane % 4 * 2 + i % 2 + i / 4 * 8));
-        for (unsigned t = 0; t < TERMS; t++) a.term[t].x[i] = term[t];
+    for (unsigned i = 0; i < 8; i += 2) {
+        Two term[TERMS];
+        const unsigned row = lane / 4 + i / 2 % 2 * 8, column = lane % 4 * 2 + i / 4 * 8;
+        split_two(term, value(row, column), value(row, column + 1));
+        for (unsigned t = 0; t < TERMS; t++) memcpy(&a.term[t].x[i], &term[t], sizeof(Two));
     }
     return a;
 }
@@ -192,6 +221,15 @@ template <int N, typename F> __device__ inline void for_results(float (*c)[4], F
     for (unsigned n = 0; n < N / 8; n++)
 #pragma unroll
         for (unsigned e = 0; e < 4; e++) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2 + e % 2, c[n][e]);
+}
+
+// f(row, column, element, element of the next column)
+template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f) {
+    const unsigned lane = threadIdx.x % LANES;
+#pragma unroll
+    for (unsigned n = 0; n < N / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 4; e += 2) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2, c[n][e], c[n][e + 1]);
 }
 
 // k k^T and q k^T of a block, 16 rows for each of four warps, once more for the next four; and the squares of its rows,
@@ -275,7 +313,7 @@ constexpr size_t BLOCKS_BYTES = SLICE_TILES * sizeof(floatX) > 2 * TRIANGLE * si
 __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     delta_blocks_kernel(float *inverse, float *scores, BlockGates *gates, BlockLengths *lengths, DeltaCall d,
                         SpanBlocks blocks) {
-    DYNAMIC_SHARED(float, memory); // BLOCKS_BYTES: tiles of q and k, afterwards triangles
+    DYNAMIC_SHARED(float, memory); // BLOCKS_BYTES: tiles of q and k, later triangles
     float *const A = memory, *const T = A + TRIANGLE;
     SHARED(float, squares, 2 * BLOCK);
     SHARED(BlockGates, g, 1);

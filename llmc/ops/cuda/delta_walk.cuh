@@ -27,11 +27,11 @@ struct DeltaPairs {
     const BlockGates *gates;
     const BlockLengths *lengths;
     const floatX *dout;
-    bool packed_dout;
+    bool packed_rows;
     unsigned stages; // 1 or 2
 };
 
-template <int KP> constexpr unsigned STAGE_TILES = 2 * BLOCK *padded<KP> + TOKENS_TILE; // k, q, dout
+template <int KP> constexpr unsigned STAGE_TILES = 2 * BLOCK *padded<KP> + TOKENS_TILE; // k, q, then v or dout
 template <int KP> constexpr size_t walk_bytes(unsigned stages) {
     return (stages * STAGE_TILES<KP> + TERMS * (KP * padded<WALK_COLUMNS> + 3 * TOKENS_TILE)) * sizeof(floatX);
 }
@@ -54,10 +54,17 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
 template <int KP>
 __device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *states, size_t K, size_t columns,
                                         size_t width) {
-    for_walk_state<KP>(S, [&](unsigned k, unsigned c, float value) {
-        split_store(tile, KP * padded<WALK_COLUMNS>, k * padded<WALK_COLUMNS> + c, value);
-        if (states && k < K && c < columns) states[k * width + c] = value;
-    });
+#pragma unroll
+    for (unsigned m = 0; m < WALK_TILES<KP>; m++) {
+        const unsigned first = (threadIdx.x / LANES + m * WALK_WARPS) * 16;
+        if (first >= KP) continue;
+        for_pairs<WALK_COLUMNS>(S[m], [&](unsigned i, unsigned c, float a, float b) {
+            const unsigned k = first + i;
+            split_store_two(tile, KP * padded<WALK_COLUMNS>, k * padded<WALK_COLUMNS> + c, a, b);
+            if (states && k < K && c < columns) states[k * width + c] = a;
+            if (states && k < K && c + 1 < columns) states[k * width + c + 1] = b;
+        });
+    }
 }
 
 // S += tile[BLOCK, KP]^T added[BLOCK, WALK_COLUMNS], which is split
@@ -74,13 +81,26 @@ template <int KP> __device__ inline void walk_state_add(WalkState<KP> &S, const 
     }
 }
 
-// c[16 tokens of this warp] += tile[tokens, KP] S[KP, WALK_COLUMNS]
-template <int KP> __device__ inline void walk_read(float (*c)[4], const floatX *tile, unsigned row, const floatX *S) {
+// c[16 tokens of this warp] += tile[tokens, KP] S[KP, WALK_COLUMNS]; d likewise of another tile, or NULL
+template <int KP>
+__device__ inline void walk_read(float (*c)[4], const floatX *tile, float (*d)[4], const floatX *other, unsigned row,
+                                 const floatX *S) {
 #pragma unroll
-    for (int k = 0; k < KP; k += 16)
-        split_product<WALK_COLUMNS>(c, load_a(tile, padded<KP>, row, k), [&](int n, unsigned t) {
-            return load_b_rows(S + t * KP * padded<WALK_COLUMNS>, padded<WALK_COLUMNS>, k, n);
-        });
+    for (int k = 0; k < KP; k += 16) {
+        const OperandA a = load_a(tile, padded<KP>, row, k);
+        OperandA b;
+        if (d) b = load_a(other, padded<KP>, row, k);
+#pragma unroll
+        for (unsigned t = 0; t < TERMS; t++) {
+            const floatX *const from = S + t * KP * padded<WALK_COLUMNS>;
+            const auto right = [&](int n) { return load_b_rows(from, padded<WALK_COLUMNS>, k, n); };
+            OperandB of[WALK_COLUMNS / 16];
+#pragma unroll
+            for (int n = 0; n < WALK_COLUMNS; n += 16) of[n / 16] = right(n);
+            mma_columns<WALK_COLUMNS>(c, a, [&](int n) { return of[n / 16]; });
+            if (d) mma_columns<WALK_COLUMNS>(d, b, [&](int n) { return of[n / 16]; });
+        }
+    }
 }
 
 // A row of operands A[16,16] of a triangle in global memory: of rows `row` on, or of its transpose
@@ -99,10 +119,10 @@ template <bool TRANSPOSED> __device__ inline void triangle_load(TriangleRow &a, 
 __device__ inline SplitA triangle_operand(const float (&values)[8]) {
     SplitA a;
 #pragma unroll
-    for (unsigned i = 0; i < 8; i++) {
-        floatX term[TERMS];
-        split(term, values[i]);
-        for (unsigned t = 0; t < TERMS; t++) a.term[t].x[i] = term[t];
+    for (unsigned i = 0; i < 8; i += 2) {
+        Two term[TERMS];
+        split_two(term, values[i], values[i + 1]);
+        for (unsigned t = 0; t < TERMS; t++) memcpy(&a.term[t].x[i], &term[t], sizeof(Two));
     }
     return a;
 }
@@ -142,7 +162,7 @@ template <int KP> __device__ inline floatX *stage_keys(const WalkTiles &tiles, u
 template <int KP> __device__ inline floatX *stage_queries(const WalkTiles &tiles, unsigned stage) {
     return stage_keys<KP>(tiles, stage) + BLOCK * padded<KP>;
 }
-template <int KP> __device__ inline floatX *stage_dout(const WalkTiles &tiles, unsigned stage) {
+template <int KP> __device__ inline floatX *stage_rows(const WalkTiles &tiles, unsigned stage) {
     return stage_queries<KP>(tiles, stage) + BLOCK * padded<KP>;
 }
 
@@ -191,6 +211,8 @@ __global__ void __launch_bounds__(WALK_THREADS)
                                      block.rows, d.K, d.packed);
         rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
                                      block.rows, d.K, d.packed);
+        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_rows<KP>(tiles, stage), values_of(d, block.row, head) + first,
+                                               d.channels, w.values ? block.rows : 0, columns, p.packed_rows);
     };
     const auto use = [&](unsigned b, unsigned stage) {
         const unsigned at = blocks.first[number] + b;
@@ -201,13 +223,16 @@ __global__ void __launch_bounds__(WALK_THREADS)
         triangle_load<false>(inverse, p.inverse + pairs, row);
         if (w.out) triangle_load<false>(scores, p.scores + pairs, row);
         float of_k[WALK_COLUMNS / 8][4] = {}, of_q[WALK_COLUMNS / 8][4] = {}, N[WALK_COLUMNS / 8][4] = {};
-        walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), row, tiles.S);
-        if (w.out) walk_read<KP>(of_q, stage_queries<KP>(tiles, stage), row, tiles.S);
-        for_results<WALK_COLUMNS>(of_k, [&](unsigned i, unsigned c, float value) {
-            const bool inside = w.values && row + i < block.rows && c < columns;
-            const float v = inside ? load(values_of(d, block.row + row + i, head)[first + c]) : 0.0f;
-            split_store(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c,
-                        rows.beta[i / 8] * (v - rows.read_k[i / 8] * value));
+        if (w.out)
+            walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), of_q, stage_queries<KP>(tiles, stage), row, tiles.S);
+        else
+            walk_read<KP>(of_k, stage_keys<KP>(tiles, stage), NULL, NULL, row, tiles.S);
+        const floatX *const values = stage_rows<KP>(tiles, stage);
+        for_pairs<WALK_COLUMNS>(of_k, [&](unsigned i, unsigned c, float a, float b) {
+            const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
+            const Two v = *(const Two *)(values + to);
+            split_store_two(tiles.R, TOKENS_TILE, to, rows.beta[i / 8] * (load(v.x[0]) - rows.read_k[i / 8] * a),
+                            rows.beta[i / 8] * (load(v.x[1]) - rows.read_k[i / 8] * b));
         });
         __syncthreads();
 #pragma unroll
@@ -216,12 +241,13 @@ __global__ void __launch_bounds__(WALK_THREADS)
                 split_product<WALK_COLUMNS>(N, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
                     return load_b_rows(tiles.R + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
                 });
-        for_results<WALK_COLUMNS>(N, [&](unsigned i, unsigned c, float value) {
+        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
+        for_pairs<WALK_COLUMNS>(N, [&](unsigned i, unsigned c, float a, float b) {
             const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
-            split_store(tiles.N, TOKENS_TILE, to, value);
-            split_store(tiles.added, TOKENS_TILE, to, rows.add[i / 8] * value);
-            if (w.added && row + i < block.rows && c < columns)
-                w.added[(((size_t)at * BLOCK + row + i) * d.HV + head) * d.V + first + c] = value;
+            split_store_two(tiles.N, TOKENS_TILE, to, a, b);
+            split_store_two(tiles.added, TOKENS_TILE, to, rows.add[i / 8] * a, rows.add[i / 8] * b);
+            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
+            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
         });
         __syncthreads();
         if (w.out) {
@@ -232,9 +258,17 @@ __global__ void __launch_bounds__(WALK_THREADS)
                     split_product<WALK_COLUMNS>(of_q, triangle_operand(scores[j / 16]), [&](int n, unsigned t) {
                         return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
                     });
-            for_results<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned c, float value) {
-                if (row + i < block.rows && c < columns)
-                    w.out[((block.row + row + i) * d.HV + head) * d.V + first + c] = store(value);
+            floatX *const out = w.out + ((block.row + row) * d.HV + head) * d.V + first;
+            for_pairs<WALK_COLUMNS>(of_q, [&](unsigned i, unsigned c, float a, float b) {
+                const Two two = two_of(a, b);
+                floatX *const to = out + i * d.HV * d.V + c;
+                if (row + i >= block.rows || c >= columns) return;
+                if (p.packed_rows) {
+                    *(Two *)to = two;
+                } else {
+                    to[0] = two.x[0];
+                    if (c + 1 < columns) to[1] = two.x[1];
+                }
             });
         }
         for_walk_state<KP>(S, [&](unsigned, unsigned, float &value) { value *= rows.keep; });
@@ -273,9 +307,9 @@ __global__ void __launch_bounds__(WALK_THREADS)
                                      block.rows, d.K, d.packed);
         rows_fetch<KP, WALK_THREADS>(stage_queries<KP>(tiles, stage), queries_of(d, block.row, key_head), d.channels,
                                      block.rows, d.K, d.packed);
-        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_dout<KP>(tiles, stage),
+        rows_fetch<WALK_COLUMNS, WALK_THREADS>(stage_rows<KP>(tiles, stage),
                                                p.dout + (block.row * d.HV + head) * d.V + first, d.HV * d.V, block.rows,
-                                               columns, p.packed_dout);
+                                               columns, p.packed_rows);
     };
     const auto use = [&](unsigned b, unsigned stage) {
         const unsigned at = last - b;
@@ -286,20 +320,22 @@ __global__ void __launch_bounds__(WALK_THREADS)
         triangle_load<true>(inverse, p.inverse + pairs, row);
         triangle_load<true>(scores, p.scores + pairs, row);
         float dN[WALK_COLUMNS / 8][4] = {}, dR[WALK_COLUMNS / 8][4] = {};
-        walk_read<KP>(dN, stage_keys<KP>(tiles, stage), row, tiles.S);
-        for_results<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float &value) {
+        walk_read<KP>(dN, stage_keys<KP>(tiles, stage), NULL, NULL, row, tiles.S);
+        for_pairs<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float &a, float &b) {
             const unsigned to = (row + i) * padded<WALK_COLUMNS> + c;
-            value *= rows.add[i / 8];
-            split_store(tiles.added, TOKENS_TILE, to, rows.read_q[i / 8] * load(stage_dout<KP>(tiles, stage)[to]));
+            const Two dout = *(const Two *)(stage_rows<KP>(tiles, stage) + to);
+            a *= rows.add[i / 8], b *= rows.add[i / 8];
+            split_store_two(tiles.added, TOKENS_TILE, to, rows.read_q[i / 8] * load(dout.x[0]),
+                            rows.read_q[i / 8] * load(dout.x[1]));
         });
 #pragma unroll
         for (unsigned j = 0; j < BLOCK; j += 16)
             if (j >= row)
                 split_by_exact<WALK_COLUMNS>(dN, triangle_operand(scores[j / 16]), [&](int n) {
-                    return load_b_rows(stage_dout<KP>(tiles, stage), padded<WALK_COLUMNS>, j, n);
+                    return load_b_rows(stage_rows<KP>(tiles, stage), padded<WALK_COLUMNS>, j, n);
                 });
-        for_results<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float value) {
-            split_store(tiles.N, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, value);
+        for_pairs<WALK_COLUMNS>(dN, [&](unsigned i, unsigned c, float a, float b) {
+            split_store_two(tiles.N, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, a, b);
         });
         __syncthreads();
 #pragma unroll
@@ -308,11 +344,12 @@ __global__ void __launch_bounds__(WALK_THREADS)
                 split_product<WALK_COLUMNS>(dR, triangle_operand(inverse[j / 16]), [&](int n, unsigned t) {
                     return load_b_rows(tiles.N + t * TOKENS_TILE, padded<WALK_COLUMNS>, j, n);
                 });
-        for_results<WALK_COLUMNS>(dR, [&](unsigned i, unsigned c, float value) {
-            split_store(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c,
-                        -rows.beta[i / 8] * rows.read_k[i / 8] * value);
-            if (w.added && row + i < block.rows && c < columns)
-                w.added[(((size_t)at * BLOCK + row + i) * d.HV + head) * d.V + first + c] = value;
+        float *const added = w.added ? w.added + (((size_t)at * BLOCK + row) * d.HV + head) * d.V + first : NULL;
+        for_pairs<WALK_COLUMNS>(dR, [&](unsigned i, unsigned c, float a, float b) {
+            const float scale = -rows.beta[i / 8] * rows.read_k[i / 8];
+            split_store_two(tiles.R, TOKENS_TILE, (row + i) * padded<WALK_COLUMNS> + c, scale * a, scale * b);
+            if (added && row + i < block.rows && c < columns) added[i * d.HV * d.V + c] = a;
+            if (added && row + i < block.rows && c + 1 < columns) added[i * d.HV * d.V + c + 1] = b;
         });
         __syncthreads();
         for_walk_state<KP>(dS, [&](unsigned, unsigned, float &value) { value *= rows.keep; });

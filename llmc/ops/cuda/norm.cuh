@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             for (int j = 0; j < W; j++) sum[0] += load(values.x[j]);
         });
         norm_sums(sum, partials);
-        mean = sum[0] * mean_of;
+        mean = rounded_product(sum[0], mean_of); // unfused: x - mean is 0 for rows of one value
         hold_packs<W, P>(in);
     }
     for_packs<W, P>(C, [&](int p, size_t c) {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 for (int j = 0; j < W; j++) mean[0] += load(values.x[j]);
             });
             norm_sums(mean, partials + turn++ % 2 * SUMS * NORM_WARPS);
-            mean[0] *= mean_of;
+            mean[0] = rounded_product(mean[0], mean_of);
             hold_packs<W, P>(in);
         }
         for_packs<W, P>(C, [&](int p, size_t c) {
