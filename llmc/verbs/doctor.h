@@ -312,7 +312,8 @@ static void look_at_plan(DoctorRow *row, size_t i) {
 // ---- rates ---------------------------------------------------------------------------------------------------------
 enum { RATE_REPEATS = 5 };
 
-// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note.
+// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note. Twice as much is wrong: nothing computes
+// so fast, as when kernels do not run.
 static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, double share, const char *what) {
     const Machine *machine = doctor.machine;
     const double unit = machine_constants[constant].unit, expected = machine ? share * machine->value[constant] : 0;
@@ -320,9 +321,15 @@ static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, d
     if (!machine)
         doctor_say(row, FINDING_OK, "%.4g%s, %s", rate / unit, machine_constants[constant].suffix, what);
     else
-        doctor_say(row, rate < 0.5 * expected ? FINDING_NOTE : FINDING_OK, "%.4g%s, %s; %.4g expected of an %s%s",
-                   rate / unit, machine_constants[constant].suffix, what, expected / unit, machine->gpu,
-                   rate < 0.5 * expected ? ": does something else use it? nvidia-smi -q -d PERFORMANCE,CLOCK" : "");
+        doctor_say(row,
+                   rate > 2 * expected     ? FINDING_WRONG
+                   : rate < 0.5 * expected ? FINDING_NOTE
+                                           : FINDING_OK,
+                   "%.4g%s, %s; %.4g expected of an %s%s", rate / unit, machine_constants[constant].suffix, what,
+                   expected / unit, machine->gpu,
+                   rate > 2 * expected     ? ": more than it can do, so part of the work was not done; report this line"
+                   : rate < 0.5 * expected ? ": does something else use it? nvidia-smi -q -d PERFORMANCE,CLOCK"
+                                           : "");
 }
 
 // Memory for a rate: at most `most` bytes, less where there are not so many.
