@@ -3,13 +3,13 @@ Rewards of a step's completions (rollout.h): the lines that commands get, their 
 
 A command is given a line for each completion, which is valid JSON whatever the texts are:
 
-    {"prompt": "...", "completion": "...", "reference": "..." or null, "completion_ids": [...], "prompt_number": 7,
-     "ended": true, "difficulty": 3, "tests": ["..."]}
+    {"prompt": "...", "completion": "...", "reference": "..." or null, "answer": the same, "completion_ids": [...],
+     "prompt_number": 7, "ended": true, "difficulty": 3, "tests": ["..."]}
 
-Behind `ended` stand the other columns of the prompt's row, as data/prepare.py has kept them. Special tokens are not
-shown; `reference` is the answer that the data has after the prompt, `prompt_number` the prompt's number in the data,
-`ended` whether the model ended the completion. Where tokens have no text there are prompt_ids, completion_ids and
-reference_ids instead.
+The other columns of the prompt's row follow `ended`, as data/prepare.py has kept them. Special tokens are not shown;
+`reference` is the answer that the data has after the prompt, by its column's name `answer` unless the other columns
+have one; `prompt_number` is the prompt's number in the data, `ended` whether the model ended the completion. Where
+tokens have no text there are prompt_ids, completion_ids and reference_ids instead.
 */
 #ifndef LLMC_ROLLOUT_REWARDS_H
 #define LLMC_ROLLOUT_REWARDS_H
@@ -17,10 +17,31 @@ reference_ids instead.
 #include "rollout_state.h"
 
 // ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
+// 1 if `answer` is a key of a JSON object of text[bytes].
+static int columns_have_answer(const char *text, size_t bytes) {
+    static const char key[] = "\"answer\"";
+    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: of the last string
+        if (text[i] == '"') {
+            for (begin = i++; i < bytes && text[i] != '"'; i++) i += text[i] == '\\';
+            length = i + 1 - begin;
+        }
+        if (text[i] == '{' || text[i] == '[') depth++;
+        if (text[i] == '}' || text[i] == ']') depth--;
+        if (depth == 1 && text[i] == ':' && length == sizeof(key) - 1 && !memcmp(text + begin, key, length)) return 1;
+    }
+    return 0;
+}
+
+// Reads the columns of a prompt, unless they are there.
+static void rollout_columns(Rollout *r, size_t number) {
+    if (r->columns_of == number) return;
+    r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
+    r->columns_answer = columns_have_answer(r->columns, r->columns_bytes);
+}
+
 // A piece behind the line's other fields: the members of the object of columns, and the end of the line.
 static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number, char *out) {
-    if (r->columns_of != number)
-        r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
+    rollout_columns(r, number);
     const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
     const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
     memcpy(out, ", ", before);
@@ -35,13 +56,19 @@ static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number
 // The next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
 // or the end of the line.
 static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
-    static const char *const names[2][4] = {
-        {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"completion_ids\": "},
-        {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", ""}};
+    enum { PROMPT, COMPLETION, REFERENCE, ANSWER, COMPLETION_IDS };
+    static const char *const names[2][5] = {
+        {"{\"prompt\": ", ", \"completion\": ", ", \"reference\": ", ", \"answer\": ", ", \"completion_ids\": "},
+        {"{\"prompt_ids\": ", ", \"completion_ids\": ", ", \"reference_ids\": ", "", ""}};
     const Completion *text = &r->completion[line->completion];
     const size_t p = line->completion / r->settings.group_size;
-    const int with_text = r->decoder.tokenizer || r->decoder.bytes, as_ids = !with_text || line->field == 3;
-    const size_t fields = with_text ? 4 : 3;
+    const int with_text = r->decoder.tokenizer || r->decoder.bytes;
+    if (with_text && line->field == ANSWER && !line->begun) {
+        rollout_columns(r, r->number[p]);
+        line->field += (size_t)r->columns_answer;
+    }
+    const int as_ids = !with_text || line->field == COMPLETION_IDS;
+    const size_t fields = with_text ? 5 : 3;
     if (line->field > fields) return rollout_columns_piece(r, line, r->number[p], out);
     if (line->field == fields) {
         line->field++, line->column = 1;
@@ -52,17 +79,17 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     // 1. The field's tokens; without a reference answer it is null.
     const int32_t *ids = text->ids;
     size_t count = text->tokens;
-    if (line->field == 0) ids = text->prompt, count = text->prompt_tokens;
-    if (line->field == 2) {
+    if (line->field == PROMPT) ids = text->prompt, count = text->prompt_tokens;
+    if (line->field == REFERENCE || line->field == ANSWER) {
         count = r->tokens[p] - text->prompt_tokens;
         ids = count ? text->prompt + text->prompt_tokens : NULL;
     }
     if (!line->begun) {
         line->begun = 1, line->token = 0;
         line->text = text_out_to(NULL, line->scratch);
-        line->text.bytes = line->field != 0; // only the beginning of a text may lose its first space
+        line->text.bytes = line->field != PROMPT; // only the beginning of a text may lose its first space
         const char *open = !ids ? "null" : as_ids ? "[" : "\"";
-        return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[as_ids && line->field != 3][line->field], open);
+        return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[!with_text][line->field], open);
     }
 
     // 2. A token as its id.

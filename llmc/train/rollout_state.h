@@ -75,6 +75,7 @@ typedef struct {
     RolloutLine line[REWARD_COMMANDS];
     char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
     size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
+    int columns_answer;               // one of them is called `answer`
     size_t piece;                     // bytes of a line that are made at once, at most
     char *scratch;                    // those of lines
     // packed sequences
