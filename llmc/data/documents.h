@@ -81,6 +81,9 @@ typedef struct {
     size_t long_documents;                        // above T positions
     size_t left_out;                              // segments, or pairs and groups, without targets
     size_t positions_cut;                         // by truncation
+    size_t alike, single;                         // pairs or groups that prefer nothing; answers of one token
+    ShardDocument before;                         // the table's entry before the current one
+    int alike_so_far;                             // of the current pair or group
     uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
     size_t longest_columns;                       // bytes of the other columns of a prompt's row; 0: there are none
@@ -224,6 +227,7 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
     size_t with_targets = 0;
+    d->alike += (size_t)d->alike_so_far;
     if (sample->first == d->segments) return; // the first one has not begun
     sample->positions = 0;
     for (size_t i = sample->first; i < d->segments; i++) {
@@ -237,6 +241,13 @@ static void documents_end_sample(DataLoader *d) {
     d->sample[d->samples].first = (uint32_t)d->segments;
 }
 
+// 1 if a document is as good as the one before: of a pair the same tokens (by their checksum), of a group the same
+// reward.
+static int documents_are_alike(const DocumentRef *at, const ShardDocument *before) {
+    if (at->shard->header.kind == KIND_GROUPS) return at->entry.reward == before->reward;
+    return at->entry.tokens == before->tokens && at->entry.crc == before->crc;
+}
+
 static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
     const DataSettings *settings = &d->settings;
     const size_t document = at->shard->documents_before + at->number, T = settings->T;
@@ -247,6 +258,9 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
             at->shard->header.path, at->number, at->entry.tokens, T, T + 1,
             answers ? ", and answers are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
+    d->single += at->entry.prompt && at->entry.targets == 1;
+    d->alike_so_far = begins || (d->alike_so_far && documents_are_alike(at, &d->before));
+    d->before = at->entry;
     d->long_documents += positions > T;
     if (positions > whole) d->positions_cut += positions - T;
     for (size_t k = 0; k * T < min_size(positions, whole); k++) { // position t's target is token t + 1
@@ -264,7 +278,13 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
 static void documents_note(const DataLoader *d) {
     const char *path = d->shard[0].header.path;
     const size_t T = d->settings.T;
-    const int split = d->settings.long_documents == LONG_SPLIT;
+    const int split = d->settings.long_documents == LONG_SPLIT, pairs = d->shard[0].header.kind == KIND_PAIRS;
+    if (d->sample && d->alike)
+        note("%s%s: %zu of %zu %s, which prefers nothing: no gradient comes of it", path, others(d), d->alike,
+             documents_total_groups(d), pairs ? "pairs are twice the same answer" : "groups have equal rewards");
+    if (d->single)
+        note("%s%s: %zu of %zu documents have an answer of one token, as an empty one is its end alone", path,
+             others(d), d->single, d->documents);
     if (d->long_documents)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are %s %zu %s", path, others(d),
              d->long_documents, d->documents, T, split ? "split;" : "truncated, by",
@@ -272,8 +292,7 @@ static void documents_note(const DataLoader *d) {
              split ? "segments in all (--long truncate or refuse)" : "tokens in all");
     if (d->left_out && d->sample)
         note("%s%s: %zu of %zu %s are left out: one of their documents has no target within --seq-len %zu", path,
-             others(d), d->left_out, documents_total_groups(d),
-             d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups", T);
+             others(d), d->left_out, documents_total_groups(d), pairs ? "pairs" : "groups", T);
     else if (d->left_out)
         note("%s%s: %zu segments of documents are left out: they have no target", path, others(d), d->left_out);
 }

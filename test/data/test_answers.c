@@ -281,6 +281,40 @@ TEST(faults_of_values) {
             "holds values for each token, which only documents (kind 0) have");
 }
 
+static void open_alone(const void *path) { SCOPED_LOADER loader = open_data((const char *)path, &refusal_settings); }
+
+// Data from which nothing can be learnt is counted as it is opened. Of each kind 3 pairs, groups or answers.
+TEST(what_prefers_nothing_is_told) {
+    static const struct {
+        ObjectiveKind objective;
+        const char *same, *single;
+    } rows[] = {{OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, which prefers nothing", "2 of 6 documents"},
+                {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, which prefers nothing", "1 of 9 documents"},
+                {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        const Objective objective = objective_of(rows[i].objective);
+        const MadeShard made = made_kind(objective_data[objective.kind]);
+        const size_t members = made.kind == KIND_GROUPS ? 3 : 2;
+        MadeDocument document[9];
+        test_case("%s", objective_names[objective.kind]);
+        for (size_t d = 0; d < 3 * members; d++) {
+            document[d] = made_document(d, 6, 0);
+            document[d].prompt = 1, document[d].group = d / members, document[d].reward = (float)(d % 2);
+        }
+        for (size_t k = 0; k < 3 && members == 3; k++) document[3 + k].reward = 7;
+        if (made.kind == KIND_PAIRS) document[1].id = document[0].id;
+        document[4] = made_document(4, 2, 0), document[4].prompt = 1;
+        document[4].group = 4 / members, document[4].reward = members == 3 ? 7 : 0;
+        if (made.kind == KIND_PAIRS) document[5] = document[4];
+        refusal_settings = answer_settings(1, 16, &objective);
+        const Child *child = run_child(open_alone, write_shard("same.bin", &made, document, 3 * members));
+        assert_int_equal(child->code, 0);
+        assert_int_equal(count_lines(child->err), 1 + (rows[i].same != NULL));
+        if (rows[i].same && !strstr(child->err, rows[i].same)) test_fail("%s", child->err);
+        if (!strstr(child->err, rows[i].single)) test_fail("%s", child->err);
+    }
+}
+
 // Pairs, groups, values and plain documents in turn.
 static ShardImage image_of_round(size_t round, size_t *documents) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO, OBJECTIVE_SFT};
