@@ -51,6 +51,11 @@ static Batch batch_shape(SequenceBound bound) {
     return batch;
 }
 
+// --memory-limit, or the available memory where that is less; 0: not known
+static size_t memory_limit(const Options *o, size_t available) {
+    return available && (!o->memory_limit || available < o->memory_limit) ? available : o->memory_limit;
+}
+
 // ---- choosing what fits --------------------------------------------------------------------------------------------
 // Choices that the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention
 // may go to host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has
@@ -174,6 +179,54 @@ static void note_attention(const Run *run) {
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     const Search search = run_search(run, limit);
     return search_longest(&search, B);
+}
+
+// ---- --seq-len auto ------------------------------------------------------------------------------------------------
+// T, or the most below it of which a micro-batch fits on every rank. Plans documents of T tokens, and leaves a 64th of
+// `limit` to what more and shorter ones take.
+static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
+    const Options *o = run->options;
+    const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;
+    const Search search = run_search(run, limit - limit / 64);
+    SequenceBound bound = {min_size(B * T, tokens), B, T};
+    Run trial = *run;
+    size_t longest = T, whose;
+    if (parts > 1) bound.N = min_size(bound.N, bound.N / parts + T);
+    Batch shape = batch_shape(bound);
+    run_plan(&trial, &shape, limit - limit / 64);
+    free(shape.document_start);
+    if (plan_pressure(&trial.plan, &search.limits) > 1) longest = search_longest(&search, bound_documents(bound, T));
+    return dist_smallest(min_size(T, longest ? longest : SEQ_LEN_STEP), &whose); // 0: check_memory says so
+}
+
+// Of shards of documents the longest one in steps of SEQ_LEN_STEP, as data/prepare.py prints it, at most the model's
+// positions and what fits; of others the default. limit: of a plan, 0: not known
+static void run_choose_length(Run *run, Options *o, size_t limit) {
+    const Config *c = &run->model.config;
+    size_t longest = 0, tokens = 0;
+    char more[80] = "";
+    if (!o->data.count || option_given(o, "seq-len")) return;
+    documents_measure(o->data.path, o->data.count, &longest, &tokens);
+    if (longest && o->val_data.count) documents_measure(o->val_data.path, o->val_data.count, &longest, &tokens);
+    o->given[option_find("seq-len")] = 1; // is echoed
+    if (!longest) check_positions(run, o->seq_len, "--seq-len");
+    if (!longest) return;
+    const size_t needed = max_size(longest + (o->rollout ? o->max_new_tokens : 0), 2) - 1;
+    const size_t steps = (needed + SEQ_LEN_STEP - 1) / SEQ_LEN_STEP;
+    const size_t most = min_size(steps * SEQ_LEN_STEP, c->max_position_embeddings);
+    if (o->verb != VERB_PLAN) limit = memory_limit(o, ops_device->memory_available());
+    o->seq_len = o->rollout ? most : run_fitting_length(run, tokens, most, limit); // prompts are not cut
+    if (o->quiet || (o->seq_len >= needed && o->seq_len <= SEQ_LEN_STEP)) return;
+    if (o->seq_len < most)
+        snprintf(more, sizeof(more), "; --seq-len %zu would not fit", most);
+    else if (most < needed && !c->family->learned_positions)
+        snprintf(more, sizeof(more), "; --rope-scaling yarn,factor=%.0f makes more",
+                 ceil((double)needed / (double)config_unscaled_positions(c)));
+    note("--seq-len %zu is what %s: the longest document has %zu positions%s", o->seq_len,
+         o->seq_len < most ? "memory takes"
+         : most < needed   ? "the model has positions for"
+                           : "the data needs",
+         needed, more);
 }
 
 // One line per region alive at the peak: its bytes, a bar of its share of the total, its name.
@@ -380,10 +433,7 @@ static void note_slow_disk(const Run *run) {
 // ---- the one allocation --------------------------------------------------------------------------------------------
 // Plan and allocate: afterwards nothing more is, and the weights are still to be filled in.
 static void run_allocate(Run *run, SequenceBound bound) {
-    // --memory-limit, or the available memory where that is less; 0: not known
-    const size_t wanted = run->options->memory_limit, available = ops_device->memory_available();
-    const int less = available && (!wanted || available < wanted);
-    const size_t limit = less ? available : wanted;
+    const size_t available = ops_device->memory_available(), limit = memory_limit(run->options, available);
     Batch shape = batch_shape(bound);
     if (shape.N > INT32_MAX)
         die_usage("--batch x --seq-len: %zu tokens in one sequence, at most %d can be indexed; use --grad-accum",
@@ -392,7 +442,7 @@ static void run_allocate(Run *run, SequenceBound bound) {
     run_plan(run, &shape, limit);
     note_attention(run);
     check_memory(run, bound.N ? bound_documents(bound, run->options->seq_len) : 0, limit,
-                 less ? ops_device->memory_name() : "--memory-limit");
+                 limit == run->options->memory_limit ? "--memory-limit" : ops_device->memory_name());
     dist_barrier(); // who goes on takes memory that other ranks of the host have yet to see
     run->memory = ops_device->allocate(run->plan.total_bytes);
     if (!run->memory)

@@ -122,6 +122,7 @@ typedef struct {
 #define LOSSES           (PASSES | ON(EVAL))
 #define TEXTS            (ON(TRAIN) | ON(SAMPLE))
 #define MOST_TOKENS      1073741824.0 // positions are int32
+#define SEQ_LEN_STEP     1024         // of --seq-len auto
 #define OPTION_UNBOUNDED 1e15         // a limit that messages need not mention
 
 // A row without verbs is a heading of the help.

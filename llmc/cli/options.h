@@ -540,6 +540,7 @@ static Options options_parse(int argc, char **argv) {
     options_follow_run(&options);
     options_check_tables(&options);
     options_check(&options);
+    if (!options.seq_len) options.seq_len = SEQ_LEN_STEP, options.given[option_find("seq-len")] = 0;
     return options;
 }
 

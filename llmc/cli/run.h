@@ -209,10 +209,9 @@ static void check_positions(const Run *run, size_t T, const char *what) {
 // A note on weights that grow in a build of a wider type.
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
-    char was[32], is[32];
+    const char *was = human_bytes((double)run->model.elements * (double)dtype_size(type));
+    const char *is = human_bytes((double)run->model.elements * (double)dtype_size(own));
     if (dtype_size(type) >= dtype_size(own) || run->storage.format) return;
-    snprintf(was, sizeof(was), "%s", human_bytes((double)run->model.elements * (double)dtype_size(type)));
-    snprintf(is, sizeof(is), "%s", human_bytes((double)run->model.elements * (double)dtype_size(own)));
     note("the weights are %s, %s; this build has them in %s, %s (make PRECISION=bf16 builds one that keeps bf16)",
          dtype_name(type), was, dtype_name(own), is);
 }
@@ -221,7 +220,8 @@ static void run_note_growth(const Run *run) {
 static void run_open(Run *run, const Options *o, const char *model) {
     run_open_model(run, o, model);
     if (!o->quiet) run_note_growth(run);
-    if (o->verb != VERB_SAMPLE) check_positions(run, o->seq_len, "--seq-len");
+    if (o->verb != VERB_SAMPLE && (!o->data.count || option_given(o, "seq-len")))
+        check_positions(run, o->seq_len, "--seq-len");
     run->settings = settings_from_options(o, &run->model, run->lora.rank ? &run->lora : NULL);
     if (run->settings.backward && !o->quiet) run_note_grown(run);
     if (run->storage.format) run->settings.storage = &run->storage;

@@ -82,7 +82,7 @@ typedef struct {
     size_t left_out;                              // segments, or pairs and groups, without targets
     size_t positions_cut;                         // by truncation
     size_t alike, single;                         // pairs or groups that prefer nothing; answers of one token
-    ShardDocument before;                         // the table's entry before the current one
+    double rank;                                  // of the last answer: its reward, of a pair its checksum
     int alike_so_far;                             // of the current pair or group
     uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
@@ -241,13 +241,6 @@ static void documents_end_sample(DataLoader *d) {
     d->sample[d->samples].first = (uint32_t)d->segments;
 }
 
-// 1 if a document is as good as the one before: of a pair the same tokens (by their checksum), of a group the same
-// reward.
-static int documents_are_alike(const DocumentRef *at, const ShardDocument *before) {
-    if (at->shard->header.kind == KIND_GROUPS) return at->entry.reward == before->reward;
-    return at->entry.tokens == before->tokens && at->entry.crc == before->crc;
-}
-
 static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
     const DataSettings *settings = &d->settings;
     const size_t document = at->shard->documents_before + at->number, T = settings->T;
@@ -258,9 +251,9 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
             at->shard->header.path, at->number, at->entry.tokens, T, T + 1,
             answers ? ", and answers are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
+    const double rank = at->shard->header.kind == KIND_GROUPS ? (double)at->entry.reward : (double)at->entry.crc;
+    d->alike_so_far = begins || (d->alike_so_far && rank == d->rank), d->rank = rank;
     d->single += at->entry.prompt && at->entry.targets == 1;
-    d->alike_so_far = begins || (d->alike_so_far && documents_are_alike(at, &d->before));
-    d->before = at->entry;
     d->long_documents += positions > T;
     if (positions > whole) d->positions_cut += positions - T;
     for (size_t k = 0; k * T < min_size(positions, whole); k++) { // position t's target is token t + 1
@@ -279,7 +272,7 @@ static void documents_note(const DataLoader *d) {
     const char *path = d->shard[0].header.path;
     const size_t T = d->settings.T;
     const int split = d->settings.long_documents == LONG_SPLIT, pairs = d->shard[0].header.kind == KIND_PAIRS;
-    if (d->sample && d->alike)
+    if (d->alike)
         note("%s%s: %zu of %zu %s, which prefers nothing: no gradient comes of it", path, others(d), d->alike,
              documents_total_groups(d), pairs ? "pairs are twice the same answer" : "groups have equal rewards");
     if (d->single)
@@ -447,6 +440,19 @@ static void documents_index_llmc(DataLoader *d) {
              d->shard[0].header.path, others(d), skipped, tokens, B, T);
     d->sample = (Sample *)checked_calloc(1, sizeof(Sample), "the samples");
     d->sample[0].positions = (uint32_t)(B * T);
+}
+
+// The tokens of the longest document of these shards, or *longest where that is more; adds up *tokens. llm.c's count 0.
+static void documents_measure(const char *const *paths, size_t count, size_t *longest, size_t *tokens) {
+    ShardPaths found = shard_paths_find(paths, count);
+    crc32_prepare();
+    for (size_t i = 0; i < found.count && is_token_shard(found.at[i].path); i++) {
+        InputFile file = input_open(found.at[i].path);
+        const TokenShard s = shard_read_header(&file);
+        *longest = max_size(*longest, s.longest), *tokens += s.tokens;
+        input_close(&file), free(s.path);
+    }
+    shard_paths_free(&found);
 }
 
 static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {

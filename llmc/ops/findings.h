@@ -7,12 +7,10 @@ What the verb `doctor` tells of a host, whatever the op set: its memory, and MPI
 #include "ops.h"
 
 static void find_host(TellFinding tell) {
-    char all[32], left[32];
     const size_t total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     const size_t known = host_memory_available(), available = known ? known : total;
     const size_t space = address_space_left();
-    snprintf(all, sizeof(all), "%s", human_bytes((double)total));
-    snprintf(left, sizeof(left), "%s", human_bytes((double)min_size(available, space)));
+    const char *all = human_bytes((double)total), *left = human_bytes((double)min_size(available, space));
     if (space < available)
         tell("host memory", FINDING_NOTE, "%s of %s: ulimit -v or -d allows no more; raise it", left, all);
     else

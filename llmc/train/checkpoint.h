@@ -306,13 +306,12 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), wanted = each * count;
     uint64_t available;
-    char last[64] = "", each_text[32], wanted_text[32];
+    const char *each_text = human_bytes((double)each), *wanted_text = human_bytes((double)wanted);
+    char last[64] = "";
     if (dist_rank() != 0 || !space_available(folder->path, &available)) return 0;
     if (wanted <= available) return available;
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
-    snprintf(each_text, sizeof(each_text), "%s", human_bytes((double)each));
-    snprintf(wanted_text, sizeof(wanted_text), "%s", human_bytes((double)wanted));
     if (count > 1)
         die("%s: %zu more checkpoints of %s take %s and %s are free there; free some space, or give --keep-checkpoints "
             "1 or --save-every off",

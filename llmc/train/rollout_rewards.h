@@ -32,16 +32,8 @@ static int columns_have_answer(const char *text, size_t bytes) {
     return 0;
 }
 
-// Reads the columns of a prompt, unless they are there.
-static void rollout_columns(Rollout *r, size_t number) {
-    if (r->columns_of == number) return;
-    r->columns_bytes = prompts_columns(r->data, number, r->columns), r->columns_of = number;
-    r->columns_answer = columns_have_answer(r->columns, r->columns_bytes);
-}
-
 // A piece behind the line's other fields: the members of the object of columns, and the end of the line.
-static size_t rollout_columns_piece(Rollout *r, RolloutLine *line, size_t number, char *out) {
-    rollout_columns(r, number);
+static size_t rollout_columns_piece(const Rollout *r, RolloutLine *line, char *out) {
     const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
     const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
     memcpy(out, ", ", before);
@@ -63,13 +55,14 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     const Completion *text = &r->completion[line->completion];
     const size_t p = line->completion / r->settings.group_size;
     const int with_text = r->decoder.tokenizer || r->decoder.bytes;
-    if (with_text && line->field == ANSWER && !line->begun) {
-        rollout_columns(r, r->number[p]);
-        line->field += (size_t)r->columns_answer;
+    if (line->field >= ANSWER && r->columns_of != r->number[p]) {
+        r->columns_bytes = prompts_columns(r->data, r->number[p], r->columns), r->columns_of = r->number[p];
+        r->columns_answer = columns_have_answer(r->columns, r->columns_bytes);
     }
+    if (with_text && line->field == ANSWER && r->columns_answer) line->field++;
     const int as_ids = !with_text || line->field == COMPLETION_IDS;
     const size_t fields = with_text ? 5 : 3;
-    if (line->field > fields) return rollout_columns_piece(r, line, r->number[p], out);
+    if (line->field > fields) return rollout_columns_piece(r, line, out);
     if (line->field == fields) {
         line->field++, line->column = 1;
         return (size_t)snprintf(out, ROLLOUT_AROUND, ", \"prompt_number\": %zu, \"ended\": %s", r->number[p],

@@ -54,7 +54,12 @@ static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
 // Opens the data, then plans and allocates; returns the largest sequence that is planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
-    const Options *o = t->run.options;
+    Options *o = &t->options;
+    if (o->sample_every) {
+        t->prompt = prompt_from_options(&t->run);
+        t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
+    }
+    run_choose_length(&t->run, o, 0);
     t->data = run_open_data(&t->run, &o->data, shuffle_from_options(o));
     RolloutSettings rollout = {0};
     if (o->rollout) {
@@ -73,10 +78,6 @@ static SequenceBound trainer_allocate(Trainer *t) {
             rollout_plan(&rollout, &t->validation, &t->run.settings, o->seq_len);
         else
             bound = larger_bound(bound, run_bound(&t->run, &t->validation));
-    }
-    if (o->sample_every) {
-        t->prompt = prompt_from_options(&t->run);
-        t->run.settings.cache_tokens = prompt_cache_tokens(&t->prompt, o);
     }
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
@@ -424,9 +425,7 @@ static void trainer_check_space(const Trainer *t) {
     const size_t there = t->folder.replaces ? 0 : checkpoint_count(&t->folder, 0);
     const size_t more = min_size(o->keep_best ? SIZE_MAX : saves, kept + 1 - min_size(kept, there));
     const uint64_t available = checkpoint_check_space(&t->folder, &t->tensors, o->out, more);
-    char text[32];
     if (o->quiet) return;
-    const double each = (double)checkpoint_bytes(&t->tensors);
     fprintf(t->run.text, "saving   ");
     if (every->seconds > 0)
         fprintf(t->run.text, "every %s", human_seconds(every->seconds));
@@ -434,8 +433,7 @@ static void trainer_check_space(const Trainer *t) {
         fprintf(t->run.text, "every %zu steps", every->steps);
     else
         fprintf(t->run.text, "the last step");
-    snprintf(text, sizeof(text), "%s", human_bytes(each));
-    fprintf(t->run.text, ": %s each, %zu kept", text, kept);
+    fprintf(t->run.text, ": %s each, %zu kept", human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
     if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
     fputc('\n', t->run.text);
     fflush(t->run.text); // the first step may take long
@@ -444,7 +442,7 @@ static void trainer_check_space(const Trainer *t) {
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
-    char last[PATH_MAX] = "", model[PATH_MAX] = "";
+    char last[PATH_MAX] = "", model[PATH_MAX] = "", saved[32];
     memset(t, 0, sizeof(*t));
     *o = *given;
     t->given = given;
@@ -459,9 +457,12 @@ static void trainer_begin(Trainer *t, const Options *given) {
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
     if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO) {
-        char saved[8];
         run_state_setting(last, "--kl-correction", saved, sizeof(saved));
         o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
+    }
+    if (*last && !option_given(o, "seq-len")) {
+        run_state_setting(last, "--seq-len", saved, sizeof(saved));
+        o->given[option_find("seq-len")] = parse_size(saved, &o->seq_len) != 0;
     }
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) run_source_read(last, &t->source);

@@ -199,11 +199,13 @@ static void bp_json(const Run *run, const PassResult *result) {
     json_finish(&json);
 }
 
-static int verb_bp(const Options *options) {
+static int verb_bp(const Options *given) {
+    Options chosen = *given, *const options = &chosen;
     const size_t documents = options->batch * sample_documents(options);
     Run run;
     const Objective *objective = &run.settings.objective;
     run_open(&run, options, NULL);
+    run_choose_length(&run, options, 0);
     DataLoader loader = {0};
     if (options->data.count) loader = bp_open_data(&run);
     SequenceBound bound = run_bound(&run, options->data.count ? &loader : NULL);

@@ -283,7 +283,7 @@ static void look_at_plan(DoctorRow *row, size_t i) {
     const double bound = type == DTYPE_BF16 ? 0.05 : type == DTYPE_FP32 ? 1e-4 : 1e-10;
     SmallPass stream = small_pass(METHOD_STREAM), full = small_pass(METHOD_FULL);
     double error = 0, size = 0;
-    char planned[32], peak[32];
+    const char *planned = human_bytes((double)stream.planned), *peak = human_bytes((double)stream.peak);
     (void)i;
     for (size_t k = 0; k < full.elements; k++) {
         const double a = element_to_double(stream.gradient, stream.type, k);
@@ -292,8 +292,6 @@ static void look_at_plan(DoctorRow *row, size_t i) {
     }
     free(stream.gradient), free(full.gradient);
     error = sqrt(error / size);
-    snprintf(planned, sizeof(planned), "%s", human_bytes((double)stream.planned));
-    snprintf(peak, sizeof(peak), "%s", human_bytes((double)stream.peak));
     doctor_value(row, (double)stream.peak, "bytes");
     if (!(error <= bound))
         doctor_say(row, FINDING_WRONG,

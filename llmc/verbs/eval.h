@@ -34,11 +34,13 @@ static void eval_json(const Run *run, const Evaluation *found, const Curve *curv
     json_finish(&json);
 }
 
-static int verb_eval(const Options *options) {
+static int verb_eval(const Options *given) {
+    Options chosen = *given, *const options = &chosen;
     Run run;
     Prefetch data;
     int with_curve = options->curve || options->curve_tokens;
     run_open(&run, options, NULL);
+    run_choose_length(&run, options, 0);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     SequenceBound bound = run_bound(&run, &loader);
     size_t steps = dataloader_batches(&loader);
@@ -90,10 +92,12 @@ static void logprobs_report_json(const char *path, const LogprobHeader *h, Logpr
     json_finish(&json);
 }
 
-static int verb_logprobs(const Options *options) {
+static int verb_logprobs(const Options *given) {
+    Options chosen = *given, *const options = &chosen;
     Run run;
     LogprobWriter writer;
     run_open(&run, options, NULL);
+    run_choose_length(&run, options, 0);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
     SequenceBound bound = loader.bound;
     run_allocate(&run, bound);

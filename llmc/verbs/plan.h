@@ -284,6 +284,7 @@ static int verb_plan(const Options *given) {
         run.settings.cache_tokens = prompt_cache_tokens(&prompt, options);
         prompt_free(&prompt);
     }
+    run_choose_length(&run, &planned, r.limit);
     PlanBound bound = plan_bound(&run, &data);
     StepShape step = plan_step(&run, bound.whole);
     Batch shape = batch_shape(bound.part);

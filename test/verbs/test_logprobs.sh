@@ -96,7 +96,8 @@ refuses 2 'needs --adapter, whose base model is the reference' \
 make_documents "$WORK/groups.bin" 96 20,30,25,28 6 4 2
 groups="--data $WORK/groups.bin --seq-len 63"
 succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
-succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --out none --old-logprobs "$WORK/old.logprobs" --any-reference
+succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --out "$WORK/grouped" --old-logprobs "$WORK/old.logprobs" --any-reference
+check 'groups of files without spread are counted' grep -q '"frac_reward_zero_std": 0,' "$WORK/grouped/log.jsonl"
 
 # ---- for people ----------------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs" --overwrite
