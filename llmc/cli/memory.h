@@ -216,16 +216,17 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     const size_t most = min_size(steps * SEQ_LEN_STEP, c->max_position_embeddings);
     if (o->verb != VERB_PLAN) limit = memory_limit(o, ops_device->memory_available());
     o->seq_len = o->rollout ? most : run_fitting_length(run, tokens, most, limit); // prompts are not cut
-    if (o->quiet || (o->seq_len >= needed && o->seq_len <= SEQ_LEN_STEP)) return;
-    if (o->seq_len < most)
+    const int few = o->seq_len < min_size(needed, most), cut = most < needed;
+    if (o->quiet || (!few && !cut && o->seq_len <= SEQ_LEN_STEP)) return;
+    if (few)
         snprintf(more, sizeof(more), "; --seq-len %zu would not fit", most);
-    else if (most < needed && !c->family->learned_positions)
+    else if (cut && !c->family->learned_positions)
         snprintf(more, sizeof(more), "; --rope-scaling yarn,factor=%.0f makes more",
                  ceil((double)needed / (double)config_unscaled_positions(c)));
     note("--seq-len %zu is what %s: the longest document has %zu positions%s", o->seq_len,
-         o->seq_len < most ? "memory takes"
-         : most < needed   ? "the model has positions for"
-                           : "the data needs",
+         few   ? "memory takes"
+         : cut ? "the model has positions for"
+               : "the data needs",
          needed, more);
 }
 
