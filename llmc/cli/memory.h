@@ -196,7 +196,7 @@ static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t
     run_plan(&trial, &shape, limit - limit / 64);
     free(shape.document_start);
     if (plan_pressure(&trial.plan, &search.limits) > 1) longest = search_longest(&search, bound_documents(bound, T));
-    return dist_smallest(min_size(T, longest ? longest : SEQ_LEN_STEP), &whose); // 0: check_memory says so
+    return dist_smallest(longest ? min_size(T, longest) : T, &whose); // 0: check_memory says so
 }
 
 // Of shards of documents the longest one in steps of SEQ_LEN_STEP, as data/prepare.py prints it, at most the model's
@@ -212,8 +212,7 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     if (!longest) check_positions(run, o->seq_len, "--seq-len");
     if (!longest) return;
     const size_t needed = max_size(longest + (o->rollout ? o->max_new_tokens : 0), 2) - 1;
-    const size_t steps = (needed + SEQ_LEN_STEP - 1) / SEQ_LEN_STEP;
-    const size_t most = min_size(steps * SEQ_LEN_STEP, c->max_position_embeddings);
+    const size_t most = min_size((needed + SEQ_LEN_STEP - 1) / SEQ_LEN_STEP * SEQ_LEN_STEP, c->max_position_embeddings);
     if (o->verb != VERB_PLAN) limit = memory_limit(o, ops_device->memory_available());
     o->seq_len = o->rollout ? most : run_fitting_length(run, tokens, most, limit); // prompts are not cut
     const int few = o->seq_len < min_size(needed, most), cut = most < needed;

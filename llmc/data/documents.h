@@ -82,8 +82,7 @@ typedef struct {
     size_t left_out;                              // segments, or pairs and groups, without targets
     size_t positions_cut;                         // by truncation
     size_t alike, single;                         // pairs or groups that prefer nothing; answers of one token
-    double rank;                                  // of the last answer: its reward, of a pair its checksum
-    int alike_so_far;                             // of the current pair or group
+    double rank;                                  // of a group: the reward of all, or checksum; NAN: they differ
     uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
     size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
     size_t longest_columns;                       // bytes of the other columns of a prompt's row; 0: there are none
@@ -227,8 +226,8 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
     size_t with_targets = 0;
-    d->alike += (size_t)d->alike_so_far;
     if (sample->first == d->segments) return; // the first one has not begun
+    d->alike += !isnan(d->rank);
     sample->positions = 0;
     for (size_t i = sample->first; i < d->segments; i++) {
         sample->positions += d->segment[i].positions;
@@ -252,7 +251,7 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
             answers ? ", and answers are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
     const double rank = at->shard->header.kind == KIND_GROUPS ? (double)at->entry.reward : (double)at->entry.crc;
-    d->alike_so_far = begins || (d->alike_so_far && rank == d->rank), d->rank = rank;
+    d->rank = begins || rank == d->rank ? rank : NAN;
     d->single += at->entry.prompt && at->entry.targets == 1;
     d->long_documents += positions > T;
     if (positions > whole) d->positions_cut += positions - T;

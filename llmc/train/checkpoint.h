@@ -306,7 +306,6 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), wanted = each * count;
     uint64_t available;
-    const char *each_text = human_bytes((double)each), *wanted_text = human_bytes((double)wanted);
     char last[64] = "";
     if (dist_rank() != 0 || !space_available(folder->path, &available)) return 0;
     if (wanted <= available) return available;
@@ -315,9 +314,9 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
     if (count > 1)
         die("%s: %zu more checkpoints of %s take %s and %s are free there; free some space, or give --keep-checkpoints "
             "1 or --save-every off",
-            where, count, each_text, wanted_text, human_bytes((double)available));
-    die("%s: a checkpoint takes %s (%llu bytes) and %s are free there; free some space%s", where, each_text,
-        (unsigned long long)each, human_bytes((double)available), last);
+            where, count, human_bytes((double)each), human_bytes((double)wanted), human_bytes((double)available));
+    die("%s: a checkpoint takes %s (%llu bytes) and %s are free there; free some space%s", where,
+        human_bytes((double)each), (unsigned long long)each, human_bytes((double)available), last);
 }
 
 // Collective. A step that is there already is not saved again. Returns the bytes written.

@@ -442,7 +442,7 @@ static void trainer_check_space(const Trainer *t) {
 // Everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
-    char last[PATH_MAX] = "", model[PATH_MAX] = "", saved[32];
+    char last[PATH_MAX] = "", model[PATH_MAX] = "", saved[32] = "";
     memset(t, 0, sizeof(*t));
     *o = *given;
     t->given = given;
@@ -460,10 +460,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
         run_state_setting(last, "--kl-correction", saved, sizeof(saved));
         o->kl_correction = strcmp(saved, "on") ? KL_CORRECTION_OFF : KL_CORRECTION_ON;
     }
-    if (*last && !option_given(o, "seq-len")) {
-        run_state_setting(last, "--seq-len", saved, sizeof(saved));
-        o->given[option_find("seq-len")] = parse_size(saved, &o->seq_len) != 0;
-    }
+    if (*last && !option_given(o, "seq-len")) run_state_setting(last, "--seq-len", saved, sizeof(saved));
+    if (*saved && parse_size(saved, &o->seq_len)) o->given[option_find("seq-len")] = 1;
     run_open(&t->run, o, o->model ? NULL : model);
     if (*last) run_source_read(last, &t->source);
     run_source_begin(&t->run, &t->source), t->state.source = &t->source;
