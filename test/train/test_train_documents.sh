@@ -116,31 +116,30 @@ done
 
 # ---- --seq-len auto -------------------------------------------------------------------------------------------------------------------
 length() { sed -n 's/^run .*, length \([0-9]*\), .*/\1/p' "$WORK/out"; }
-made_for() { # length, what of it, arguments: of one step, or of none
+made_for() { # length, what of it, arguments
     want=$1 what=$2
     shift 2
-    succeeds "$@" --quiet --json
     succeeds "$@"
     check "$what is --seq-len $want, not $(length)" [ "$(length)" = "$want" ]
 }
 make_documents "$WORK/1500.bin" 96 1500,30,40
 make_documents "$WORK/3000.bin" 96 3000,30
 make_documents "$WORK/pairs.bin" 96 30,1300 4 10 pairs
-once="train --init $TINY --steps 1" large="--init $TINY,max_position_embeddings=8192"
+once="plan --init $TINY" large="--init $TINY,max_position_embeddings=8192"
 made_for 1024 'what is shorter' $once --data "$WORK/seven.bin"
 check 'of which nothing is said' [ "$(grep -c 'seq-len [0-9]' "$WORK/err")" = 0 ]
 made_for 1024 'running text' $once --data $SHARD
-made_for 2048 'the longest document' $once --data "$WORK/seven.bin" "$WORK/1500.bin"
+made_for 2048 'the longest document' train --init $TINY --steps 1 --data "$WORK/seven.bin" "$WORK/1500.bin"
 says err '^note: --seq-len 2048 is what the data needs: the longest document has 1499 positions$'
 made_for 2048 'what is as long as the model has positions for' $once --data "$WORK/seven.bin" --val-data "$WORK/3000.bin"
 says err '^note: --seq-len 2048 is what the model has positions for: .* has 2999 positions; --rope-scaling yarn,factor=2 makes more$' \
     '3000.bin: 1 of 2 documents are longer than --seq-len 2048 and are split'
 made_for 3072 'the longest of --val-data' $once --data "$WORK/seven.bin" --val-data "$WORK/3000.bin" --rope-scaling yarn,factor=2
 made_for 2048 'the longer answer of pairs' $once --data "$WORK/pairs.bin" --objective dpo
-for verb in eval bp 'plan --for bp'; do made_for 3072 "that of $verb" $verb $large --data "$WORK/3000.bin"; done
+for verb in eval bp 'plan --for bp'; do made_for 2048 "that of $verb" $verb $large --data "$WORK/1500.bin"; done
 succeeds plan $large --data "$WORK/3000.bin" --json
 full=$(json total_bytes)
-made_for 3072 'what fits' train $large --steps 1 --data "$WORK/3000.bin" --memory-limit $((full * 33 / 32))
+made_for 3072 'what fits' plan $large --data "$WORK/3000.bin" --memory-limit $((full * 33 / 32))
 succeeds train $large --steps 1 --data "$WORK/3000.bin" --memory-limit $((full * 9 / 10))
 check "memory takes less than the document, $(length)" [ "$(length)" -gt 1024 -a "$(length)" -lt 2999 ]
 says err "^note: --seq-len $(length) is what memory takes: the longest document has 2999 positions; --seq-len 3072 would not fit\$"
