@@ -677,7 +677,8 @@ static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, Mode
     Summed *scratch =
         push_summed(s, SHARE_WORKSPACE, "token order", s->ops->embedding_backward_scratch(n, table_rows, d.C));
     s->ops->embedding_backward(sums, dw.tables_type, layer_input(s, d.L, row), index + row, n, table_rows, d.C,
-                               table == EMBEDDING ? d.embedding_scale : 1, scratch);
+                               table == EMBEDDING ? d.embedding_scale : 1,
+                               table == EMBEDDING ? s->model->config.pad_token_id : NO_ROW, scratch);
     arena_pop(s->arena, mark);
 }
 

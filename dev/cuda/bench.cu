@@ -356,7 +356,7 @@ static void bench_layer(const Bench &b) {
     // after AdamW: what it adds to sums may be negative, which second moments never are
     b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
         ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0,
-                                t.scratch.summed());
+                                NO_ROW, t.scratch.summed());
     });
 }
 

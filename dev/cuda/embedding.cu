@@ -34,12 +34,12 @@ struct Scatter {
 
 static void real(Scatter &c) {
     cuda_embedding_backward(c.dw.data, DTYPE_FP32, c.dx.stored(), c.index.data, c.shape.N, c.shape.rows, c.shape.C, 1.0,
-                            c.scratch.summed());
+                            NO_ROW, c.scratch.summed());
 }
 
 template <size_t FREQUENT> static void frequent_from(Scatter &c) {
     const int32_t *order = sort_by_row((int32_t *)(void *)c.scratch.data, c.index.data, c.shape.N, c.shape.rows);
-    embedding_add(c.dw.data, c.dx.data, order, c.index.data, c.shape.N, c.shape.C, 1.0,
+    embedding_add(c.dw.data, c.dx.data, order, c.index.data, c.shape.N, c.shape.C, 1.0, NO_ROW,
                   FREQUENT ? FREQUENT : c.shape.N);
 }
 

@@ -229,9 +229,7 @@ typedef struct {
 } BaseKey;
 
 static BaseKey base_key_of(const Model *model, uint64_t weights) {
-    char config[4096];
-    config_to_text(&model->config, config, sizeof(config));
-    const BaseKey key = {checksum_of(0, config, strlen(config)), weights ? weights : 1};
+    const BaseKey key = {config_checksum(0, model->config), weights ? weights : 1};
     return key;
 }
 

@@ -16,6 +16,7 @@ key is read and written under its own name, and the table of hf_constants.h.
 
 #define HF_CONFIG_MAX  ((size_t)16 << 20) // bytes of a config.json or an index that is read
 #define HF_CONFIG_TEXT 65536              // bytes of a config.json that is written, at most
+#define HF_THETA       10000              // rope_theta in transformers, unless the class has another
 
 static const char *hf_dtype_name(DType type) {
     static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
@@ -168,17 +169,39 @@ static int hf_has_key(const Family *family, const char *name) {
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const cJSON *common = json_get(root, key->name), *original = key->alias ? json_get(root, key->alias) : NULL;
-        if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types") || key->scaling)
-            continue; // below
-        if (text_is_one_of(key->name,
-                           "sliding_window|query_pre_attn_scalar|rope_local_base_freq|activation_function") &&
-            !hf_has_key(config->family, key->name))
-            continue; // their classes do not look at these
+        const int gpt2 = key->alias && config->family->learned_positions; // has names of its own, and common ones of some
+        const int own = gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps");
+        const cJSON *common = own ? NULL : json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
+        if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id") || key->scaling)
+            continue;                                               // below
+        if (!hf_has_key(config->family, key->name)) continue;       // its class does not look at it
+        if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
+            continue; // another name of the same
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same thing, but have different values", path, key->name, key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
+}
+
+// Inputs of pad_token_id give the embedding no gradient, as in torch, where a negative one counts from the end.
+static void hf_read_pad(Config *config, const cJSON *root, const char *path, char *remark, size_t size) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "pad_token_id"), *eos = json_get(root, "eos_token_id");
+    double id = item ? item->valuedouble : NAN;
+    for (size_t i = 0; !item && i < sizeof(hf_pad_tokens) / sizeof(hf_pad_tokens[0]); i++)
+        if (!strcmp(config->family->name, hf_pad_tokens[i].family)) id = hf_pad_tokens[i].id;
+    if (!family_has_key(config->family, "pad_token_id") || cJSON_IsNull(item) || (!item && isnan(id))) return;
+    if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id is neither a number nor null", path);
+    const double row = id < 0 ? id + (double)config->vocab_size : id;
+    if (!(row >= 0 && row < (double)config->vocab_size && row == floor(row)))
+        die("%s: pad_token_id is %g%s, no token of vocab_size %zu, which transformers refuses; give one, or null", path, id,
+            item ? "" : " (its class's default)", config->vocab_size);
+    config->pad_token_id = (size_t)row;
+    const cJSON *end = cJSON_IsArray(eos) ? eos->child : eos;
+    while (end && !(cJSON_IsNumber(end) && end->valuedouble == id)) end = end == eos ? NULL : end->next;
+    if (end)
+        snprintf(remark + strlen(remark), size - strlen(remark),
+                 "%spad_token_id is eos_token_id (%.0f): inputs of it give the embedding no gradient, as in transformers",
+                 *remark ? "; " : "", id);
 }
 
 // Numbers without which a config.json can only be damaged; saved ones always have them.
@@ -230,15 +253,13 @@ static void hf_take_once(const cJSON **found, const cJSON *object, const char *k
     if (inner) *found = inner;
 }
 
-// One object; `typed`: its type and that type's keys are in force.
-static void hf_read_rope_object(Config *config, const cJSON *rope, const char *name, int typed, HfRope *found,
-                                const char *path) {
+static void hf_read_rope_object(Config *config, const cJSON *rope, const char *name, HfRope *found, const char *path) {
     char value[64];
     const cJSON *type = hf_check_rope(config, rope, name, path);
     hf_take_once(&found->theta, rope, "rope_theta", name, path);
     hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
-    if (typed && !type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
-    if (!typed || !type) return;
+    if (!type && json_get(rope, "factor")) die("%s: %s has a factor but no type", path, name);
+    if (!type) return;
     const int scales = family_has_key(config->family, "rope_type");
     if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : "default"))
         die("%s: %s of type %s is not supported%s; %s", path, name, json_scalar_text(type, value, sizeof(value)),
@@ -261,7 +282,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (!cJSON_IsObject(rope)) die("%s: rope_parameters is not an object", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
-    if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", 1, found, path);
+    if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", found, path);
     if (!sliding) return;
     const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
     const cJSON *local = json_get(sliding, "rope_theta");
@@ -284,6 +305,15 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
             growth->valuedouble, rope_type_names[config->rope_type]);
 }
 
+// Refuses a key of rope_parameters that rope_scaling hides in transformers, where that changes the model.
+static void hf_check_hidden(const cJSON *parameters, const char *key, double value, const char *path) {
+    const cJSON *hidden = json_get(parameters, key);
+    if (hidden && hidden->valuedouble != value)
+        die("%s: rope_scaling hides rope_parameters in transformers, whose %s would be %g and not %g; give it in "
+            "rope_scaling",
+            path, key, value, hidden->valuedouble);
+}
+
 // rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
@@ -291,21 +321,24 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *parameters = json_get(root, "rope_parameters"),
                 *original = json_get(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
-    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || scaling);
-    if (grows) config_plain_rope(config); // what the class has by default is not mixed with what is given
+    const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
+    const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
+    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class's default is an object of its own
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
-    else if (parameters)
-        hf_read_rope_object(config, parameters, "rope_parameters", !scaling || !scaling->child, &found, path);
+    else if (parameters && !hides)
+        hf_read_rope_object(config, parameters, "rope_parameters", &found, path);
     if (per_layer && json_get(scaling, "type") && !json_get(scaling, "rope_type"))
         die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
-    if (scaling) hf_read_rope_object(config, scaling, "rope_scaling", 1, &found, path);
+    if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
         hf_set(config, "partial_rotary_factor", found.rotated, path);
     if (!found.theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
         die("%s: rope_theta is null; give its value, or leave it out for the default", path);
-    if (grows) hf_check_growth(config, scaling && scaling->child ? scaling : parameters, path);
+    if (hides) hf_check_hidden(parameters, "rope_theta", config->rope_theta, path);
+    if (hides) hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
+    if (grows) hf_check_growth(config, hides ? scaling : parameters, path);
     if (original && !per_layer && config->rope_type != ROPE_DEFAULT && config->rope_type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);
 }
@@ -405,7 +438,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
         if (everywhere && config->sliding_window && strchr(config->layer_types, 'f'))
             die("%s: layer_types has full_attention, but %s gives every layer the sliding_window", path,
                 family->architecture);
-        if (strchr(config->layer_types, 's') && !everywhere && !config->sliding_window)
+        if (strchr(config->layer_types, 's') && !config->sliding_window)
             die("%s: layer_types has sliding_attention, but there is no sliding_window%s", path,
                 qwen ? " (or use_sliding_window is false)" : "");
     } else if (qwen && config->sliding_window) {
@@ -463,6 +496,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         hf_read_no_rope(&config, root, path);
     else
         hf_read_windows(&config, root, path);
+    hf_read_pad(&config, root, path, remark, remark_size);
     config_finish(&config, path, EXIT_RUNTIME);
     cJSON_Delete(whole);
     return config;
@@ -486,6 +520,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
+        if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW) json_null(json, name);
         if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;

@@ -16,14 +16,14 @@ typedef struct {
 
 #define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
 #define HF_ROTATED "gpt2|llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
     {NULL, "bos_token_id", NULL, "null"}, // special tokens are not known here: null, not the class's default
     {NULL, "eos_token_id", NULL, "null"},
-    {NULL, "pad_token_id", NULL, "null"},
     {NULL, "use_cache", NULL, "true"},
-    {"gpt2", "activation_function", "gelu_new|gelu_pytorch_tanh", NULL},
+    {"gpt2", "activation_function", HF_GELU, NULL},
     {"gpt2", "attn_pdrop", NULL, NO_DROPOUT},
     {"gpt2|phi3", "embd_pdrop", NULL, NO_DROPOUT},
     {"gpt2|phi3", "resid_pdrop", NULL, NO_DROPOUT},
@@ -32,8 +32,8 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "scale_attn_weights", "true", NULL},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
-    {HF_SILU, "hidden_act", "silu", "\"silu\""},
-    {"gemma3", "hidden_activation", "gelu_pytorch_tanh", "\"gelu_pytorch_tanh\""},
+    {HF_SILU, "hidden_act", "silu|swish", "\"silu\""},
+    {"gemma3", "hidden_activation", HF_GELU, "\"gelu_pytorch_tanh\""},
     {HF_SILU "|gemma3", "attention_dropout", NULL, NO_DROPOUT},
     {"gemma3", "attn_logit_softcapping", "null", "null"},
     {"gemma3", "final_logit_softcapping", "null", "null"},
@@ -48,6 +48,14 @@ static const HfConstant hf_constants[] = {
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5
 };
 #define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
+
+// pad_token_id of a family's config class in transformers, which counts where config.json has none; others: null. GPT-2's
+// embedding takes no heed of it.
+static const struct {
+    const char *family;
+    int id;
+} hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0},   {"smollm3", 128004}, {"olmo2", 1},
+                     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}};
 
 static int hf_applies(const HfConstant *c, const Family *family) {
     return !c->families || text_is_one_of(family->name, c->families);
@@ -67,7 +75,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
                                       text_is_one_of(family->name, "qwen2|qwen3")
                                 : family_has_key(family, name) && !config_keys[index].scaling &&
                                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
-                                                            "sliding_window");
+                                                            "sliding_window|pad_token_id");
         for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
             if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
         for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)

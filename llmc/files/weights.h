@@ -72,9 +72,7 @@ enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
 // A key by which ranks know that they have the same model: its configuration, and samples all over its files.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
-    char config[4096];
-    config_to_text(&source->config, config, sizeof(config));
-    uint64_t key = checksum_of((uint64_t)source->dtype, config, strlen(config));
+    uint64_t key = config_checksum((uint64_t)source->dtype, source->config);
     for (size_t i = 0; i < source->file_count; i++) {
         const InputFile *file = &source->files[i];
         const size_t n = (size_t)(file->bytes < sizeof(sample) ? file->bytes : sizeof(sample));

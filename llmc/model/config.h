@@ -5,6 +5,7 @@ The configuration of a model: a family (family.h) and its numbers, which bear th
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
 #include "family.h"
+#include "llmc/base/hash.h"
 #include "llmc/base/text.h"
 #include <stddef.h>
 
@@ -42,6 +43,7 @@ typedef struct {
     size_t linear_conv_kernel_dim;
     double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
     int activation_function;      // GPT-2's, by its name: the same function under two
+    size_t pad_token_id;          // inputs of this token give the embedding no gradient; NO_ROW: none
     uint64_t given;               // bit i: key i of config_keys was set by hand, so it does not follow others
 } Config;
 
@@ -98,6 +100,7 @@ static const ConfigKey config_keys[] = {
     {"linear_key_head_dim", NULL, KEY_SIZE, FIELD(linear_key_head_dim), 1, 1024, 0},
     {"linear_value_head_dim", NULL, KEY_SIZE, FIELD(linear_value_head_dim), 1, 1024, 0},
     {"linear_conv_kernel_dim", NULL, KEY_SIZE, FIELD(linear_conv_kernel_dim), 1, CONV_TAPS_MAX, 0},
+    {"pad_token_id", NULL, KEY_SIZE, FIELD(pad_token_id), 0, (1 << 24) - 1, 0},
 };
 #undef FIELD
 #define CONFIG_KEYS (sizeof(config_keys) / sizeof(config_keys[0]))
@@ -128,7 +131,7 @@ static int family_has_key(const Family *family, const char *name) {
     static const char some[] = "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
                                "llama_4_scaling_beta"; // of families that name them
     if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
-    if (!strcmp(name, "rope_theta")) return !family->learned_positions;
+    if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "activation_function")) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
@@ -145,6 +148,7 @@ static int family_has_key(const Family *family, const char *name) {
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (key->kind == KEY_GELU) return config->activation_function;
+    if (!strcmp(key->name, "pad_token_id")) return config->pad_token_id != NO_ROW;
     if (key->kind == KEY_ROPE_TYPE && family_names_key(config->family, key->name)) return 1;
     if (key->kind == KEY_LAYER_TYPES && strcmp(config->family->layer_types, "s") != 0) return 1;
     if (!strcmp(key->name, "sliding_window") || key->kind == KEY_LAYER_TYPES)
@@ -238,7 +242,8 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
+    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1,
+                     .pad_token_id = NO_ROW};
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;
@@ -350,6 +355,9 @@ static void config_finish(Config *config, const char *where, int code) {
         die_with(code, "%s: layer_types=%.64s, but the sliding_window of %s is in every layer or in none", where,
                  config->layer_types, family->name);
     config_resolve_rope(config, where, code);
+    if (config->pad_token_id != NO_ROW && config->pad_token_id >= config->vocab_size)
+        die_with(code, "%s: pad_token_id %zu is not below vocab_size %zu", where, config->pad_token_id,
+                 config->vocab_size);
     if (family->kv_heads_follow && !config_given(config, "num_key_value_heads"))
         config->num_key_value_heads = config->num_attention_heads;
     if (family->head_dim_follows && !config_given(config, "head_dim")) {
@@ -444,6 +452,14 @@ static void config_to_text(const Config *config, char *text, size_t size) {
         config_key_text(config, &config_keys[i], value);
         used += (size_t)snprintf(text + used, size - used, ",%s=%s", config_keys[i].name, value);
     }
+}
+
+// A key of what the model computes: of all but pad_token_id, which training alone knows.
+static uint64_t config_checksum(uint64_t seed, Config config) {
+    char text[4096];
+    config.pad_token_id = NO_ROW;
+    config_to_text(&config, text, sizeof(text));
+    return checksum_of(seed, text, strlen(text));
 }
 
 // ---- scaling from the command line ----------------------------------------------------------------------------------

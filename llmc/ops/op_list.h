@@ -89,10 +89,11 @@ OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *
    (out, tokens, position, wte, wpe, n, C, scale),
    TENSOR(out, n * C, STORED) TENSOR(tokens, n, sizeof(int32_t)) TENSOR(position, n, sizeof(int32_t))
    TENSOR(wte, C, STORED) TENSOR(wpe, C, STORED) COUNT(dry_move(2 * n * C, STORED)))
-// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed, added to dw once
+// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed, added to dw once;
+// row `skip` gets nothing (NO_ROW: every row its sum)
 OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
-                              size_t C, double scale, Summed *scratch),
-   (dw, dw_type, dx, index, N, rows, C, scale, scratch),
+                              size_t C, double scale, size_t skip, Summed *scratch),
+   (dw, dw_type, dx, index, N, rows, C, scale, skip, scratch),
    TENSOR(dw, rows * C, dtype_size(dw_type)) TENSOR(dx, N * C, STORED) TENSOR(index, N, sizeof(int32_t))
    TENSOR(scratch, ops_device->embedding_backward_scratch(N, rows, C), SUMMED))
 OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))

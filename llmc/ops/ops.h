@@ -147,6 +147,8 @@ typedef struct {
     size_t workspace; // most bytes that a call of the library may use beside its tensors; 0: the op set's own choice
 } AttentionChoice;
 
+#define NO_ROW SIZE_MAX // no row of a table: of embedding_backward
+
 typedef enum { NORM_RMS, NORM_LAYER } NormKind;
 
 typedef struct {

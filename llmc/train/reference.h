@@ -21,9 +21,7 @@ the reference, by which the file is found.
 static uint64_t model_key(const Model *model, const Storage *storage, Sharding memory, const Ops *ops,
                           const void *weights, uint64_t adapter) {
     const Model *table = storage ? &storage->table : model;
-    char config[4096];
-    config_to_text(&model->config, config, sizeof(config));
-    uint64_t key = checksum_of((uint64_t)model->dtype, config, strlen(config));
+    uint64_t key = config_checksum((uint64_t)model->dtype, model->config);
     key = table_checksum(key, table, memory, ops, weights, table->dtype, "key of the model");
     if (adapter) key = random_mix(key ^ adapter);
     return key ? key : 1;

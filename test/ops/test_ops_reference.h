@@ -27,8 +27,8 @@ static void embedding_forward(double *out, double *const *x) {
 }
 static void embedding_backward(double *const *d, const double *dout, double *const *x) {
     (void)x;
-    reference_embedding_backward(d[0], DTYPE_FP64, dout, rows_of_four, 7, 4, 3, 2.5, NULL);
-    reference_embedding_backward(d[1], DTYPE_FP64, dout, rows_of_four + 1, 7, 4, 3, 1.0, NULL);
+    reference_embedding_backward(d[0], DTYPE_FP64, dout, rows_of_four, 7, 4, 3, 2.5, NO_ROW, NULL);
+    reference_embedding_backward(d[1], DTYPE_FP64, dout, rows_of_four + 1, 7, 4, 3, 1.0, NO_ROW, NULL);
 }
 
 static void rms_forward(double *out, double *const *x) {

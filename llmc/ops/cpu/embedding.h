@@ -72,7 +72,7 @@ static void add_token_rows(void *dw, DType dw_type, size_t begin, const floatX *
 }
 
 static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
-                                   size_t rows, size_t C, double scale, Summed *scratch) {
+                                   size_t rows, size_t C, double scale, size_t skip, Summed *scratch) {
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
@@ -82,7 +82,7 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
         for (size_t b = 0; b < blocks; b++) {
             const int32_t row = index[order[i]];
             const size_t c = b * EMBEDDING_COLUMNS;
-            if (!i || index[order[i - 1]] != row)
+            if ((size_t)row != skip && (!i || index[order[i - 1]] != row))
                 add_token_rows(dw, dw_type, (size_t)row * C + c, (const floatX *)dx + c, order + i,
                                (size_t)end[row] - i, min_size(EMBEDDING_COLUMNS, C - c), C, (floatS)scale);
         }

@@ -124,13 +124,14 @@ constexpr unsigned FREQUENT = 256, FREQUENT_WARPS = 16;
 // once, and summed apart.
 template <typename T, int W, bool LONG>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
-                                          size_t C, float scale, size_t frequent) {
+                                          size_t C, float scale, size_t skip, size_t frequent) {
     constexpr int BATCH = 4;
     const size_t place = LONG ? blockIdx.x * frequent : blockIdx.x;
     const size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     const int32_t row = index[order[place]];
     const auto in_run = [&](size_t i) { return i < N && index[order[i]] == row; };
     size_t begin = place;
+    if ((size_t)row == skip) return;
     if (LONG) {
         if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most of them
         if (place && in_run(place - frequent)) return;
@@ -172,24 +173,24 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
 // frequent: the longest run that one block takes
 template <typename T>
 static void embedding_add(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N, size_t C,
-                          double scale, size_t frequent) {
+                          double scale, size_t skip, size_t frequent) {
     with_width<floatX>(C % full_pack<floatX> == 0 && all_aligned(dx), [&](auto W) {
         const unsigned packs = (unsigned)(C / W), threads = packs < 128 ? (packs + LANES - 1) / LANES * LANES : 128;
         LAUNCH((embedding_backward_kernel<T, W, false>), dim3((unsigned)N, (unsigned)blocks_for(packs, threads)),
                threads, 0)
-        (dw, dx, order, index, N, C, (float)scale, frequent);
+        (dw, dx, order, index, N, C, (float)scale, skip, frequent);
         LAUNCH((embedding_backward_kernel<T, W, true>),
                dim3((unsigned)blocks_for(N, frequent), (unsigned)blocks_for(packs, LANES)), dim3(LANES, FREQUENT_WARPS),
                0)
-        (dw, dx, order, index, N, C, (float)scale, frequent);
+        (dw, dx, order, index, N, C, (float)scale, skip, frequent);
     });
 }
 
 static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N,
-                                    size_t rows, size_t C, double scale, Summed *scratch) {
+                                    size_t rows, size_t C, double scale, size_t skip, Summed *scratch) {
     const int32_t *order = sort_by_row((int32_t *)scratch, index, N, rows);
     with_type(dw_type, "embedding_backward", [&]<typename T>(T *) {
-        embedding_add((T *)dw, (const floatX *)dx, order, index, N, C, scale, FREQUENT);
+        embedding_add((T *)dw, (const floatX *)dx, order, index, N, C, scale, skip, FREQUENT);
     });
 }
 
