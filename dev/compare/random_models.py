@@ -6,6 +6,8 @@ writes, whose weights must be the same bytes. The last line has the worst errors
     dev/compare/random_models.py                      100 trials; TRAIN=build/cpu-double/train (make PRECISION=double train)
     dev/compare/random_models.py --seed 7 --trials 20 --families glm4,olmo3
     dev/compare/random_models.py --seed 7 --only 13   one trial again, with its configuration
+    dev/compare/random_models.py --mutate --trials 2000   configurations with a few keys changed, left out, null, of another
+                                                   type or another family: read as transformers reads them, or refused
 
 The reference is transformers without its casts to fp32 (test/golden/make_golden.py), with sines and cosines rounded correctly. Needs
 torch and transformers.
@@ -28,12 +30,13 @@ import numpy as np  # noqa: E402
 import shards  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig, Ministral3Config, MistralConfig,  # noqa: E402
                           Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
+EXACT = 1e-12                 # of mutated configurations: the loss, the gradients' norm
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------------------
@@ -177,6 +180,152 @@ FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, 
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4)
 
 
+# ---- mutated config.json ---------------------------------------------------------------------------------------------------------
+# Values by key, beside what any key may become (OTHERS); those of a family are no keys of most others.
+VALUES = dict(
+    hidden_act=["swish", "gelu", "silu", "relu"], hidden_activation=["gelu_new", "gelu_accurate", "gelu", "silu"],
+    activation_function=["gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu", "relu"],
+    pad_token_id=[0, 1, 3, 17, -1, -2, 59, 5000, True, 2.0, "1"], eos_token_id=[0, 1, 3, [1, 3], None], bos_token_id=[1, None],
+    rope_theta=[1e4, 5e5, 12345, None], partial_rotary_factor=[0.5, 1.0, 0.25], rope_local_base_freq=[1e4, 1e3, None],
+    original_max_position_embeddings=[16, 64], max_position_embeddings=[64, 256], rms_norm_eps=[1e-5, 1e-2, 1],
+    layer_norm_epsilon=[1e-5, 1e-2], tie_word_embeddings=[True, False], attention_bias=[True, False], mlp_bias=[True, False],
+    sliding_window=[None, 0, 3, 9], use_sliding_window=[True, False], max_window_layers=[0, 1, 28, None],
+    layer_types=[None, ["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"], ["attention"]],
+    sliding_window_pattern=[1, 2, 6, None], head_dim=[None, 8, 12], num_key_value_heads=[None, 1, 2], num_hidden_layers=[1, 2],
+    intermediate_size=[24, 40], n_inner=[None, 40], n_embd=[24, 30], n_head=[2, 3], hidden_size=[24, 30], n_layer=[1, 2],
+    query_pre_attn_scalar=[16, 24.0, 256], initializer_range=[0.5, 0.01, 2], is_causal=[True, None], clip_qkv=[None, 8],
+    attn_logit_softcapping=[None, 50.0], final_logit_softcapping=[None, 30.0], use_bidirectional_attention=[False, None],
+    scale_attn_weights=[True, False, None], scale_attn_by_inverse_layer_idx=[False, True], reorder_and_upcast_attn=[False],
+    no_rope_layers=[None, [1, 0], [0, 1, 1, 1]], no_rope_layer_interval=[1, 2, 4], full_attention_interval=[1, 2, 4],
+    attn_output_gate=[True, None], add_cross_attention=[False, None], is_encoder_decoder=[False], use_cache=[True, False, None],
+    attention_dropout=[0.0, 0.1, None, 0], resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2],
+    torch_dtype=["bfloat16", "float32", None], dtype=["float16", None, "auto"], transformers_version=["4.1.0", None],
+    linear_conv_kernel_dim=[2, 4], linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8],
+    vocab_size=[60, 77], type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
+    architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
+ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None], type=["default", "linear", "yarn", "mrope"],
+            rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5], partial_rotary_factor=[0.5, 1.0, 1, None],
+            original_max_position_embeddings=[16, 32, None], attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32],
+            beta_slow=[0.5, None, 1], mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True],
+            low_freq_factor=[1.0, None], high_freq_factor=[4.0, 2], llama_4_scaling_beta=[0.1, 0.0, None],
+            max_position_embeddings=[64], mrope_section=[[1, 1, 2]], unknown=[1])
+OTHERS = [None, True, 1, 2.0, "1", [], {}]
+SCALINGS = [dict(factor=2.0), dict(factor=4.0, original_max_position_embeddings=32),
+            dict(factor=4.0, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0), {}]
+
+
+def change(r, where, values):
+    """One key of an object is left out, gets another value, or a value of another type, or comes from elsewhere."""
+    key = r.choice([k for k in where] or list(values)) if r.random() < 0.45 else r.choice(list(values))
+    if key in where and r.random() < 0.25:
+        del where[key]
+        return f"-{key}"
+    where[key] = r.choice(OTHERS) if key not in values or r.random() < 0.15 else r.choice(values[key])
+    return f"{key}={where[key]!r}"
+
+
+def scale(r, config):
+    """rope_scaling beside rope_parameters, or in its place, with its type under one name or the other."""
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and r.random() < 0.5:
+        rope = config.pop("rope_parameters")
+        flat = rope.get("full_attention", rope)
+        if "rope_theta" in flat and r.random() < 0.7:
+            config["rope_theta"] = flat.pop("rope_theta")
+        config["rope_scaling"] = {r.choice(["type", key]) if key == "rope_type" else key: value for key, value in flat.items()}
+    else:
+        config["rope_scaling"] = r.choice([{}, dict(rope_theta=r.choice(ROPE["rope_theta"]))]) | r.choice(SCALINGS) | {
+            r.choice(["type", "rope_type"]): r.choice(ROPE["rope_type"])}
+    return f"rope_scaling={config['rope_scaling']} beside {config.get('rope_parameters')}, {config.get('rope_theta')}"
+
+
+def mutate(r, config):
+    """Changes a config.json, and says how."""
+    said = []
+    for _ in range(r.choice([1, 1, 1, 2, 2, 3])):
+        ropes = [config[key] for key in ("rope_parameters", "rope_scaling") if isinstance(config.get(key), dict)]
+        ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
+        what = r.random()
+        if what < 0.2:
+            said.append(scale(r, config))
+        elif what < 0.4 and ropes:
+            said.append("rope: " + change(r, r.choice(ropes), ROPE))
+        else:
+            said.append(change(r, config, VALUES))
+    return "; ".join(said)
+
+
+def small_model(folder):
+    """The model that transformers makes of a config.json, with random weights that fp32 holds, saved beside it."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    if size > 2e6:
+        raise OverflowError(f"{size} weights")
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            one = parameter.ndim == 1 and name.endswith("weight") and not make_golden.adds_one(config, name)
+            away = 2 if name.endswith("A_log") else 0
+            parameter.copy_((one - away + (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)).float())
+    save_file({name: p.detach().float().contiguous() for name, p in model.named_parameters()}, folder / "model.safetensors",
+              metadata={"format": "pt"})
+    return model
+
+
+def mutated_trial(seed, number, names, work, verbose):
+    """Returns the family, how both take it, what was changed, and what was said or is different."""
+    r = random.Random(f"{seed} {number} mutated")
+    name = r.choice(names)
+    config = FAMILIES[name](r)
+    for key in ("bos_token_id", "eos_token_id"):
+        setattr(config, key, None)
+    config.pad_token_id = r.choice([None, r.randrange(60)])
+    text = json.loads(config.to_json_string(use_diff=False))
+    text["architectures"] = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    for key in [k for k, v in text.items() if v is None and k not in VALUES]:
+        text.pop(key, None)
+    said = mutate(r, text)
+    if verbose:
+        print(said, json.dumps(text, indent=1), sep="\n")
+    folder = work / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(text))
+    torch.manual_seed(r.randrange(1 << 30))
+    with make_golden.rmsnorm_in_the_models_dtype():
+        try:
+            model, theirs = small_model(folder), None
+            vocabulary, pad = model.config.vocab_size, model.config.pad_token_id
+            ids = torch.randint(vocabulary, (40,))
+            if isinstance(pad, int):
+                ids[3:36:11] = pad % vocabulary
+            stream = dict(tokens=ids[:-1], targets=ids[1:], loss_weight=torch.ones(39), doc_start=torch.tensor([0]),
+                          doc_length=torch.tensor([39]))
+            loss, _, _, gradients = make_golden.loss_and_gradients(model, stream)
+            assert not loss.isnan(), "NaN"
+        except Exception as error:  # of any kind: it is not read there
+            theirs = f"{type(error).__name__}: {error}"
+    try:
+        if theirs:
+            ours("plan", "--model", folder, "--seq-len", 39, "--quiet")
+            return name, "refused there", said, theirs
+        shard = write_shard(work, [ids.numpy().astype(np.uint16)], [np.r_[0, np.ones(39)].astype(np.uint8)], vocabulary)
+        out = json.loads(ours("bp", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", 39, "--batch", 1, "--json",
+                              "--quiet", "--grads-out", work / "grads.safetensors"))
+    except AssertionError as error:
+        message = str(error).split("config.json: ")[-1].split("exit status ")[-1]
+        return name, "refused by both" if theirs else "refused by us", said, f"{message} | {theirs}"
+    found = load_file(work / "grads.safetensors")
+    whole = torch.stack([g.square().sum() for g in gradients.values() if g is not None]).sum().sqrt().item()
+    wrong = [] if abs(out["loss"] - loss.item()) <= EXACT * loss.item() else [f"loss {out['loss']!r}, there {loss.item()!r}"]
+    if abs(out["grad_norm"] - whole) > EXACT * whole:
+        wrong.append(f"norm of the gradients {out['grad_norm']!r}, there {whole!r}")
+    for key, g in gradients.items():
+        if key not in found or (found[key].double() - g).norm() > 1e-7 * (g.norm() + 1e-3 * whole):
+            wrong.append(f"gradient of {key}")
+    return name, "wrong" if wrong else "alike", said, "; ".join(wrong)
+
+
 # ---- one trial -------------------------------------------------------------------------------------------------------------------
 def ours(*words):
     made = subprocess.run([TRAIN, *map(str, words)], capture_output=True, text=True)
@@ -259,6 +408,8 @@ def main():
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--trials", type=int, default=100)
     arguments.add_argument("--only", type=int, help="this trial alone")
+    arguments.add_argument("--first", type=int, default=0, help="number of the first trial")
+    arguments.add_argument("--mutate", action="store_true", help="change each config.json; what is read otherwise fails")
     arguments.add_argument("--families", default=",".join(FAMILIES), help="of these families")
     options = arguments.parse_args()
     names = options.families.split(",")
@@ -268,7 +419,17 @@ def main():
         setattr(torch.Tensor, function, lambda x, f=getattr(torch, function): f(x.double()).to(x.dtype))
     torch.log = lambda x, f=torch.log: f(x.double()).to(x.dtype)
     counts, failed, worst = {}, 0, (0.0, 0.0)
-    for number in [options.only] if options.only is not None else range(options.trials):
+    numbers = [options.only] if options.only is not None else range(options.first, options.first + options.trials)
+    for number in numbers if options.mutate else []:
+        with tempfile.TemporaryDirectory() as work:
+            name, how, *about = mutated_trial(options.seed, number, names, pathlib.Path(work), options.only is not None)
+            counts[how] = counts.get(how, 0) + 1
+            if how != "alike" or options.only is not None:
+                print(f"{number} {name} {how}: {' -> '.join(about)}".replace("\n", " ")[:600], flush=True)
+    if options.mutate:
+        print(", ".join(f"{how} {n}" for how, n in sorted(counts.items())))
+        return "wrong" in counts
+    for number in numbers:
         with tempfile.TemporaryDirectory() as work:
             try:
                 name, *errors = trial(options.seed, number, names, pathlib.Path(work), options.only is not None)

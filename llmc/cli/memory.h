@@ -266,6 +266,9 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
             snprintf(text + used, size - used, "%s%s %s", used ? ", " : "", placed_word(&run->settings, kind),
                      human_bytes((double)bytes));
     }
+    if (place == PLACE_HOST && run->plan.disk_bytes)
+        snprintf(text + strlen(text), size - strlen(text), "%stransfers with the disk %s", *text ? ", " : "",
+                 human_bytes((double)DISK_PIECES));
     return text;
 }
 
@@ -450,14 +453,15 @@ static void run_allocate(Run *run, SequenceBound bound) {
             "(nvidia-smi), and `%s plan`",
             human_bytes((double)run->plan.total_bytes), human_bytes((double)available),
             human_bytes((double)ops_device->memory_available()), program_called());
-    if (run->plan.host_bytes) run->host_memory = ops_device->host_allocate(run->plan.host_bytes);
-    if (run->plan.host_bytes && !run->host_memory)
+    const size_t host = run->plan.arena[PLACE_HOST].peak;
+    if (host) run->host_memory = ops_device->host_allocate(host);
+    if (host && !run->host_memory)
         die("the system refused %s of host memory; take a shorter --seq-len, less by --host-limit, or other places",
-            human_bytes((double)run->plan.host_bytes));
+            human_bytes((double)host));
     if (run->plan.disk_bytes) run->disk_memory = ops_device->disk_allocate(run->options->disk, run->plan.disk_bytes);
     if (run->disk_memory) note_slow_disk(run);
     arena_init(&run->arena[PLACE_DEVICE], run->memory, run->plan.total_bytes);
-    arena_init(&run->arena[PLACE_HOST], run->host_memory, run->plan.host_bytes);
+    arena_init(&run->arena[PLACE_HOST], run->host_memory, host);
     arena_init(&run->arena[PLACE_DISK], run->disk_memory, run->plan.disk_bytes);
     arena_watch(run->arena, ops_device->copy_in, ops_device->copy_out);
     run_begin(&run->streambp, &run->optimizer, &run->settings, ops_device, run->arena, &shape);

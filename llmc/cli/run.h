@@ -46,7 +46,7 @@ typedef struct {
     double deferred;   // estimated seconds of a step with --update forward; 0: not asked
     size_t choices;    // of these, that are known; 0: all is on the device as far as it is open, or nothing fits
     void *memory;      // plan.total_bytes
-    void *host_memory; // plan.host_bytes
+    void *host_memory; // plan.arena[PLACE_HOST].peak
     void *disk_memory; // plan.disk_bytes
     Arena arena[PLACES];
     StreamBP streambp;
@@ -389,7 +389,7 @@ static void run_load_weights(Run *run) {
 static void run_close(Run *run) {
     run_end(&run->streambp);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
-    if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.host_bytes);
+    if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.arena[PLACE_HOST].peak);
     if (run->disk_memory) ops_device->disk_release(run->disk_memory, run->plan.disk_bytes);
     run_close_source(run);
     logprobs_close(&run->reference), logprobs_close(&run->old);

@@ -18,6 +18,8 @@ typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } P
 
 static const char *const place_names[PLACES] = {"device", "host", "disk"};
 
+#define DISK_PIECES ((size_t)16 << 20) // bytes of host memory that transfers with a disk pass through (disk.h)
+
 // Whose place can be chosen
 typedef enum {
     PLACED_INPUTS, // from forward to backward: layer inputs; of chunk-major methods keys, values and states

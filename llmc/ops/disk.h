@@ -14,6 +14,7 @@ Part of an op set's translation unit, which defines what follows first.
 */
 #ifndef LLMC_DISK_H
 #define LLMC_DISK_H
+#include "arena.h"
 #include "llmc/base/file.h"
 #include "llmc/ranks/dist.h"
 #include <pthread.h>
@@ -25,7 +26,7 @@ Part of an op set's translation unit, which defines what follows first.
 #include <sys/vfs.h>
 
 enum { DISK_WRITES, DISK_READS, DISK_WAYS };
-enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = 4 << 20 };
+enum { DISK_FILES = 16, DISK_QUEUE = 16, DISK_BLOCK = 4096, DISK_PIECE = DISK_PIECES / (2 * DISK_WAYS) };
 
 typedef struct {
     char *base; // NULL: none
@@ -188,11 +189,10 @@ static void *disk_run(void *context) {
 
 static void disk_start(void) {
     const char *transfers = getenv("STREAMBP_TRANSFERS");
-    const size_t bytes = 2 * DISK_WAYS * DISK_PIECE;
     sigset_t all, before;
     disk.late = transfers && !strcmp(transfers, "late"), disk.running = 1, disk.failed = 0;
-    disk.pieces = disk_pieces_allocate(bytes);
-    if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)bytes));
+    disk.pieces = disk_pieces_allocate(DISK_PIECES);
+    if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
     for (int way = 0, error; way < DISK_WAYS; way++) {
@@ -211,7 +211,7 @@ static void disk_stop(void) {
     pthread_mutex_unlock(&disk.lock);
     for (int way = 0; way < DISK_WAYS && !disk.late; way++) pthread_join(disk.queue[way].thread, NULL);
     for (int way = 0; way < DISK_WAYS; way++) disk.queue[way].done = disk.queue[way].asked;
-    disk_pieces_release(disk.pieces, 2 * DISK_WAYS * DISK_PIECE);
+    disk_pieces_release(disk.pieces, DISK_PIECES);
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------

@@ -256,7 +256,8 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = pass_model_flops(model_flops, settings, batch);
     plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;
-    plan.host_bytes = plan.arena[PLACE_HOST].peak, plan.disk_bytes = plan.arena[PLACE_DISK].peak;
+    plan.disk_bytes = plan.arena[PLACE_DISK].peak;
+    plan.host_bytes = plan.arena[PLACE_HOST].peak + (plan.disk_bytes ? DISK_PIECES : 0);
     for (int share = 0; share < SHARES; share++) plan.share[share] = arena_share(plan.arena, (Share)share);
     run_end(&s);
     return plan;

@@ -147,10 +147,10 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     memset(r, 0, sizeof(*r));
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
-    if (r->plan.host_bytes) r->host = poisoned(ops, ops->host_allocate(r->plan.host_bytes), r->plan.host_bytes);
+    if (r->plan.arena[PLACE_HOST].peak) r->host = poisoned(ops, ops->host_allocate(r->plan.arena[PLACE_HOST].peak), r->plan.arena[PLACE_HOST].peak);
     if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate("/tmp", r->plan.disk_bytes), r->plan.disk_bytes);
     arena_init(&r->arena[PLACE_DEVICE], r->memory, r->plan.total_bytes);
-    arena_init(&r->arena[PLACE_HOST], r->host, r->plan.host_bytes);
+    arena_init(&r->arena[PLACE_HOST], r->host, r->plan.arena[PLACE_HOST].peak);
     arena_init(&r->arena[PLACE_DISK], r->disk, r->plan.disk_bytes);
     arena_watch(r->arena, ops->copy_in, ops->copy_out);
     run_begin(&r->s, &r->state, &r->settings, ops, r->arena, largest);
@@ -163,7 +163,7 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
 static void tiny_end(TinyRun *r) {
     run_end(&r->s);
     r->ops->release(r->memory, r->plan.total_bytes);
-    if (r->host) r->ops->host_release(r->host, r->plan.host_bytes);
+    if (r->host) r->ops->host_release(r->host, r->plan.arena[PLACE_HOST].peak);
     if (r->disk) r->ops->disk_release(r->disk, r->plan.disk_bytes);
 }
 

@@ -257,7 +257,7 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     read_state(&t, 5, table, states, r->state.v_scales, DTYPE_FP32);
     t.moved = memory->moved, t.plan = r->plan.moved;
     t.planned[PLACE_DEVICE] = r->plan.total_bytes;
-    t.planned[PLACE_HOST] = r->plan.host_bytes, t.planned[PLACE_DISK] = r->plan.disk_bytes;
+    t.planned[PLACE_HOST] = r->plan.arena[PLACE_HOST].peak, t.planned[PLACE_DISK] = r->plan.disk_bytes;
     for (int place = 0; place < PLACES; place++) t.peak[place] = r->arena[place].peak;
     return t;
 }
