@@ -218,6 +218,10 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
+#define SLIDING "sliding_attention" // kinds of layers
+#define FULL    "full_attention"
+#define LINEAR  "linear_attention"
+
 // A value of the top level or of an object of rotary positions: given once, or in agreement
 typedef struct {
     const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
@@ -227,21 +231,22 @@ typedef struct {
 // the type, or NULL.
 static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
-    const cJSON *factor = json_get(rope, "partial_rotary_factor"), *type = json_get(rope, "rope_type"), *item;
+    const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(rope, "rope_type");
+    if (!type) type = cJSON_GetObjectItemCaseSensitive(rope, "type");
     if (!cJSON_IsObject(rope)) die("%s: %s is not an object", path, name);
     cJSON_ArrayForEach(item, rope) {
-        if (cJSON_IsNull(item) && text_is_one_of(item->string, "rope_theta|truncate|original_max_position_embeddings|"
-                                                               "partial_rotary_factor"))
+        if (cJSON_IsNull(item) && (item == type || text_is_one_of(item->string, "rope_theta|partial_rotary_factor")))
             die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, item->string);
-        if (cJSON_IsObject(item) && json_printable(item->string))
-            die("%s: %s.%.64s: rope settings per kind of layer are not supported for this family", path, name,
+        if (cJSON_IsObject(item) && text_is_one_of(item->string, SLIDING "|" FULL "|" LINEAR))
+            die("%s: %s.%s: rope settings per kind of layer are not supported for this family", path, name,
                 item->string);
     }
     if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
         !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, name,
             json_scalar_text(factor, value, sizeof(value)));
-    return type ? type : json_get(rope, "type");
+    return type;
 }
 
 // *found becomes the key of an object, where it has it.
@@ -266,9 +271,12 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
             scales ? "" : " for this family", scales ? "default, linear, llama3 and yarn are" : "default is");
     config_set(config, "rope_type", type->valuestring, path, EXIT_RUNTIME);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const cJSON *item = json_get(rope, key->name);
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, key->name);
         if (!item || key->kind == KEY_ROPE_TYPE || !(key->scaling >> config->rope_type & 1)) continue;
         if (!family_has_key(config->family, key->name)) continue;
+        if (cJSON_IsNull(item) && text_is_one_of(key->name, "truncate|original_max_position_embeddings"))
+            die("%s: %s.%s is null; give its value, or leave it out for the default", path, name, key->name);
+        if (cJSON_IsNull(item)) continue; // not given
         hf_set(config, key->name, item, path);
         if (!strcmp(key->name, "attention_factor") && !(item->valuedouble > 0))
             die("%s: %s.attention_factor is %g, it must be above 0", path, name, item->valuedouble);
@@ -319,7 +327,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
     HfRope found = {json_get(root, "rope_theta"), json_get(root, "partial_rotary_factor")};
     const cJSON *parameters = json_get(root, "rope_parameters"),
-                *original = json_get(root, "original_max_position_embeddings");
+                *original = cJSON_GetObjectItemCaseSensitive(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
     const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
@@ -328,9 +336,13 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
         hf_read_rope_object(config, parameters, "rope_parameters", &found, path);
-    if (per_layer && json_get(scaling, "type") && !json_get(scaling, "rope_type"))
+    const cJSON *type = json_get(scaling, "type");
+    const int plain = config->rope_type == ROPE_DEFAULT && cJSON_IsString(type) && !strcmp(type->valuestring, "default");
+    if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
         die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
+    if (found.theta && !grows && config->llama_4_scaling_beta != 0 && found.theta->valuedouble != config->rope_theta)
+        die("%s: rope_theta stands without rope_parameters, whose default in transformers has one; give both", path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
         hf_set(config, "partial_rotary_factor", found.rotated, path);
@@ -344,9 +356,6 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 }
 
 // ---- the layers' kinds ----------------------------------------------------------------------------------------------
-#define SLIDING                 "sliding_attention"
-#define FULL                    "full_attention"
-#define LINEAR                  "linear_attention"
 #define HYBRID_INTERVAL         4    // of full_attention_interval: every so many-th layer has attention
 #define HF_WINDOW               4096 // the default of Qwen's and Gemma's sliding_window
 #define QWEN_FIRST_WINDOW_LAYER 28   // of max_window_layers: layers from here on have a window

@@ -69,10 +69,12 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
                                            {"intermediate_size", "gpt2"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
-        const int index = config_key_find(item->string);
+        const int found = config_key_find(item->string);
+        const int foreign = found >= 0 && !family->learned_positions && strcmp(item->string, config_keys[found].name) != 0;
+        const int index = foreign ? -1 : found; // an original name, which GPT-2 alone knows
         const char *name = index < 0 ? item->string : config_keys[index].name;
-        int refused = index < 0 ? text_is_one_of(name, "use_sliding_window|max_window_layers") &&
-                                      text_is_one_of(family->name, "qwen2|qwen3")
+        int refused = index < 0 ? !strcmp(name, "use_cache") || (text_is_one_of(name, "use_sliding_window|max_window_layers") &&
+                                      text_is_one_of(family->name, "qwen2|qwen3"))
                                 : family_has_key(family, name) && !config_keys[index].scaling &&
                                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
                                                             "sliding_window|pad_token_id");
