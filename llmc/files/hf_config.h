@@ -169,12 +169,14 @@ static int hf_has_key(const Family *family, const char *name) {
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const int gpt2 = key->alias && config->family->learned_positions; // has names of its own, and common ones of some
+        const int gpt2 =
+            key->alias && config->family->learned_positions; // has names of its own, and common ones of some
         const int own = gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps");
-        const cJSON *common = own ? NULL : json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
+        const cJSON *common = own ? NULL : json_get(root, key->name),
+                    *original = gpt2 ? json_get(root, key->alias) : NULL;
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id") || key->scaling)
-            continue;                                               // below
-        if (!hf_has_key(config->family, key->name)) continue;       // its class does not look at it
+            continue;                                         // below
+        if (!hf_has_key(config->family, key->name)) continue; // its class does not look at it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // another name of the same
         if (common && original && !cJSON_Compare(common, original, 1))
@@ -193,15 +195,16 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
     if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id is neither a number nor null", path);
     const double row = id < 0 ? id + (double)config->vocab_size : id;
     if (!(row >= 0 && row < (double)config->vocab_size && row == floor(row)))
-        die("%s: pad_token_id is %g%s, no token of vocab_size %zu, which transformers refuses; give one, or null", path, id,
-            item ? "" : " (its class's default)", config->vocab_size);
+        die("%s: pad_token_id is %g%s, no token of vocab_size %zu, which transformers refuses; give one, or null", path,
+            id, item ? "" : " (its class's default)", config->vocab_size);
     config->pad_token_id = (size_t)row;
     const cJSON *end = cJSON_IsArray(eos) ? eos->child : eos;
     while (end && !(cJSON_IsNumber(end) && end->valuedouble == id)) end = end == eos ? NULL : end->next;
     if (end)
-        snprintf(remark + strlen(remark), size - strlen(remark),
-                 "%spad_token_id is eos_token_id (%.0f): inputs of it give the embedding no gradient, as in transformers",
-                 *remark ? "; " : "", id);
+        snprintf(
+            remark + strlen(remark), size - strlen(remark),
+            "%spad_token_id is eos_token_id (%.0f): inputs of it give the embedding no gradient, as in transformers",
+            *remark ? "; " : "", id);
 }
 
 // Numbers without which a config.json can only be damaged; saved ones always have them.
@@ -337,7 +340,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     else if (parameters && !hides)
         hf_read_rope_object(config, parameters, "rope_parameters", &found, path);
     const cJSON *type = json_get(scaling, "type");
-    const int plain = config->rope_type == ROPE_DEFAULT && cJSON_IsString(type) && !strcmp(type->valuestring, "default");
+    const int plain =
+        config->rope_type == ROPE_DEFAULT && cJSON_IsString(type) && !strcmp(type->valuestring, "default");
     if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
         die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
@@ -529,7 +533,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         const void *field = (const char *)config + key->offset;
         const char *name = key->alias && config->family->learned_positions ? key->alias : key->name;
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
-        if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW) json_null(json, name);
+        if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
+            json_null(json, name);
         if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;

@@ -16,7 +16,7 @@ typedef struct {
 
 #define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
 #define HF_ROTATED "gpt2|llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // one function
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"            // one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -66,23 +66,26 @@ static int hf_applies(const HfConstant *c, const Family *family) {
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {{"head_dim", "llama|mistral"},
                                            {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
-                                           {"intermediate_size", "gpt2"}};
+                                           {"intermediate_size", "gpt2"},
+                                           {"attention_dropout", "llama|gemma3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
         const int found = config_key_find(item->string);
-        const int foreign = found >= 0 && !family->learned_positions && strcmp(item->string, config_keys[found].name) != 0;
+        const int foreign =
+            found >= 0 && !family->learned_positions && strcmp(item->string, config_keys[found].name) != 0;
         const int index = foreign ? -1 : found; // an original name, which GPT-2 alone knows
         const char *name = index < 0 ? item->string : config_keys[index].name;
-        int refused = index < 0 ? !strcmp(name, "use_cache") || (text_is_one_of(name, "use_sliding_window|max_window_layers") &&
-                                      text_is_one_of(family->name, "qwen2|qwen3"))
-                                : family_has_key(family, name) && !config_keys[index].scaling &&
-                                      !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
-                                                            "sliding_window|pad_token_id");
+        int refused =
+            index < 0 ? !strcmp(name, "use_cache") || (text_is_one_of(name, "use_sliding_window|max_window_layers") &&
+                                                       text_is_one_of(family->name, "qwen2|qwen3"))
+                      : family_has_key(family, name) && !config_keys[index].scaling &&
+                            !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
+                                                  "sliding_window|pad_token_id");
+        for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
+            if (!strcmp(name, c->key) && c->families && hf_applies(c, family))
+                refused = !c->allowed || !text_is_one_of("null", c->allowed);
         for (size_t i = 0; i < sizeof(means) / sizeof(means[0]); i++)
             if (!strcmp(name, means[i][0]) && text_is_one_of(family->name, means[i][1])) refused = 0;
-        for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-            if (!strcmp(name, c->key) && c->families && c->allowed && hf_applies(c, family))
-                refused = !text_is_one_of("null", c->allowed);
         if (refused && cJSON_IsNull(item))
             die("%s: %s is null, which transformers refuses; give its value, or leave it out for the default", path,
                 item->string);

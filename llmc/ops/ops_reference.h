@@ -22,7 +22,8 @@ static void reference_embedding_backward(double *dw, DType dw_type, const double
                                          size_t rows, size_t C, double scale, size_t skip, void *scratch) {
     (void)dw_type, (void)rows, (void)scratch;
     for (size_t t = 0; t < N; t++)
-        for (size_t i = 0; i < C && (size_t)index[t] != skip; i++) dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
+        for (size_t i = 0; i < C && (size_t)index[t] != skip; i++)
+            dw[(size_t)index[t] * C + i] += scale * dx[t * C + i];
 }
 
 static void reference_scatter_rows(double *out, const double *in, const int32_t *row, size_t n, size_t width) {

@@ -146,7 +146,8 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
                                        d.C, d.C);
         s->ops->linear_backward_input(dh, dx, adapter.b, n, rank, d.C, d.C, 0);
         s->ops->embedding_backward(at(dw.layer, adapter.part->a, dtype_size(type)), type, dh, s->tokens + row, n, d.V,
-                                   rank, adapter.part->scale * d.embedding_scale, s->model->config.pad_token_id, scratch);
+                                   rank, adapter.part->scale * d.embedding_scale, s->model->config.pad_token_id,
+                                   scratch);
         arena_pop(s->arena, mark);
     }
     weights_release(&s->memory, GROUP_EMBEDDING);

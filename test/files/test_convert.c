@@ -281,6 +281,8 @@ TEST(how_windows_and_rope_are_written) {
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         if (!strstr(expect_read_back(cases[i].config), cases[i].words)) test_fail("no %s", cases[i].words);
     assert_null(strstr(expect_read_back("mistral"), "layer_types"));
+    assert_non_null(strstr(expect_read_back("olmo2,pad_token_id=7"), "\"pad_token_id\": 7"));
+    assert_non_null(strstr(expect_read_back("olmo2"), "\"pad_token_id\": null")); // not the class's default
     assert_null(strstr(expect_read_back("gpt2"), "rope"));
     assert_non_null(strstr(expect_read_back("gpt2"), "\"activation_function\": \"gelu_new\""));
     assert_non_null(strstr(expect_read_back("gpt2,activation_function=gelu_pytorch_tanh"), "\"gelu_pytorch_tanh\""));

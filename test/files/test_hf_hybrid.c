@@ -366,7 +366,7 @@ TEST(text_models_beside_images) {
                                          "\"hidden_size\": 2560, \"intermediate_size\": 10240, "
                                          "\"num_hidden_layers\": 34, \"sliding_window\": 1024, \"rope_scaling\": "
                                          "{\"factor\": 8.0, \"rope_type\": \"linear\"}"));
-    const Config preset = config_from_text("gemma3-4b", "test", EXIT_USAGE);
+    const Config preset = config_from_text("gemma3-4b,pad_token_id=0", "test", EXIT_USAGE); // its class's
     char text[4096];
     config_to_text(&preset, text, sizeof(text));
     assert_string_equal(gemma, text);

@@ -44,6 +44,49 @@ TEST(windows) {
     }
 }
 
+// What a changed config.json says as transformers 5 reads it. Rows as above; value NULL: the key means nothing.
+TEST(keys_as_transformers_reads_them) {
+    static const struct {
+        const char *golden, *find, *replace, *key, *value;
+    } cases[] = {
+        // the pad token: counted from the end, of the class where the file has none, nothing to GPT-2's embedding
+        {"llama", "\"pad_token_id\": null", "\"pad_token_id\": -1", "pad_token_id", "130"},
+        {NULL, "\"pad_token_id\"", "\"was\"", "pad_token_id", NULL},
+        {"olmo2", "\"pad_token_id\"", "\"was\"", "pad_token_id", "1"},
+        {"gemma3", "\"pad_token_id\"", "\"was\"", "pad_token_id", "0"},
+        {"ministral3", "\"pad_token_id\"", "\"was\"", "pad_token_id", "11"},
+        {"gpt2", "\"pad_token_id\": null", "\"pad_token_id\": 5", "pad_token_id", NULL},
+        // rope_scaling beside rope_parameters
+        {"llama", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_type", "linear"},
+        {"glm4", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_type", "linear"},
+        {"olmo2", "{", "{\"rope_theta\":500000,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_theta",
+         "500000"},
+        // rope_parameters without rope_theta: not that of Ministral 3's default, which is an object of its own
+        {"ministral3", "\"rope_theta\": 10000.0,", "", "rope_theta", "10000"},
+        {NULL, "\"rope_parameters\"", "\"was also\"", "rope_theta", "1000000"},
+        // GPT-2's names of keys are GPT-2's
+        {"llama", "\"rms_norm_eps\": 1e-05", "\"layer_norm_epsilon\": 0.25", "rms_norm_eps", "9.9999999999999995e-07"},
+    };
+    const char *copy = NULL;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char remark[256], found[LAYER_TYPES_MAX + 1];
+        const ConfigKey *key = &config_keys[config_key_find(cases[i].key)];
+        test_case("row %zu", i);
+        if (cases[i].golden) copy = copy_golden(cases[i].golden);
+        edit_file(copy, "config.json", cases[i].find, cases[i].replace);
+        const Config config = hf_directory_config(copy, remark, sizeof(remark));
+        config_key_text(&config, key, found);
+        if (cases[i].value) assert_string_equal(found, cases[i].value);
+        assert_int_equal(config_uses_key(&config, key), cases[i].value != NULL);
+    }
+    copy = copy_golden("gemma3");
+    edit_file(copy, "config.json", "\"eos_token_id\": null", "\"eos_token_id\": [3, 11], \"attention_dropout\": 0.5");
+    edit_file(copy, "config.json", "\"attention_dropout\": 0.0,", "");
+    char remark[256];
+    hf_directory_config(copy, remark, sizeof(remark));
+    assert_non_null(strstr(remark, "; pad_token_id is eos_token_id (11): inputs of it give the embedding no gradient"));
+}
+
 // ---- names ----------------------------------------------------------------------------------------------------------
 // Puts a tensor of zeros into the copy, behind the others.
 static void add_tensor(const char *copy, const char *name, size_t rows, size_t cols) {

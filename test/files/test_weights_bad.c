@@ -68,6 +68,15 @@ static const Damage changed_texts[] = {
     KEY("gpt2", "tie_word_embeddings", "true", "null", "tie_word_embeddings is null"),
     KEY("qwen3", "head_dim", "16", "null", "head_dim is null"),
     KEY("mistral", "num_key_value_heads", "2", "null", "num_key_value_heads is null"),
+    KEY("llama", "use_cache", "true", "null", "use_cache is null, which transformers refuses"),
+    KEY("qwen3", "attention_dropout", "0.0", "null", "attention_dropout is null"),
+    KEY("llama", "rope_type", "\"default\"", "null", "rope_parameters.rope_type is null"),
+    KEY("qwen3-yarn", "original_max_position_embeddings", "100", "null", "original_max_position_embeddings is null"),
+    // the pad token
+    KEY("llama", "pad_token_id", "null", "131", "pad_token_id is 131, no token of vocab_size 131, which transformers"),
+    KEY("llama", "pad_token_id", "null", "-132", "pad_token_id is -132, no token of vocab_size 131"),
+    KEY("llama", "pad_token_id", "null", "\"1\"", "pad_token_id is neither a number nor null"),
+    CONFIG("phi3", "\"pad_token_id\"", "\"was\"", "pad_token_id is 32000 (its class's default), no token of"),
     CONFIG("llama", "{", "{\"quantization_config\":{\"quant_method\":\"gptq\"},", "quantization_config (gptq)"),
     CONFIG("llama", "{", "{\"partial_rotary_factor\":0.5,", "partial_rotary_factor is 0.5"),
     KEY("llama", "dtype", "\"float32\"", "\"float8_e4m3fn\"", "dtype is float8_e4m3fn"),
@@ -83,6 +92,12 @@ static const Damage changed_texts[] = {
     CONFIG("llama", "\"rope_type\": \"default\"", "\"full_attention\": {}", "rope_parameters.full_attention"),
     CONFIG("llama", "\"rope_type\": \"default\"", "\"partial_rotary_factor\": 0.25", "partial_rotary_factor is 0.25"),
     CONFIG("llama", "{", "{\"rope_theta\":500000,", "rope_theta is given twice"),
+    CONFIG("olmo2", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},",
+           "rope_scaling hides rope_parameters in transformers, whose rope_theta would be 10000 and not 500000"),
+    CONFIG("glm4", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0,\"partial_rotary_factor\":1.0},",
+           "whose partial_rotary_factor would be 1 and not 0.5"),
+    CONFIG("ministral3", "\"rope_parameters\"", "\"rope_theta\": 10000.0, \"was\"",
+           "without rope_parameters, whose default"),
     KEY("llama", "rope_theta", "10000.0", "-1", "rope_theta=-1 is out of range"),
     KEY("llama-sharded", "rope_scaling", "null", "{\"rope_type\": \"llama3\", \"factor\": 8.0}",
         "rope_type llama3 needs low_freq_factor"),
@@ -96,6 +111,8 @@ static const Damage changed_texts[] = {
            "layer_types: layer 2 has linear_attention"),
     KEY("gemma3", "sliding_window", "8", "null", "there is no sliding_window"),
     KEY("gemma3-linear", "sliding_window", "5", "null", "sliding_window is null, but layers have sliding attention"),
+    CONFIG("mistral-full", "{", "{\"layer_types\":[\"sliding_attention\"],",
+           "layer_types has sliding_attention, but there is no sliding_window"),
     CONFIG("mistral", "{", "{\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"],",
            "gives every layer the sliding_window"),
     // families whose rotary positions and windows are of their own
@@ -226,6 +243,14 @@ static const Damage changed_texts[] = {
     CONFIG("gpt2", "\"n_embd\": 24", "\"hidden_size\": 24", NULL),            // the common name
     CONFIG("gpt2", "\"n_inner\": null", "\"n_inner\": 96", NULL),
     CONFIG("gpt2", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", NULL),
+    CONFIG("gpt2", "\"gelu_new\"", "\"gelu_accurate\"", NULL), // the same function
+    CONFIG("gemma3", "\"gelu_pytorch_tanh\"", "\"gelu_new\"", NULL),
+    KEY("llama", "hidden_act", "\"silu\"", "\"swish\"", NULL),
+    KEY("gpt2", "n_head", "3", "3, \"num_key_value_heads\": 1, \"mlp_bias\": true",
+        NULL), // no keys of it
+    KEY("qwen2", "use_cache", "true", "true, \"attention_bias\": true, \"mlp_bias\": true, \"n_embd\": null", NULL),
+    KEY("llama", "rope_type", "\"default\"", "\"default\", \"truncate\": null, \"mrope_section\": {}", NULL),
+    CONFIG("olmo3", "{", "{\"rope_scaling\":{\"type\":\"default\"},", NULL),
     CONFIG("gpt2", "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\"", NULL),
     HEADER("\"__metadata__\":{\"format\":\"pt\"},", "", NULL), // and an odd length
     HEADER("{",
@@ -237,7 +262,7 @@ static const Damage changed_texts[] = {
 TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
-                      "gemma3-linear ministral3 smollm3 olmo3 phi3");
+                      "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 mistral-full");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 
