@@ -351,8 +351,9 @@ def trial(seed, number, names, work, verbose):
     r = random.Random(f"{seed} {number}")
     name = r.choice(names)
     config = FAMILIES[name](r)
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for key in ("bos_token_id", "eos_token_id"):
         setattr(config, key, None)
+    config.pad_token_id = r.choice([None, r.randrange(60)])
     lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
     chunked = [(m, r.randrange(1, 80)) for m in ["mst", "seco"] + ["stream"] * 6]
     method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
@@ -365,6 +366,8 @@ def trial(seed, number, names, work, verbose):
     make_golden.save_model(case, make_golden.random_model(case), folder)
     rng = np.random.default_rng(case.seed)
     documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
+    for ids in documents:
+        ids[::9] = ids[0] if config.pad_token_id is None else config.pad_token_id
     counts = [(rng.random(n + 1) < 0.8).astype(np.uint8) for n in lengths]
     for counted in counts:
         counted[0], counted[-1] = 0, 1  # some target of each counts

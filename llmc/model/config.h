@@ -242,12 +242,8 @@ static void config_set_all(Config *config, const char *text, const char *where, 
 }
 
 static Config config_defaults(const Family *family) {
-    Config config = {.family = family,
-                     .beta_fast = 32,
-                     .beta_slow = 1,
-                     .truncate = 1,
-                     .partial_rotary_factor = 1,
-                     .pad_token_id = NO_ROW};
+    Config config = {.family = family, .beta_fast = 32, .beta_slow = 1, .truncate = 1, .partial_rotary_factor = 1};
+    config.pad_token_id = NO_ROW;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     config.given = 0;
     return config;

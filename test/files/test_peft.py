@@ -24,16 +24,28 @@ def our_loss(*arguments):
     return json.loads(train("eval", *DATA, "--val-steps", str(DOCUMENTS), "--json", "--quiet", *arguments))["loss"]
 
 
-def their_loss(model):
-    """Of the same documents; in double."""
+def document_loss(model, d):
     with open(SHARD, "rb") as file:
         tokens = torch.frombuffer(bytearray(file.read()[1024:]), dtype=torch.uint16).to(torch.int64)
-    total = 0.0
+    ids = tokens[d * T:d * T + T + 1]
+    return torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0].double(), ids[1:])
+
+
+def their_loss(model):
+    """Of the same documents; in double."""
     with torch.no_grad():
-        for d in range(DOCUMENTS):
-            ids = tokens[d * T:d * T + T + 1]
-            total += torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0].double(), ids[1:]).item()
-    return total / DOCUMENTS
+        return sum(document_loss(model, d).item() for d in range(DOCUMENTS)) / DOCUMENTS
+
+
+def same_gradients(what, name, adapter):
+    """Of the first document: an embedding's A has none from inputs of the pad token, its B has."""
+    base = AutoModelForCausalLM.from_pretrained(f"{GOLDEN}/{name}", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, adapter, is_trainable=True).double().eval()
+    document_loss(model, 0).backward()
+    train("bp", *DATA, "--batch", "1", "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--quiet", "--grads-out", f"{adapter}.grads")
+    ours, theirs = load_file(f"{adapter}.grads"), dict(model.named_parameters())
+    off = {k: (g - theirs[held_name(k)].grad).norm() / theirs[held_name(k)].grad.norm() for k, g in ours.items()}
+    check(f"{what}: gradients", max(off.values()) < 1e-5, max(off, key=off.get))
 
 
 def load(name, adapter=None):
@@ -102,6 +114,8 @@ def theirs_to_ours(name, what, dtype=torch.float32, mergeable=True, **config):
     model.save_pretrained(adapter)
     theirs = their_loss(load(name, adapter))
     agree(f"{what}: loss", our_loss("--model", f"{GOLDEN}/{name}", "--adapter", adapter), theirs)
+    if "outer" in what:
+        same_gradients(what, name, adapter)
     if mergeable:
         agree(f"{what}: merged loss", our_loss("--model", merged(what.replace(" ", "").replace(",", "-"), name, adapter)), theirs)
     train("train", *DATA, "--model", f"{GOLDEN}/{name}", "--adapter", adapter, "--steps", "1", "--lr", "0", "--weight-decay", "0",
@@ -138,6 +152,7 @@ for saved in (["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]):
 theirs_to_ours("qwen3", "outer", r=3, lora_alpha=4, target_modules=["v_proj", "embed_tokens", "lm_head"], rank_pattern={"lm_head": 5},
                alpha_pattern={"embed_tokens": 1})
 theirs_to_ours("gemma3", "outer", mergeable=False, r=2, lora_alpha=1, target_modules=["q_proj", "embed_tokens"])
+theirs_to_ours("olmo3", "outer", mergeable=False, r=2, lora_alpha=3, target_modules=["v_proj", "embed_tokens"])  # has a pad token
 theirs_to_ours("gpt2", "outer", mergeable=False, r=2, lora_alpha=1, target_modules=["wte", "lm_head", "c_fc"], use_rslora=True)
 theirs_to_ours("gpt2", "patterns", r=4, lora_alpha=2, target_modules=["c_attn", "c_proj"], layers_to_transform=1,
                exclude_modules=["mlp.c_proj"], rank_pattern={"c_attn": 7}, alpha_pattern={"h.1.attn.c_attn": 3})

@@ -250,7 +250,7 @@ static const Damage changed_texts[] = {
         NULL), // no keys of it
     KEY("qwen2", "use_cache", "true", "true, \"attention_bias\": true, \"mlp_bias\": true, \"n_embd\": null", NULL),
     KEY("llama", "rope_type", "\"default\"", "\"default\", \"truncate\": null, \"mrope_section\": {}", NULL),
-    CONFIG("olmo3", "{", "{\"rope_scaling\":{\"type\":\"default\"},", NULL),
+    CONFIG("gemma3", "{", "{\"rope_scaling\":{\"type\":\"default\"},", NULL),
     CONFIG("gpt2", "\"vocab_size\": 101", "\"vocab_size\": 101.0, \"x\": \"\\u00e9\"", NULL),
     HEADER("\"__metadata__\":{\"format\":\"pt\"},", "", NULL), // and an odd length
     HEADER("{",

@@ -16,10 +16,10 @@ masks, and one or more passes of a method, which leave the loss and every gradie
     "vocab_size=41"
 #define TINY_BIASED                                                                                                    \
     "llama,hidden_size=20,intermediate_size=33,num_hidden_layers=2,num_attention_heads=5,num_key_value_heads=1,"       \
-    "head_dim=6,vocab_size=29,tie_word_embeddings=true,attention_bias=true,mlp_bias=true"
+    "head_dim=6,vocab_size=29,pad_token_id=5,tie_word_embeddings=true,attention_bias=true,mlp_bias=true"
 #define TINY_QWEN3                                                                                                     \
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
-    "head_dim=8,vocab_size=43"
+    "head_dim=8,vocab_size=43,pad_token_id=7"
 #define TINY_TIED                                                                                                      \
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
     "head_dim=16,vocab_size=23,tie_word_embeddings=true"
@@ -37,7 +37,7 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 // linear_num_value_heads.
 #define TINY_HYBRID                                                                                                    \
     "qwen3_5,hidden_size=20,intermediate_size=24,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"              \
-    "vocab_size=19,linear_num_key_heads=2,linear_key_head_dim=24,linear_value_head_dim=5,"                             \
+    "vocab_size=19,pad_token_id=2,linear_num_key_heads=2,linear_key_head_dim=24,linear_value_head_dim=5,"                             \
     "rms_norm_eps=1e-3"
 #define TINY_LLLF TINY_HYBRID ",num_hidden_layers=4,linear_num_value_heads=4"
 #define TINY_LINEAR                                                                                                    \
