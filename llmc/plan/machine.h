@@ -95,7 +95,7 @@ typedef struct {
 // Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
 // 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
 // attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5. The delta rule
-// is taken to reach two fifths of that: its blocks of 64 tokens follow each other, a head's all on one multiprocessor.
+// reaches an eleventh of that, as measured on an H100: its blocks of 64 tokens follow each other.
 // An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
 // peak is all of its own. B200: FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products
 // at the H100's share, mma.sync as on an H100. Cards for desks and L40S: products at the shares of the peak that LLMQ
@@ -111,7 +111,7 @@ typedef struct {
 #define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
-        (own)*0.58, (own)*0.4
+        (own)*0.58, (own)*0.09
 #define RATES_H100     RATES(989e12, 680e12, 671e12, 250e12)
 #define RATES_A100     RATES(312e12, 312e12 * 680 / 989, 312e12 * 671 / 989, 125e12)
 #define RATES_B200     RATES(2250e12, 2250e12 * 680 / 989, 1235e12, 250e12)

@@ -107,6 +107,8 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
     }
 }
 
+TEST(nothing_is_awaited) { ops->await(0); } // there where nothing was sent, too
+
 // Each of up to 32 rows, texts that are written side by side, has the digits that it has alone.
 TEST(linear_rows_alone) {
     enum { N = 32, C = 1100, OC = 53 };

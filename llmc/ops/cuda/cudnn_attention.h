@@ -32,8 +32,7 @@ int cudnn_attention_start(void);
 const char *cudnn_attention_library(void);
 
 // True if there is a plan for this shape that needs at most `workspace` bytes; it gives the same bits every time unless
-// any_order is set. Plans are kept; a new length costs a compilation in backward (about a second), hardly anything in
-// forward where cuDNN takes dynamic shapes.
+// any_order is set. Plans are kept; a new length costs a compilation.
 int cudnn_attention_has(const CudnnAttention *shape, int backward, size_t workspace);
 // Why there was none when that was last answered with 0, in one line
 const char *cudnn_attention_refusal(void);
