@@ -37,6 +37,7 @@ from transformers import (Gemma3TextConfig, Glm4Config, GPT2Config, LlamaConfig,
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
 EXACT = 1e-12                 # of mutated configurations: the loss, the gradients' norm
+AUTO = transformers.AutoModelForCausalLM
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------------------
@@ -185,28 +186,33 @@ FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, 
 VALUES = dict(
     hidden_act=["swish", "gelu", "silu", "relu"], hidden_activation=["gelu_new", "gelu_accurate", "gelu", "silu"],
     activation_function=["gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu", "relu"],
-    pad_token_id=[0, 1, 3, 17, -1, -2, 59, 5000, True, 2.0, "1"], eos_token_id=[0, 1, 3, [1, 3], None], bos_token_id=[1, None],
-    rope_theta=[1e4, 5e5, 12345, None], partial_rotary_factor=[0.5, 1.0, 0.25], rope_local_base_freq=[1e4, 1e3, None],
-    original_max_position_embeddings=[16, 64], max_position_embeddings=[64, 256], rms_norm_eps=[1e-5, 1e-2, 1],
-    layer_norm_epsilon=[1e-5, 1e-2], tie_word_embeddings=[True, False], attention_bias=[True, False], mlp_bias=[True, False],
+    pad_token_id=[0, 1, 3, 17, -1, -2, 59, 5000, True, 2.0, "1"], eos_token_id=[0, 1, 3, [1, 3], None],
+    bos_token_id=[1, None], rope_theta=[1e4, 5e5, 12345, None], partial_rotary_factor=[0.5, 1.0, 0.25],
+    rope_local_base_freq=[1e4, 1e3, None], original_max_position_embeddings=[16, 64],
+    max_position_embeddings=[64, 256], rms_norm_eps=[1e-5, 1e-2, 1], layer_norm_epsilon=[1e-5, 1e-2],
+    tie_word_embeddings=[True, False], attention_bias=[True, False], mlp_bias=[True, False],
     sliding_window=[None, 0, 3, 9], use_sliding_window=[True, False], max_window_layers=[0, 1, 28, None],
-    layer_types=[None, ["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"], ["attention"]],
-    sliding_window_pattern=[1, 2, 6, None], head_dim=[None, 8, 12], num_key_value_heads=[None, 1, 2], num_hidden_layers=[1, 2],
-    intermediate_size=[24, 40], n_inner=[None, 40], n_embd=[24, 30], n_head=[2, 3], hidden_size=[24, 30], n_layer=[1, 2],
-    query_pre_attn_scalar=[16, 24.0, 256], initializer_range=[0.5, 0.01, 2], is_causal=[True, None], clip_qkv=[None, 8],
-    attn_logit_softcapping=[None, 50.0], final_logit_softcapping=[None, 30.0], use_bidirectional_attention=[False, None],
-    scale_attn_weights=[True, False, None], scale_attn_by_inverse_layer_idx=[False, True], reorder_and_upcast_attn=[False],
-    no_rope_layers=[None, [1, 0], [0, 1, 1, 1]], no_rope_layer_interval=[1, 2, 4], full_attention_interval=[1, 2, 4],
-    attn_output_gate=[True, None], add_cross_attention=[False, None], is_encoder_decoder=[False], use_cache=[True, False, None],
-    attention_dropout=[0.0, 0.1, None, 0], resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2],
-    torch_dtype=["bfloat16", "float32", None], dtype=["float16", None, "auto"], transformers_version=["4.1.0", None],
-    linear_conv_kernel_dim=[2, 4], linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8],
-    vocab_size=[60, 77], type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
+    layer_types=[None, ["full_attention"], ["sliding_attention"], ["full_attention", "sliding_attention"],
+                 ["attention"]],
+    sliding_window_pattern=[1, 2, 6, None], head_dim=[None, 8, 12], num_key_value_heads=[None, 1, 2],
+    num_hidden_layers=[1, 2], intermediate_size=[24, 40], n_inner=[None, 40], n_embd=[24, 30], n_head=[2, 3],
+    hidden_size=[24, 30], n_layer=[1, 2], query_pre_attn_scalar=[16, 24.0, 256], initializer_range=[0.5, 0.01, 2],
+    is_causal=[True, None], clip_qkv=[None, 8], attn_logit_softcapping=[None, 50.0],
+    final_logit_softcapping=[None, 30.0], use_bidirectional_attention=[False, None],
+    scale_attn_weights=[True, False, None], scale_attn_by_inverse_layer_idx=[False, True],
+    reorder_and_upcast_attn=[False], no_rope_layers=[None, [1, 0], [0, 1, 1, 1]], no_rope_layer_interval=[1, 2, 4],
+    full_attention_interval=[1, 2, 4], attn_output_gate=[True, None], add_cross_attention=[False, None],
+    is_encoder_decoder=[False], use_cache=[True, False, None], attention_dropout=[0.0, 0.1, None, 0],
+    resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2], torch_dtype=["bfloat16", "float32", None],
+    dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
+    linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
+    type_vocab_size=[2], use_qk_norm=[True], quantization_config=[None], return_dict=[True, None],
     architectures=[None], _name_or_path=["x"], auto_map=[{}], rope_scaling=[None, {}], rope_parameters=[None, {}])
-ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None], type=["default", "linear", "yarn", "mrope"],
-            rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5], partial_rotary_factor=[0.5, 1.0, 1, None],
-            original_max_position_embeddings=[16, 32, None], attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32],
-            beta_slow=[0.5, None, 1], mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True],
+ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", None],
+            type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
+            partial_rotary_factor=[0.5, 1.0, 1, None], original_max_position_embeddings=[16, 32, None],
+            attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32], beta_slow=[0.5, None, 1],
+            mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True],
             low_freq_factor=[1.0, None], high_freq_factor=[4.0, 2], llama_4_scaling_beta=[0.1, 0.0, None],
             max_position_embeddings=[64], mrope_section=[[1, 1, 2]], unknown=[1])
 OTHERS = [None, True, 1, 2.0, "1", [], {}]
@@ -232,7 +238,8 @@ def scale(r, config):
         flat = rope.get("full_attention", rope)
         if "rope_theta" in flat and r.random() < 0.7:
             config["rope_theta"] = flat.pop("rope_theta")
-        config["rope_scaling"] = {r.choice(["type", key]) if key == "rope_type" else key: value for key, value in flat.items()}
+        config["rope_scaling"] = {r.choice(["type", key]) if key == "rope_type" else key: value
+                                  for key, value in flat.items()}
     else:
         config["rope_scaling"] = r.choice([{}, dict(rope_theta=r.choice(ROPE["rope_theta"]))]) | r.choice(SCALINGS) | {
             r.choice(["type", "rope_type"]): r.choice(ROPE["rope_type"])}
@@ -259,17 +266,18 @@ def small_model(folder):
     """The model that transformers makes of a config.json, with random weights that fp32 holds, saved beside it."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        size = sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(p.numel() for p in AUTO.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa").eval()
+    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation="sdpa").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             one = parameter.ndim == 1 and name.endswith("weight") and not make_golden.adds_one(config, name)
-            away = 2 if name.endswith("A_log") else 0
-            parameter.copy_((one - away + (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)).float())
-    save_file({name: p.detach().float().contiguous() for name, p in model.named_parameters()}, folder / "model.safetensors",
-              metadata={"format": "pt"})
+            mean = -2 if name.endswith("A_log") else float(one)
+            noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
+            parameter.copy_((mean + noise).float())
+    weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
 
@@ -282,7 +290,7 @@ def mutated_trial(seed, number, names, work, verbose):
         setattr(config, key, None)
     config.pad_token_id = r.choice([None, r.randrange(60)])
     text = json.loads(config.to_json_string(use_diff=False))
-    text["architectures"] = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    text["architectures"] = [AUTO._model_mapping[type(config)].__name__]
     for key in [k for k, v in text.items() if v is None and k not in VALUES]:
         text.pop(key, None)
     said = mutate(r, text)
@@ -309,15 +317,18 @@ def mutated_trial(seed, number, names, work, verbose):
         if theirs:
             ours("plan", "--model", folder, "--seq-len", 39, "--quiet")
             return name, "refused there", said, theirs
-        shard = write_shard(work, [ids.numpy().astype(np.uint16)], [np.r_[0, np.ones(39)].astype(np.uint8)], vocabulary)
-        out = json.loads(ours("bp", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", 39, "--batch", 1, "--json",
-                              "--quiet", "--grads-out", work / "grads.safetensors"))
+        counted = np.r_[0, np.ones(39)].astype(np.uint8)
+        shard = write_shard(work, [ids.numpy().astype(np.uint16)], [counted], vocabulary)
+        out = json.loads(ours("bp", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", 39, "--batch", 1,
+                              "--json", "--quiet", "--grads-out", work / "grads.safetensors"))
     except AssertionError as error:
         message = str(error).split("config.json: ")[-1].split("exit status ")[-1]
         return name, "refused by both" if theirs else "refused by us", said, f"{message} | {theirs}"
     found = load_file(work / "grads.safetensors")
     whole = torch.stack([g.square().sum() for g in gradients.values() if g is not None]).sum().sqrt().item()
-    wrong = [] if abs(out["loss"] - loss.item()) <= EXACT * loss.item() else [f"loss {out['loss']!r}, there {loss.item()!r}"]
+    wrong = []
+    if abs(out["loss"] - loss.item()) > EXACT * loss.item():
+        wrong.append(f"loss {out['loss']!r}, there {loss.item()!r}")
     if abs(out["grad_norm"] - whole) > EXACT * whole:
         wrong.append(f"norm of the gradients {out['grad_norm']!r}, there {whole!r}")
     for key, g in gradients.items():

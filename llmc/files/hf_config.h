@@ -169,11 +169,9 @@ static int hf_has_key(const Family *family, const char *name) {
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const int gpt2 =
-            key->alias && config->family->learned_positions; // has names of its own, and common ones of some
-        const int own = gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps");
-        const cJSON *common = own ? NULL : json_get(root, key->name),
-                    *original = gpt2 ? json_get(root, key->alias) : NULL;
+        const int gpt2 = key->alias && config->family->learned_positions; // whose class alone has other names
+        const cJSON *common = json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
+        if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // not these beside
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id") || key->scaling)
             continue;                                         // below
         if (!hf_has_key(config->family, key->name)) continue; // its class does not look at it
@@ -201,10 +199,9 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
     const cJSON *end = cJSON_IsArray(eos) ? eos->child : eos;
     while (end && !(cJSON_IsNumber(end) && end->valuedouble == id)) end = end == eos ? NULL : end->next;
     if (end)
-        snprintf(
-            remark + strlen(remark), size - strlen(remark),
-            "%spad_token_id is eos_token_id (%.0f): inputs of it give the embedding no gradient, as in transformers",
-            *remark ? "; " : "", id);
+        snprintf(remark + strlen(remark), size - strlen(remark),
+                 "%spad_token_id is eos_token_id (%.0f): its inputs give the embedding no gradient, as in transformers",
+                 *remark ? "; " : "", id);
 }
 
 // Numbers without which a config.json can only be damaged; saved ones always have them.
@@ -214,9 +211,9 @@ static void hf_check_required(const Config *config, const char *path) {
         if (strcmp(key->name, also) != 0 &&
             !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
             continue;
+        const char *alias = config->family->learned_positions ? key->alias : NULL;
         if (!config_given(config, key->name))
-            die("%s: %s%s%s%s is missing", path, key->name, key->alias ? " (or " : "", key->alias ? key->alias : "",
-                key->alias ? ")" : "");
+            die("%s: %s%s%s%s is missing", path, key->name, alias ? " (or " : "", alias ? alias : "", alias ? ")" : "");
     }
 }
 
@@ -320,7 +317,7 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
 static void hf_check_hidden(const cJSON *parameters, const char *key, double value, const char *path) {
     const cJSON *hidden = json_get(parameters, key);
     if (hidden && hidden->valuedouble != value)
-        die("%s: rope_scaling hides rope_parameters in transformers, whose %s would be %g and not %g; give it in "
+        die("%s: transformers ignores rope_parameters beside rope_scaling: %s would be %g, not %g; give it in "
             "rope_scaling",
             path, key, value, hidden->valuedouble);
 }
@@ -346,7 +343,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
         die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
     if (found.theta && !grows && config->llama_4_scaling_beta != 0 && found.theta->valuedouble != config->rope_theta)
-        die("%s: rope_theta stands without rope_parameters, whose default in transformers has one; give both", path);
+        die("%s: transformers ignores rope_theta where rope_parameters is missing; give it in rope_parameters", path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
         hf_set(config, "partial_rotary_factor", found.rotated, path);

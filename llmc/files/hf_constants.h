@@ -15,8 +15,8 @@ typedef struct {
 } HfConstant;
 
 #define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
-#define HF_ROTATED "gpt2|llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"            // one function
+#define HF_ROTATED "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"       // one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
@@ -28,7 +28,6 @@ static const HfConstant hf_constants[] = {
     {"gpt2|phi3", "embd_pdrop", NULL, NO_DROPOUT},
     {"gpt2|phi3", "resid_pdrop", NULL, NO_DROPOUT},
     {"smollm3", "use_sliding_window", "false", "false"},
-    {"olmo2|olmo3", "clip_qkv", "null", NULL},
     {"gpt2", "scale_attn_weights", "true", NULL},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "false", NULL},
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
@@ -42,7 +41,7 @@ static const HfConstant hf_constants[] = {
     {NULL, "add_cross_attention", "false", NULL},
     {NULL, "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
-    {"qwen3_5", "attn_output_gate", "true", NULL},
+    {"qwen3_5", "attn_output_gate", "true|null", NULL},
     {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5

@@ -84,7 +84,7 @@ TEST(keys_as_transformers_reads_them) {
     edit_file(copy, "config.json", "\"attention_dropout\": 0.0,", "");
     char remark[256];
     hf_directory_config(copy, remark, sizeof(remark));
-    assert_non_null(strstr(remark, "; pad_token_id is eos_token_id (11): inputs of it give the embedding no gradient"));
+    assert_non_null(strstr(remark, "; pad_token_id is eos_token_id (11): its inputs give the embedding no gradient"));
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------

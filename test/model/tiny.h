@@ -37,7 +37,7 @@ masks, and one or more passes of a method, which leave the loss and every gradie
 // linear_num_value_heads.
 #define TINY_HYBRID                                                                                                    \
     "qwen3_5,hidden_size=20,intermediate_size=24,num_attention_heads=4,num_key_value_heads=2,head_dim=8,"              \
-    "vocab_size=19,pad_token_id=2,linear_num_key_heads=2,linear_key_head_dim=24,linear_value_head_dim=5,"                             \
+    "vocab_size=19,pad_token_id=2,linear_num_key_heads=2,linear_key_head_dim=24,linear_value_head_dim=5,"              \
     "rms_norm_eps=1e-3"
 #define TINY_LLLF TINY_HYBRID ",num_hidden_layers=4,linear_num_value_heads=4"
 #define TINY_LINEAR                                                                                                    \
@@ -147,7 +147,8 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
     memset(r, 0, sizeof(*r));
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
     r->memory = poisoned_memory(ops, r->plan.total_bytes);
-    if (r->plan.arena[PLACE_HOST].peak) r->host = poisoned(ops, ops->host_allocate(r->plan.arena[PLACE_HOST].peak), r->plan.arena[PLACE_HOST].peak);
+    if (r->plan.arena[PLACE_HOST].peak)
+        r->host = poisoned(ops, ops->host_allocate(r->plan.arena[PLACE_HOST].peak), r->plan.arena[PLACE_HOST].peak);
     if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate("/tmp", r->plan.disk_bytes), r->plan.disk_bytes);
     arena_init(&r->arena[PLACE_DEVICE], r->memory, r->plan.total_bytes);
     arena_init(&r->arena[PLACE_HOST], r->host, r->plan.arena[PLACE_HOST].peak);
