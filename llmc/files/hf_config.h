@@ -288,6 +288,8 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
     if (!cJSON_IsObject(rope)) die("%s: rope_parameters is not an object", path);
+    if (cJSON_IsFalse(json_get(rope, "truncate")) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate")))
+        die("%s: rope_parameters.truncate, for all kinds of layers, is not supported as false", path);
     if (!full && !sliding)
         die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
     if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", found, path);

@@ -138,6 +138,7 @@ static const Damage changed_texts[] = {
     // what else Gemma may be
     KEY("gemma3", "attn_logit_softcapping", "null", "50.0", "attn_logit_softcapping is 50, which is not supported;"),
     KEY("gemma3", "use_bidirectional_attention", "false", "true", "use_bidirectional_attention is true"),
+    CONFIG("gemma3", "\"rope_parameters\": {", "\"rope_parameters\": {\"truncate\": false,", "truncate, for all kinds"),
     KEY("gemma3", "rope_theta", "10000.0,\n      \"rope_type\": \"default\"",
         "10000.0,\n      \"rope_type\": \"linear\"",
         "rope_parameters.sliding_attention of type linear is not supported"),

@@ -167,6 +167,7 @@ TEST(finite_differences) {
     }
     for (size_t m = 0; m < MODELS; m++) {
         TinyCase c = case_make(m, ADAPTERS - 1);
+        c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         const double h = layers_of_kind(&c.model.config, LAYER_LINEAR) ? 3e-6 : 1e-4; // as in test_methods.c
         for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
