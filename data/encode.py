@@ -53,6 +53,7 @@ class Options:
     eos_token: str = None
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
+    columns: dict = None  # {ours: the rows' own}
     now: str = None  # what strftime_now tells templates
 
 
@@ -291,7 +292,7 @@ class Encoder:
 
     def understood(self, record):
         """The same with the whole Record."""
-        record = records.understand(record, self.options.format, self.more_roles)
+        record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template is not None)
         documents = []
         for source in record.documents:
             try:

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Text, conversations and preferences (JSONL, Parquet) become shards of tokens that `train --data` reads.
+"""Text, conversations and preferences (JSON, CSV, Parquet, Arrow) become shards of tokens that `train --data` reads.
 
     prepare.py --tokenizer FOLDER --out FOLDER FILE...   writes FOLDER/train-00000.bin, ..., FOLDER/tokenizer.tok
     prepare.py --tokenizer FOLDER --show 3 FILE...       shows samples with the trained tokens marked, and writes nothing
     prepare.py inspect SHARD...                          verifies shards completely
 
-Needs tokenizers, jinja2 and numpy; pyarrow for Parquet. data/README.md has the formats, every option, and what is guaranteed.
+Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.md has the formats, every option, and what is guaranteed.
 """
 
 import argparse
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -70,16 +71,24 @@ def number(kind, low, high, what):
     return parse
 
 
+def renames(text):
+    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
+    if not all(map(all, pairs)) or any(len({*names}) < len(pairs) for names in zip(*pairs)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not OURS=NAME,..., each once")
+    return dict(pairs)
+
+
 def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (an object on each line), *.txt, *.md, each also as "
-        "*.gz; *.parquet")
+    add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (objects on lines, or one array), *.csv, *.tsv, *.txt, *.md, each also "
+        "as *.gz; *.parquet, *.arrow; or folders of these, also of save_to_disk")
     add("--tokenizer", metavar="PATH", help="a tokenizer's folder, the tokenizer.json in it, or a name of the hub that is in Hugging "
         "Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
+    add("--columns", type=renames, metavar="OURS=NAME,...", help="columns that have other names: prompt=question,answer=solution")
     add("--separator", type=str.encode, metavar="LINE", help="a line that stands between the documents of a *.txt or *.md, '' for blank "
         "lines (default: a file is one document)")
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
@@ -131,7 +140,8 @@ def options_of(a):
     if not os.path.exists(encode.tokenizer_json(a.tokenizer)):
         end(f"{encode.tokenizer_json(a.tokenizer)}: does not exist; --tokenizer names a folder with a tokenizer.json")
     return encode.Options(tokenizer=a.tokenizer, format=a.format, chat_template=a.chat_template, template_arguments=a.template_arguments,
-                          train_on=a.train_on, roles=a.roles, eos=a.eos, eos_token=a.eos_token, max_tokens=a.max_tokens, long=a.long)
+                          train_on=a.train_on, roles=a.roles, eos=a.eos, eos_token=a.eos_token, max_tokens=a.max_tokens, long=a.long,
+                          columns=a.columns)
 
 
 # ---- what a run shows ----------------------------------------------------------------------------------------------------------
@@ -270,37 +280,36 @@ def pieces(encoder, ids, counts):
 def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
-    left, said = arguments.show, None
-    for batch in inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format):
-        for line, row in batch.rows:
-            if not left:
-                return
-            left -= 1
-            where = f"{batch.file}:{line}"
-            try:
-                record, documents = encoder.understood(workers.parsed(row))
-            except records.Rejected as rejected:
-                print(f"--- {where}: left out: {rejected}\n")
-                continue
-            kind, notes = record.kind, {f"format {record.shape}": 1}
-            for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-                notes |= {f"column {what} {key}": 1 for key in keys}
-            if detected(notes) != said:
-                said = detected(notes)
-                print(said)
-            for text in dict.fromkeys(record.told):
-                print(f"{where}: {text}")
-            for i, document in enumerate(documents):
-                which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
-                         shards.LABELS: " desirable" if document.reward else " undesirable",
-                         shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
-                prompt = f", {document.prompt} of the prompt" if document.prompt else ""
-                print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
-                for text, counts in pieces(encoder, document.ids, document.counts):
-                    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c.group()):02x}", text)
-                    print(marks[0] + text + marks[1] if counts else text, end="")
-                print("\n")
-                encoder.check(document)
+    said, shown = None, 0
+    batches = inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format, arguments.columns)
+    for batch, (line, row) in itertools.islice(((batch, row) for batch in batches for row in batch.rows), arguments.show):
+        where = f"{batch.file}:{line}"
+        try:
+            record, documents = encoder.understood(workers.parsed(row))
+        except records.Rejected as rejected:
+            print(f"--- {where}: left out: {rejected}\n")
+            continue
+        kind, shown, notes = record.kind, shown + 1, {f"format {record.shape}": 1}
+        for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
+            notes |= {f"column {what} {key}": 1 for key in keys}
+        if detected(notes) != said:
+            said = detected(notes)
+            print(said)
+        for text in dict.fromkeys(workers.tell(record, documents)):
+            print(f"{where}: {text}")
+        for i, document in enumerate(documents):
+            which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
+                     shards.LABELS: " desirable" if document.reward else " undesirable",
+                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
+            prompt = f", {document.prompt} of the prompt" if document.prompt else ""
+            print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
+            for text, counts in pieces(encoder, document.ids, document.counts):
+                text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c.group()):02x}", text)
+                print(marks[0] + text + marks[1] if counts else text, end="")
+            print("\n")
+            encoder.check(document)
+    if not shown:
+        end("no sample is shown: none could be read")
 
 
 # ---- inspect -------------------------------------------------------------------------------------------------------------------
@@ -367,6 +376,7 @@ def main(argv):
         return inspect(argv[1:])
     arguments = read_arguments(argv)
     try:
+        arguments.files = inputs.find(arguments.files, arguments.format, lambda line: print(f"note: {line_of(line)}", file=sys.stderr))
         show(arguments) if arguments.show else prepare(arguments)
     except (run.Failure, inputs.InputFailure, encode.SetupFailure, encode.MaskFailure, workers.WorkerFailure, shards.ShardError,
             ValueError) as error:

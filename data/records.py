@@ -6,12 +6,16 @@ Shapes of an object (keys that are None count as absent):
   {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
   {"chosen", "rejected"}, maybe with {"prompt"}                                     a preference pair, two documents
   {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
+  {"messages", "label"}, {"messages", "chosen", "rejected"}                         the same with a prompt of messages
   {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
   {"ids": [...], "train": [...], "advantages": [...]}                               a document that is tokens already
+
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) become these by SYNONYMS, the names that columns have there.
 
 Prompts and completions are texts, or lists of messages; an answer is a text. What is not so is a Rejected with a reason for counting and a detail.
 """
 
+import ast
 import json
 from dataclasses import dataclass, field
 
@@ -19,22 +23,35 @@ import shards
 
 FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
+CALLS = "tool calls"
+SHAREGPT = {  # speakers, and their roles
+    **dict.fromkeys(("human", "user", "prompter"), "user"), **dict.fromkeys(("gpt", "assistant", "bot", "chatgpt", "model"), "assistant"),
+    "system": "system", **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), CALLS)}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
-UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
 SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
     ("text", ("text",), ()), ("messages", ("messages",), ()), ("messages", ("conversations",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
     ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
-    ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)))
+    ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)),
+    *((name, (key, *more), ()) for key in ("messages", "conversations") for name, more in (("unpaired", ("label",)), ("preference", ("chosen", "rejected")))))
 SHAPING = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
-BESIDE_LABEL = {"messages", "conversations", "completion", "chosen", "rejected", "completions"}
+TALKS = tuple(key for key in SHAPING if key != "prompt")  # beside which a prompt is none alone
+QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: what stands behind an instruction
+ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
+ASKING = ("completion", "unpaired", "preference", "groups", "prompts")
+SYNONYMS = (  # a column of ours, its names in other layouts, formats that take these, with auto columns that must not be there, and of which one must
+    ("messages", ("conversation", "dialogue", "dialog"), ("messages", "unpaired", "preference"), SHAPING, ()),
+    ("prompt", QUESTIONS, ASKING, (*SHAPING[:3], "ids"), (*TALKS, *ANSWERS)), ("prompt", ("input",), ASKING[:2], (*SHAPING, "ids"), ANSWERS),
+    ("completion", ANSWERS, ASKING[:2], TALKS, ()), ("system", SYSTEM[1:], ("messages", *ASKING), ("text",), ()), ("label", ("kto_tag",), ("unpaired",), (), ()))
+UNUSED = ("score", "scores", "reward", "rating", "weight", "history", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
+READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
+LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
+BESIDE_LABEL = {*TALKS} - {"text"}
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
-PROMPTS_OWN = {"prompt", "answer"}  # what is not passed on to reward commands as a column
-BESIDE_NO_PROMPT = ("text", "messages", "conversations", "completion", "chosen", "rejected", "completions")  # of prompts alone
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward",
         "advantage", "step", "tokens")  # keys of rollouts.jsonl, and of the
 # lines that reward commands get and give, beside prompt: no columns are passed on under these names
@@ -53,6 +70,14 @@ class Unread(str):
 
 class Text(bytes):
     """A document of a text file."""
+
+
+class Bad(str):
+    """Stands for a row that cannot be read: why."""
+
+
+class Cells(dict):
+    """A row of CSV, whose values are texts."""
 
 
 class Rejected(Exception):
@@ -86,23 +111,32 @@ class Record:
     passed: list = field(default_factory=list)  # those that go to reward commands,
     left_out: list = field(default_factory=list)  # and the others
     told: list = field(default_factory=list)  # what a person should know of it: texts, of which a run counts the samples
-    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and answer, as a JSON object
+    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and reference, as a JSON object
 
 
 def parse_line(line):
     """A line's object."""
-    whole = "; a file that is one JSON array becomes lines with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
     try:
-        record = json.loads(line.decode("utf-8"))
+        text = line.decode("utf-8")
+        record = json.loads(text)
     except UnicodeDecodeError as error:
         raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the line") from None
     except json.JSONDecodeError as error:
-        raise Rejected(MALFORMED, f"not JSON: {error.msg} at column {error.colno}{whole}") from None
+        why = f"{error.msg} at column {error.colno}"
+        if is_cut(error):
+            why = f"ends in the middle of a JSON value, at column {len(text.rstrip()) + 1}; the file may be cut off"
+        raise Rejected(MALFORMED, f"not JSON: {why}") from None
     except (RecursionError, ValueError) as error:
         raise Rejected(MALFORMED, f"not JSON that can be read: {type(error).__name__}") from None
     if not isinstance(record, dict):
-        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object{whole}")
+        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object")
     return record
+
+
+def is_cut(error):
+    """True if JSON is right up to where it ends."""
+    text = error.doc.rstrip()
+    return error.pos >= len(text) or error.msg.startswith("Unterminated") or "escape" in error.msg and error.pos + 6 > len(text)
 
 
 def parse_text(document):
@@ -157,7 +191,7 @@ def detect(record):
     there = lambda key: record.get(key) is not None
     row = [key for key in SHAPING if there(key)]
     satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
-    if there("label") and (record["label"] in (True, False) or "completion" in row) and set(row) & BESIDE_LABEL:
+    if there("label") and (as_label(record["label"]) is not None or "completion" in row) and set(row) & BESIDE_LABEL:
         row.append("label")
     if {"prompt", "completions"} <= set(row) and there("labels"):
         raise Rejected(UNKNOWN_FORMAT, "has prompt, completions and labels, which is stepwise supervision; no objective here trains on that")
@@ -171,10 +205,10 @@ def detect(record):
         advice = f"; choose with --format {' or '.join(dict.fromkeys(satisfied))}" if satisfied else ""
         advice += "; unpaired preference, for KTO, has prompt, completion, label" if "label" in clash else ""
         raise Rejected(CLASH, f"has {clash[0]} and {clash[1]}, which no format has together{advice}")
-    beside = next((key for key in ("response", "output", "target") if there(key)), None)
-    if row == ["prompt"] and beside:
-        raise Rejected(UNKNOWN_FORMAT, f"has prompt and {beside}; rename {beside} to completion (SFT) or answer, or --format prompts "
-                                       "takes the prompt alone")
+    key = next((key for key in ("messages", "conversations") if key in row), None)
+    if "chosen" in row and key and is_answer(record[key], -1):
+        raise Rejected(CLASH, f"has {key} and chosen, and {key} end with an answer, so they are no prompt; --format preference takes "
+                              "chosen and rejected alone")
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
@@ -183,65 +217,162 @@ def detect(record):
             raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
                                            f"{', '.join(needed)} (data/README.md)")
     keys = ", ".join(map(str, list(record)[:8])) or "none"
-    raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; wanted are text, messages, prompt with completion or chosen and rejected, ... "
-                                   "(data/README.md)")
+    raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; --columns prompt=KEY,completion=KEY says which are ours: text, messages, chosen, "
+                                   "... (data/README.md)")
 
 
-def describe(record, result):
+# ---- other layouts ------------------------------------------------------------------------------------------------------------
+def renamed(record, columns):
+    """The row with the names that --columns gives: {ours: its own}."""
+    lacking = next((own for column, own in columns.items() if not {column, own} & record.keys()), None)
+    if lacking:
+        raise Rejected(UNKNOWN_FORMAT, f"has no column {lacking}, which --columns names; it has {', '.join(map(str, record))}")
+    found = {column: record[own] for column, own in columns.items() if own in record}
+    return type(record)({**{key: value for key, value in record.items() if key not in columns.values()}, **found})
+
+
+def listed(text, key, wanted=True):
+    """The list that a text holds, in JSON or as Python prints it."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            if isinstance(value := read(text), list):
+                return value
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+    if wanted:
+        raise Rejected(WRONG_TYPE, f"{key} is a text, not a list, nor JSON of one; json.dumps(list) writes that")
+    return text
+
+
+def as_label(value):
+    """True or False as data have them; None: it is neither."""
+    value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    return bool(value) if value in (True, False) else None
+
+
+def is_answer(messages, at):
+    """True if the first message (at 0) or the last (-1) is the assistant's."""
+    message = messages[at] if isinstance(messages, list) and messages else None
+    return isinstance(message, dict) and SHAREGPT.get(str(message.get("role", message.get("from")))) in ("assistant", CALLS)
+
+
+def calls_of(value, name):
+    """Calls of tools as ShareGPT has them: JSON of an object with name and arguments, or of several."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    found = found if isinstance(found, list) and found else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in found):
+        raise Rejected(WRONG_TYPE, f"{name} is a call of a tool, and not JSON of an object with name and arguments")
+    return [{"type": "function", "function": {"name": call["name"], "arguments": {}, **call}} for call in found]
+
+
+def ours(record, name, chat):
+    """A row of another layout as one of ours, and {its own column: the one of ours that it is in}. `chat`: questions become messages."""
+    row, own = dict(record), {}
+    there = lambda *keys: any(row.get(key) is not None for key in keys)
+    if name == "auto" and there("text") and there(*QUESTIONS) and there(*ANSWERS):
+        raise Rejected(CLASH, "has text, and a question with an answer; choose with --format text or completion")
+    for column, others, formats, beside, needed in SYNONYMS:
+        found = [key for key in others if there(key)]
+        if not found or there(column) or name == "auto" and (there(*beside) or needed and not there(*needed)) or name not in ("auto", *formats):
+            continue
+        if column == "completion" and (not there("prompt") or found == ["answer"] and name == "auto" and "prompt" not in own.values()):
+            continue  # an answer to nothing; or a prompt alone with its reference
+        if len(found) > 1:
+            raise Rejected(CLASH, f"has {' and '.join(found)}, of which each could be the {column}; choose with --columns {column}={found[0]}")
+        own[found[0]], row[column] = column, row.pop(found[0])
+    behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
+    if behind:
+        texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
+        row["prompt"], own = "\n".join(text for text in texts if text.strip()), {**own, **dict.fromkeys(behind, "prompt")}
+    return (row, own) if name in ("text", "advantages") or name == "auto" and there("text") else spoken(record, row, own, name, chat)
+
+
+def spoken(record, row, own, name, chat):
+    """The same with a column system as the first message, and with a question as messages, after those of a history."""
+    for key in ("chosen", "rejected"):
+        if isinstance(row.get(key), dict):  # a message alone
+            row[key] = [row[key]]
+    speaker = next((key for key in SYSTEM if record.get(key) is not None), None)
+    system, asked, answer = want(row.get("system") or "", str, "system"), row.get("prompt"), row.get("chosen")
+    system, foreign = system * bool(system.strip()), bool({"prompt", "completion"} & {*own.values()})
+    history = [want(text, str, "history") for turn in want(row.get("history") or [], list, "history") for text in want(turn, list, "history")]
+    if isinstance(asked, str) and (foreign or system or is_answer(answer, 0)) and (not isinstance(answer, list) or is_answer(answer, 0)):
+        texts = [*(history if "instruction" in own else ()), asked]
+        own |= dict.fromkeys(["history"] * (len(texts) > 1) + [speaker] * bool(system), "prompt")
+        if not chat:
+            row["prompt"] = "\n".join([system] * bool(system) + texts) + "\n" * foreign
+            return row, own
+        row["prompt"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        if len(texts) > 1 and name == "auto" and row.get("completion") is not None and row.get("label") is None:  # all answers are trained on
+            row["messages"], own = [*row.pop("prompt"), {"role": "assistant", "content": row.pop("completion")}], dict.fromkeys(own, "messages")
+    keys = next(([key] for key in ("messages", "conversations", "prompt") if isinstance(row.get(key), list)), ["chosen", "rejected"])
+    for key in [key for key in keys if system and isinstance(row.get(key), list)]:
+        first = row[key][0] if row[key] and isinstance(row[key][0], dict) else {}
+        said = first.get("content", first.get("value")) if "system" in (first.get("role"), first.get("from")) else None
+        if said not in (None, system):
+            raise Rejected(CLASH, f"column {speaker} differs from the system message in {key}; leave one of them out")
+        row[key], own[speaker] = row[key] if said else [{"role": "system", "content": system}, *row[key]], key
+    return row, own
+
+
+# ---- a record --------------------------------------------------------------------------------------------------------------------
+def describe(record, result, used, own):
     """What was made of an object: the format by its name in the field, with the columns that were used, passed on and left out."""
-    source, name = result.documents[0], result.format
-    talks = isinstance(source.prompt, list)
+    name, talks = result.format, isinstance(result.documents[0].prompt, list)
     result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
-    pair = name == "preference" or len(result.documents) == 2 and name == "unpaired"
-    if pair:
+    if name == "preference" or len(result.documents) == 2 and name == "unpaired":
         result.shape += f"{' of pairs' * (name == 'unpaired')} with {'implicit' if result.implicit else 'explicit'} prompt"
-    own = {"chosen", "rejected", "prompt"} if pair else {key for shape, needed, more in SHAPES if shape == name for key in (*needed, *more)} - {"label" if name == "prompts" else ""}
-    if result.implicit:
-        own.remove("prompt")
-    if name == "messages" and record.get("messages") is not None:
-        own.remove("conversations")
-    if name == "prompts" and source.body is not None and source.body is record.get("completion"):
-        own.add("completion")
-    own |= {"tools", "chat_template_kwargs"} if talks else set()
-    for key, value in record.items():
-        if value is not None:
-            passed = name == "prompts" and key not in PROMPTS_OWN and key not in own
-            (result.used if key in own else result.passed if passed else result.left_out).append(key)
+    used = (used | {"tools", "chat_template_kwargs"} if talks else used) - ({"prompt"} if result.implicit else set())
+    for key in [key for key, value in record.items() if value is not None]:
+        if own.get(key, key) in used:
+            result.used.append(key)
+        if name == "prompts" and key != "prompt" and not (key == "completion" and key in used):
+            result.passed.append(key)
+        elif own.get(key, key) not in used:
+            result.left_out.append(key)
 
 
-def understand(record, name="auto", more_roles=()):
-    """The Record of an object."""
-    name = detect(record) if name == "auto" else name
-    reader = Reader(record, (*ROLES, *more_roles))
-    unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
-    result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
+def understand(record, name="auto", more_roles=(), columns=None, chat=True):
+    """The Record of an object. `columns`: those that are renamed, {ours: its own}."""
+    record = renamed(record, columns) if columns else record
+    for key in record if isinstance(record, Cells) else [key for key in LISTS if isinstance(record.get(key), str)]:
+        if isinstance(record[key], str) and (key in LISTS or record[key][:2] == "[{" and key in COLUMNS):
+            record = type(record)({**record, key: listed(record[key], key, key in LISTS)})
+    row, own = ours(record, name, chat)
+    name = detect(row) if name == "auto" else name
+    reader = Reader(row, (*ROLES, *more_roles))
+    result = Record(*getattr(reader, name)(), name)
     result.implicit, result.told = reader.implicit, reader.told
-    describe(record, result)
+    describe(record, result, reader.used, own)
     if result.kind == shards.PROMPTS:
-        result.columns, result.unused = other_columns(record, "completion" in result.used), []
-    if record.get("tools"):
-        tools = record["tools"]
+        result.columns = other_columns({key: record[key] for key in result.passed})
+    else:
+        result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
+    if row.get("tools"):
+        tools = row["tools"]
         if isinstance(tools, str):
             try:
                 tools = json.loads(tools)
             except (ValueError, RecursionError):
                 raise Rejected(WRONG_TYPE, "tools is a text that is not JSON") from None
-        result.tools = want(tools, list, "tools") or None
-    if record.get("chat_template_kwargs") is not None:
-        result.template_arguments = template_arguments(record["chat_template_kwargs"], "chat_template_kwargs")
+        bare = lambda tool: reader.speakers and isinstance(tool, dict) and "name" in tool and "function" not in tool and "type" not in tool
+        result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in want(tools, list, "tools")] or None
+    if row.get("chat_template_kwargs") is not None:
+        result.template_arguments = template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
     return result
 
 
-def other_columns(record, completion_is_answer):
-    """A prompt's row without prompt and answer, nor what is null, as bytes of a JSON object."""
-    taken = {*PROMPTS_OWN, *(["completion"] if completion_is_answer else [])}
-    if any(isinstance(value, Unread) for value in record.values()):
+def other_columns(columns):
+    """What reward commands get of a prompt's row beside the prompt, as bytes of a JSON object."""
+    if any(isinstance(value, Unread) for value in columns.values()):
         raise Rejected(UNKNOWN_FORMAT, "is a prompt alone in a file with a column completion, of which not all is read; --format prompts "
                                        "reads all")
-    columns = {key: value for key, value in record.items() if key not in taken and value is not None}
     wrong = next((key for key in OURS if key in columns), None)
     if wrong:
-        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; rename it")
+        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; --columns NAME={wrong} renames it")
     try:
         return json.dumps(columns, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -253,12 +384,22 @@ def other_columns(record, completion_is_answer):
 class Reader:
     def __init__(self, record, roles):
         self.record, self.roles, self.implicit, self.told = record, roles, False, []
+        self.used, self.speakers = set(), False  # columns that were read; whether messages are ShareGPT's, from somebody
 
     def get(self, key, kind=None):
-        value = self.record.get(key)
+        value = self.maybe(key)
         if value is None:
             raise Rejected(UNKNOWN_FORMAT, f"has no {key}")
         return want(value, kind, key) if kind else value
+
+    def maybe(self, key):
+        if self.record.get(key) is not None:
+            self.used.add(key)
+        return self.record.get(key)
+
+    def talk(self):
+        """The name of the column that holds messages."""
+        return next((key for key in ("messages", "conversations") if self.record.get(key) is not None), "messages")
 
     # -- formats: (kind, documents)
     def text(self):
@@ -268,7 +409,7 @@ class Reader:
         return shards.DOCUMENTS, [Source(text)]
 
     def messages(self):
-        key = "messages" if self.record.get("messages") is not None else "conversations"
+        key = self.talk()
         return shards.DOCUMENTS, [Source(self.message_list(self.get(key), key), prompt=[])]
 
     def completion(self):
@@ -279,14 +420,25 @@ class Reader:
             _, (chosen, rejected) = self.preference()
             chosen.reward, rejected.reward = 1.0, 0.0
             return shards.LABELS, [chosen, rejected]
-        label = self.get("label")
-        if label not in (True, False):
-            raise Rejected(WRONG_TYPE, f"label is {json.dumps(label)[:40]}, neither true nor false; --format completion trains on all rows")
+        label = as_label(self.get("label"))
+        if label is None:
+            raise Rejected(WRONG_TYPE, f"label is {json.dumps(self.get('label'))[:40]}, neither true nor false; --format completion trains on "
+                                       "all rows")
+        key = self.talk()
+        if self.record.get("prompt") is None and self.record.get(key) is not None:
+            messages = self.message_list(self.get(key), key)
+            if messages[-1]["role"] != "assistant":
+                raise Rejected(WRONG_TYPE, f"{key} ends with the {messages[-1]['role']}, not with the assistant's answer, which is labelled")
+            return shards.LABELS, [Source(messages[-1:], messages[:-1], float(label))]
         return shards.LABELS, [self.pair(self.get("prompt"), self.get("completion"), "completion", float(label))]
 
     def preference(self):
         chosen, rejected = self.get("chosen"), self.get("rejected")
-        prompt = self.record.get("prompt")
+        prompt = self.maybe("prompt")
+        if prompt is None and not is_answer(self.record.get(self.talk()), -1):
+            prompt = self.maybe(self.talk())
+        if all(isinstance(part, list) and part[:len(prompt or [])] == prompt for part in (chosen, rejected)):  # whole conversations
+            chosen, rejected = chosen[len(prompt):], rejected[len(prompt):]
         if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
             prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)
         elif prompt is None:
@@ -307,11 +459,11 @@ class Reader:
                                for i, (completion, reward) in enumerate(zip(completions, rewards))]
 
     def prompts(self):
-        prompt, answer = self.get("prompt"), self.record.get("answer")
+        prompt, answer = self.get("prompt"), self.maybe("answer")
         if answer is None:
-            answer = self.record.get("completion")
-        if answer is not None:
-            want(answer, str, "answer")
+            answer = self.maybe("completion")
+        if answer is not None and not want(answer, str, "answer"):
+            self.told.append("the answer is empty, so there is no reference")
         if isinstance(prompt, list):
             return shards.PROMPTS, [Source(answer, self.message_list(prompt, "prompt"))]
         if not want(prompt, str, "prompt"):
@@ -386,7 +538,9 @@ class Reader:
                 raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)[:40]}; known are {', '.join(SHAREGPT)}")
             if "value" not in message:
                 raise Rejected(WRONG_TYPE, f"{name} has no value")
-            message = {"role": SHAREGPT[speaker], "content": message.pop("value"), **message}
+            value, role, self.speakers = message.pop("value"), SHAREGPT[speaker], True
+            says = {"role": "assistant", "tool_calls": calls_of(value, name)} if role == CALLS else {"role": role, "content": value}
+            message = {**says, **message}
         role = message.get("role")
         if role not in self.roles:
             raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)[:40]}; known are {', '.join(self.roles)}, more by --roles")

@@ -196,7 +196,7 @@ class Run:
             "tokenizer": {"name": workers.encoder.name, "fingerprint": workers.encoder.fingerprint,
                           "special tokens": workers.encoder.special, "library": encode.library_version()},
             "chat template": template and encode.text_crc(template.text),
-            "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
+            "options": {"format": o.format, "columns": o.columns, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
                         "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
                         "separator": None if s.separator is None else s.separator.decode()},
@@ -253,7 +253,8 @@ class Run:
         if position != inputs.START:
             self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
         last = time.monotonic()
-        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format)
+        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format,
+                                 self.settings.options.columns)
         for batch, result in pool.results(batches, CHECKED):
             if result.fatal:
                 if ordinal < CHECKED:

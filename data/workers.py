@@ -44,8 +44,19 @@ class Result:
 def parsed(row):
     if isinstance(row, bytes):
         return records.parse_text(row) if isinstance(row, records.Text) else records.parse_line(row)
+    if isinstance(row, records.Bad):
+        raise records.Rejected(records.MALFORMED, row)
     records.want_json(row, "")
-    return row
+    return records.want(row, dict, "the row")
+
+
+def tell(record, documents):
+    """Adds to what is told of a sample what its tokens and rewards say."""
+    if record.kind == shards.PAIRS and np.array_equal(documents[0].ids, documents[1].ids):
+        record.told.append("chosen and rejected are the same, which teaches nothing")
+    if record.kind == shards.GROUPS and len({document.reward for document in documents}) == 1:
+        record.told.append("all rewards of the group are equal, which teaches nothing")
+    return record.told
 
 
 def process(encoder, file, rows, checked):
@@ -85,7 +96,7 @@ def process(encoder, file, rows, checked):
         for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
             for key in keys:
                 notes[f"column {what} {key}"] += 1
-        for text in set(record.told):
+        for text in set(tell(record, documents)):
             notes[f"told {text}"] += 1
         for key in record.unused:
             notes[f"unused {key}"] += 1

@@ -465,7 +465,7 @@ class Rejections(Tested):
                     ({"completion": "a"}, "has completion, and no prompt"), ({"prompt": "a", "rejected": "b"}, "and no chosen"),
                     (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    ({"prompt": "a", "response": "b"}, "rename response to completion"),
+                    ({"question": "a"}, "keys are question; --columns prompt=KEY"), 
                     (group(), "has prompt and completions, and no rewards"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
@@ -487,16 +487,16 @@ class Rejections(Tested):
                     ({"text": "a", "messages": messages}, "has text and messages, which no format has together; choose with --format text or messages"),
                     ({"messages": messages, "prompt": "Hi"}, "messages and prompt, which no format has together; choose with --format messages or prompts"),
                     ({"prompt": "a", "text": "b"}, "has text and prompt"), (pair(prompt=chat("Hi"), completion="x"), "has completion and chosen"),
-                    (pair(messages=messages), "has messages and chosen"), (group(rewards=[0, 1], completion="b"), "completion and completions"),
+                    (pair(messages=messages), "has messages and chosen, and messages end with an answer"), (group(rewards=[0, 1], completion="b"), "completion and completions"),
                     (pair(label=True), "has chosen and label"), (tokens(text="a"), "has ids and text"),
-                    *(({"messages": messages, "label": label}, "has messages and label, .*; unpaired preference, for KTO") for label in (True, False))),
+                    ({"text": "a", "label": True, "completion": "b"}, "has text and completion")),
                 EMPTY: (
                     ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
                     ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), ({"prompt": ""}, "prompt"),
                     (group(completions=[], rewards=[]), "completions"), ({"prompt": []}, "prompt")),
                 records.UNKNOWN_ROLE: (
                     (says(role="robot", content="Hi"), '"robot"'), (says(content="Hi"), "null"), (says(role=["user"], content="x"), "user"),
-                    ({"conversations": [{"from": "observation", "value": "x"}]}, "observation"),
+                    ({"conversations": [{"from": "narrator", "value": "x"}]}, "narrator"),
                     ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "gpt")),
                 NO_TARGET: ((tokens(train=[1, 0]), ""), ({"messages": chat("Hi")}, "")),
                 MALFORMED: (({"prompt": "a", "level": "\ud800"}, "surrogate"), (says(role="assistant", content="\ud800"), "surrogate"),)}.items():
@@ -516,8 +516,8 @@ class Rejections(Tested):
         self.rejected("hybrid", {"messages": chat("Hi", "Hello")[1:]}, records.TEMPLATE, "no question of a user")
 
     def test_lines_that_are_rejected(self):
-        for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list.*jq"), (b"3", "is a number"),
-                             (b"[", "jq"), (b'{"text": "\xff"}', "UTF-8"), (b'{"a": ' + b"[" * 100000, "not JSON"),
+        for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list"), (b"3", "is a number"),
+                             (b"[", "at column 2; the file may be cut off"), (b'{"a": "b', "ends in the middle of a JSON value, at column 9; "), (b'{"a": "\\u12', "cut off"), (b'{"text": "\xff"}', "UTF-8"), (b'{"a": ' + b"[" * 100000, "not JSON"),
                              (b'{"a": ' + b"9" * 5000 + b"}", "not JSON")):
             with self.subTest(line=line[:20]), self.assertRaisesRegex(records.Rejected, f"{MALFORMED}: .*{detail}"):
                 records.parse_line(line)
