@@ -125,12 +125,12 @@ def find(paths, name, say):
             texts = [each for each in own if reader_of(each, name) == "text"]
             if name != "text" and 0 < len(texts) < len(own):  # such as the README.md of a data set
                 own, left["is text beside data"] = [each for each in own if each not in texts], texts
-            say(f"{path}: {len(own):,} files in it are read")
+            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
             for why, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {why}")
             if not own:
                 raise InputFailure(f"{path}: has no file that is read here; --format text reads those of any suffix as text")
-        elif why := why_not(path, name, True):
+        elif why := "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True):
             raise InputFailure(f"{path}: {why}")
         files += own
     return files
@@ -197,8 +197,8 @@ def json_values(file, offset, _):
             if rest == "]" * array:
                 return
             raise InputFailure(f"{file.name}:{line}: not JSON: " + (
-                "ends within its array or object; the file may be cut off" if records.is_cut(error) else "there is something behind its array"
-                if rest[0] == "]" else f"{error.msg} at column {error.colno}")) from None
+                "ends within its array or object; the file may be cut off" if records.is_cut(error) else
+                "something stands behind its array; give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")) from None
         first, line, at, count = line + buffer.count("\n", at, begin), line + buffer.count("\n", at, end), end, count + 1
         if count > offset:
             yield first, value, end - begin, count, line
@@ -236,6 +236,8 @@ def csv_rows(file, offset, number, _):
             row = records.Cells((name, cell or None) for name, cell in zip(names, cells) if name)
             if len(cells) != len(names):
                 row = records.Bad(f"has {len(cells)} cells for {len(names)} columns; texts with {comma!r} or quotes stand in quotes") if cells else None
+            elif any("\udc80" <= character <= "\udcff" for cell in cells if not cell.isascii() for character in cell):
+                row = records.Bad("not UTF-8; convert the file, as with iconv -t UTF-8")
         except StopIteration:
             return
         except csv.Error as error:

@@ -198,6 +198,11 @@ def report(work, arguments):
     used = np.flatnonzero(lengths)
     for i in range(used[0], used[-1] + 1):
         print(f"  {1 << i:>12,} to {(2 << i) - 1:>13,} tokens {lengths[i]:>12,} {'#' * int(np.ceil(40 * lengths[i] / lengths.max()))}")
+    tokens, counted = (sum(getattr(part, name) for part in work.parts.values()) for name in ("tokens", "counted"))
+    if kind != shards.PROMPTS:
+        turns = [", ".join(f"{count:,} of {name[7:]}" for name, count in sorted(work.notes.items()) if name.startswith(what)) or "none"
+                 for what in ("masked ", "counts ")]
+        print(f"masked: {tokens - counted:,} of {tokens:,} tokens" + f"; turns: {turns[0]} (counting: {turns[1]})" * (turns != ["none"] * 2))
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
     if work.notes.get("long"):
@@ -221,6 +226,7 @@ def report(work, arguments):
     hint(work, arguments, kind)
 
 
+UNSCALED = ("gpt2", "phi3")  # families whose positions train does not scale
 NEXT = {  # of each kind: options, what a step takes of it and how many, the learning rate
     shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
     shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
@@ -236,33 +242,45 @@ def hint(work, arguments, kind):
     model = arguments.hub or folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     objective, samples, option, most, rate = NEXT[kind]
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
-    needed, positions = max(part.longest for part in work.parts.values()) - 1, model_positions(folder)
+    needed = max(part.longest for part in work.parts.values()) - 1
     needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
-    length = max(1024, -(-needed // 1024) * 1024)
-    if positions:
+    length, (family, positions, unscaled) = max(1024, -(-needed // 1024) * 1024), model_positions(folder)
+    beyond = 0 < positions < needed
+    if positions and (not beyond or family in UNSCALED):
         length = min(length, positions)
-        if needed > positions:
-            print(f"the longest document has {needed + 1:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
-                  "becomes of what is longer")
+    scaling = f" --rope-scaling yarn,factor={-(-length // unscaled)}" if beyond and length > positions else ""
     number = work.parts["train"].samples
     step = max(1, min(most, number // 10))
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
-          f"{validation} --seq-len {length} {option} {step} --lr {rate} --out run")
+          f"{validation} --seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {max(1, min(steps // 4, 500))} --out run")
+    tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
+                             for name in work.made["result"]["shards"] if name.startswith("train")])
+    cut = lambda length: np.maximum(tokens - length - 1, 0)
+    short = positions if beyond else next(1 << i for i in itertools.count(10) if (cut(1 << i) == 0).mean() >= 0.99)
+    if kind != shards.PROMPTS and cut(short).any():
+        lost = cut(short)
+        print((f"{family} has {positions:,} positions, which cannot be scaled: " if short == length else f"or --seq-len {short}: ") +
+              f"{np.count_nonzero(lost):,} of {len(tokens):,} documents are longer, of which --long truncate would cut {lost.sum():,} of "
+              f"{tokens.sum():,} tokens ({100 * lost.sum() / tokens.sum():.1f} %)")
 
 
 def model_positions(folder):
-    """max_position_embeddings of the model in the tokenizer's folder; 0: not known."""
+    """(model_type, max_position_embeddings, those before any scaling) of the model in the tokenizer's folder; 0: not known."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         config = config.get("text_config", config)
-        positions = config.get("max_position_embeddings", config.get("n_positions", 0))
-        return positions if type(positions) is int and positions > 0 else 0
-    except (OSError, ValueError, AttributeError):
-        return 0
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope = rope.get("full_attention", rope)
+        positions = int(config.get("max_position_embeddings", config.get("n_positions", 0)))
+        linear = rope.get("rope_type", rope.get("type")) == "linear"
+        unscaled = positions / rope["factor"] if linear else rope.get("original_max_position_embeddings", positions)
+        return config.get("model_type"), max(positions, 0), max(int(unscaled), 1)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return None, 0, 1
 
 
 # ---- --show --------------------------------------------------------------------------------------------------------------------

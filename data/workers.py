@@ -103,6 +103,9 @@ def process(encoder, file, rows, checked):
         if kind == shards.LABELS:
             for document in documents:
                 notes[f"label {bool(document.reward)}"] += 1
+        for document in documents:
+            for what, texts in (("counts", document.texts or ()), ("masked", document.others)):
+                notes.update(f"{what} {text['role']}" for text in texts if isinstance(text, dict))
         notes["empty"] += any(document.empty for document in documents)
         notes["straddles"] += sum(document.straddles > 0 for document in documents)
         notes["truncated"] += sum(document.truncated for document in documents)

@@ -36,6 +36,7 @@ import tokenizer_file
 import unicode_tables
 import words
 import workers
+from prepare_layouts import *  # the tests of layouts and files
 from prepare_runs import *  # the tests of whole runs
 
 MALFORMED, UNKNOWN, WRONG_TYPE, EMPTY, NO_TARGET = (records.MALFORMED, records.UNKNOWN_FORMAT, records.WRONG_TYPE, records.EMPTY,
