@@ -1,14 +1,13 @@
 """Input files as batches of rows, read in a stream, with positions from which reading can go on.
 
-JSON comes as lines of bytes, or as the objects of one array; CSV as rows of texts; a text as documents, the whole file or what stands
-between separators; all of these gzipped, too, by their names. Parquet and Arrow come as rows, of which only columns that mean something
-are read; where they are prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a
+JSON comes as lines of bytes, or as the objects of one array; a text as documents, the whole file or what stands between separators; both
+gzipped, too, by their names. CSV, Parquet and Arrow come as rows, of which only columns that mean something are taken; where they are
+prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a
 gzipped file: unpacked) or rows before it, and lines or rows, for messages.
 """
 
 import codecs
 import collections
-import csv
 import gzip
 import io
 import json
@@ -20,17 +19,18 @@ import zlib
 from dataclasses import dataclass
 
 import records
+import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
 HEAD = 1 << 16  # bytes by which a file is known
 READERS = {  # of each suffix how a file is read
     **dict.fromkeys(("jsonl", "json", "ndjson"), "json"), **dict.fromkeys(("txt", "md", "markdown"), "text"), "csv": "csv", "tsv": "csv",
     "parquet": "parquet", "pq": "parquet", "arrow": "arrow", "feather": "arrow"}
+BINARY = ("parquet", "arrow")
 NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
-ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # which hold no data
-BOM = codecs.BOM_UTF8
+SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
+ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # which hold no data
 START = {"file": 0, "offset": 0, "number": 0}
-csv.field_size_limit((1 << 31) - 1)
 
 
 class InputFailure(Exception):
@@ -50,14 +50,14 @@ class Batch:
 def opened(path):
     """The file, and what is in it."""
     raw = open(path, "rb")
-    return raw, gzip.GzipFile(fileobj=raw) if path.lower().endswith(".gz") else raw
+    return raw, gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
 
 
 def reader_of(path, name):
     """How a file is read, by its suffix; None: that is not known. With --format text, other suffixes are texts."""
     found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
     reader = READERS.get(found and found[1])
-    return None if reader in TABLES and found[2] else reader or ("text" if name == "text" and not NO_TEXT.search(path) else None)
+    return None if reader in BINARY and found[2] else reader or ("text" if name == "text" and not NO_TEXT.search(path) else None)
 
 
 def why_not(path, name, named=False):
@@ -71,32 +71,11 @@ def why_not(path, name, named=False):
     except (OSError, EOFError, zlib.error) as error:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     reader = reader_of(path, name)
-    if reader in TABLES:
-        return None
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        plain = path.removesuffix(".gz")
-        first, new = f"gunzip {shlex.quote(path)} && " * (plain != path), "-utf8".join(os.path.splitext(os.path.basename(plain)))
-        return f"is UTF-16, not UTF-8; type: {first}iconv -f UTF-16 -t UTF-8 {shlex.quote(plain)} > {shlex.quote(new)}"
-    if not reader and not (named and head.removeprefix(BOM).lstrip()[:1] in (b"{", b"[")):
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
+        return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
+    if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
         return f"is nothing that is read here ({', '.join(READERS)}, most also .gz); --format text reads any text"
-    return "is binary, not text" if b"\0" in head else None
-
-
-def saved_parts(folder, say):
-    """The files of a folder of datasets' save_to_disk; None: it is none."""
-    try:
-        for about, key in (("dataset_dict.json", "splits"), ("state.json", "_data_files")):
-            if os.path.exists(os.path.join(folder, about)):
-                with open(os.path.join(folder, about), encoding="utf-8") as file:
-                    parts = json.load(file)[key]
-                if key == "_data_files":
-                    return [os.path.join(folder, part["filename"]) for part in parts]
-                chosen = os.path.join(folder, "train" if "train" in parts else parts[0])
-                say(f"{folder}: of its splits ({', '.join(parts)}) {chosen} is taken")
-                return saved_parts(chosen, say)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        raise InputFailure(f"{os.path.join(folder, about)}: is not as datasets' save_to_disk writes it") from None
-    return None
+    return "is binary, not text" if b"\0" in head and reader not in BINARY else None
 
 
 def find(paths, name, say):
@@ -105,15 +84,20 @@ def find(paths, name, say):
 
     def walk(folder, own, left):
         seen.add(os.path.realpath(folder))
-        parts = saved_parts(folder, say)
-        own += parts or ()
-        for path in [os.path.join(folder, each) for each in sorted(os.listdir(folder))] if parts is None else ():
+        splits, parts = (templates.read_json(os.path.join(folder, about)).get(key) for about, key in SAVED.items())
+        if splits:
+            chosen = os.path.join(folder, "train" if "train" in splits else splits[0])
+            say(f"{folder}: of its splits ({', '.join(splits)}) {chosen} is taken")
+            return walk(chosen, own, left)
+        own += [os.path.join(folder, part["filename"]) for part in parts or ()]
+        for path in [] if parts else [os.path.join(folder, each) for each in sorted(os.listdir(folder))]:
             base, known = os.path.basename(path), os.path.realpath(path) in seen
-            if os.path.isdir(path) and not known and not base.startswith("."):
-                walk(path, own, left)
-            elif why := ("is hidden" if base.startswith(".") else "is about data" if base in ABOUT else "is there twice" if known else
-                         why_not(path, name)):
+            why = ("is hidden" if base.startswith(".") else "is about data" if base in ABOUT else "is there twice" if known else
+                   "cannot be read" if not os.access(path, os.R_OK) else None if os.path.isdir(path) else why_not(path, name))
+            if why:
                 left[why.split(";")[0]].append(path)
+            elif os.path.isdir(path):
+                walk(path, own, left)
             else:
                 seen.add(os.path.realpath(path))
                 own.append(path)
@@ -125,13 +109,12 @@ def find(paths, name, say):
             texts = [each for each in own if reader_of(each, name) == "text"]
             if name != "text" and 0 < len(texts) < len(own):  # such as the README.md of a data set
                 own, left["is text beside data"] = [each for each in own if each not in texts], texts
-            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
             for why, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {why}")
-            if not own:
-                raise InputFailure(f"{path}: has no file that is read here; --format text reads those of any suffix as text")
-        elif why := "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True):
-            raise InputFailure(f"{path}: {why}")
+            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
+        why = "is in a folder that is named, too" if os.path.realpath(path) in seen and own == [path] else why_not(path, name, True) if own == [path] else None
+        if why or not own:
+            raise InputFailure(f"{path}: {why or 'has no file that is read here; --format text reads those of any suffix as text'}")
         files += own
     return files
 
@@ -168,12 +151,12 @@ def lines(file, offset, number, _=None):
     file.seek(offset)
     for line in file:
         offset, number = offset + len(line), number + 1
-        yield number, line.removeprefix(BOM) if number == 1 else line, len(line), offset, number
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, len(line), offset, number
 
 
 def json_rows(file, offset, number, _):
     """The same for every object: on a line of its own, or on any lines if the file begins with an array, or with a brace alone on its line."""
-    head = file.read(HEAD).removeprefix(BOM).lstrip()
+    head = file.read(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
     return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
 
 
@@ -215,36 +198,6 @@ def text_rows(file, offset, number, separator):
         yield whole()
         document, first = [], number + 1
     yield whole()
-
-
-def csv_rows(file, offset, number, _):
-    """The same for every row below the line that names the columns. Cells that are empty are null."""
-    place = [0, 0]  # the bytes and lines that are read
-
-    def texts(*begin):
-        for _, line, _, *place[:] in lines(file, *begin):
-            yield line.decode("utf-8", "surrogateescape")
-    comma = max(",;\t", key=next(texts(0, 0), "").count)
-    names = next(csv.reader(texts(0, 0), delimiter=comma), [])
-    if len({*names}) < len(names):
-        raise InputFailure(f"{file.name}:1: names a column twice: {max(names, key=names.count)}")
-    offset, number = (offset, number) if offset else place
-    reader = csv.reader(texts(offset, number), delimiter=comma, strict=True)
-    while True:
-        try:
-            cells = next(reader)
-            row = records.Cells((name, cell or None) for name, cell in zip(names, cells) if name)
-            if len(cells) != len(names):
-                row = records.Bad(f"has {len(cells)} cells for {len(names)} columns; texts with {comma!r} or quotes stand in quotes") if cells else None
-            elif any("\udc80" <= character <= "\udcff" for cell in cells if not cell.isascii() for character in cell):
-                row = records.Bad("not UTF-8; convert the file, as with iconv -t UTF-8")
-        except StopIteration:
-            return
-        except csv.Error as error:
-            row = records.Bad(f"not CSV: {error}; quotes within quotes are doubled")
-        if row:
-            yield number + 1, row, place[0] - offset, *place
-        offset, number = place
 
 
 def line_batches(path, begin, found, separator):
@@ -294,14 +247,33 @@ def arrow_pieces(path, wanted, row):
             begin += rows.num_rows
 
 
+def csv_pieces(path, wanted, row):
+    """The same of CSV, whose first line names the columns; values are texts."""
+    import pyarrow.csv
+    raw, file = opened(path)
+    with raw:
+        comma = max(",;\t", key=file.readline().decode("utf-8", "replace").count)
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),
+               "parse_options": pyarrow.csv.ParseOptions(delimiter=comma, newlines_in_values=True)}
+    names = pyarrow.csv.open_csv(path, **options).schema.names
+    columns, begin = wanted(names), 0
+    texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
+                                       quoted_strings_can_be_null=False, include_columns=columns)
+    for rows in pyarrow.csv.open_csv(path, convert_options=texts, **options):
+        yield begin, rows, 0
+        begin += rows.num_rows
+
+
 def table_batches(path, begin, pieces, name, renamed):
-    """Rows of Parquet or Arrow in the batches of `pieces`; `renamed`: columns of other names, {ours: their own}."""
-    row, unread = begin["offset"], {}
+    """Rows of a table in the batches of `pieces`; `renamed`: columns of other names, {ours: their own}."""
+    row, unread, row_type = begin["offset"], {}, records.Cells if pieces is csv_pieces else dict
 
     def wanted(names):
         lacking = [own for column, own in renamed.items() if not {column, own} & set(names)]
         if lacking:
             raise InputFailure(f"{path}: has no column {lacking[0]}, which --columns names; it has {', '.join(names)[:80]}")
+        if len(set(names)) < len(names):
+            raise InputFailure(f"{path}: has two columns {max(names, key=names.count)}")
         ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
         columns = [column for column in names if alone or ours[column] in records.READ]
@@ -314,14 +286,14 @@ def table_batches(path, begin, pieces, name, renamed):
     try:
         import pyarrow
     except ImportError:
-        raise InputFailure(f"{path}: Parquet and Arrow need pyarrow: pip install pyarrow") from None
+        raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
     try:
         for first, rows, done in pieces(path, wanted, row):
             rows = rows.slice(max(row - first, 0))
             step = min(BATCH_ROWS, max(1, BATCH_BYTES * rows.num_rows // max(rows.nbytes, 1)))
             for at in range(0, rows.num_rows, step):
                 piece = rows.slice(at, step)
-                found = [(row + i + 1, {**without_nulls(record), **unread}) for i, record in enumerate(piece.to_pylist())]
+                found = [(row + i + 1, row_type({**without_nulls(record), **unread})) for i, record in enumerate(piece.to_pylist())]
                 row += len(found)
                 yield Batch(path, found, piece.nbytes, {"offset": row, "number": row}, done)
     except InputFailure:
@@ -338,5 +310,5 @@ def without_nulls(value, within=False):
     return [without_nulls(item, within) for item in value] if isinstance(value, list) else value
 
 
-ROWS = {"json": json_rows, "text": text_rows, "csv": csv_rows}
-TABLES = {"parquet": parquet_pieces, "arrow": arrow_pieces}
+ROWS = {"json": json_rows, "text": text_rows}
+TABLES = {"csv": csv_pieces, "parquet": parquet_pieces, "arrow": arrow_pieces}

@@ -72,10 +72,6 @@ class Text(bytes):
     """A document of a text file."""
 
 
-class Bad(str):
-    """Stands for a row that cannot be read: why."""
-
-
 class Cells(dict):
     """A row of CSV, whose values are texts."""
 

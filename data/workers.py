@@ -44,8 +44,6 @@ class Result:
 def parsed(row):
     if isinstance(row, bytes):
         return records.parse_text(row) if isinstance(row, records.Text) else records.parse_line(row)
-    if isinstance(row, records.Bad):
-        raise records.Rejected(records.MALFORMED, row)
     records.want_json(row, "")
     return records.want(row, dict, "the row")
 
