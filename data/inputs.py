@@ -8,6 +8,7 @@ gzipped file: unpacked) or rows before it, and lines or rows, for messages.
 
 import codecs
 import collections
+import functools
 import gzip
 import io
 import json
@@ -23,7 +24,7 @@ import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
 HEAD = 1 << 16  # bytes by which a file is known
-READERS = {  # of each suffix how a file is read
+SUFFIXES = {  # how a file is read
     **dict.fromkeys(("jsonl", "json", "ndjson"), "json"), **dict.fromkeys(("txt", "md", "markdown"), "text"), "csv": "csv", "tsv": "csv",
     "parquet": "parquet", "pq": "parquet", "arrow": "arrow", "feather": "arrow"}
 BINARY = ("parquet", "arrow")
@@ -56,7 +57,7 @@ def opened(path):
 def reader_of(path, name):
     """How a file is read, by its suffix; None: that is not known. With --format text, other suffixes are texts."""
     found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
-    reader = READERS.get(found and found[1])
+    reader = SUFFIXES.get(found and found[1])
     return None if reader in BINARY and found[2] else reader or ("text" if name == "text" and not NO_TEXT.search(path) else None)
 
 
@@ -74,7 +75,7 @@ def why_not(path, name, named=False):
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
         return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
     if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
-        return f"is nothing that is read here ({', '.join(READERS)}, most also .gz); --format text reads any text"
+        return f"is nothing that is read here ({', '.join(SUFFIXES)}, most also .gz); --format text reads any text"
     return "is binary, not text" if b"\0" in head and reader not in BINARY else None
 
 
@@ -133,20 +134,39 @@ def identity(path):
 # ---- rows ------------------------------------------------------------------------------------------------------------------------
 def batches(paths, position, separator=None, name="auto", columns=None):
     """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
-    none. `name`: the format; `columns`: those that are renamed."""
+    none. `name`: the format; `columns`: those that are renamed, {ours: the row's own}."""
     sizes = [os.path.getsize(path) for path in paths]
     for i in range(position["file"], len(paths)):
-        begin = position if i == position["file"] else START
-        reader = reader_of(paths[i], name) or "json"
-        found = (table_batches(paths[i], begin, TABLES[reader], name, columns or {}) if reader in TABLES
-                 else line_batches(paths[i], begin, ROWS[reader], separator))
-        for batch in found:
+        for batch in file_batches(paths[i], position if i == position["file"] else START, separator, name, columns or {}):
             batch.end["file"] = i
-            batch.done = sum(sizes[:i]) + min(int(batch.done), sizes[i])
+            batch.done = sum(sizes[:i]) + min(batch.done, sizes[i])
             yield batch
 
 
-def lines(file, offset, number, _=None):
+def file_batches(path, begin, separator, name, columns):
+    offset, number, rows, size = begin["offset"], begin["number"], [], 0
+    try:
+        raw, file = opened(path)
+        with raw:
+            batch = lambda: Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell())
+            for first, row, bytes_, offset, number in READERS[reader_of(path, name) or "json"](file, offset, number, separator, name, columns):
+                if not isinstance(row, bytes) or row.strip():
+                    rows.append((first, row))
+                    size += bytes_
+                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                    yield batch()
+                    rows, size = [], 0
+            if rows:
+                yield batch()
+    except ImportError:
+        raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
+    except (Exception, RecursionError) as error:  # such as a time that Python has no value for
+        if isinstance(error, InputFailure):
+            raise
+        raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
+
+
+def lines(file, offset, number, *_):
     """(its number, its bytes, how many, the bytes and lines of the file behind it) for every line behind a position"""
     file.seek(offset)
     for line in file:
@@ -154,7 +174,7 @@ def lines(file, offset, number, _=None):
         yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, len(line), offset, number
 
 
-def json_rows(file, offset, number, _):
+def json_rows(file, offset, number, *_):
     """The same for every object: on a line of its own, or on any lines if the file begins with an array, or with a brace alone on its line."""
     head = file.read(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
     return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
@@ -166,7 +186,7 @@ def json_values(file, offset, _):
     text, between, read = io.TextIOWrapper(file, "utf-8-sig"), re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
     buffer = text.read(HEAD)
     lead = re.match(r"\s*\[?", buffer)[0]
-    at, line, count, array = len(lead), 1 + lead.count("\n"), 0, lead.endswith("[")
+    at, line, count = len(lead), 1 + lead.count("\n"), 0
     while True:
         begin = between.match(buffer, at).end()
         try:
@@ -177,18 +197,18 @@ def json_values(file, offset, _):
                 continue
             rest, line = buffer[begin:].strip(), line + buffer.count("\n", at, error.pos)
             text.detach()
-            if rest == "]" * array:
+            if rest == "]" * lead.endswith("["):
                 return
-            raise InputFailure(f"{file.name}:{line}: not JSON: " + (
-                "ends within its array or object; the file may be cut off" if records.is_cut(error) else
-                "something stands behind its array; give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")) from None
+            why = ("ends within its array or object; the file may be cut off" if records.is_cut(error) else "something stands behind its array; "
+                   "give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")
+            raise InputFailure(f"{file.name}:{line}: not JSON: {why}") from None
         first, line, at, count = line + buffer.count("\n", at, begin), line + buffer.count("\n", at, end), end, count + 1
         if count > offset:
             yield first, value, end - begin, count, line
 
 
-def text_rows(file, offset, number, separator):
-    """The same for every document."""
+def text_rows(file, offset, number, separator, *_):
+    """As lines() for every document."""
     document, first = [], number + 1
     whole = lambda: (first, records.Text(b"".join(document).strip(b"\r\n")), sum(map(len, document)), offset, number)
     for _, line, _, offset, number in lines(file, offset, number):
@@ -200,106 +220,73 @@ def text_rows(file, offset, number, separator):
     yield whole()
 
 
-def line_batches(path, begin, found, separator):
-    offset, number, rows, size = begin["offset"], begin["number"], [], 0
-    try:
-        raw, file = opened(path)
-        with raw:
-            batch = lambda: Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell())
-            for first, row, bytes_, offset, number in found(file, offset, number, separator):
-                if not isinstance(row, bytes) or row.strip():
-                    rows.append((first, row))
-                    size += bytes_
-                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-                    yield batch()
-                    rows, size = [], 0
-            if rows:
-                yield batch()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputFailure(f"{path}:{number + 1}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
 # ---- tables ----------------------------------------------------------------------------------------------------------------------
-def parquet_pieces(path, wanted, row):
-    """(number of the first, rows as Arrow has them, bytes of the file up to them), from about `row` on. `wanted` chooses columns."""
-    import pyarrow.parquet
-    with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-        columns, begin, total = wanted(file.schema_arrow.names), 0, os.path.getsize(path)
-        for group in range(file.num_row_groups):
-            end = begin + file.metadata.row_group(group).num_rows
-            if row < end:
-                for rows in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
-                    yield begin, rows, total * begin / file.metadata.num_rows
-                    begin += rows.num_rows
-            begin = end
-
-
-def arrow_pieces(path, wanted, row):
-    """The same of Arrow's files and streams."""
-    import pyarrow
-    with pyarrow.memory_map(path) as source:
-        whole = source.read(6) == b"ARROW1"
-        source.seek(0)
-        reader = pyarrow.ipc.open_file(source) if whole else pyarrow.ipc.open_stream(source)
-        columns, begin = wanted(reader.schema.names), 0
-        for rows in map(reader.get_batch, range(reader.num_record_batches)) if whole else reader:
-            yield begin, rows.select(columns), source.tell()
-            begin += rows.num_rows
-
-
-def csv_pieces(path, wanted, row):
-    """The same of CSV, whose first line names the columns; values are texts."""
-    import pyarrow.csv
-    raw, file = opened(path)
-    with raw:
-        comma = max(",;\t", key=file.readline().decode("utf-8", "replace").count)
-    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),
-               "parse_options": pyarrow.csv.ParseOptions(delimiter=comma, newlines_in_values=True)}
-    names = pyarrow.csv.open_csv(path, **options).schema.names
-    columns, begin = wanted(names), 0
-    texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
-                                       quoted_strings_can_be_null=False, include_columns=columns)
-    for rows in pyarrow.csv.open_csv(path, convert_options=texts, **options):
-        yield begin, rows, 0
-        begin += rows.num_rows
-
-
-def table_batches(path, begin, pieces, name, renamed):
-    """Rows of a table in the batches of `pieces`; `renamed`: columns of other names, {ours: their own}."""
-    row, unread, row_type = begin["offset"], {}, records.Cells if pieces is csv_pieces else dict
+def table_rows(pieces, file, row, _number, _separator, name, renamed):
+    """The same for the rows of a table, counted from 1, behind the first `row`. pieces(file, wanted, row) gives (number, some as Arrow has them)
+    from about there on; wanted(names) chooses columns."""
+    unread = {}
 
     def wanted(names):
         lacking = [own for column, own in renamed.items() if not {column, own} & set(names)]
-        if lacking:
-            raise InputFailure(f"{path}: has no column {lacking[0]}, which --columns names; it has {', '.join(names)[:80]}")
-        if len(set(names)) < len(names):
-            raise InputFailure(f"{path}: has two columns {max(names, key=names.count)}")
+        if lacking or len(set(names)) < len(names):
+            why = f"no column {lacking[0]}, which --columns names" if lacking else f"two columns {max(names, key=names.count)}"
+            raise InputFailure(f"{file.name}: has {why}; it has {', '.join(names)[:80]}")
         ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
         columns = [column for column in names if alone or ours[column] in records.READ]
         if not columns:
-            raise InputFailure(f"{path}: none of its columns ({', '.join(names[:4])}) is read; --columns text=COLUMN, prompt=COLUMN,... "
+            raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is read; --columns text=COLUMN, prompt=COLUMN,... "
                                "says what they are (data/README.md)")
         unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread()))
         return columns
 
-    try:
-        import pyarrow
-    except ImportError:
-        raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
-    try:
-        for first, rows, done in pieces(path, wanted, row):
-            rows = rows.slice(max(row - first, 0))
-            step = min(BATCH_ROWS, max(1, BATCH_BYTES * rows.num_rows // max(rows.nbytes, 1)))
-            for at in range(0, rows.num_rows, step):
-                piece = rows.slice(at, step)
-                found = [(row + i + 1, row_type({**without_nulls(record), **unread})) for i, record in enumerate(piece.to_pylist())]
-                row += len(found)
-                yield Batch(path, found, piece.nbytes, {"offset": row, "number": row}, done)
-    except InputFailure:
-        raise
-    except Exception as error:  # such as a time that Python has no value for
-        raise InputFailure(f"{path}: row {row + 1}: cannot be read: {' '.join(str(error).split())}") from None
+    for first, rows in pieces(file, wanted, row):
+        for at in range(max(row - first, 0), rows.num_rows, 16):
+            piece = rows.slice(at, 16)
+            for record in piece.to_pylist():
+                row += 1
+                record = without_nulls(record) | unread
+                yield row, records.Cells(record) if pieces is csv_pieces else record, piece.nbytes // piece.num_rows, row, row
+
+
+def counted(batches):
+    begin = 0
+    for rows in batches:
+        yield begin, rows
+        begin += rows.num_rows
+
+
+def parquet_pieces(file, wanted, row):
+    import pyarrow.parquet
+    with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as table:
+        columns, begin = wanted(table.schema_arrow.names), 0
+        for group in range(table.num_row_groups):
+            if row < begin + table.metadata.row_group(group).num_rows:
+                for first, rows in counted(table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False)):
+                    yield begin + first, rows
+            begin += table.metadata.row_group(group).num_rows
+
+
+def arrow_pieces(file, wanted, _):
+    import pyarrow.ipc
+    whole = file.read(6) == b"ARROW1"
+    file.seek(0)
+    table = pyarrow.ipc.open_file(file) if whole else pyarrow.ipc.open_stream(file)
+    columns = wanted(table.schema.names)
+    return counted(rows.select(columns) for rows in (map(table.get_batch, range(table.num_record_batches)) if whole else table))
+
+
+def csv_pieces(file, wanted, _):
+    """Its first line names the columns; values are texts."""
+    import pyarrow.csv
+    head = file.readline()
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # more than the longest row
+               "parse_options": pyarrow.csv.ParseOptions(delimiter=max(",;\t", key=head.decode("utf-8", "replace").count), newlines_in_values=True)}
+    names = pyarrow.csv.open_csv(io.BytesIO(head), **options).schema.names
+    texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
+                                       quoted_strings_can_be_null=False, include_columns=wanted(names))
+    file.seek(0)
+    return counted(pyarrow.csv.open_csv(file, convert_options=texts, **options))
 
 
 def without_nulls(value, within=False):
@@ -310,5 +297,5 @@ def without_nulls(value, within=False):
     return [without_nulls(item, within) for item in value] if isinstance(value, list) else value
 
 
-ROWS = {"json": json_rows, "text": text_rows}
-TABLES = {"csv": csv_pieces, "parquet": parquet_pieces, "arrow": arrow_pieces}
+READERS = {"json": json_rows, "text": text_rows, **{kind: functools.partial(table_rows, pieces) for kind, pieces in (
+    ("csv", csv_pieces), ("parquet", parquet_pieces), ("arrow", arrow_pieces))}}

@@ -184,7 +184,7 @@ class Layouts(WithCommand):
                 pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), path)
             self.refused(1, words, self.command("x", os.path.dirname(path) if "hidden" in name else path))
         if pyarrow:
-            for words, content in (("a.csv: row 1: cannot be read: .*Expected 2 columns, got 1: a", "prompt,completion\na\n"), ("Expected 2 columns, got 1: \"a,b", 'prompt,completion\n"a,b\n'),
+            for words, content in (("a.csv:1: cannot be read: .*Expected 2 columns, got 1: a", "prompt,completion\na\n"), ("Expected 2 columns, got 1: \"a,b", 'prompt,completion\n"a,b\n'),
                                    ("invalid UTF8", b"prompt,completion\na,\xff\n"), ("a.csv: has two columns a", "a,b,a\n1,2,3\n"),
                                    ("a.csv: none of its columns .hello, world. is read", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
                 self.refused(1, words, self.command("y", self.binary("a.csv", content)))

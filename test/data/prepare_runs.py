@@ -469,7 +469,7 @@ class Runs(WithCommand):
         pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), self.path("other.parquet"))
         self.refused(1, "none of its columns \\(body\\)", self.command("other", self.path("other.parquet")))
         samples.write_text(self.path("bad.parquet"), "PAR1 this is not one PAR1")
-        self.refused(1, "bad.parquet: row 1: cannot be read", self.command("bad", self.path("bad.parquet")))
+        self.refused(1, "bad.parquet:1: cannot be read", self.command("bad", self.path("bad.parquet")))
 
 
 class Damage(WithCommand):
