@@ -104,18 +104,20 @@ def find(paths, name, say):
                 own.append(path)
 
     for path in paths:
-        own, left = [path], collections.defaultdict(list)
+        own, left, why = [], collections.defaultdict(list), "has no file that is read here; --format text reads those of any suffix as text"
         if os.path.isdir(path):
-            walk(path, own := [], left)
+            walk(path, own, left)
             texts = [each for each in own if reader_of(each, name) == "text"]
             if name != "text" and 0 < len(texts) < len(own):  # such as the README.md of a data set
                 own, left["is text beside data"] = [each for each in own if each not in texts], texts
-            for why, each in left.items():
-                say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {why}")
+            for reason, each in left.items():
+                say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
             say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
-        why = "is in a folder that is named, too" if os.path.realpath(path) in seen and own == [path] else why_not(path, name, True) if own == [path] else None
-        if why or not own:
-            raise InputFailure(f"{path}: {why or 'has no file that is read here; --format text reads those of any suffix as text'}")
+        else:
+            why = "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True)
+            own = [] if why else [path]
+        if not own:
+            raise InputFailure(f"{path}: {why}")
         files += own
     return files
 
@@ -160,9 +162,9 @@ def file_batches(path, begin, separator, name, columns):
                 yield batch()
     except ImportError:
         raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
-    except (Exception, RecursionError) as error:  # such as a time that Python has no value for
-        if isinstance(error, InputFailure):
-            raise
+    except InputFailure:
+        raise
+    except Exception as error:  # such as a time that Python has no value for
         raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
 
 

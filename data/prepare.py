@@ -9,6 +9,7 @@ Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.m
 """
 
 import argparse
+import dataclasses
 import errno
 import importlib.util
 import itertools
@@ -139,9 +140,7 @@ def options_of(a):
                 f"{a.hub.split('/')[1]}")
     if not os.path.exists(encode.tokenizer_json(a.tokenizer)):
         end(f"{encode.tokenizer_json(a.tokenizer)}: does not exist; --tokenizer names a folder with a tokenizer.json")
-    return encode.Options(tokenizer=a.tokenizer, format=a.format, chat_template=a.chat_template, template_arguments=a.template_arguments,
-                          train_on=a.train_on, roles=a.roles, eos=a.eos, eos_token=a.eos_token, max_tokens=a.max_tokens, long=a.long,
-                          columns=a.columns)
+    return encode.Options(**{option.name: getattr(a, option.name) for option in dataclasses.fields(encode.Options) if option.name in vars(a)})
 
 
 # ---- what a run shows ----------------------------------------------------------------------------------------------------------
@@ -198,31 +197,29 @@ def report(work, arguments):
     used = np.flatnonzero(lengths)
     for i in range(used[0], used[-1] + 1):
         print(f"  {1 << i:>12,} to {(2 << i) - 1:>13,} tokens {lengths[i]:>12,} {'#' * int(np.ceil(40 * lengths[i] / lengths.max()))}")
-    tokens, counted = (sum(getattr(part, name) for part in work.parts.values()) for name in ("tokens", "counted"))
+    noted = lambda prefix: [(name[len(prefix):], count) for name, count in sorted(work.notes.items()) if name.startswith(prefix)]
+    print(detected(work.notes))
+    for key, count in noted("unused "):
+        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
     if kind != shards.PROMPTS:
-        turns = [", ".join(f"{count:,} of {name[7:]}" for name, count in sorted(work.notes.items()) if name.startswith(what)) or "none"
-                 for what in ("masked ", "counts ")]
+        tokens, counted = (sum(getattr(part, name) for part in work.parts.values()) for name in ("tokens", "counted"))
+        turns = [", ".join(f"{count:,} of {role}" for role, count in noted(what)) or "none" for what in ("masked ", "counts ")]
         print(f"masked: {tokens - counted:,} of {tokens:,} tokens" + f"; turns: {turns[0]} (counting: {turns[1]})" * (turns != ["none"] * 2))
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
-    if work.notes.get("long"):
-        whole = kind in (shards.PAIRS, shards.GROUPS, shards.LABELS)
-        later = "does not split such answers, but has --long truncate" if whole else "splits them"
-        print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}")
-    if work.notes.get("truncated"):
-        print(f"{work.notes['truncated']:,} documents were cut to {arguments.max_tokens} tokens")
-    if work.notes.get("straddles"):
-        print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
-              "Where prompts end with a space, move it to the completions")
+    later = "does not split such answers, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS, shards.LABELS) else "splits them"
+    for note, text in (
+            ("long", f"are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}"),
+            ("truncated", f"were cut to {arguments.max_tokens} tokens"),
+            ("straddles", "have a token that begins in the prompt and ends in what is trained on; it does not count. Where prompts end with a space, "
+                          "move it to the completions"),
+            ("empty", "have a turn of the assistant that is empty, which teaches to say nothing")):
+        if work.notes.get(note):
+            print(f"{work.notes[note]:,} documents {text}")
     if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
         print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
-    print(detected(work.notes))
-    for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
-        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
-    for text, count in sorted((name[5:], count) for name, count in work.notes.items() if name.startswith("told ")):
+    for text, count in noted("told "):
         print(f"{count:,} sample{'s' * (count != 1)}: {text}")
-    if work.notes.get("empty"):
-        print(f"in {work.notes['empty']:,} documents a turn of the assistant is empty, which teaches to say nothing")
     hint(work, arguments, kind)
 
 

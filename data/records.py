@@ -16,6 +16,7 @@ Prompts and completions are texts, or lists of messages; an answer is a text. Wh
 """
 
 import ast
+import contextlib
 import json
 from dataclasses import dataclass, field
 
@@ -24,10 +25,9 @@ import shards
 FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 CALLS = "tool calls"
-SHAREGPT = {  # speakers, and their roles
-    **dict.fromkeys(("human", "user", "prompter"), "user"), **dict.fromkeys(("gpt", "assistant", "bot", "chatgpt", "model"), "assistant"),
-    "system": "system", **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
-    **dict.fromkeys(("function_call", "tool_call"), CALLS)}
+SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
+    ("user", "human user prompter"), ("assistant", "gpt assistant bot chatgpt model"), ("system", "system"),
+    ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
 SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
@@ -161,7 +161,8 @@ def type_name(value):
 
 def want(value, kind, what):
     if not isinstance(value, kind):
-        raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}")
+        hint = ", nor JSON of one; json.dumps(list) writes that" * (kind is list and isinstance(value, str))
+        raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}{hint}")
     return value
 
 
@@ -220,23 +221,19 @@ def detect(record):
 # ---- other layouts ------------------------------------------------------------------------------------------------------------
 def renamed(record, columns):
     """The row with the names that --columns gives: {ours: its own}."""
-    lacking = next((own for column, own in columns.items() if not {column, own} & record.keys()), None)
-    if lacking:
-        raise Rejected(UNKNOWN_FORMAT, f"has no column {lacking}, which --columns names; it has {', '.join(map(str, record))}")
-    found = {column: record[own] for column, own in columns.items() if own in record}
-    return type(record)({**{key: value for key, value in record.items() if key not in columns.values()}, **found})
+    for column, own in columns.items():
+        if not {column, own} & record.keys():
+            raise Rejected(UNKNOWN_FORMAT, f"has no column {own}, which --columns names; it has {', '.join(map(str, record))}")
+    rest = {key: value for key, value in record.items() if key not in columns.values()}
+    return type(record)(rest | {column: record[own] for column, own in columns.items() if own in record})
 
 
-def listed(text, key, wanted=True):
-    """The list that a text holds, in JSON or as Python prints it."""
+def listed(text):
+    """The list that a text holds, in JSON or as Python prints it, or else the text."""
     for read in (json.loads, ast.literal_eval):
-        try:
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(value := read(text), list):
                 return value
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            pass
-    if wanted:
-        raise Rejected(WRONG_TYPE, f"{key} is a text, not a list, nor JSON of one; json.dumps(list) writes that")
     return text
 
 
@@ -288,9 +285,7 @@ def ours(record, name, chat):
 
 def spoken(record, row, own, name, chat):
     """The same with a column system as the first message, and with a question as messages, after those of a history."""
-    for key in ("chosen", "rejected"):
-        if isinstance(row.get(key), dict):  # a message alone
-            row[key] = [row[key]]
+    row |= {key: [row[key]] for key in ("chosen", "rejected") if isinstance(row.get(key), dict)}  # a message alone
     speaker = next((key for key in SYSTEM if record.get(key) is not None), None)
     system, asked, answer = want(row.get("system") or "", str, "system"), row.get("prompt"), row.get("chosen")
     system, foreign = system * bool(system.strip()), bool({"prompt", "completion"} & {*own.values()})
@@ -334,9 +329,9 @@ def describe(record, result, used, own):
 def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     """The Record of an object. `columns`: those that are renamed, {ours: its own}."""
     record = renamed(record, columns) if columns else record
-    for key in record if isinstance(record, Cells) else [key for key in LISTS if isinstance(record.get(key), str)]:
-        if isinstance(record[key], str) and (key in LISTS or record[key][:2] == "[{" and key in COLUMNS):
-            record = type(record)({**record, key: listed(record[key], key, key in LISTS)})
+    texts = {key: value for key, value in record.items() if isinstance(value, str) and (
+        key in LISTS or isinstance(record, Cells) and key in COLUMNS and value[:2] == "[{")}
+    record = record | {key: listed(value) for key, value in texts.items()}
     row, own = ours(record, name, chat)
     name = detect(row) if name == "auto" else name
     reader = Reader(row, (*ROLES, *more_roles))
@@ -348,12 +343,7 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     else:
         result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
     if row.get("tools"):
-        tools = row["tools"]
-        if isinstance(tools, str):
-            try:
-                tools = json.loads(tools)
-            except (ValueError, RecursionError):
-                raise Rejected(WRONG_TYPE, "tools is a text that is not JSON") from None
+        tools = listed(row["tools"]) if isinstance(row["tools"], str) else row["tools"]
         bare = lambda tool: reader.speakers and isinstance(tool, dict) and "name" in tool and "function" not in tool and "type" not in tool
         result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in want(tools, list, "tools")] or None
     if row.get("chat_template_kwargs") is not None:
@@ -389,8 +379,7 @@ class Reader:
         return want(value, kind, key) if kind else value
 
     def maybe(self, key):
-        if self.record.get(key) is not None:
-            self.used.add(key)
+        self.used.add(key)
         return self.record.get(key)
 
     def talk(self):

@@ -196,8 +196,7 @@ class Run:
             "tokenizer": {"name": workers.encoder.name, "fingerprint": workers.encoder.fingerprint,
                           "special tokens": workers.encoder.special, "library": encode.library_version()},
             "chat template": template and encode.text_crc(template.text),
-            "options": {"format": o.format, "columns": o.columns, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
-                        "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
+            "options": {**{name: value for name, value in vars(o).items() if name not in ("tokenizer", "chat_template", "now")},
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
                         "separator": None if s.separator is None else s.separator.decode()},
         }

@@ -250,11 +250,10 @@ class Runs(WithCommand):
     def test_what_is_said(self):
         many = [{"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": ""}]}, {"text": "hello world", "score": 3}, *[GOOD] * 168]
         for rows, words in ((many, "format: conversational language modelling \\(169\\), standard language modelling \\(1\\); columns: messages \\(169\\), "
-                                   "text \\(1\\); left out: score \\(1\\)\n'score' of 1 samples is not used: .*\nin 1 documents a turn of the "
-                                   "assistant is empty, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),
+                                   "text \\(1\\); left out: score \\(1\\)\n'score' of 1 samples is not used: .*\nmasked: .*\n1 documents have a turn of the assistant that is empty, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),
                             ([GOOD] * 57, "an epoch is 12 optimizer steps of 5 documents\n.* --samples 5 "),
                             ([GOOD] * 4, "an epoch is 4 optimizer steps of 1 document, which are few: .*--epochs 3\n.* --samples 1 "),
-                            (KINDS["pairs"][1], "format: standard preference with explicit prompt; columns: chosen, prompt, rejected\n.*10 optimizer "
+                            (KINDS["pairs"][1], "format: standard preference with explicit prompt; columns: chosen, prompt, rejected\nmasked: .*\n.*10 optimizer "
                                                  "steps of 4 pairs\n.*--objective dpo .* --samples 4 --lr 5e-7"),
                             (KINDS["prompts"][1], "format: standard prompt-only; columns: answer \\(45\\), prompt; to reward commands: answer "
                                                    "\\(45\\), level \\(29\\)\n.*12 optimizer steps of 8 prompts\n.*--objective grpo --rollout .* --batch 8 --lr 1e-6")):

@@ -480,7 +480,7 @@ class Rejections(Tested):
                     (tokens(ids=[1, 2000]), "ids[1] is 2000, the vocabulary has"), (tokens(train=[0, 2]), "train[1] is 2, not 0 or 1"),
                     *(({"prompt": "a", "completion": "b", "label": label}, "neither true nor false") for label in ("yes", 0.5, 2, [])),
                     (tokens(advantages=[0, float("inf")]), "advantages[1] is inf"), ({"messages": messages, "tools": 3}, "tools"),
-                    ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "not JSON"),
+                    ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "nor JSON"),
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
                     *(({"messages": messages, "chat_template_kwargs": {name: []}}, name) for name in records.TAKEN)),
                 records.CLASH: (
