@@ -2,7 +2,7 @@
 
 Shapes of an object (keys that are None count as absent):
 
-  {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
+  {"text"}  {"messages"}  {"prompt", "completion"}                                  one document
   {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
   {"chosen", "rejected"}, maybe with {"prompt"}                                     a preference pair, two documents
   {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
@@ -31,20 +31,18 @@ SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
 SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
-    ("text", ("text",), ()), ("messages", ("messages",), ()), ("messages", ("conversations",), ()),
+    ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
     ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
     ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)),
-    *((name, (key, *more), ()) for key in ("messages", "conversations") for name, more in (("unpaired", ("label",)), ("preference", ("chosen", "rejected")))))
-SHAPING = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
+    ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
+SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
 TALKS = tuple(key for key in SHAPING if key != "prompt")  # beside which a prompt is none alone
 QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: what stands behind an instruction
 ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
-ASKING = ("completion", "unpaired", "preference", "groups", "prompts")
-SYNONYMS = (  # a column of ours, its names in other layouts, formats that take these, with auto columns that must not be there, and of which one must
-    ("messages", ("conversation", "dialogue", "dialog"), ("messages", "unpaired", "preference"), SHAPING, ()),
-    ("prompt", QUESTIONS, ASKING, (*SHAPING[:3], "ids"), (*TALKS, *ANSWERS)), ("prompt", ("input",), ASKING[:2], (*SHAPING, "ids"), ANSWERS),
-    ("completion", ANSWERS, ASKING[:2], TALKS, ()), ("system", SYSTEM[1:], ("messages", *ASKING), ("text",), ()), ("label", ("kto_tag",), ("unpaired",), (), ()))
+SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
+    ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
+    ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
 UNUSED = ("score", "scores", "reward", "rating", "weight", "history", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
 READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
 LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
@@ -202,9 +200,8 @@ def detect(record):
         advice = f"; choose with --format {' or '.join(dict.fromkeys(satisfied))}" if satisfied else ""
         advice += "; unpaired preference, for KTO, has prompt, completion, label" if "label" in clash else ""
         raise Rejected(CLASH, f"has {clash[0]} and {clash[1]}, which no format has together{advice}")
-    key = next((key for key in ("messages", "conversations") if key in row), None)
-    if "chosen" in row and key and is_answer(record[key], -1):
-        raise Rejected(CLASH, f"has {key} and chosen, and {key} end with an answer, so they are no prompt; --format preference takes "
+    if {"messages", "chosen"} <= set(row) and is_answer(record["messages"], -1):
+        raise Rejected(CLASH, "has messages and chosen, and messages end with an answer, so they are no prompt; --format preference takes "
                               "chosen and rejected alone")
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
@@ -228,11 +225,11 @@ def renamed(record, columns):
     return type(record)(rest | {column: record[own] for column, own in columns.items() if own in record})
 
 
-def listed(text):
-    """The list that a text holds, in JSON or as Python prints it, or else the text."""
-    for read in (json.loads, ast.literal_eval):
+def value_of(text):
+    """The list or object that a text holds, in JSON or as Python prints it, or else what it is."""
+    for read in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            if isinstance(value := read(text), list):
+            if isinstance(value := read(text), (list, dict)):
                 return value
     return text
 
@@ -251,28 +248,24 @@ def is_answer(messages, at):
 
 def calls_of(value, name):
     """Calls of tools as ShareGPT has them: JSON of an object with name and arguments, or of several."""
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        found = None
-    found = found if isinstance(found, list) and found else [found]
+    found = value_of(value) or [None]
+    found = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in found):
         raise Rejected(WRONG_TYPE, f"{name} is a call of a tool, and not JSON of an object with name and arguments")
     return [{"type": "function", "function": {"name": call["name"], "arguments": {}, **call}} for call in found]
 
 
-def ours(record, name, chat):
-    """A row of another layout as one of ours, and {its own column: the one of ours that it is in}. `chat`: questions become messages."""
+def ours(record, name):
+    """A row of another layout with our names, and {its own column: the one of ours that it is in}."""
     row, own = dict(record), {}
     there = lambda *keys: any(row.get(key) is not None for key in keys)
     if name == "auto" and there("text") and there(*QUESTIONS) and there(*ANSWERS):
         raise Rejected(CLASH, "has text, and a question with an answer; choose with --format text or completion")
-    for column, others, formats, beside, needed in SYNONYMS:
+    for column, others, beside in SYNONYMS:
         found = [key for key in others if there(key)]
-        if not found or there(column) or name == "auto" and (there(*beside) or needed and not there(*needed)) or name not in ("auto", *formats):
+        if not found or there(column) or name == "auto" and there(*beside) or name == "prompts" and column == "completion" or (
+                found == ["answer"] and name == "auto" and "prompt" not in own.values()):  # a prompt alone, with its reference
             continue
-        if column == "completion" and (not there("prompt") or found == ["answer"] and name == "auto" and "prompt" not in own.values()):
-            continue  # an answer to nothing; or a prompt alone with its reference
         if len(found) > 1:
             raise Rejected(CLASH, f"has {' and '.join(found)}, of which each could be the {column}; choose with --columns {column}={found[0]}")
         own[found[0]], row[column] = column, row.pop(found[0])
@@ -280,33 +273,31 @@ def ours(record, name, chat):
     if behind:
         texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
         row["prompt"], own = "\n".join(text for text in texts if text.strip()), {**own, **dict.fromkeys(behind, "prompt")}
-    return (row, own) if name in ("text", "advantages") or name == "auto" and there("text") else spoken(record, row, own, name, chat)
-
-
-def spoken(record, row, own, name, chat):
-    """The same with a column system as the first message, and with a question as messages, after those of a history."""
-    row |= {key: [row[key]] for key in ("chosen", "rejected") if isinstance(row.get(key), dict)}  # a message alone
-    speaker = next((key for key in SYSTEM if record.get(key) is not None), None)
-    system, asked, answer = want(row.get("system") or "", str, "system"), row.get("prompt"), row.get("chosen")
-    system, foreign = system * bool(system.strip()), bool({"prompt", "completion"} & {*own.values()})
-    history = [want(text, str, "history") for turn in want(row.get("history") or [], list, "history") for text in want(turn, list, "history")]
-    if isinstance(asked, str) and (foreign or system or is_answer(answer, 0)) and (not isinstance(answer, list) or is_answer(answer, 0)):
-        texts = [*(history if "instruction" in own else ()), asked]
-        own |= dict.fromkeys(["history"] * (len(texts) > 1) + [speaker] * bool(system), "prompt")
-        if not chat:
-            row["prompt"] = "\n".join([system] * bool(system) + texts) + "\n" * foreign
-            return row, own
-        row["prompt"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-        if len(texts) > 1 and name == "auto" and row.get("completion") is not None and row.get("label") is None:  # all answers are trained on
-            row["messages"], own = [*row.pop("prompt"), {"role": "assistant", "content": row.pop("completion")}], dict.fromkeys(own, "messages")
-    keys = next(([key] for key in ("messages", "conversations", "prompt") if isinstance(row.get(key), list)), ["chosen", "rejected"])
-    for key in [key for key in keys if system and isinstance(row.get(key), list)]:
-        first = row[key][0] if row[key] and isinstance(row[key][0], dict) else {}
-        said = first.get("content", first.get("value")) if "system" in (first.get("role"), first.get("from")) else None
-        if said not in (None, system):
-            raise Rejected(CLASH, f"column {speaker} differs from the system message in {key}; leave one of them out")
-        row[key], own[speaker] = row[key] if said else [{"role": "system", "content": system}, *row[key]], key
     return row, own
+
+
+def spoken(result, row, own, chat):
+    """Puts a column system before the messages, and makes messages of a question of another layout, or a text if there is no template."""
+    system, history, foreign = want(row.get("system") or "", str, "system"), [], {"prompt", "completion"} & {*own.values()}
+    system = system if system.strip() else ""
+    for turn in want(row.get("history") or [], list, "history") if "instruction" in own else ():
+        history += [want(text, str, "history's text") for text in want(turn, list, "history's turn")]
+    for source in result.documents:
+        if isinstance(source.prompt, str) and (foreign or system):
+            texts = [*history, source.prompt]
+            source.prompt = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+            if not chat:
+                source.prompt = "\n".join([system, *texts] if system else texts) + "\n" * bool(foreign)
+            elif result.kind != shards.PROMPTS:
+                source.body = [{"role": "assistant", "content": source.body}]
+            if chat and history and result.kind == shards.DOCUMENTS:  # whose answers are trained on, too
+                source.prompt, source.body = [], source.prompt + source.body
+        messages, first = source.prompt or source.body, {"role": "system", "content": system}
+        if system and isinstance(messages, list) and messages[0] != first:
+            if messages[0]["role"] == "system":
+                raise Rejected(CLASH, "column system differs from the system message; leave one of them out")
+            messages.insert(0, first)
+    return {key for key, value in (("system", system), ("history", history)) if value}
 
 
 # ---- a record --------------------------------------------------------------------------------------------------------------------
@@ -331,19 +322,22 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     record = renamed(record, columns) if columns else record
     texts = {key: value for key, value in record.items() if isinstance(value, str) and (
         key in LISTS or isinstance(record, Cells) and key in COLUMNS and value[:2] == "[{")}
-    record = record | {key: listed(value) for key, value in texts.items()}
-    row, own = ours(record, name, chat)
-    name = detect(row) if name == "auto" else name
+    record = record | {key: value_of(value) for key, value in texts.items()}
+    row, own = ours(record, name)
+    name, asked = detect(row) if name == "auto" else name, name
+    if asked == "auto" and name == "prompts" and "prompt" in own.values():
+        raise Rejected(UNKNOWN_FORMAT, f"has {next(iter(own))}, and no answer that is known; --columns completion=KEY names it, --format prompts "
+                                       "takes prompts alone")
     reader = Reader(row, (*ROLES, *more_roles))
     result = Record(*getattr(reader, name)(), name)
     result.implicit, result.told = reader.implicit, reader.told
-    describe(record, result, reader.used, own)
+    describe(record, result, reader.used | (spoken(result, row, own, chat) if result.documents[0].prompt is not None else set()), own)
     if result.kind == shards.PROMPTS:
         result.columns = other_columns({key: record[key] for key in result.passed})
     else:
         result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
     if row.get("tools"):
-        tools = listed(row["tools"]) if isinstance(row["tools"], str) else row["tools"]
+        tools = value_of(row["tools"])
         bare = lambda tool: reader.speakers and isinstance(tool, dict) and "name" in tool and "function" not in tool and "type" not in tool
         result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in want(tools, list, "tools")] or None
     if row.get("chat_template_kwargs") is not None:
@@ -382,10 +376,6 @@ class Reader:
         self.used.add(key)
         return self.record.get(key)
 
-    def talk(self):
-        """The name of the column that holds messages."""
-        return next((key for key in ("messages", "conversations") if self.record.get(key) is not None), "messages")
-
     # -- formats: (kind, documents)
     def text(self):
         text = self.get("text", str)
@@ -394,8 +384,7 @@ class Reader:
         return shards.DOCUMENTS, [Source(text)]
 
     def messages(self):
-        key = self.talk()
-        return shards.DOCUMENTS, [Source(self.message_list(self.get(key), key), prompt=[])]
+        return shards.DOCUMENTS, [Source(self.message_list(self.get("messages"), "messages"), prompt=[])]
 
     def completion(self):
         return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
@@ -409,19 +398,20 @@ class Reader:
         if label is None:
             raise Rejected(WRONG_TYPE, f"label is {json.dumps(self.get('label'))[:40]}, neither true nor false; --format completion trains on "
                                        "all rows")
-        key = self.talk()
-        if self.record.get("prompt") is None and self.record.get(key) is not None:
-            messages = self.message_list(self.get(key), key)
+        if self.record.get("prompt") is None and self.record.get("messages") is not None:
+            messages = self.message_list(self.get("messages"), "messages")
             if messages[-1]["role"] != "assistant":
-                raise Rejected(WRONG_TYPE, f"{key} ends with the {messages[-1]['role']}, not with the assistant's answer, which is labelled")
+                raise Rejected(WRONG_TYPE, f"messages end with the {messages[-1]['role']}, not with the assistant's answer, which is labelled")
             return shards.LABELS, [Source(messages[-1:], messages[:-1], float(label))]
         return shards.LABELS, [self.pair(self.get("prompt"), self.get("completion"), "completion", float(label))]
 
     def preference(self):
-        chosen, rejected = self.get("chosen"), self.get("rejected")
+        chosen, rejected = ([part] if isinstance(part, dict) else part for part in (self.get("chosen"), self.get("rejected")))
         prompt = self.maybe("prompt")
-        if prompt is None and not is_answer(self.record.get(self.talk()), -1):
-            prompt = self.maybe(self.talk())
+        if isinstance(prompt, str) and is_answer(chosen, 0) and is_answer(rejected, 0):
+            prompt = [{"role": "user", "content": prompt}]
+        if prompt is None and not is_answer(self.record.get("messages"), -1):
+            prompt = self.maybe("messages")
         if all(isinstance(part, list) and part[:len(prompt or [])] == prompt for part in (chosen, rejected)):  # whole conversations
             chosen, rejected = chosen[len(prompt):], rejected[len(prompt):]
         if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):

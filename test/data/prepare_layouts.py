@@ -101,22 +101,22 @@ class Layouts(WithCommand):
                 for tools in ([tool], [wrapped(**tool)], json.dumps([tool])):
                     self.assert_same(says(json.dumps(value), tools), calls(*made), name)
         for value in ("call w", "[]", '{"arguments": {}}', "3"):
-            self.refused_row("wrong type: conversations.1. is a call of a tool, and not JSON", says(value, [tool]), "hybrid")
+            self.refused_row("wrong type: messages.1. is a call of a tool, and not JSON", says(value, [tool]), "hybrid")
 
     def test_rows_that_are_refused(self):
         for detail, row in (
-                ("clash: column system differs from the system message in messages", {"messages": [SYSTEM, USER, FOUR], "system": "Be long"}),
-                ("clash: column system_prompt differs from", {"conversations": [{"from": "system", "value": "x"}, *TALK], "system_prompt": "y"}),
+                ("clash: column system differs from the system message", {"messages": [SYSTEM, USER, FOUR], "system": "Be long"}),
+                ("clash: column system differs from", {"conversations": [{"from": "system", "value": "x"}, *TALK], "system_prompt": "y"}),
                 ("clash: has output and response, of which each could be the completion; choose with --columns completion=output",
                  {"instruction": "a", "output": "b", "response": "c"}),
                 ("clash: has question and problem", {"question": "a", "problem": "b", "answer": "c"}),
                 ("clash: has text, and a question with an answer; choose with --format text or completion",
                  {"instruction": "a", "output": "b", "text": "c"}),
                 ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),
-                ("wrong type: messages ends with the user, not with the assistant's answer", {"messages": [USER], "label": True}),
+                ("wrong type: messages end with the user, not with the assistant's answer", {"messages": [USER], "label": True}),
                 ("wrong type: history is a text", {"instruction": "a", "output": "b", "history": "c"}),
                 ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
-                ("wrong type: the row is a list", [1]), ("unknown format: keys are question, level; --columns", {"question": "a", "level": "b"})):
+                ("wrong type: the row is a list", [1]), ("unknown format: has question, and no answer that is known; --columns completion=KEY", {"question": "a", "level": "b"})):
             self.refused_row(detail, row)
         with self.assertRaisesRegex(records.Rejected, "unknown format: has no column q, which --columns names; it has a, b"):
             records.understand({"a": "1", "b": "2"}, columns={"prompt": "q"})
