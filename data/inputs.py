@@ -2,8 +2,8 @@
 
 JSON comes as lines of bytes, or as the objects of one array; a text as documents, the whole file or what stands between separators; both
 gzipped, too, by their names. CSV, Parquet and Arrow come as rows, of which only columns that mean something are taken; where they are
-prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a
-gzipped file: unpacked) or rows before it, and lines or rows, for messages.
+prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or
+rows before it, and lines or rows, for messages.
 """
 
 import codecs
@@ -51,7 +51,7 @@ class Batch:
 def opened(path):
     """The file, and what is in it."""
     raw = open(path, "rb")
-    return raw, gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+    return raw, gzip.GzipFile(fileobj=raw) if path.lower().endswith(".gz") else raw
 
 
 def reader_of(path, name):
@@ -107,9 +107,9 @@ def find(paths, name, say):
         own, left, why = [], collections.defaultdict(list), "has no file that is read here; --format text reads those of any suffix as text"
         if os.path.isdir(path):
             walk(path, own, left)
-            texts = [each for each in own if reader_of(each, name) == "text"]
-            if name != "text" and 0 < len(texts) < len(own):  # such as the README.md of a data set
-                own, left["is text beside data"] = [each for each in own if each not in texts], texts
+            data, texts = ([each for each in own if (reader_of(each, name) == "text") == text] for text in (False, True))
+            if name != "text" and data and texts:  # such as the README.md of a data set
+                own, left["is text beside data"] = data, texts
             for reason, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
             say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
@@ -124,13 +124,9 @@ def find(paths, name, say):
 
 def identity(path):
     """Size, time and first bytes of a file: they tell whether it is still the same."""
-    try:
-        status = os.stat(path)
-        with open(path, "rb") as file:
-            head = zlib.crc32(file.read(HEAD))
-    except OSError as error:
-        raise InputFailure(f"{path}: cannot be read: {error.strerror}") from None
-    return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": head}
+    status = os.stat(path)
+    with open(path, "rb") as file:
+        return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": zlib.crc32(file.read(HEAD))}
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------------------

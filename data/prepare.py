@@ -271,11 +271,10 @@ def model_positions(folder):
             config = json.load(file)
         config = config.get("text_config", config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope = rope.get("full_attention", rope)
-        positions = int(config.get("max_position_embeddings", config.get("n_positions", 0)))
+        rope, positions = rope.get("full_attention", rope), int(config.get("max_position_embeddings", config.get("n_positions", 0)))
         linear = rope.get("rope_type", rope.get("type")) == "linear"
-        unscaled = positions / rope["factor"] if linear else rope.get("original_max_position_embeddings", positions)
-        return config.get("model_type"), max(positions, 0), max(int(unscaled), 1)
+        return config.get("model_type"), max(positions, 0), max(int(positions / rope["factor"] if linear else
+                                                                    rope.get("original_max_position_embeddings", positions)), 1)
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return None, 0, 1
 
@@ -370,13 +369,10 @@ def inspect(paths):
 
 # ---- a run -----------------------------------------------------------------------------------------------------------------------
 def prepare(arguments):
-    total = sum(inputs.identity(path)["bytes"] for path in arguments.files)
-    progress = Progress(total)
+    progress = Progress(sum(map(os.path.getsize, arguments.files)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    settings = argparse.Namespace(paths=arguments.files, out=arguments.out, options=options_of(arguments), force=arguments.force,
-                                  workers=arguments.workers or min(cores, 16), val_fraction=arguments.val_fraction, seed=arguments.seed,
-                                  shard_tokens=arguments.shard_tokens, skip_bad=arguments.skip_bad,
-                                  separator=arguments.separator)
+    settings = argparse.Namespace(**{**vars(arguments), "paths": arguments.files, "options": options_of(arguments),
+                                     "workers": arguments.workers or min(cores, 16)})
     work = run.Run(settings, progress, progress.say)
     try:
         work.run()

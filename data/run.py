@@ -203,8 +203,6 @@ class Run:
 
     def run(self):
         s = self.settings
-        for path in s.paths:
-            inputs.identity(path)
         folder = self.folder = Folder(s.out)
         saved_now = self.saved_time() if not s.force else None
         now = datetime.datetime.fromisoformat(saved_now) if saved_now else datetime.datetime.now().replace(microsecond=0)
