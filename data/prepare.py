@@ -204,6 +204,8 @@ def report(work, arguments):
     print(detected(work.notes))
     for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
         print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
+    for text, count in sorted((name[5:], count) for name, count in work.notes.items() if name.startswith("told ")):
+        print(f"{count:,} sample{'s' * (count != 1)}: {text}")
     if work.notes.get("empty"):
         print(f"in {work.notes['empty']:,} documents a turn of the assistant is empty, which teaches to say nothing")
     hint(work, arguments, kind)
@@ -286,6 +288,8 @@ def show(arguments):
             if detected(notes) != said:
                 said = detected(notes)
                 print(said)
+            for text in dict.fromkeys(record.told):
+                print(f"{where}: {text}")
             for i, document in enumerate(documents):
                 which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
                          shards.LABELS: " desirable" if document.reward else " undesirable",

@@ -85,6 +85,7 @@ class Record:
     used: list = field(default_factory=list)  # columns,
     passed: list = field(default_factory=list)  # those that go to reward commands,
     left_out: list = field(default_factory=list)  # and the others
+    told: list = field(default_factory=list)  # what a person should know of it: texts, of which a run counts the samples
     columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and answer, as a JSON object
 
 
@@ -214,7 +215,7 @@ def understand(record, name="auto", more_roles=()):
     reader = Reader(record, (*ROLES, *more_roles))
     unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
     result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
-    result.implicit = reader.implicit
+    result.implicit, result.told = reader.implicit, reader.told
     describe(record, result)
     if result.kind == shards.PROMPTS:
         result.columns, result.unused = other_columns(record, "completion" in result.used), []
@@ -251,7 +252,7 @@ def other_columns(record, completion_is_answer):
 
 class Reader:
     def __init__(self, record, roles):
-        self.record, self.roles, self.implicit = record, roles, False
+        self.record, self.roles, self.implicit, self.told = record, roles, False, []
 
     def get(self, key, kind=None):
         value = self.record.get(key)

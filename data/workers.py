@@ -85,6 +85,8 @@ def process(encoder, file, rows, checked):
         for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
             for key in keys:
                 notes[f"column {what} {key}"] += 1
+        for text in set(record.told):
+            notes[f"told {text}"] += 1
         for key in record.unused:
             notes[f"unused {key}"] += 1
         if kind == shards.LABELS:
