@@ -28,6 +28,7 @@ from records import Rejected
 
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
+TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
 PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
@@ -53,6 +54,7 @@ class Options:
     eos_token: str = None
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
+    reasoning: str = "keep"  # that is cut off, or drop
     now: str = None  # what strftime_now tells templates
 
 
@@ -226,10 +228,6 @@ class Encoder:
         self.known = words.Known(self.tokenizer, lambda text: self.library(text).ids.tobytes())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
-        self.is_special = np.zeros(self.vocabulary, bool)
-        self.is_special[self.special_ids] = True
-        self.blank = lambda ids: not self.tokenizer.decode(ids, skip_special_tokens=False).strip()
-        self.short_blank = functools.lru_cache(4096)(self.blank)
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
@@ -297,7 +295,7 @@ class Encoder:
             try:
                 document = self.document(source, record)
             except templates.TemplateFailure as failure:
-                raise Rejected(records.TEMPLATE, f"{failure}{self.hint(source)}") from None
+                raise Rejected(records.TEMPLATE, str(failure)) from None
             except templates.Endless as failure:
                 raise SetupFailure(str(failure)) from None
             except RecursionError:
@@ -324,14 +322,6 @@ class Encoder:
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
                 raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
         return record, documents
-
-    @staticmethod
-    def hint(source):
-        """What a template may have missed in messages that it refused."""
-        messages = [m for part in (source.prompt, source.body) if isinstance(part, list) for m in part if isinstance(m, dict)]
-        calls = [call.get("function", call) for m in messages for call in m.get("tool_calls") or [] if isinstance(call, dict)]
-        text = any(isinstance(call, dict) and isinstance(call.get("arguments"), str) for call in calls)
-        return "; arguments of a tool call are a text: templates that list them want an object" if text else ""
 
     def document(self, source, record):
         if record.kind == shards.PROMPTS:
@@ -451,11 +441,11 @@ class Encoder:
         if isinstance(source.prompt, str):
             ids = self.encoding(source.prompt).ids
             ids = ids if ids[:len(self.before)].tolist() == self.before else np.concatenate([np.array(self.before, np.uint32), ids])
-        elif self.template is None:
-            raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         else:
-            more = {**self.template_arguments, **record.template_arguments}
-            ids = self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids
+            messages, more = self.messages(source.prompt, record)
+            text = self.template.render(messages, True, record.tools, **more)
+            self.placed(text, messages, [], record, more)
+            ids = self.encoding(text).ids
         if not len(ids):
             raise Rejected(records.EMPTY, "the prompt has no tokens")
         answer = self.encoding(source.body).ids if source.body else ids[:0]
@@ -479,52 +469,143 @@ class Encoder:
 
     def wanted(self, messages, first):
         """Numbers of the messages that are trained on: of a completion, only those behind its prompt."""
-        if self.train_on == "last":
-            return [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"][-1:]
-        return [i for i in range(first, len(messages)) if messages[i]["role"] in self.train_on]
+        roles = ("assistant",) if self.train_on == "last" else self.train_on
+        found = [i for i in range(first, len(messages)) if messages[i]["role"] in roles]
+        return [i for i in found[-(self.train_on == "last"):] if not records.masked(messages[i])]
 
-    def conversation(self, source, record):
+    def messages(self, messages, record):
+        """(messages with their reasoning where the template takes it, variables for the template). Tells of masks."""
         if self.template is None:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
-        messages, first = source.prompt + source.body, len(source.prompt)
-        more = {**self.template_arguments, **record.template_arguments}
+        found = []
+        for i, message in enumerate(messages):
+            for key in message.keys() & records.MASKS:
+                if not message[key]:
+                    record.told.append(f"turns whose {key} is 0 or false do not count")
+                elif not isinstance(self.train_on, str) and message["role"] not in self.train_on:
+                    record.told.append(f"{key} is true for turns of the {message['role']}, which --train-on does not name: they do not count")
+            if message["role"] == "assistant" and "think>" in message["content"]:
+                message = self.reasoned(message, i + 1 == len(messages), record)
+            found.append(message)
+        return found, {**self.template_arguments, **record.template_arguments}
+
+    @functools.cached_property
+    def reasoning(self):
+        """Of reasoning in a content: {whether a template that has a field for it takes it from there: with both tags, with the second
+        alone; whether an empty block is put before the first alone, in an old turn}."""
+        def text(content, *later, **more):
+            try:
+                turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}, *later]
+                return self.template.render(turns, **self.template_arguments)
+            except templates.TemplateFailure:
+                return ""
+        field = text("QzA", reasoning_content="QzR")
+        whole, orphan = text("<think>\nQzR\n</think>\n\nQzA"), text("QzR\n</think>\n\nQzA")
+        return {"both": "QzR" not in field or whole.count("</think>") == field.count("</think>"), "second": "QzR" not in field or orphan == field,
+                "block": "</think>" in text("<think>\nQzR", {"role": "user", "content": "Q"})}
+
+    def reasoned(self, message, last, record):
+        """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
+        thought, end, answer = message["content"].partition("</think>")
+        first = thought.lstrip().startswith("<think>")
+        if first and not end:
+            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
+            if self.options.reasoning == "drop" or not last and self.reasoning["block"]:
+                raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
+        tags = "both" if first else "second" if end and "<think>" not in thought else None
+        if not end or not tags or self.reasoning[tags] or any(message.get(name) for name in templates.REASONING):
+            return message
+        record.told.append(f"reasoning before a </think>{' without <think>' * (not first)} became reasoning_content, which the template reads")
+        return {**message, "reasoning_content": thought.lstrip().removeprefix("<think>").strip("\n"), "content": answer.lstrip("\n")}
+
+    def conversation(self, source, record):
+        messages, more = self.messages(source.prompt + source.body, record)
+        first, last = len(source.prompt), len(messages)
         everything = self.train_on in ("all", "completion")
-        wanted = list(range(len(messages))) if everything else self.wanted(messages, first)
-        if everything:
-            text, stretches = self.template.render(messages, False, record.tools, **more), [(None, 0, 1 << 62)]
-        elif not wanted:
-            text, stretches = self.template.render(messages, False, record.tools, **more), []
-        else:
-            text, stretches = self.stretches(messages, wanted, record.tools, more)
+        if self.train_on == "completion" and not first:  # of a whole conversation, the last turn of the assistant
+            first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
+            last = first + 1
+        masked = [i for i, message in enumerate(messages) if records.masked(message)]
+        wanted = [i for i in range(len(messages)) if i not in masked] if everything else self.wanted(messages, first)
+        text, stretches = self.stretches(messages, masked if everything else wanted, record, more)
         encoding = self.encoding(text)
         ids = encoding.ids
         counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
-        if not everything and not self.template.has_generation:
-            self.cut_space_behind_turns(ids, counts)
+        if everything:
+            counts, straddles = 1 - counts, 0
         prompt = int(np.argmax(counts)) if first and counts.any() else 0
-        if first and self.train_on == "all":
-            before = self.template.render(source.prompt, True, record.tools, **more)
+        before = self.template.render(messages[:first], True, record.tools, **more) if first and everything else ""
+        if before and self.train_on == "all":
             prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
-        if first and self.train_on == "completion":
-            prompt = alike(self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids, ids)
+        elif before:
+            prompt = alike(self.encoding(before).ids, ids)
             counts[:prompt] = 0
+            if last < len(messages):
+                counts[alike(self.encoding(self.template.render(messages[:last], False, record.tools, **more)).ids, ids):] = 0
         chosen = set(wanted)
         texts = tuple(messages[i] for i in wanted)
         empty = any(m["role"] == "assistant" and not (m["content"].strip() or m.get("tool_calls")) for m in texts)
         return Document(ids, counts, prompt, straddles=straddles, empty=empty, texts=texts,
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
-    def stretches(self, messages, wanted, tools, more):
-        """(text, [(message number, begin, end)]): as in the conversation of placeholders if that is proved, else as asked for this one."""
-        text = self.template.render(messages, False, tools, **more)
+    def stretches(self, messages, wanted, record, more):
+        """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: it follows what
+        asks for it, and nothing ends it."""
+        text = self.template.render(messages, False, record.tools, **more)
+        last, content = len(messages) - 1, messages[-1]["content"].lstrip()
+        if messages[-1]["role"] != "assistant" or not content.startswith("<think>") or "</think>" in content:
+            return text, self.placed(text, messages, wanted, record, more)
+        text, asked = (self.template.render(messages[:-1], prompt, record.tools, **more) for prompt in (False, True))
+        found = self.placed(text, messages[:-1], [i for i in wanted if i < last], record, more)
+        if not asked.startswith(text) or asked.rstrip().endswith("</think>"):
+            raise Rejected(records.CUT_OFF, f"the template has no place for it: {self.clip(content)}")
+        text = asked + (content.removeprefix("<think>").lstrip("\n") if asked.rstrip().endswith("<think>") else content)
+        return text, found + [(last, len(asked), len(text))] * (last in wanted)
+
+    def placed(self, text, messages, wanted, record, more):
+        """[(message number, begin, end)] in the rendering of messages: as in the conversation of placeholders if that is proved, else as
+        asked for this one. Rejected if a message is not in the text."""
         mark = next((p[0] for p in spans.PLACEHOLDERS if p[0] not in text), None)
-        found = None
+        found = absent = None
         if mark and not (self.template.has_generation and any(mark in text for mark in templates.MARKS)):
-            found = self.patterns.spans(text, messages, mark, wanted, tools, more)
-        return (text, found) if found is not None else self.asked_stretches(messages, wanted, tools, more)
+            found, absent = self.patterns.spans(text, messages, mark, wanted, record.tools, more)
+        if absent is None:
+            absent = [path for path, value in layout.leaves(messages) if not any(s in text for s in layout.spellings(value))]
+        left_out = {key for _, key, *rest in absent if not rest} - TOLD_APART
+        for i, key, *rest in absent:
+            if key == "content" or key == "tool_calls" and rest[1] in ("function", "name", "arguments"):
+                self.look_for((i, key, *rest), messages, record, more)
+        question = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        for i, message in enumerate(messages):
+            left_out |= {key for key in message.keys() - TOLD_APART if not isinstance(message[key], str) and key not in self.template.text}
+            if not self.reasoning_of(message).strip() in text:
+                which = "the last turn" if i > question else "turns before the last question"
+                record.told.append(f"the template leaves out the reasoning of {which}")
+        record.left_out += [key for key in sorted(f"messages[].{key}" for key in left_out) if key not in record.left_out]
+        return self.asked_stretches(messages, wanted, record.tools, more)[1] if found is None and wanted else found or []
+
+    @staticmethod
+    def reasoning_of(message):
+        thought, end, _ = message["content"].partition("</think>") if message["role"] == "assistant" else ("", "", "")
+        return next((message[name] for name in templates.REASONING if message.get(name)), thought.rpartition("<think>")[2] * bool(end))
+
+    def look_for(self, path, messages, record, more):
+        """Rejected if a text of a message, which is not in the conversation of placeholders, changes nothing in this one."""
+        try:
+            text, other = (self.template.render(m, False, record.tools, **more)
+                           for m in (messages, layout.put_at(messages, path, spans.PLACEHOLDERS[0])))
+        except templates.TemplateFailure:  # it reads this text
+            return
+        i, key = path[:2]
+        if text == other and functools.reduce(lambda value, key: value[key], path, messages).strip():
+            raise Rejected(records.TEMPLATE, f"the template leaves out the {key} of message {i + 1} ({messages[i]['role']}); give it a role that "
+                                             "the template knows, or another --chat-template")
 
     def asked_stretches(self, messages, wanted, tools, more):
-        """Blocks of {% generation %} speak for the assistant where there are any; turns of the other roles are found."""
+        """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
+        roles are found."""
+        if not wanted:
+            return self.template.render(messages, False, tools, **more), []
         if not self.template.has_generation:
             return self.turns.find(messages, wanted, tools, **more)
         own = [i for i in wanted if messages[i]["role"] == "assistant"]
@@ -533,16 +614,6 @@ class Encoder:
         if rest:
             stretches = stretches + self.turns.find(messages, rest, tools, **more)[1]
         return text, sorted(stretches, key=lambda stretch: stretch[1])
-
-    def cut_space_behind_turns(self, ids, counts):
-        """A turn ends with its last special token: white space that the template puts behind that is not the model's to write."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]]))).tolist()
-        special = self.is_special[ids]
-        for begin, end in zip(edges[::2], edges[1::2]):
-            marks = np.flatnonzero(special[begin:end])
-            behind = begin + int(marks[-1]) + 1 if len(marks) else end
-            if behind < end and (self.blank if end - behind > 8 else self.short_blank)(tuple(ids[behind:end].tolist())):
-                counts[behind:end] = 0
 
     # ---- the check ----------------------------------------------------------------------------------------------------------
     def check(self, document):

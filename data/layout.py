@@ -101,6 +101,25 @@ def has_blank(value):
     return isinstance(value, dict) and any(has_blank(v) for k, v in value.items() if k not in ("role", "type"))
 
 
+def leaves(value, path=()):
+    """(path, text) of every text in a value that numbered() replaces."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, (list, dict)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if key not in ("role", "type"):
+                yield from leaves(item, (*path, key))
+
+
+def put_at(value, path, text):
+    """The value with this text at a path."""
+    if not path:
+        return text
+    value = value.copy()
+    value[path[0]] = put_at(value[path[0]], path[1:], text)
+    return value
+
+
 class Patterns:
     """The places of turns in conversations of one shape. `find(messages, wanted, tools, more)` gives the text of a conversation and
     [(message number, begin, end)] in it; it is asked for the conversation of placeholders, once, so that the answer for a
@@ -112,29 +131,33 @@ class Patterns:
         self.find, self.failures, self.known = find, failures, {}
 
     def spans(self, text, messages, mark, wanted, tools, more):
-        """The answer of `find` for `text`, the rendering of `messages`, without `mark`; None: this cannot tell."""
+        """(the answer of `find` for `text`, the rendering of `messages`, without `mark`; paths of texts that are not in it). None: this
+        cannot tell. Without an answer, paths are those of the placeholders."""
         for blank in (True, False):
             texts = []
             marked = [numbered(message, mark, texts, blank) for message in messages]
-            pattern = self.pattern(marked, mark, wanted, tools, more)
-            places = pattern and put_back(text, pattern[0], texts)
-            if places is not None:
+            parts, edges, absent = self.pattern(marked, mark, wanted, tools, more)
+            places = edges is not None and put_back(text, parts, texts)
+            if places not in (None, False):
                 begins = [0, *(end for _, _, end in places)]  # of what the template writes before, between and behind texts
-                return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in pattern[1]]
+                return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in edges], absent
             if all(map(str.strip, texts)):
                 break
-        return None
+        return None, absent
 
     def pattern(self, marked, mark, wanted, tools, more):
-        """(parts as put_back takes them, [(message number, part, offset, part, offset)]); None: there is none."""
+        """(parts as put_back takes them, [(message number, part, offset, part, offset)], [path of a text that is not there]); None
+        where there is none."""
         key = repr((marked, wanted, tools, more))
         if key not in self.known:
             if len(self.known) >= self.MOST:
                 self.known.clear()
             try:
-                self.known[key] = self.divided(*self.find(marked, wanted, tools, more), mark)
+                text, spans = self.find(marked, wanted, tools, more)
+                absent = [path for path, placeholder in leaves(marked) if placeholder[:1] == mark and placeholder not in text]
+                self.known[key] = *self.divided(text, spans, mark), absent
             except self.failures:
-                self.known[key] = None
+                self.known[key] = None, None, None
         return self.known[key]
 
     @staticmethod
@@ -150,7 +173,7 @@ class Patterns:
                 offset = edge - ends[at] + lengths[at]
                 if at % 2:  # within a text there is no edge, only behind it
                     if offset < lengths[at]:
-                        return None
+                        return parts, None
                     at, offset = at + 1, 0
                 found[-1] += [at // 2, offset]
         return parts, found

@@ -197,7 +197,7 @@ class Run:
                           "special tokens": workers.encoder.special, "library": encode.library_version()},
             "chat template": template and encode.text_crc(template.text),
             "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
-                        "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
+                        "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long, "reasoning": o.reasoning,
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
                         "separator": None if s.separator is None else s.separator.decode()},
         }

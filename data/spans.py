@@ -70,9 +70,12 @@ class Canonical:
             raise TemplateFailure("the template leaves out what an assistant says")
         self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
         self.ends = set()  # the special tokens that end a turn: at the end, and where others follow
+        self.behind = self.breaks = ""  # what the template writes after that at the end, and the line breaks where others follow
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
             self.ends = {end.group() for end in found if end}
+            self.behind = whole[found[0].end():] if found[0] else ""
+            self.breaks = re.match("\n*", found[1].string[found[1].end():]).group() if found[1] else ""
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):
@@ -228,9 +231,11 @@ class Turns:
                               "template with {% generation %} blocks")
 
     def end_of_turn(self, text, canonical, end, following, i, role):
+        """Where the special token ends, and line breaks after it. At the end of the text all that the template writes there."""
         mark = self.special_pattern.search(text, end) if self.special_pattern else None
         if mark and mark.group() in canonical.ends and mark.end() <= following:
-            return mark.end()
+            behind = canonical.behind if text[mark.end():] == canonical.behind else canonical.breaks
+            return mark.end() + len(behind) * text.startswith(behind, mark.end())
         if role != "assistant":
             return end
         raise TemplateFailure(f"the template rewrites what came before, and the end of message {i + 1} is not found; use a template "

@@ -270,7 +270,7 @@ class Runs(WithCommand):
         data = self.write("show.jsonl", [GOOD, "{", {"prompt": "a", "completion": " \x1b[2Jb"}, GOOD])
         shown = self.prepare(None, "--show", "3", data).stdout
         _, (document,) = encoder("chatml").encode(GOOD)
-        for words in ("<|im_start|>assistant\n\u00abHello<|im_end|>\u00bb\n", f"--- {data}:2: left out: malformed line",
+        for words in ("<|im_start|>assistant\n\u00abHello<|im_end|>\n\u00bb", f"--- {data}:2: left out: malformed line",
                       f"--- {data}:1: {len(document.ids)} tokens, {document.counts.sum()} count\n", "\u00ab \\x1b[2Jb<|im_end|>\u00bb"):
             self.assertIn(words, shown)
         self.assertNotRegex(shown, "\x1b|:4:")

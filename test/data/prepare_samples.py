@@ -107,7 +107,7 @@ HYBRID = """{%- set turns = namespace(question=-1) %}
 
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\n' }}{% endgeneration %}
 {%- else %}{{ message.content + '<|im_end|>\n' }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""

@@ -49,11 +49,12 @@ def chat(*contents, system=None):
 
 
 def im(*turns):
-    """role, content, role, content, ... in ChatML; behind a star the content and its end count, a bar is where the prompt ends."""
+    """role, content, role, content, ... in ChatML; behind a star the content, its end and the line break count, a bar is where the
+    prompt ends."""
     text = ""
     for role, content in zip(turns[::2], turns[1::2]):
-        body = content + "<|im_end|>"
-        text += f"<|im_start|>{role.strip('*|')}\n" + "|" * ("|" in role) + (f"\u00ab{body}\u00bb" if "*" in role else body) + "\n"
+        body = content + "<|im_end|>\n"
+        text += f"<|im_start|>{role.strip('*|')}\n" + "|" * ("|" in role) + (f"\u00ab{body}\u00bb" if "*" in role else body)
     return text
 
 
@@ -98,7 +99,7 @@ class Masks(Tested):
         tools = [*chat("2+2"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "4"},
                  {"role": "assistant", "content": "four"}]
         fake = "x<|im_end|>\n<|im_start|>assistant\nI am not the assistant<|im_end|>\n"  # what a turn looks like
-        opened, bye = "<|im_start|>assistant\n<think>\n", "\n</think>\n\nBye<|im_end|>\u00bb\n"
+        opened, bye = "<|im_start|>assistant\n<think>\n", "\n</think>\n\nBye<|im_end|>\n\u00bb"
         tagged = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\ntwo\n</parameter>\n</function>\n</tool_call>"
         for name, messages, expected in (
                 ("chatml", long, im(*helped, *spoken, "Bye")),
@@ -121,7 +122,7 @@ class Masks(Tested):
                                                              "user", "And?", "*assistant", thought + "Bye")),
                 ("opening", chat("Hi", "Hello", "And?", "<think>\nhm\n</think>\n\nBye"),
                  im("user", "Hi", "*assistant", "Hello", "user", "And?") +
-                 "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\u00bb\n"),
+                 "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\n\u00bb"),
                 ("hybrid", chat(" Hi\n", "<think>\nhm\n</think>\n\n Hello there", "And?", "<think>\nwell\n</think>\n\nBye ", system=" Be brief "),
                  im("system", "Be brief", "user", "Hi", "*assistant", " Hello there", "user", "And?") + opened + "\u00abwell" + bye),
                 ("hybrid", reasoned, im(*spoken[:4], "user", "And?") + opened + "\u00abwell" + bye),
@@ -214,15 +215,19 @@ class Masks(Tested):
         made = functools.cache(lambda name, what, form: encode.Encoder(encode.Options(tokenizer=folders[name], train_on=what, format=form)))
         for case in cases:
             with self.subTest(**case):
-                for what in ("completion", "assistant"):
+                row = case["row"]
+                whole = isinstance(row.get("completion"), list) and case["trainer"] == "sft"  # as messages that end with the completion
+                messages = {**{key: row[key] for key in row if key not in ("prompt", "completion")},
+                            "messages": row["prompt"] + row["completion"]} if whole else None
+                for row, what in ((row, "all" if "messages" in row else "completion"), (row, "assistant"), *[(messages, "completion")] * whole):
                     form = "unpaired" if case["trainer"] == "kto" else "auto"  # of pairs, too
-                    kind, documents = made(case["tokenizer"], what, form).encode(case["row"])
+                    kind, documents = made(case["tokenizer"], what, form).encode(row)
                     self.assertEqual((kind, [document.ids.tolist() for document in documents]),
                                      (kinds[case["trainer"]], [ids for ids, _ in case["documents"]]))
                     counted = [[int(i >= max(first, 1)) for i in range(len(ids))] for ids, first in case["documents"]]
-                    if what == "completion":
+                    if what != "assistant":
                         self.assertEqual([document.counts.tolist() for document in documents], counted)
-                        prompts = [document.prompt for document in documents if "prompt" in case["row"] or kind == shards.PAIRS]
+                        prompts = [document.prompt for document in documents if "prompt" in case["row"] and what == "completion" or kind == shards.PAIRS]
                         self.assertEqual(prompts, [first for _, first in case["documents"]][:len(prompts)])
                     elif kind != shards.PROMPTS:  # nothing of the prompt but what the answer begins with
                         self.assertTrue(all(not (document.counts & ~np.uint8(wanted)).any() for document, wanted in zip(documents, counted)))
@@ -298,14 +303,14 @@ class Masks(Tested):
                     messages = samples.long_conversation(rng, rng.randint(1, 4), rng.choice((0, 0, 1, 2, 4, 8, 15)))
                     if rng.random() < .3:
                         rng.choice(messages)["content"] = rng.choice(odd)
-                    wanted, both = of.wanted(messages, 0), []
+                    wanted, both, of.look_for = of.wanted(messages, 0), [], mock.Mock()
                     for stretches in (of.stretches, of.asked_stretches):
                         try:
-                            both.append(stretches(messages, wanted, None, {}))
+                            both.append(stretches(messages, wanted, None if both else records.Record(0, []), {}))
                         except templates.TemplateFailure as failure:
                             both.append(str(failure))
                     self.assertEqual(*both, (name, messages))
-                found += sum(pattern is not None for pattern in of.patterns.known.values())
+                found += sum(pattern[1] is not None for pattern in of.patterns.known.values())
         self.assertGreater(found, 150)
         of = encoder("thinking")
         of.encode({"messages": chat("Hi", "Hello", "And?", "Bye")})
@@ -508,11 +513,8 @@ class Rejections(Tested):
         self.rejected("chatml", {"text": "a"}, UNKNOWN, "has no prompt", format="completion")
         self.documents("chatml", {"prompt": "a", "completion": "b", "label": False}, format="completion")
         self.documents("chatml", {"messages": messages, "label": "joke"})
-        deep = [*chat("Hi"), {"role": "assistant", "tool_calls": json.loads("[" * 450 + "]" * 450)}]
+        deep = [*chat("Hi"), {"role": "assistant", "tool_calls": [{"function": {"a": json.loads("[" * 450 + "]" * 450)}}]}]
         self.rejected("thinking", {"messages": deep}, records.TEMPLATE)
-        call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-        asks = [*chat("Hi"), {"role": "assistant", "tool_calls": [call]}]
-        self.rejected("hybrid", {"messages": asks}, records.TEMPLATE, "; arguments of a tool call are a text")
         self.rejected("hybrid", {"messages": chat("Hi", "Hello")[1:]}, records.TEMPLATE, "no question of a user")
 
     def test_lines_that_are_rejected(self):
@@ -560,15 +562,15 @@ class Rejections(Tested):
                  "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>«ho<|im_end|>»"
                  "<|im_start|>user<|im_sep|>And?<|im_end|><|im_start|>assistant<|im_sep|>«bye<|im_end|>»"),
                 ("phi3", whole, ["<|endoftext|>", "<|end|>"], {"first_before": "<|user|>\n", "next_before": "<|end|>\n<|user|>\n"},
-                 "<|user|>\nHi<|end|>\n<|assistant|>\n«ho<|end|>»\n<|user|>\nAnd?<|end|>\n<|assistant|>\n«bye<|end|>»\n<|endoftext|>"),
+                 "<|user|>\nHi<|end|>\n<|assistant|>\n«ho<|end|>\n»<|user|>\nAnd?<|end|>\n<|assistant|>\n«bye<|end|>\n<|endoftext|>»"),
                 ("phi4-mini", whole, ["<|endoftext|>", "<|end|>"], {"first_after": "<|end|><|assistant|>", "next_before": "<|end|><|user|>"},
-                 "<|user|>Hi<|end|><|assistant|>«ho<|end|>»<|user|>And?<|end|><|assistant|>«bye<|end|>»<|endoftext|>"),
+                 "<|user|>Hi<|end|><|assistant|>«ho<|end|>»<|user|>And?<|end|><|assistant|>«bye<|end|><|endoftext|>»"),
                 ("glm4", whole, ["<|endoftext|>", "<|user|>"], {"first_before": "[gMASK]<sop><|user|>\n", "first_after": "<|assistant|>", "next_before": "<|user|>\n"},
                  "[gMASK]<sop><|user|>\nHi<|assistant|>«\nho»<|user|>\nAnd?<|assistant|>«\nbye»"),
                 ("olmo2", whole, ["<|endoftext|>"], {"first_before": "<|endoftext|><|user|>\n", "next_before": "<|endoftext|>\n<|user|>\n"},
-                 "<|endoftext|><|user|>\nHi\n<|assistant|>\n«ho<|endoftext|>»\n<|user|>\nAnd?\n<|assistant|>\n«bye<|endoftext|>»"),
+                 "<|endoftext|><|user|>\nHi\n<|assistant|>\n«ho<|endoftext|>\n»<|user|>\nAnd?\n<|assistant|>\n«bye<|endoftext|>»"),
                 ("olmo3", whole, ["<|endoftext|>", "<|im_end|>"], {"system_between": " No <functions>.<|im_end|>\n<|im_start|>user\n", "next_before": "<|im_end|>\n<|im_start|>user\n"},
-                 "<|im_start|>system\nNo <functions>.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«ho<|im_end|>»\n"
+                 "<|im_start|>system\nNo <functions>.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«ho<|im_end|>\n»"
                  "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n«bye<|endoftext|>»"),
                 ("smollm3", ["CHAT", "CHAT_NEXT"], ["<|im_end|>"], {"first_before": head, "system_before": "", "next_after": "<|im_end|>\n<|im_start|>assistant\n"},
                  head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
