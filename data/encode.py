@@ -491,35 +491,38 @@ class Encoder:
 
     @functools.cached_property
     def reasoning(self):
-        """Of reasoning in a content: {whether a template that has a field for it takes it from there: with both tags, with the second
-        alone; whether an empty block is put before the first alone, in an old turn}."""
-        def text(content, *later, **more):
+        """(whether the template has a field for reasoning, whether it takes or prints it as well where it stands in the content)"""
+        def text(content, **more):
             try:
-                turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}, *later]
-                return self.template.render(turns, **self.template_arguments)
+                return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
+                                            **self.template_arguments)
             except templates.TemplateFailure:
                 return ""
-        field = text("QzA", reasoning_content="QzR")
-        whole, orphan = text("<think>\nQzR\n</think>\n\nQzA"), text("QzR\n</think>\n\nQzA")
-        return {"both": "QzR" not in field or whole.count("</think>") == field.count("</think>"), "second": "QzR" not in field or orphan == field,
-                "block": "</think>" in text("<think>\nQzR", {"role": "user", "content": "Q"})}
+        field, inside = text("QzA", reasoning_content="QzR"), text("<think>\nQzR\n</think>\n\nQzA")
+        return "QzR" in field, "QzR" not in field or field.count("</think>") == inside.count("</think>")
 
     def reasoned(self, message, last, record):
         """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
         thought, end, answer = message["content"].partition("</think>")
-        first = thought.lstrip().startswith("<think>")
-        if first and not end:
-            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
-            if self.options.reasoning == "drop" or not last and self.reasoning["block"]:
-                raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
-        tags = "both" if first else "second" if end and "<think>" not in thought else None
-        if not end or not tags or self.reasoning[tags] or any(message.get(name) for name in templates.REASONING):
+        begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
+        if any(message.get(name) for name in templates.REASONING) and end or not begins and (not end or "<think>" in thought):
             return message
-        record.told.append(f"reasoning before a </think>{' without <think>' * (not first)} became reasoning_content, which the template reads")
+        if not end:
+            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
+            if self.options.reasoning == "drop" or not last and field:
+                raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
+        elif not begins:
+            record.told.append("</think> without <think>: " + ("what is before it became reasoning_content" if field else
+                                                                "the template has no field for reasoning, and prints it as it is"))
+        elif not inside:
+            record.told.append("reasoning in the content became reasoning_content, which the template reads")
+        if not field or begins and end and inside or not end and not last:
+            return message
         return {**message, "reasoning_content": thought.lstrip().removeprefix("<think>").strip("\n"), "content": answer.lstrip("\n")}
 
     def conversation(self, source, record):
-        messages, more = self.messages(source.prompt + source.body, record)
+        given = source.prompt + source.body
+        messages, more = self.messages(given, record)
         first, last = len(source.prompt), len(messages)
         everything = self.train_on in ("all", "completion")
         if self.train_on == "completion" and not first:  # of a whole conversation, the last turn of the assistant
@@ -527,7 +530,7 @@ class Encoder:
             last = first + 1
         masked = [i for i, message in enumerate(messages) if records.masked(message)]
         wanted = [i for i in range(len(messages)) if i not in masked] if everything else self.wanted(messages, first)
-        text, stretches = self.stretches(messages, masked if everything else wanted, record, more)
+        text, stretches = self.stretches(given, messages, masked if everything else wanted, record, more)
         encoding = self.encoding(text)
         ids = encoding.ids
         counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
@@ -544,23 +547,21 @@ class Encoder:
                 counts[alike(self.encoding(self.template.render(messages[:last], False, record.tools, **more)).ids, ids):] = 0
         chosen = set(wanted)
         texts = tuple(messages[i] for i in wanted)
-        empty = any(m["role"] == "assistant" and not (m["content"].strip() or m.get("tool_calls")) for m in texts)
+        empty = any(given[i]["role"] == "assistant" and not (given[i]["content"].strip() or given[i].get("tool_calls")) for i in wanted)
         return Document(ids, counts, prompt, straddles=straddles, empty=empty, texts=texts,
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
-    def stretches(self, messages, wanted, record, more):
-        """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: it follows what
-        asks for it, and nothing ends it."""
+    def stretches(self, source, messages, wanted, record, more):
+        """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: nothing follows."""
         text = self.template.render(messages, False, record.tools, **more)
-        last, content = len(messages) - 1, messages[-1]["content"].lstrip()
-        if messages[-1]["role"] != "assistant" or not content.startswith("<think>") or "</think>" in content:
-            return text, self.placed(text, messages, wanted, record, more)
-        text, asked = (self.template.render(messages[:-1], prompt, record.tools, **more) for prompt in (False, True))
-        found = self.placed(text, messages[:-1], [i for i in wanted if i < last], record, more)
-        if not asked.startswith(text) or asked.rstrip().endswith("</think>"):
-            raise Rejected(records.CUT_OFF, f"the template has no place for it: {self.clip(content)}")
-        text = asked + (content.removeprefix("<think>").lstrip("\n") if asked.rstrip().endswith("<think>") else content)
-        return text, found + [(last, len(asked), len(text))] * (last in wanted)
+        found = self.placed(text, messages, wanted, record, more)
+        if not records.cut_off(source[-1]):
+            return text, found
+        said = (messages[-1].get("reasoning_content") or messages[-1]["content"]).strip()
+        end = text.rfind(said) + len(said)
+        if end < len(said):
+            raise Rejected(records.CUT_OFF, f"the template has no place for it: {self.clip(said)}")
+        return text[:end], [(i, begin, min(last, end)) for i, begin, last in found if begin < end]
 
     def placed(self, text, messages, wanted, record, more):
         """[(message number, begin, end)] in the rendering of messages: as in the conversation of placeholders if that is proved, else as

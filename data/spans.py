@@ -70,12 +70,11 @@ class Canonical:
             raise TemplateFailure("the template leaves out what an assistant says")
         self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
         self.ends = set()  # the special tokens that end a turn: at the end, and where others follow
-        self.behind = self.breaks = ""  # what the template writes after that at the end, and the line breaks where others follow
+        self.behind = ""  # what the template writes after that, at the end
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
             self.ends = {end.group() for end in found if end}
             self.behind = whole[found[0].end():] if found[0] else ""
-            self.breaks = re.match("\n*", found[1].string[found[1].end():]).group() if found[1] else ""
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):
@@ -120,12 +119,14 @@ class Turns:
             return None
 
     def find_generation(self, messages, wanted, tools=None, **more):
-        """The same by {% generation %} blocks. Which blocks belong to which message is asked only where not all of the
-        assistant's are wanted."""
+        """The same by {% generation %} blocks: one for each of the assistant's turns, or else turns say which blocks are theirs."""
         text, blocks = self.template.render_generation(messages, tools, **more)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if assistant == list(wanted):
             return text, [(None, begin, end) for begin, end in blocks]
+        answers = [messages[i]["content"].rpartition("</think>")[2].strip() for i in assistant]
+        if len(blocks) == len(assistant) and all(answer in text[begin:end] for answer, (begin, end) in zip(answers, blocks)):
+            return text, [(i, *block) for i, block in zip(assistant, blocks) if i in wanted]
         _, turns = self.find(messages, wanted, tools, **more)
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
@@ -219,14 +220,12 @@ class Turns:
         prompt, before = canonical.prompt, canonical.before
         if not prompt:  # such as Mistral's: nothing asks for an assistant's turn
             return begin - len(before) if window.endswith(before) else begin
-        at = window.rfind(prompt)
-        if at >= 0:
-            return behind + at + len(prompt)
-        # A prompt that already opens the reasoning, which an old turn has lost: its beginning, through a special token.
-        marks = list(self.special_pattern.finditer(prompt)) if self.special_pattern else []
-        for length in range(len(prompt) - 1, marks[0].end() - 1 if marks else len(prompt), -1):
-            if window.endswith(prompt[:length]):
-                return begin
+        # A prompt that already opens the reasoning, which an old turn has lost or closes at once: its beginning, through a special token.
+        mark = self.special_pattern.search(prompt) if self.special_pattern else None
+        for length in range(len(prompt), mark.end() - 1 if mark else len(prompt) - 1, -1):
+            at = window.rfind(prompt[:length])
+            if at >= 0:
+                return behind + at + length
         raise TemplateFailure(f"the template rewrites what came before, and the beginning of message {i + 1} is not found; use a "
                               "template with {% generation %} blocks")
 
@@ -234,7 +233,7 @@ class Turns:
         """Where the special token ends, and line breaks after it. At the end of the text all that the template writes there."""
         mark = self.special_pattern.search(text, end) if self.special_pattern else None
         if mark and mark.group() in canonical.ends and mark.end() <= following:
-            behind = canonical.behind if text[mark.end():] == canonical.behind else canonical.breaks
+            behind = canonical.behind if text[mark.end():] == canonical.behind else re.match(r"\s*", canonical.behind).group()
             return mark.end() + len(behind) * text.startswith(behind, mark.end())
         if role != "assistant":
             return end

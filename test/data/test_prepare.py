@@ -306,7 +306,7 @@ class Masks(Tested):
                     wanted, both, of.look_for = of.wanted(messages, 0), [], mock.Mock()
                     for stretches in (of.stretches, of.asked_stretches):
                         try:
-                            both.append(stretches(messages, wanted, None if both else records.Record(0, []), {}))
+                            both.append(stretches(messages, wanted, None, {}) if both else stretches(messages, messages, wanted, records.Record(0, []), {}))
                         except templates.TemplateFailure as failure:
                             both.append(str(failure))
                     self.assertEqual(*both, (name, messages))
@@ -513,8 +513,9 @@ class Rejections(Tested):
         self.rejected("chatml", {"text": "a"}, UNKNOWN, "has no prompt", format="completion")
         self.documents("chatml", {"prompt": "a", "completion": "b", "label": False}, format="completion")
         self.documents("chatml", {"messages": messages, "label": "joke"})
-        deep = [*chat("Hi"), {"role": "assistant", "tool_calls": [{"function": {"a": json.loads("[" * 450 + "]" * 450)}}]}]
-        self.rejected("thinking", {"messages": deep}, records.TEMPLATE)
+        deep = functools.reduce(lambda value, _: [value], range(5000), "deep")
+        asks = [*chat("Hi"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": deep}}}]}]
+        self.rejected("thinking", {"messages": asks}, records.TEMPLATE, "recurses")
         self.rejected("hybrid", {"messages": chat("Hi", "Hello")[1:]}, records.TEMPLATE, "no question of a user")
 
     def test_lines_that_are_rejected(self):
@@ -568,9 +569,9 @@ class Rejections(Tested):
                 ("glm4", whole, ["<|endoftext|>", "<|user|>"], {"first_before": "[gMASK]<sop><|user|>\n", "first_after": "<|assistant|>", "next_before": "<|user|>\n"},
                  "[gMASK]<sop><|user|>\nHi<|assistant|>«\nho»<|user|>\nAnd?<|assistant|>«\nbye»"),
                 ("olmo2", whole, ["<|endoftext|>"], {"first_before": "<|endoftext|><|user|>\n", "next_before": "<|endoftext|>\n<|user|>\n"},
-                 "<|endoftext|><|user|>\nHi\n<|assistant|>\n«ho<|endoftext|>\n»<|user|>\nAnd?\n<|assistant|>\n«bye<|endoftext|>»"),
+                 "<|endoftext|><|user|>\nHi\n<|assistant|>\n«ho<|endoftext|>»\n<|user|>\nAnd?\n<|assistant|>\n«bye<|endoftext|>»"),
                 ("olmo3", whole, ["<|endoftext|>", "<|im_end|>"], {"system_between": " No <functions>.<|im_end|>\n<|im_start|>user\n", "next_before": "<|im_end|>\n<|im_start|>user\n"},
-                 "<|im_start|>system\nNo <functions>.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«ho<|im_end|>\n»"
+                 "<|im_start|>system\nNo <functions>.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«ho<|im_end|>»\n"
                  "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n«bye<|endoftext|>»"),
                 ("smollm3", ["CHAT", "CHAT_NEXT"], ["<|im_end|>"], {"first_before": head, "system_before": "", "next_after": "<|im_end|>\n<|im_start|>assistant\n"},
                  head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
