@@ -479,7 +479,7 @@ class Encoder:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         found = []
         for i, message in enumerate(messages):
-            for key in message.keys() & records.MASKS:
+            for key in message.keys() & records.MASKS if len(message) > 2 else ():
                 if not message[key]:
                     record.told.append(f"turns whose {key} is 0 or false do not count")
                 elif not isinstance(self.train_on, str) and message["role"] not in self.train_on:
@@ -576,18 +576,18 @@ class Encoder:
         for i, key, *rest in absent:
             if key == "content" or key == "tool_calls" and rest[1] in ("function", "name", "arguments"):
                 self.look_for((i, key, *rest), messages, record, more)
-        question = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
         for i, message in enumerate(messages):
-            left_out |= {key for key in message.keys() - TOLD_APART if not isinstance(message[key], str) and key not in self.template.text}
-            if not self.reasoning_of(message).strip() in text:
-                which = "the last turn" if i > question else "turns before the last question"
-                record.told.append(f"the template leaves out the reasoning of {which}")
+            if len(message) > 2:
+                left_out |= {key for key in message.keys() - TOLD_APART if not isinstance(message[key], str) and key not in self.template.text}
+            if message["role"] == "assistant" and self.reasoning_of(message).strip() not in text:
+                old = any(later["role"] == "user" for later in messages[i:])
+                record.told.append(f"the template leaves out the reasoning of {'turns before the last question' if old else 'the last turn'}")
         record.left_out += [key for key in sorted(f"messages[].{key}" for key in left_out) if key not in record.left_out]
         return self.asked_stretches(messages, wanted, record.tools, more)[1] if found is None and wanted else found or []
 
     @staticmethod
     def reasoning_of(message):
-        thought, end, _ = message["content"].partition("</think>") if message["role"] == "assistant" else ("", "", "")
+        thought, end, _ = message["content"].partition("</think>")
         return next((message[name] for name in templates.REASONING if message.get(name)), thought.rpartition("<think>")[2] * bool(end))
 
     def look_for(self, path, messages, record, more):

@@ -389,6 +389,131 @@ class Masks(Tested):
         self.assertIsNone(words.expressions(samples.sentence_piece()))
 
 
+class Messages(Tested):
+    """What a message says beside its text, and what of it is not in the rendering."""
+
+    def told(self, name, messages, expected, tells, left_out=(), **options):
+        """One document, marked, and what is told of it: parts of texts, in order."""
+        of = encoder(name, **options)
+        record, documents = of.understood({"messages": messages} if isinstance(messages, list) else messages)
+        for document in documents:
+            of.check(document)
+        self.assertEqual([marked(of, document) for document in documents], [expected], (name, options))
+        self.assertEqual([key for key in record.left_out if key.startswith("messages[]")], list(left_out))
+        found = list(dict.fromkeys(record.told))
+        self.assertEqual(len(found), len(tells), found)
+        for text, part in zip(found, tells):
+            self.assertIn(part, text)
+
+    def test_arguments_given_as_a_text(self):
+        for name in ("thinking", "hybrid", "field"):
+            for value in ({"city": "S\u00e3o\n\"P\"", "days": 2}, {}):
+                found, of = [], encoder(name)
+                for arguments in (value, json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1), "" if not value else value):
+                    call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": arguments}}
+                    messages = [*chat("w?"), {"role": "assistant", "content": None, "tool_calls": [call]},
+                                {"role": "tool", "tool_call_id": "1", "content": "sunny"}, {"role": "assistant", "content": "It is"}]
+                    record, (document,) = of.understood({"messages": messages})
+                    found.append((document.ids.tolist(), document.counts.tolist()))
+                    tells = ["tool calls have their arguments as a text, which was parsed"]
+                    self.assertEqual(record.told, tells if isinstance(arguments, str) else [])
+                self.assertEqual(found, found[:1] * 4)
+        for arguments in ('"SF"', "[1]", "{", "SF", "null", "1", "[" * 100000):
+            for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
+                messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
+                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no JSON object")
+        for calls, detail in (("w", "a list"), (["w"], "an object"), ([{"function": "w"}], "an object")):
+            self.rejected("thinking", {"messages": [*chat("w?"), {"role": "assistant", "tool_calls": calls}]}, WRONG_TYPE, detail)
+
+    def test_turns_that_are_masked(self):
+        turns = chat("hi", "this is bad", "again", "good")
+        spoken = ["user", "hi", "assistant", "this is bad", "user", "again", "assistant", "good"]
+        head = im("system", "You help.")
+        starred = lambda *at: im(*("*" * (i // 2 in at) + text if i % 2 == 0 else text for i, text in enumerate(spoken)))
+        for key in records.MASKS:
+            for no, yes in ((0, 1), (False, True), (0.0, 1.0)):
+                masked = [turns[0], {**turns[1], key: no}, turns[2], {**turns[3], key: yes}]
+                tells = [f"turns whose {key} is 0 or false do not count"]
+                for name, before in (("chatml", head), ("generation", "")):
+                    self.told(name, masked, before + starred(3), tells)
+                self.told("chatml", masked, head + starred(0, 2, 3), tells, train_on="user,assistant")
+                self.told("generation", [turns[0], turns[1], turns[2], {**turns[3], key: no}], starred(1), tells)
+                with self.assertRaisesRegex(records.Rejected, NO_TARGET):
+                    encoder("chatml", train_on="last").encode({"messages": [*turns[:3], {**turns[3], key: no}]})
+            said = im(*spoken).replace("<|im_start|>", "<|im_start|>\u00ab", 1).replace("this is bad<|im_end|>\n", "\u00bbthis is bad<|im_end|>\n\u00ab") + "\u00bb"
+            self.told("generation", masked, said, tells, train_on="all")
+            self.told("generation", [{**turns[0], key: 1}, *turns[1:]], starred(1, 3), [f"{key} is true for turns of the user, which --train-on"])
+            for value in (0.5, 2, -1, "0", "false", [], [0, 1], {}):
+                self.rejected("chatml", {"messages": [turns[0], {**turns[1], key: value}]}, WRONG_TYPE, f"messages[1] has {key} ")
+        pair = {"prompt": [turns[0], {**turns[1], "weight": 1}, turns[2]], "completion": [{**turns[3], "train": 0}, *turns[:2]]}
+        self.told("generation", pair, im(*spoken, "user", "hi", "|*assistant", "this is bad"), ["turns whose train"])
+
+    def test_messages_that_templates_leave_out(self):
+        turns, call = chat("hi", "yo"), [{"function": {"name": "w", "arguments": {"city": "SF"}}}]
+        asked = [*turns, *turns[:1], {"role": "assistant", "tool_calls": call}]
+        brief = {"role": "developer", "content": "be nice"}
+        for what in ("assistant", "all", "completion", "last"):
+            self.rejected("hybrid", {"messages": [brief, *turns]}, records.TEMPLATE, "leaves out the content of message 1 (developer)", train_on=what)
+            self.rejected("chatml", {"messages": asked}, records.TEMPLATE, "leaves out the tool_calls of message 4 (assistant)", train_on=what)
+        for record in ({"prompt": [brief, *turns[:1]], "completion": turns[1:]}, {"prompt": [brief, *turns[:1]]},
+                       {"prompt": [brief, *turns[:1]], "chosen": turns[1:], "rejected": chat("", "no")[1:]},
+                       {"messages": [*turns, {"role": "function", "content": "x"}]}, {"messages": [{**brief, "content": "hi"}, *turns]}):
+            self.rejected("hybrid", record, records.TEMPLATE, "leaves out the content of message")
+        self.documents("hybrid", {"messages": [{**brief, "content": " "}, *turns]})  # nothing is lost
+        # what is trimmed, cut up, moved or escaped is there
+        texts = (" a ", "\"b\" \u00e9 & <c>\n", "x</think>y", "<think>\nhm\n</think>\n\nz", "\u241e\u241f\u2422", "\u241e0\u241e")
+        for name in ("chatml", "mistral", "thinking", "opening", "hybrid", "field", "generation"):
+            for text in texts:
+                messages = chat(*[text] * 4, system=text if name in ("mistral", "hybrid") else None)
+                self.documents(name, {"messages": messages}, train_on="all")
+        escaped = samples.TEMPLATES["chatml"][0].replace("message.content", "message.content | tojson | upper")
+        folder = samples.tokenizer_folder(WORK.name + "/upper", samples.byte_level(), escaped, None, "<|im_end|>")
+        encode.Encoder(encode.Options(tokenizer=folder)).encode({"messages": turns})
+        keyed = [{**turns[0], "name": "Ann", "score": 3}, {**turns[1], "id": "7", "tool_call_id": "8", "name": None}]
+        self.told("generation", keyed, im("user", "hi", "*assistant", "yo"), [], ["messages[].id", "messages[].name", "messages[].score"])
+        self.told("generation", [turns[0], {**turns[1], "reasoning": "hm"}], im("user", "hi", "*assistant", "yo"),
+                  ["leaves out the reasoning of the last turn"])
+        reasoned = [turns[0], {**turns[1], "thinking": "hm"}, *turns]
+        self.told("thinking", reasoned, im("user", "hi", "*assistant", "yo", "user", "hi", "*assistant", "<think>\n\n</think>\n\nyo"),
+                  ["leaves out the reasoning of turns before the last question"])
+
+    def test_reasoning_in_contents(self):
+        asked = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+        whole = asked + "<think>\n\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb"
+        for name, text, expected, tells in (
+                ("field", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it became reasoning_content"]),
+                ("field", "<think>\ntwo plus\n</think>\n\n4", whole, ["reasoning in the content became reasoning_content"]),
+                ("hybrid", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it"]),
+                ("hybrid", "<think>\ntwo plus\n</think>\n\n4", whole, []),
+                ("generation", "two plus\n</think>\n\n4", asked + "\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb", ["and prints it as it is"]),
+                ("generation", "<think>\ntwo plus\n</think>\n\n4", asked + "\u00ab<think>\ntwo plus\n</think>\n\n4<|im_end|>\n\u00bb", []),
+                ("generation", "Say <think> and </think>.", asked + "\u00abSay <think> and </think>.<|im_end|>\n\u00bb", []),
+                # cut off: a turn that has not ended
+                ("field", "<think>\ntwo plus", asked + "<think>\n\u00abtwo plus\u00bb", ["reasoning is cut off"]),
+                ("hybrid", "<think>\ntwo plus", asked + "<think>\n\u00abtwo plus\u00bb", ["reasoning is cut off"]),
+                ("thinking", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"]),
+                ("generation", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"])):
+            with self.subTest(name=name, text=text):
+                self.told(name, chat("2+2?", text), expected, tells)
+        cut = chat("2+2?", "<think>\ntwo plus")
+        for name in ("field", "generation"):
+            self.rejected(name, {"messages": cut}, records.CUT_OFF, "no </think>", reasoning="drop")
+            self.rejected(name, {"messages": cut + chat("And?", "4")}, records.CUT_OFF, "no </think>", reasoning="drop")
+        self.rejected("field", {"messages": cut + chat("And?", "4")}, records.CUT_OFF, "no </think>")  # which would have an empty block
+        self.told("generation", chat("a", "b") + cut, im("user", "a", "*assistant", "b") + asked + "\u00ab<think>\ntwo plus\u00bb", ["cut off"])
+        self.assertIn(records.CUT_OFF, records.ACCEPTABLE)
+
+    def test_the_last_turn_is_the_completion_of_messages(self):
+        turns, call = chat("hi", "yo", "again", "bye"), {"role": "assistant", "tool_calls": [{"function": {"name": "w", "arguments": {}}}]}
+        spoken = ["user", "hi", "assistant", "yo", "user", "again", "|*assistant", "bye"]
+        for name, head in (("generation", ""), ("chatml", im("system", "You help."))):
+            self.told(name, turns, head + im(*spoken), [], train_on="completion")
+            self.told(name, turns + turns[:1], head + im(*spoken, "user", "hi"), [], train_on="completion")
+            self.rejected(name, {"messages": turns[:1]}, NO_TARGET, train_on="completion")
+        (document,) = self.documents("hybrid", {"messages": [*turns, call, {"role": "tool", "content": "x"}, turns[1]]}, train_on="completion")
+        self.assertTrue(marked(encoder("hybrid"), document).endswith("<think>\n|\u00ab\n</think>\n\nyo<|im_end|>\n\u00bb"))
+
+
 class Templates(Tested):
     def test_special_tokens_and_templates_are_found(self):
         work = WORK.name + "/found"
