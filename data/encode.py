@@ -501,11 +501,17 @@ class Encoder:
         field, inside = text("QzA", reasoning_content="QzR"), text("<think>\nQzR\n</think>\n\nQzA")
         return "QzR" in field, "QzR" not in field or field.count("</think>") == inside.count("</think>")
 
+    @staticmethod
+    def cut_off(message):
+        """Whether the turn ends within its reasoning."""
+        return (message["role"] == "assistant" and message["content"].lstrip().startswith("<think>") and "</think>" not in message["content"]
+                and not any(message.get(name) for name in ("tool_calls", *templates.REASONING)))
+
     def reasoned(self, message, last, record):
         """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
         thought, end, answer = message["content"].partition("</think>")
         begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
-        if any(message.get(name) for name in templates.REASONING) and end or not begins and (not end or "<think>" in thought):
+        if any(message.get(name) for name in templates.REASONING) or not begins and (not end or "<think>" in thought):
             return message
         if not end:
             record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
@@ -540,8 +546,8 @@ class Encoder:
         before = self.template.render(messages[:first], True, record.tools, **more) if first and everything else ""
         if before and self.train_on == "all":
             prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
-        elif before:
-            prompt = alike(self.encoding(before).ids, ids)
+        if self.train_on == "completion":
+            prompt = alike(self.encoding(before).ids, ids) if before else 0
             counts[:prompt] = 0
             if last < len(messages):
                 counts[alike(self.encoding(self.template.render(messages[:last], False, record.tools, **more)).ids, ids):] = 0
@@ -555,7 +561,7 @@ class Encoder:
         """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: nothing follows."""
         text = self.template.render(messages, False, record.tools, **more)
         found = self.placed(text, messages, wanted, record, more)
-        if not records.cut_off(source[-1]):
+        if not self.cut_off(source[-1]):
             return text, found
         said = (messages[-1].get("reasoning_content") or messages[-1]["content"]).strip()
         end = text.rfind(said) + len(said)
@@ -574,7 +580,7 @@ class Encoder:
             absent = [path for path, value in layout.leaves(messages) if not any(s in text for s in layout.spellings(value))]
         left_out = {key for _, key, *rest in absent if not rest} - TOLD_APART
         for i, key, *rest in absent:
-            if key == "content" or key == "tool_calls" and rest[1] in ("function", "name", "arguments"):
+            if key == "content" or key == "tool_calls" and rest[1:2] in (["function"], ["name"], ["arguments"]):
                 self.look_for((i, key, *rest), messages, record, more)
         for i, message in enumerate(messages):
             if len(message) > 2:
@@ -592,15 +598,16 @@ class Encoder:
 
     def look_for(self, path, messages, record, more):
         """Rejected if a text of a message, which is not in the conversation of placeholders, changes nothing in this one."""
+        if not functools.reduce(lambda value, key: value[key], path, messages).strip():
+            return
         try:
-            text, other = (self.template.render(m, False, record.tools, **more)
-                           for m in (messages, layout.put_at(messages, path, spans.PLACEHOLDERS[0])))
+            text, other = (self.template.render(found, False, record.tools, **more)
+                           for found in (messages, layout.put_at(messages, path, spans.PLACEHOLDERS[0])))
         except templates.TemplateFailure:  # it reads this text
             return
-        i, key = path[:2]
-        if text == other and functools.reduce(lambda value, key: value[key], path, messages).strip():
-            raise Rejected(records.TEMPLATE, f"the template leaves out the {key} of message {i + 1} ({messages[i]['role']}); give it a role that "
-                                             "the template knows, or another --chat-template")
+        if text == other:
+            raise Rejected(records.TEMPLATE, f"the template leaves out the {path[1]} of message {path[0] + 1} ({messages[path[0]]['role']}); "
+                                             "change its role, or give a --chat-template that has a place for it")
 
     def asked_stretches(self, messages, wanted, tools, more):
         """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
@@ -631,7 +638,7 @@ class Encoder:
                 at = place + len(content)
             elif not self.shortened(content, runs, document):
                 raise MaskFailure(f"{self.shown(message)} should count, {self.clip(everything)} does")
-        counted = "\0".join(self.letters_of(text) for message in document.texts for text in texts_of(message))
+        counted = "\0".join(self.letters_of(text) for message in document.texts for _, text in layout.leaves(message))
         for message in document.others:
             content = self.content_letters(message)
             if len(content) >= 12 and content in everything and content not in counted:
@@ -675,15 +682,6 @@ class Encoder:
     @staticmethod
     def clip(text):
         return json.dumps(text[:40] + ("..." if len(text) > 40 else ""), ensure_ascii=False)
-
-
-def texts_of(value):
-    """Every text in a message."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from texts_of(item)
 
 
 def pack(documents, id_type):

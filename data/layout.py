@@ -70,7 +70,7 @@ def find_layout(text, messages, mark, render):
             i = owner[number]
             places[i] = (places[i][0] if places[i] else begin, end)
         if not blank:
-            sure = [not has_blank(message) for message in messages]
+            sure = [all(text.strip() for _, text in leaves(message)) for message in messages]
         return Layout(places, sure, shapes)
     return None
 
@@ -91,14 +91,6 @@ def put_back(text, parts, texts):
         found.append((number, at, end))
         at = end + len(literal)
     return found if at == len(text) else None
-
-
-def has_blank(value):
-    if isinstance(value, str):
-        return not value.strip()
-    if isinstance(value, list):
-        return any(map(has_blank, value))
-    return isinstance(value, dict) and any(has_blank(v) for k, v in value.items() if k not in ("role", "type"))
 
 
 def leaves(value, path=()):

@@ -157,11 +157,6 @@ def masked(message):
     return any(key in message and not message[key] for key in MASKS)
 
 
-def cut_off(message):
-    """Whether the turn ends within its reasoning."""
-    return message["role"] == "assistant" and message["content"].lstrip().startswith("<think>") and "</think>" not in message["content"]
-
-
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
     """The name of the one format whose columns the object has."""

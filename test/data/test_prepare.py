@@ -303,10 +303,12 @@ class Masks(Tested):
                     messages = samples.long_conversation(rng, rng.randint(1, 4), rng.choice((0, 0, 1, 2, 4, 8, 15)))
                     if rng.random() < .3:
                         rng.choice(messages)["content"] = rng.choice(odd)
-                    wanted, both, of.look_for = of.wanted(messages, 0), [], mock.Mock()
+                    wanted, both = of.wanted(messages, 0), []
                     for stretches in (of.stretches, of.asked_stretches):
                         try:
-                            both.append(stretches(messages, wanted, None, {}) if both else stretches(messages, messages, wanted, records.Record(0, []), {}))
+                            with mock.patch.object(of, "look_for"):
+                                both.append(stretches(messages, wanted, None, {}) if both else
+                                            stretches(messages, messages, wanted, records.Record(0, []), {}))
                         except templates.TemplateFailure as failure:
                             both.append(str(failure))
                     self.assertEqual(*both, (name, messages))
@@ -422,6 +424,7 @@ class Messages(Tested):
             for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
                 messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
                 self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no JSON object")
+        self.documents("thinking", {"messages": [*chat("w?"), {"role": "assistant", "content": "x", "tool_calls": ""}]})
         for calls, detail in (("w", "a list"), (["w"], "an object"), ([{"function": "w"}], "an object")):
             self.rejected("thinking", {"messages": [*chat("w?"), {"role": "assistant", "tool_calls": calls}]}, WRONG_TYPE, detail)
 
@@ -510,6 +513,8 @@ class Messages(Tested):
             self.told(name, turns, head + im(*spoken), [], train_on="completion")
             self.told(name, turns + turns[:1], head + im(*spoken, "user", "hi"), [], train_on="completion")
             self.rejected(name, {"messages": turns[:1]}, NO_TARGET, train_on="completion")
+        self.told("generation", turns[1:3], im("assistant", "yo", "user", "again").replace("m_start|>assistant\nyo<|im_end|>\n", "m_start|>\u00abassistant\nyo<|im_end|>\n\u00bb"),
+                  [], train_on="completion")
         (document,) = self.documents("hybrid", {"messages": [*turns, call, {"role": "tool", "content": "x"}, turns[1]]}, train_on="completion")
         self.assertTrue(marked(encoder("hybrid"), document).endswith("<think>\n|\u00ab\n</think>\n\nyo<|im_end|>\n\u00bb"))
 
