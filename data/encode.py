@@ -535,7 +535,8 @@ class Encoder:
             first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
             last = first + 1
         masked = [i for i, message in enumerate(messages) if records.masked(message)]
-        wanted = [i for i in range(len(messages)) if i not in masked] if everything else self.wanted(messages, first)
+        asked = range(first, last) if self.train_on == "completion" else range(last)
+        wanted = [i for i in asked if i not in masked and i < len(messages)] if everything else self.wanted(messages, first)
         text, stretches = self.stretches(given, messages, masked if everything else wanted, record, more)
         encoding = self.encoding(text)
         ids = encoding.ids

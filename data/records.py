@@ -399,6 +399,9 @@ class Reader:
         for key in MASKS:
             if message.get(key, 0) not in (0, 1):
                 raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
+        if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):  # as OpenAI's API had it before tools
+            message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+            self.told.append("function_call became tool_calls")
         if message.get("tool_calls"):
             message["tool_calls"] = [self.call(call, name) for call in want(message["tool_calls"], list, f"{name}'s tool_calls")]
         if "content" not in message:

@@ -420,6 +420,11 @@ class Messages(Tested):
                     tells = ["tool calls have their arguments as a text, which was parsed"]
                     self.assertEqual(record.told, tells if isinstance(arguments, str) else [])
                 self.assertEqual(found, found[:1] * 4)
+        call = {"name": "w", "arguments": "{}"}
+        for message in ({"content": "", "function_call": call}, {"content": None, "function_call": call}):
+            record, (document,) = encoder("thinking").understood({"messages": [*chat("w?"), {"role": "assistant", **message}]})
+            self.assertIn('{"name": "w", "arguments": {}}', marked(encoder("thinking"), document))
+            self.assertEqual((record.told[0], record.left_out), ("function_call became tool_calls", []))
         for arguments in ('"SF"', "[1]", "{", "SF", "null", "1", "[" * 100000):
             for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
                 messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
@@ -512,6 +517,8 @@ class Messages(Tested):
         for name, head in (("generation", ""), ("chatml", im("system", "You help."))):
             self.told(name, turns, head + im(*spoken), [], train_on="completion")
             self.told(name, turns + turns[:1], head + im(*spoken, "user", "hi"), [], train_on="completion")
+            (document,) = self.documents(name, {"messages": turns + turns[:1]}, train_on="completion")
+            self.assertEqual((document.texts, len(document.others)), ((turns[3],), 4))
             self.rejected(name, {"messages": turns[:1]}, NO_TARGET, train_on="completion")
         self.told("generation", turns[1:3], im("assistant", "yo", "user", "again").replace("m_start|>assistant\nyo<|im_end|>\n", "m_start|>\u00abassistant\nyo<|im_end|>\n\u00bb"),
                   [], train_on="completion")
