@@ -511,6 +511,8 @@ class Encoder:
         """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
         thought, end, answer = message["content"].partition("</think>")
         begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
+        if "<think>" in message["content"].rpartition("</think>")[2] and (end or not begins):
+            record.told.append("<think> behind other text, without </think>, is left as it is")
         if any(message.get(name) for name in templates.REASONING) or not begins and (not end or "<think>" in thought):
             return message
         if not end:
@@ -535,8 +537,8 @@ class Encoder:
             first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
             last = first + 1
         masked = [i for i, message in enumerate(messages) if records.masked(message)]
-        asked = range(first, last) if self.train_on == "completion" else range(last)
-        wanted = [i for i in asked if i not in masked and i < len(messages)] if everything else self.wanted(messages, first)
+        begin = first if self.train_on == "completion" else 0
+        wanted = [i for i in range(begin, min(last, len(messages))) if not records.masked(messages[i])] if everything else self.wanted(messages, first)
         text, stretches = self.stretches(given, messages, masked if everything else wanted, record, more)
         encoding = self.encoding(text)
         ids = encoding.ids
@@ -586,16 +588,23 @@ class Encoder:
         for i, message in enumerate(messages):
             if len(message) > 2:
                 left_out |= {key for key in message.keys() - TOLD_APART if not isinstance(message[key], str) and key not in self.template.text}
-            if message["role"] == "assistant" and self.reasoning_of(message).strip() not in text:
+            reasoning, rest = self.thoughts(message) if message["role"] == "assistant" else ("", ())
+            if reasoning.strip() not in text:
                 old = any(later["role"] == "user" for later in messages[i:])
                 record.told.append(f"the template leaves out the reasoning of {'turns before the last question' if old else 'the last turn'}")
+            lost = next((part for part in rest if not any(s in text for s in layout.spellings(part.strip()))), None)
+            if lost:
+                raise Rejected(records.TEMPLATE, f"the template leaves out what message {i + 1} says before or between its reasoning: {self.clip(lost)}")
         record.left_out += [key for key in sorted(f"messages[].{key}" for key in left_out) if key not in record.left_out]
         return self.asked_stretches(messages, wanted, record.tools, more)[1] if found is None and wanted else found or []
 
     @staticmethod
-    def reasoning_of(message):
-        thought, end, _ = message["content"].partition("</think>")
-        return next((message[name] for name in templates.REASONING if message.get(name)), thought.rpartition("<think>")[2] * bool(end))
+    def thoughts(message):
+        """(reasoning of a message, what its content says before and between blocks of it)"""
+        thought, end, rest = message["content"].partition("</think>")
+        begins = thought.rpartition("<think>")
+        return (next((message[name] for name in templates.REASONING if message.get(name)), begins[2] * bool(end)),
+                re.split("(?s)<think>.*?(?:</think>|$)", begins[0] * bool(begins[1]) + "<think></think>" + rest)[:-1] if end else ())
 
     def look_for(self, path, messages, record, more):
         """Rejected if a text of a message, which is not in the conversation of placeholders, changes nothing in this one."""

@@ -146,8 +146,9 @@ class Patterns:
                 self.known.clear()
             try:
                 text, spans = self.find(marked, wanted, tools, more)
-                absent = [path for path, placeholder in leaves(marked) if placeholder[:1] == mark and placeholder not in text]
-                self.known[key] = *self.divided(text, spans, mark), absent
+                parts, edges = self.divided(text, spans, mark)
+                present = {f"{mark}{number}{mark}" for number in parts[1::2]}
+                self.known[key] = parts, edges, [path for path, found in leaves(marked) if found[:1] == mark and found not in present]
             except self.failures:
                 self.known[key] = None, None, None
         return self.known[key]

@@ -18,10 +18,11 @@ text of the template between, the first, second, fourth, eighth ... and the last
 lie as these do.
 """
 
+import functools
 import itertools
 import re
 
-from layout import find_layout
+from layout import find_layout, leaves, put_at
 from templates import TemplateFailure
 
 LONG = 32  # turns of a conversation from which on not every one is rendered by itself
@@ -43,17 +44,6 @@ def common_prefix(a, b):
 
 def common_suffix(a, b):
     return common_prefix(a[::-1], b[::-1])
-
-
-def replaced(value, placeholder):
-    """Every text in a message's content, reasoning and tool calls is the placeholder; keys and `type` stay."""
-    if isinstance(value, str):
-        return placeholder
-    if isinstance(value, list):
-        return [replaced(item, placeholder) for item in value]
-    if isinstance(value, dict):
-        return {k: v if k in ("role", "type") else replaced(v, placeholder) for k, v in value.items()}
-    return value
 
 
 class Canonical:
@@ -126,7 +116,8 @@ class Turns:
             return text, [(None, begin, end) for begin, end in blocks]
         answers = [messages[i]["content"].rpartition("</think>")[2].strip() for i in assistant]
         if len(blocks) == len(assistant) and all(answer in text[begin:end] for answer, (begin, end) in zip(answers, blocks)):
-            return text, [(i, *block) for i, block in zip(assistant, blocks) if i in wanted]
+            chosen = set(wanted)
+            return text, [(i, *block) for i, block in zip(assistant, blocks) if i in chosen]
         _, turns = self.find(messages, wanted, tools, **more)
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
@@ -208,7 +199,8 @@ class Turns:
         placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
         if placeholder is None:
             raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, with which turns are found")
-        other = [*messages[:i], replaced(messages[i], placeholder), *messages[i + 1:]]
+        message = functools.reduce(lambda found, leaf: put_at(found, leaf[0], placeholder), leaves(messages[i]), messages[i])
+        other = [*messages[:i], message, *messages[i + 1:]]
         other = self.template.render(other, False, tools, **more)
         if other == text:
             return None

@@ -503,6 +503,11 @@ class Messages(Tested):
                 ("generation", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"])):
             with self.subTest(name=name, text=text):
                 self.told(name, chat("2+2?", text), expected, tells)
+        for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4"):  # of which templates take the end
+            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "message 2 says before or between its reasoning")
+            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
+        for text in ("Say <think> now", "<think>a</think> and <think>b"):
+            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> behind other text"])
         cut = chat("2+2?", "<think>\ntwo plus")
         for name in ("field", "generation"):
             self.rejected(name, {"messages": cut}, records.CUT_OFF, "no </think>", reasoning="drop")
