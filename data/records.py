@@ -55,11 +55,13 @@ OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_id
 # lines that reward commands get and give, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
+MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # of a message: 0 or false says that its turn does not count
+
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
-NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
-ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
+NO_TARGET, TOO_LONG, CUT_OFF = "no target that counts", "longer than --max-tokens", "reasoning that is cut off"
+ACCEPTABLE = (NO_TARGET, TOO_LONG, CUT_OFF)  # left out and reported; everything else refuses the run
 
 
 class Unread(str):
@@ -178,6 +180,10 @@ def template_arguments(value, what):
     if taken:
         raise Rejected(WRONG_TYPE, f"{what} has {taken}, which a template gets from elsewhere; rename it")
     return value
+
+
+def masked(message):
+    return any(key in message and not message[key] for key in MASKS)
 
 
 # ---- which format -------------------------------------------------------------------------------------------------------------
@@ -519,12 +525,34 @@ class Reader:
         role = message.get("role")
         if role not in self.roles:
             raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)[:40]}; known are {', '.join(self.roles)}, more by --roles")
+        for key in MASKS:
+            if message.get(key, 0) not in (0, 1):
+                raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
+        if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):  # as OpenAI's API had it before tools
+            message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+            self.told.append("function_call became tool_calls")
+        if message.get("tool_calls"):
+            message["tool_calls"] = [self.call(call, name) for call in want(message["tool_calls"], list, f"{name}'s tool_calls")]
         if "content" not in message:
             if not message.get("tool_calls"):
                 raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")
             message["content"] = ""
         message["content"] = self.content(message["content"], name)
         return message
+
+    def call(self, call, name):
+        """A tool call whose arguments are an object. In OpenAI's API they are the text of one, which templates would encode again."""
+        function = want(want(call, dict, f"{name}'s tool call").get("function") or call, dict, f"{name}'s function")
+        if not isinstance(function.get("arguments"), str):
+            return call
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no JSON object: {json.dumps(function['arguments'])[:60]}")
+        self.told.append("tool calls have their arguments as a text, which was parsed")
+        return {**call, "arguments": arguments} if function is call else {**call, "function": {**function, "arguments": arguments}}
 
     @staticmethod
     def content(content, name):

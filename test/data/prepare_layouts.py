@@ -225,7 +225,7 @@ class Layouts(WithCommand):
         rows = [{"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [wrapped(name=name, arguments=arguments)]},
                               {"role": "tool", "content": "x"}, FOUR], "tools": [wrapped(name=name, parameters={"properties": {key: {"type": "string"} for key in arguments}})]}
                 for name, arguments in (("weather", {"city": "SF", "list": [None, 1]}), ("search", {"query": "cats", "deep": {"a": 1}}))]
-        expected = self.shard_of(self.write("a.jsonl", rows), "--train-on", "all")
+        self.write("a.jsonl", rows)
         for name in ("a.parquet", "a.arrow"):
             table = pyarrow.Table.from_pylist(rows)
             if name == "a.parquet":
@@ -237,7 +237,6 @@ class Layouts(WithCommand):
                 self.prepare("j", self.path("a.jsonl"), "--force", tokenizer=each)
                 self.prepare("p", self.path(name), "--force", tokenizer=each)
                 self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "jp"))
-        self.assertTrue(expected)
 
     def test_runs_go_on_in_each_kind(self):
         """From the position behind any batch come the rows that follow it."""

@@ -266,10 +266,23 @@ class Runs(WithCommand):
                                    (long, "longest document 50 tokens[^$]*1 documents were cut", "--max-tokens", "50", "--long", "truncate"),
                                    (long, "1 documents are longer than --max-tokens 50", "--max-tokens", "50")):
             self.assertRegex(self.prepare("out", data, "--force", *more).stdout, words)
+        ask, row = GOOD["messages"][0], lambda *turns: {"messages": [GOOD["messages"][0], *turns]}
+        cut, bad = row({"role": "assistant", "content": "<think>\nhm"}), row({"role": "assistant", "content": "no", "weight": 0.5})
+        masked = row({"role": "assistant", "content": "no", "train": False}, {**ask, "name": "Ann"}, {"role": "assistant", "content": "yes"})
+        turns = self.write("turns.jsonl", [GOOD, cut, masked, masked])
+        for more, words in (((), "columns: messages; left out: messages...name .2.\n[^$]*1 sample: reasoning is cut off[^$]*2 samples: turns whose train is 0"),
+                            (("--reasoning", "drop"), "train: 3 samples[^$]*left out: 1 of 'reasoning that is cut off'")):
+            self.assertRegex(self.prepare("turns", turns, "--force", *more).stdout, words)
+        self.refused(1, "other --reasoning", self.command("turns", turns))
+        developer = {"messages": [{"role": "developer", "content": "be nice"}, *GOOD["messages"]]}
+        developers = self.write("developer.jsonl", [GOOD, developer, bad])
+        refused = self.refused(1, "2 bad samples", self.command("developer", developers, tokenizer="hybrid")).stderr
+        for line in ("developer.jsonl:2: template failure: the template leaves out the content of message 1 (developer)", "jsonl:3: wrong type: messages[1] has weight 0.5"):
+            self.assertIn(line, refused)
         data = self.write("show.jsonl", [GOOD, "{", {"prompt": "a", "completion": " \x1b[2Jb"}, GOOD])
         shown = self.prepare(None, "--show", "3", data).stdout
         _, (document,) = encoder("chatml").encode(GOOD)
-        for words in ("<|im_start|>assistant\n\u00abHello<|im_end|>\u00bb\n", f"--- {data}:2: left out: malformed line",
+        for words in ("<|im_start|>assistant\n\u00abHello<|im_end|>\n\u00bb", f"--- {data}:2: left out: malformed line",
                       f"--- {data}:1: {len(document.ids)} tokens, {document.counts.sum()} count\n", "\u00ab \\x1b[2Jb<|im_end|>\u00bb"):
             self.assertIn(words, shown)
         self.assertNotRegex(shown, "\x1b|:4:")
