@@ -24,10 +24,6 @@ import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
 HEAD = 1 << 16  # bytes by which a file is known
-SUFFIXES = {  # how a file is read
-    **dict.fromkeys(("jsonl", "json", "ndjson"), "json"), **dict.fromkeys(("txt", "md", "markdown"), "text"), "csv": "csv", "tsv": "csv",
-    "parquet": "parquet", "pq": "parquet", "arrow": "arrow", "feather": "arrow"}
-BINARY = ("parquet", "arrow")
 NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
 SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
 ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # which hold no data
@@ -57,8 +53,8 @@ def opened(path):
 def reader_of(path, name):
     """How a file is read, by its suffix; None: that is not known. With --format text, other suffixes are texts."""
     found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
-    reader = SUFFIXES.get(found and found[1])
-    return None if reader in BINARY and found[2] else reader or ("text" if name == "text" and not NO_TEXT.search(path) else None)
+    reader = READERS.get(found and found[1])
+    return None if reader in BINARY and found[2] else reader or (text_rows if name == "text" and not NO_TEXT.search(path) else None)
 
 
 def why_not(path, name, named=False):
@@ -75,7 +71,7 @@ def why_not(path, name, named=False):
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
         return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
     if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
-        return f"is nothing that is read here ({', '.join(SUFFIXES)}, most also .gz); --format text reads any text"
+        return f"is nothing that is read here ({', '.join(READERS)}, most also .gz); --format text reads any text"
     return "is binary, not text" if b"\0" in head and reader not in BINARY else None
 
 
@@ -107,7 +103,7 @@ def find(paths, name, say):
         own, left, why = [], collections.defaultdict(list), "has no file that is read here; --format text reads those of any suffix as text"
         if os.path.isdir(path):
             walk(path, own, left)
-            data, texts = ([each for each in own if (reader_of(each, name) == "text") == text] for text in (False, True))
+            data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
             if name != "text" and data and texts:  # such as the README.md of a data set
                 own, left["is text beside data"] = data, texts
             for reason, each in left.items():
@@ -147,7 +143,7 @@ def file_batches(path, begin, separator, name, columns):
         raw, file = opened(path)
         with raw:
             batch = lambda: Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell())
-            for first, row, bytes_, offset, number in READERS[reader_of(path, name) or "json"](file, offset, number, separator, name, columns):
+            for first, row, bytes_, offset, number in (reader_of(path, name) or json_rows)(file, offset, number, separator, name, columns):
                 if not isinstance(row, bytes) or row.strip():
                     rows.append((first, row))
                     size += bytes_
@@ -220,15 +216,12 @@ def text_rows(file, offset, number, separator, *_):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------------
 def table_rows(pieces, file, row, _number, _separator, name, renamed):
-    """The same for the rows of a table, counted from 1, behind the first `row`. pieces(file, wanted, row) gives (number, some as Arrow has them)
-    from about there on; wanted(names) chooses columns."""
+    """The same for the rows of a table behind the first `row`. pieces(file, wanted) gives them as Arrow has them, wanted(names) chooses columns."""
     unread = {}
 
     def wanted(names):
-        lacking = [own for column, own in renamed.items() if not {column, own} & set(names)]
-        if lacking or len(set(names)) < len(names):
-            why = f"no column {lacking[0]}, which --columns names" if lacking else f"two columns {max(names, key=names.count)}"
-            raise InputFailure(f"{file.name}: has {why}; it has {', '.join(names)[:80]}")
+        if len(set(names)) < len(names):
+            raise InputFailure(f"{file.name}: has two columns {max(names, key=names.count)}")
         ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
         columns = [column for column in names if alone or ours[column] in records.READ]
@@ -238,43 +231,32 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
         unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread()))
         return columns
 
-    for first, rows in pieces(file, wanted, row):
-        for at in range(max(row - first, 0), rows.num_rows, 16):
+    begin = 0  # the number of the first of `rows`
+    for rows in pieces(file, wanted):
+        for at in range(max(row - begin, 0), rows.num_rows, 16):
             piece = rows.slice(at, 16)
             for record in piece.to_pylist():
-                row += 1
-                record = without_nulls(record) | unread
+                row, record = row + 1, without_nulls(record) | unread
                 yield row, records.Cells(record) if pieces is csv_pieces else record, piece.nbytes // piece.num_rows, row, row
-
-
-def counted(batches):
-    begin = 0
-    for rows in batches:
-        yield begin, rows
         begin += rows.num_rows
 
 
-def parquet_pieces(file, wanted, row):
+def parquet_pieces(file, wanted):
     import pyarrow.parquet
-    with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as table:
-        columns, begin = wanted(table.schema_arrow.names), 0
-        for group in range(table.num_row_groups):
-            if row < begin + table.metadata.row_group(group).num_rows:
-                for first, rows in counted(table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False)):
-                    yield begin + first, rows
-            begin += table.metadata.row_group(group).num_rows
+    table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+    return table.iter_batches(BATCH_ROWS, columns=wanted(table.schema_arrow.names), use_threads=False)
 
 
-def arrow_pieces(file, wanted, _):
+def arrow_pieces(file, wanted):
     import pyarrow.ipc
     whole = file.read(6) == b"ARROW1"
     file.seek(0)
     table = pyarrow.ipc.open_file(file) if whole else pyarrow.ipc.open_stream(file)
     columns = wanted(table.schema.names)
-    return counted(rows.select(columns) for rows in (map(table.get_batch, range(table.num_record_batches)) if whole else table))
+    return (rows.select(columns) for rows in (map(table.get_batch, range(table.num_record_batches)) if whole else table))
 
 
-def csv_pieces(file, wanted, _):
+def csv_pieces(file, wanted):
     """Its first line names the columns; values are texts."""
     import pyarrow.csv
     head = file.readline()
@@ -284,7 +266,7 @@ def csv_pieces(file, wanted, _):
     texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
                                        quoted_strings_can_be_null=False, include_columns=wanted(names))
     file.seek(0)
-    return counted(pyarrow.csv.open_csv(file, convert_options=texts, **options))
+    return pyarrow.csv.open_csv(file, convert_options=texts, **options)
 
 
 def without_nulls(value, within=False):
@@ -295,5 +277,7 @@ def without_nulls(value, within=False):
     return [without_nulls(item, within) for item in value] if isinstance(value, list) else value
 
 
-READERS = {"json": json_rows, "text": text_rows, **{kind: functools.partial(table_rows, pieces) for kind, pieces in (
-    ("csv", csv_pieces), ("parquet", parquet_pieces), ("arrow", arrow_pieces))}}
+csv_rows, parquet_rows, arrow_rows = (functools.partial(table_rows, pieces) for pieces in (csv_pieces, parquet_pieces, arrow_pieces))
+BINARY = (parquet_rows, arrow_rows)
+READERS = {suffix: reader for suffixes, reader in (("jsonl json ndjson", json_rows), ("txt md markdown", text_rows), ("csv tsv", csv_rows), (
+    "parquet pq", parquet_rows), ("arrow feather", arrow_rows)) for suffix in suffixes.split()}

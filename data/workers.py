@@ -90,18 +90,11 @@ def process(encoder, file, rows, checked):
         result.kinds.append(kind)
         result.documents.append(len(documents))
         result.columns += [record.columns] * len(documents)
-        notes[f"format {record.shape}"] += 1
+        notes.update([f"format {record.shape}", *(f"told {text}" for text in set(tell(record, documents))), *(f"unused {key}" for key in record.unused)])
         for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-            for key in keys:
-                notes[f"column {what} {key}"] += 1
-        for text in set(tell(record, documents)):
-            notes[f"told {text}"] += 1
-        for key in record.unused:
-            notes[f"unused {key}"] += 1
-        if kind == shards.LABELS:
-            for document in documents:
-                notes[f"label {bool(document.reward)}"] += 1
+            notes.update(f"column {what} {key}" for key in keys)
         for document in documents:
+            notes.update([f"label {bool(document.reward)}"] * (kind == shards.LABELS))
             for what, texts in (("counts", document.texts or ()), ("masked", document.others)):
                 notes.update(f"{what} {text['role']}" for text in texts if isinstance(text, dict))
         notes["empty"] += any(document.empty for document in documents)

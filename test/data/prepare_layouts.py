@@ -188,7 +188,8 @@ class Layouts(WithCommand):
                                    ("invalid UTF8", b"prompt,completion\na,\xff\n"), ("a.csv: has two columns a", "a,b,a\n1,2,3\n"),
                                    ("a.csv: none of its columns .hello, world. is read", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
                 self.refused(1, words, self.command("y", self.binary("a.csv", content)))
-            self.refused(1, "has no column q, which --columns names; it has a", self.command("y", self.binary("a.csv", "a\n1\n"), "--columns", "prompt=q"))
+            done = self.refused(1, "1 bad sample", self.command("y", self.binary("a.csv", "a\n1\n"), "--columns", "prompt=q"))
+            self.assertIn("a.csv:1: unknown format: has no column q, which --columns names; it has a", done.stderr)
         done = self.refused(1, "1 bad sample", self.command("z", self.write("cut.jsonl", [row, row[:44]])))
         self.assertIn(f"cut.jsonl:2: malformed line: not JSON: ends in the middle of a JSON value, at column {len(row[:44].rstrip()) + 1}; the file may be cut off", done.stderr)
         for lines in (["{a"], []):  # nothing is shown
