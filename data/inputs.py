@@ -129,35 +129,31 @@ def identity(path):
 def batches(paths, position, separator=None, name="auto", columns=None):
     """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
     none. `name`: the format; `columns`: those that are renamed, {ours: the row's own}."""
-    sizes = [os.path.getsize(path) for path in paths]
-    for i in range(position["file"], len(paths)):
-        for batch in file_batches(paths[i], position if i == position["file"] else START, separator, name, columns or {}):
-            batch.end["file"] = i
-            batch.done = sum(sizes[:i]) + min(batch.done, sizes[i])
-            yield batch
-
-
-def file_batches(path, begin, separator, name, columns):
-    offset, number, rows, size = begin["offset"], begin["number"], [], 0
-    try:
-        raw, file = opened(path)
-        with raw:
-            batch = lambda: Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell())
-            for first, row, bytes_, offset, number in (reader_of(path, name) or json_rows)(file, offset, number, separator, name, columns):
-                if not isinstance(row, bytes) or row.strip():
-                    rows.append((first, row))
-                    size += bytes_
-                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+    before = 0  # bytes of the files before this one
+    for i, path in enumerate(paths):
+        begin = position if i == position["file"] else START
+        offset, number, rows, size = begin["offset"], begin["number"], [], 0
+        try:
+            raw, file = opened(path)
+            with raw:
+                batch = lambda: Batch(path, rows, size, {"file": i, "offset": offset, "number": number}, before + raw.tell())
+                read = (reader_of(path, name) or json_rows)(file, offset, number, separator, name, columns or {}) if i >= position["file"] else ()
+                for first, row, bytes_, offset, number in read:
+                    if not isinstance(row, bytes) or row.strip():
+                        rows.append((first, row))
+                        size += bytes_
+                    if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                        yield batch()
+                        rows, size = [], 0
+                if rows:
                     yield batch()
-                    rows, size = [], 0
-            if rows:
-                yield batch()
-    except ImportError:
-        raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
-    except InputFailure:
-        raise
-    except Exception as error:  # such as a time that Python has no value for
-        raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
+                before += os.fstat(raw.fileno()).st_size
+        except InputFailure:
+            raise
+        except ImportError:
+            raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
+        except Exception as error:  # such as a time that Python has no value for
+            raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
 
 
 def lines(file, offset, number, *_):

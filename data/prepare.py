@@ -122,16 +122,12 @@ def read_arguments(argv):
         argv[at:at + 2] = ["--separator=" + argv[at + 1]]
     parser.set_defaults(hub=None)  # the name of the hub that the tokenizer was named by
     arguments = parser.parse_args(argv)
-    if not arguments.files:
-        parser.error("no FILE to read")
-    if not arguments.tokenizer:
-        parser.error("no --tokenizer")
-    if not arguments.out and not arguments.show:
-        parser.error("no --out FOLDER for the shards (or --show N)")
-    if arguments.long != "keep" and not arguments.max_tokens:
-        parser.error(f"--long {arguments.long} needs --max-tokens")
-    if len(set(map(os.path.realpath, arguments.files))) < len(arguments.files):
-        parser.error("a FILE is named twice")
+    for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
+                       (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
+                       (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
+                       (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
+        if wrong:
+            parser.error(why)
     return arguments
 
 
@@ -338,12 +334,8 @@ def inspect(paths):
         try:
             shard = shards.Shard(path)
             shard.verify()
-        except shards.ShardError as error:
-            print(f"{PROGRAM}: {error}", file=sys.stderr)
-            bad += 1
-            continue
-        except OSError as error:
-            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}", file=sys.stderr)
+        except (shards.ShardError, OSError) as error:
+            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}" if isinstance(error, OSError) else f"{PROGRAM}: {error}", file=sys.stderr)
             bad += 1
             continue
         table = shard.table

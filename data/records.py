@@ -455,12 +455,11 @@ class Reader:
         ids, train, advantages = (self.get(key, list) for key in ("ids", "train", "advantages"))
         if not len(ids) == len(train) == len(advantages):
             raise Rejected(WRONG_TYPE, f"{len(ids)} ids, {len(train)} of train, {len(advantages)} advantages; each token has one of each")
-        wrong = next((i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < 1 << 31), None)
-        if wrong is not None:
-            raise Rejected(WRONG_TYPE, f"ids[{wrong}] is {json.dumps(ids[wrong])[:20]}, not a token's number")
-        wrong = next((i for i, value in enumerate(train) if value not in (0, 1)), None)
-        if wrong is not None:
-            raise Rejected(WRONG_TYPE, f"train[{wrong}] is {json.dumps(train[wrong])[:20]}, not 0 or 1")
+        for name, values, right, what in (("ids", ids, lambda value: type(value) is int and 0 <= value < 1 << 31, "a token's number"),
+                                          ("train", train, lambda value: value in (0, 1), "0 or 1")):
+            wrong = next((i for i, value in enumerate(values) if not right(value)), None)
+            if wrong is not None:
+                raise Rejected(WRONG_TYPE, f"{name}[{wrong}] is {json.dumps(values[wrong])[:20]}, not {what}")
         want_finite(advantages, "advantages")
         return shards.ADVANTAGES, [Source((ids, train, advantages))]
 
