@@ -229,11 +229,13 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
 
     begin = 0  # the number of the first of `rows`
     for rows in pieces(file, wanted):
-        for at in range(max(row - begin, 0), rows.num_rows, 16):
-            piece = rows.slice(at, 16)
+        clean = without_nulls if re.search(r"\b(tool_calls|tools|function_call)\b", str(rows.schema)) else dict
+        for at in range(max(row - begin, 0), rows.num_rows, 64):
+            piece = rows.slice(at, 64)
+            size = piece.nbytes // piece.num_rows
             for record in piece.to_pylist():
-                row, record = row + 1, without_nulls(record) | unread
-                yield row, records.Cells(record) if pieces is csv_pieces else record, piece.nbytes // piece.num_rows, row, row
+                row, record = row + 1, clean(record) | unread
+                yield row, records.Cells(record) if pieces is csv_pieces else record, size, row, row
         begin += rows.num_rows
 
 
