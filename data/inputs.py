@@ -235,7 +235,7 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
             size = piece.nbytes // piece.num_rows
             for record in piece.to_pylist():
                 row, record = row + 1, clean(record) | unread
-                yield row, records.Cells(record) if pieces is csv_pieces else record, size, row, row
+                yield row, record, size, row, row
         begin += rows.num_rows
 
 

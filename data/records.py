@@ -72,10 +72,6 @@ class Text(bytes):
     """A document of a text file."""
 
 
-class Cells(dict):
-    """A row of CSV, whose values are texts."""
-
-
 class Rejected(Exception):
     def __init__(self, reason, detail):
         detail = detail if len(detail) <= 160 else detail[:157] + "..."
@@ -228,7 +224,7 @@ def renamed(record, columns):
         if not {column, own} & record.keys():
             raise Rejected(UNKNOWN_FORMAT, f"has no column {own}, which --columns names; it has {', '.join(map(str, record))}")
     rest = {key: value for key, value in record.items() if key not in columns.values()}
-    return type(record)(rest | {column: record[own] for column, own in columns.items() if own in record})
+    return rest | {column: record[own] for column, own in columns.items() if own in record}
 
 
 def value_of(text):
@@ -326,9 +322,10 @@ def describe(record, result, used, own):
 def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     """The Record of an object. `columns`: those that are renamed, {ours: its own}."""
     record = renamed(record, columns) if columns else record
-    texts = {key: value for key, value in record.items() if isinstance(value, str) and (
-        key in LISTS or isinstance(record, Cells) and key in COLUMNS and value[:2] == "[{")}
-    record = record | {key: value_of(value) for key, value in texts.items()}
+    for key in [key for key in (*LISTS, "prompt", "completion", "chosen", "rejected") if isinstance(record.get(key), str)]:
+        value = value_of(record[key]) if key in LISTS or record[key][:2] == "[{" else ""
+        if key in LISTS or all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in value or [""]):
+            record = {**record, key: value}
     row, own = ours(record, name)
     name, asked = detect(row) if name == "auto" else name, name
     if asked == "auto" and name == "prompts" and "prompt" in own.values():

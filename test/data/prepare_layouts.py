@@ -59,7 +59,7 @@ class Layouts(WithCommand):
                 ({"conversations": TALK, "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
                 ({"conversation": [{"from": "system", "value": "Be brief"}, *TALK], "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
                 ({"messages": [USER, FOUR], "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
-                ({"messages": json.dumps([USER, FOUR])}, four), ({"messages": str([USER, FOUR])}, four),
+                ({"prompt": json.dumps([USER]), "completion": str([FOUR])}, SPOKEN), ({"messages": json.dumps([USER, FOUR])}, four), ({"messages": str([USER, FOUR])}, four),
                 # the last answer is labelled; a prompt of messages; whole conversations
                 *(({"messages": [USER, FOUR], key: value}, {**SPOKEN, "label": label}) for key, value, label in (
                     ("label", True, True), ("label", 0, False), ("label", "False", False), ("kto_tag", True, True))),
@@ -74,6 +74,8 @@ class Layouts(WithCommand):
                 ({"question": "2+2?", "completions": ["4", "5"], "rewards": [1, 0]}, {"prompt": [USER], "completions": ["4", "5"], "rewards": [1, 0]})):
             with self.subTest(row=row):
                 self.assert_same(row, ours)
+        for text in ("[{1, 2}]", '[{"a": 1}]', "[{", '[{"role": 1}, 3]', "[]"):  # which are texts
+            self.assertEqual(records.understand({"prompt": text, "completion": text}).documents, [records.Source(text, text)])
         found = self.assert_same({"question": "2+2?", "answer": "4", "level": 3}, {"prompt": [USER], "answer": "4"}, format="prompts")
         self.assertEqual(json.loads(found.columns), {"question": "2+2?", "answer": "4", "level": 3})
         # without a chat template they are texts, with line breaks between them
