@@ -182,7 +182,8 @@ def json_values(file, offset, _):
         try:
             value, end = read(buffer, begin)
         except json.JSONDecodeError as error:
-            if more := text.read(max(HEAD, len(buffer) - at)):
+            near = records.is_cut(error) or error.pos + 10 > len(buffer)  # the end, where a word or a number may be cut
+            if near and (more := text.read(max(HEAD, len(buffer) - at))):
                 buffer, at = buffer[at:] + more, 0
                 continue
             rest, line = buffer[begin:].strip(), line + buffer.count("\n", at, error.pos)

@@ -284,6 +284,8 @@ def spoken(result, row, own, chat):
     system = system if system.strip() else ""
     for turn in want(row.get("history") or [], list, "history") if "instruction" in own else ():
         history += [want(text, str, "history's text") for text in want(turn, list, "history's turn")]
+        if len(turn) != 2:
+            raise Rejected(WRONG_TYPE, f"history has a turn of {len(turn)} texts, not of a question and an answer")
     for source in result.documents:
         if isinstance(source.prompt, str) and (foreign or system):
             texts = [*history, source.prompt]
@@ -415,7 +417,7 @@ class Reader:
             prompt = [{"role": "user", "content": prompt}]
         if prompt is None and not is_answer(self.record.get("messages"), -1):
             prompt = self.maybe("messages")
-        if all(isinstance(part, list) and part[:len(prompt or [])] == prompt for part in (chosen, rejected)):  # whole conversations
+        if isinstance(prompt, list) and all(isinstance(part, list) and part[:len(prompt)] == prompt for part in (chosen, rejected)):
             chosen, rejected = chosen[len(prompt):], rejected[len(prompt):]
         if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
             prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)

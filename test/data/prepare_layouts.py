@@ -116,6 +116,7 @@ class Layouts(WithCommand):
                  {"instruction": "a", "output": "b", "text": "c"}),
                 ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),
                 ("wrong type: messages end with the user, not with the assistant's answer", {"messages": [USER], "label": True}),
+                ("wrong type: history has a turn of 1 texts", {"instruction": "a", "output": "b", "history": [["c"]]}),
                 ("wrong type: history is a text", {"instruction": "a", "output": "b", "history": "c"}),
                 ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
                 ("wrong type: the row is a list", [1]), ("unknown format: has question, and no answer that is known; --columns completion=KEY", {"question": "a", "level": "b"})):
@@ -172,6 +173,7 @@ class Layouts(WithCommand):
                 ("cut.json:2: not JSON: ends within its array or object; the file may be cut off", "cut.json", f"[{row},\n{row[:40]}"),
                 ("open.json:2: not JSON: ends within", "open.json", f"[{row},\n{row}"), ("two.json:1: .* something stands behind its array", "two.json", f"[{row}] [{row}]"),
                 ("bad.json:2: not JSON: Expecting ',' delimiter at column 14", "bad.json", '[\n{"text": "a" "b"}]'),
+                ("far.json:3: not JSON: Expecting value at column 8", "far.json", '[\n{"a": 1},\n{"a": [tru]},\n' + '{"text": "a"},\n' * 9000),
                 ("latin.json:1: cannot be read: .*utf-8", "latin.json", b'[{"text": "\xff"}]'), ("huge.json:1: cannot be read", "huge.json", '[{"a": ' + "9" * 5000),
                 ("deep.json:1: cannot be read", "deep.json", "[" * 100000), ("no sample for training", "none.json", "[ ]"), 
                 ("none.* \\(body\\) is read", "t.parquet", ""),
