@@ -83,15 +83,12 @@ def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (objects on lines, or one array), *.csv, *.tsv, *.txt, *.md, each also "
-        "as *.gz; *.parquet, *.arrow; or folders of these, also of save_to_disk")
-    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, the tokenizer.json in it, or a name of the hub that is in Hugging "
-        "Face's cache")
+    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz), *.parquet, *.arrow, or folders of these")
+    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, its tokenizer.json, or a name of the hub that is in Hugging Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
     add("--columns", type=renames, metavar="OURS=NAME,...", help="columns that have other names: prompt=question,answer=solution")
-    add("--separator", type=str.encode, metavar="LINE", help="a line that stands between the documents of a *.txt or *.md, '' for blank "
-        "lines (default: a file is one document)")
+    add("--separator", type=str.encode, metavar="LINE", help="line between the documents of a text, '' for blank ones (default: it is one)")
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
@@ -104,14 +101,12 @@ def read_arguments(argv):
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
     add("--max-tokens", type=count, default=0, metavar="N", help="documents of more are long")
     add("--long", choices=("keep", "skip", "truncate"), default="keep", help="what is done with them (default keep: the trainer splits)")
-    add("--skip-bad", type=number(int, -1, 1 << 40, "a number of samples"), metavar="N", help="leave bad samples out, at most N where it "
-        "is given; else the run is refused")
+    add("--skip-bad", type=number(int, -1, 1 << 40, "a number of samples"), metavar="N", help="leave out bad samples, at most N")
     add("--val-fraction", type=number(float, 0.0, 0.999, "a fraction below 1"), default=0.0, metavar="F", help="share of the samples "
         "that go to val-*.bin")
     add("--seed", type=number(int, 0, (1 << 64) - 1, "a whole number"), default=0, metavar="N", help="of the choice of these")
     add("--shard-tokens", type=count, default=10**8, metavar="N", help="a shard's size (default 1e8)")
-    add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: as many as "
-        "cores, at most 16)")
+    add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: cores, at most 16)")
     add("--show", type=count, metavar="N", help="print N samples and write nothing")
     add("--force", action="store_true", help="remove what an earlier run left in the folder, and begin anew")
     # --skip-bad alone means any number; argparse would take the name behind it for one.
@@ -245,8 +240,7 @@ def hint(work, arguments, kind):
     if positions and (not beyond or family in UNSCALED):
         length = min(length, positions)
     scaling = f" --rope-scaling yarn,factor={-(-length // unscaled)}" if beyond and length > positions else ""
-    number = work.parts["train"].samples
-    step = max(1, min(most, number // 10))
+    step = max(1, min(most, (number := work.parts["train"].samples) // 10))
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")

@@ -1,18 +1,7 @@
-"""One line of input, a JSON object or a Parquet row, understood: which kind of sample it is, and what its documents are made of.
+"""A row of input, an object, understood: which kind of sample it is (SHAPES), and what its documents are made of.
 
-Shapes of an object (keys that are None count as absent):
-
-  {"text"}  {"messages"}  {"prompt", "completion"}                                  one document
-  {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
-  {"chosen", "rejected"}, maybe with {"prompt"}                                     a preference pair, two documents
-  {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
-  {"messages", "label"}, {"messages", "chosen", "rejected"}                         the same with a prompt of messages
-  {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
-  {"ids": [...], "train": [...], "advantages": [...]}                               a document that is tokens already
-
-Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) become these by SYNONYMS, the names that columns have there.
-
-Prompts and completions are texts, or lists of messages; an answer is a text. What is not so is a Rejected with a reason for counting and a detail.
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) become these by SYNONYMS, the names that columns have there. Keys that are
+None count as absent. What is not as it should be is a Rejected with a reason for counting and a detail.
 """
 
 import ast
@@ -50,9 +39,8 @@ BESIDE_LABEL = {*TALKS} - {"text"}
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
-OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward",
-        "advantage", "step", "tokens")  # keys of rollouts.jsonl, and of the
-# lines that reward commands get and give, beside prompt: no columns are passed on under these names
+OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
+        "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
 
 MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # of a message: 0 or false says that its turn does not count
@@ -203,8 +191,7 @@ def detect(record):
         advice += "; unpaired preference, for KTO, has prompt, completion, label" if "label" in clash else ""
         raise Rejected(CLASH, f"has {clash[0]} and {clash[1]}, which no format has together{advice}")
     if {"messages", "chosen"} <= set(row) and is_answer(record["messages"], -1):
-        raise Rejected(CLASH, "has messages and chosen, and messages end with an answer, so they are no prompt; --format preference takes "
-                              "chosen and rejected alone")
+        raise Rejected(CLASH, "has messages and chosen, and messages end with an answer, so they are no prompt; --format preference ignores them")
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
@@ -331,8 +318,7 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     row, own = ours(record, name)
     name, asked = detect(row) if name == "auto" else name, name
     if asked == "auto" and name == "prompts" and "prompt" in own.values():
-        raise Rejected(UNKNOWN_FORMAT, f"has {next(iter(own))}, and no answer that is known; --columns completion=KEY names it, --format prompts "
-                                       "takes prompts alone")
+        raise Rejected(UNKNOWN_FORMAT, f"has {next(iter(own))}, and no known answer; --columns completion=KEY names it; or --format prompts")
     reader = Reader(row, (*ROLES, *more_roles))
     result = Record(*getattr(reader, name)(), name)
     result.implicit, result.told = reader.implicit, reader.told
@@ -401,8 +387,7 @@ class Reader:
             return shards.LABELS, [chosen, rejected]
         label = as_label(self.get("label"))
         if label is None:
-            raise Rejected(WRONG_TYPE, f"label is {json.dumps(self.get('label'))[:40]}, neither true nor false; --format completion trains on "
-                                       "all rows")
+            raise Rejected(WRONG_TYPE, f"label is {json.dumps(self.get('label'))[:40]}, neither true nor false; or --format completion")
         if self.record.get("prompt") is None and self.record.get("messages") is not None:
             messages = self.message_list(self.get("messages"), "messages")
             if messages[-1]["role"] != "assistant":

@@ -119,7 +119,7 @@ class Layouts(WithCommand):
                 ("wrong type: history has a turn of 1 texts", {"instruction": "a", "output": "b", "history": [["c"]]}),
                 ("wrong type: history is a text", {"instruction": "a", "output": "b", "history": "c"}),
                 ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
-                ("wrong type: the row is a list", [1]), ("unknown format: has question, and no answer that is known; --columns completion=KEY", {"question": "a", "level": "b"})):
+                ("wrong type: the row is a list", [1]), ("unknown format: has question, and no known answer; --columns completion=KEY", {"question": "a", "level": "b"})):
             self.refused_row(detail, row)
         with self.assertRaisesRegex(records.Rejected, "unknown format: has no column q, which --columns names; it has a, b"):
             records.understand({"a": "1", "b": "2"}, columns={"prompt": "q"})

@@ -613,7 +613,7 @@ class Rejections(Tested):
                     ({"completion": "a"}, "has completion, and no prompt"), ({"prompt": "a", "rejected": "b"}, "and no chosen"),
                     (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    ({"question": "a"}, "has question, and no answer that is known; --columns completion=KEY"), 
+                    ({"question": "a"}, "has question, and no known answer; --columns completion=KEY"), 
                     (group(), "has prompt and completions, and no rewards"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
