@@ -28,6 +28,7 @@ from records import Rejected
 
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
+TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
 PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
@@ -53,6 +54,8 @@ class Options:
     eos_token: str = None
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
+    columns: dict = None  # {ours: the rows' own}
+    reasoning: str = "keep"  # that is cut off, or drop
     now: str = None  # what strftime_now tells templates
 
 
@@ -226,10 +229,6 @@ class Encoder:
         self.known = words.Known(self.tokenizer, lambda text: self.library(text).ids.tobytes())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
         self.template = self._template(now)
-        self.is_special = np.zeros(self.vocabulary, bool)
-        self.is_special[self.special_ids] = True
-        self.blank = lambda ids: not self.tokenizer.decode(ids, skip_special_tokens=False).strip()
-        self.short_blank = functools.lru_cache(4096)(self.blank)
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
@@ -291,13 +290,13 @@ class Encoder:
 
     def understood(self, record):
         """The same with the whole Record."""
-        record = records.understand(record, self.options.format, self.more_roles)
+        record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template is not None)
         documents = []
         for source in record.documents:
             try:
                 document = self.document(source, record)
             except templates.TemplateFailure as failure:
-                raise Rejected(records.TEMPLATE, f"{failure}{self.hint(source)}") from None
+                raise Rejected(records.TEMPLATE, str(failure)) from None
             except templates.Endless as failure:
                 raise SetupFailure(str(failure)) from None
             except RecursionError:
@@ -324,14 +323,6 @@ class Encoder:
                 which = f"document {number + 1} of {len(documents)}: " if len(documents) > 1 else ""
                 raise Rejected(records.NO_TARGET, f"{which}none of its {len(document.ids)} tokens")
         return record, documents
-
-    @staticmethod
-    def hint(source):
-        """What a template may have missed in messages that it refused."""
-        messages = [m for part in (source.prompt, source.body) if isinstance(part, list) for m in part if isinstance(m, dict)]
-        calls = [call.get("function", call) for m in messages for call in m.get("tool_calls") or [] if isinstance(call, dict)]
-        text = any(isinstance(call, dict) and isinstance(call.get("arguments"), str) for call in calls)
-        return "; arguments of a tool call are a text: templates that list them want an object" if text else ""
 
     def document(self, source, record):
         if record.kind == shards.PROMPTS:
@@ -451,11 +442,11 @@ class Encoder:
         if isinstance(source.prompt, str):
             ids = self.encoding(source.prompt).ids
             ids = ids if ids[:len(self.before)].tolist() == self.before else np.concatenate([np.array(self.before, np.uint32), ids])
-        elif self.template is None:
-            raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         else:
-            more = {**self.template_arguments, **record.template_arguments}
-            ids = self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids
+            messages, more = self.messages(source.prompt, record)
+            text = self.template.render(messages, True, record.tools, **more)
+            self.placed(text, messages, [], record, more)
+            ids = self.encoding(text).ids
         if not len(ids):
             raise Rejected(records.EMPTY, "the prompt has no tokens")
         answer = self.encoding(source.body).ids if source.body else ids[:0]
@@ -479,52 +470,161 @@ class Encoder:
 
     def wanted(self, messages, first):
         """Numbers of the messages that are trained on: of a completion, only those behind its prompt."""
-        if self.train_on == "last":
-            return [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"][-1:]
-        return [i for i in range(first, len(messages)) if messages[i]["role"] in self.train_on]
+        roles = ("assistant",) if self.train_on == "last" else self.train_on
+        found = [i for i in range(first, len(messages)) if messages[i]["role"] in roles]
+        return [i for i in found[-(self.train_on == "last"):] if not records.masked(messages[i])]
 
-    def conversation(self, source, record):
+    def messages(self, messages, record):
+        """(messages with their reasoning where the template takes it, variables for the template). Tells of masks."""
         if self.template is None:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
-        messages, first = source.prompt + source.body, len(source.prompt)
-        more = {**self.template_arguments, **record.template_arguments}
+        found = []
+        for i, message in enumerate(messages):
+            for key in message.keys() & records.MASKS if len(message) > 2 else ():
+                if not message[key]:
+                    record.told.append(f"turns whose {key} is 0 or false do not count")
+                elif not isinstance(self.train_on, str) and message["role"] not in self.train_on:
+                    record.told.append(f"{key} is true for turns of the {message['role']}, which --train-on does not name: they do not count")
+            if message["role"] == "assistant" and "think>" in message["content"]:
+                message = self.reasoned(message, i + 1 == len(messages), record)
+            found.append(message)
+        return found, {**self.template_arguments, **record.template_arguments}
+
+    @functools.cached_property
+    def reasoning(self):
+        """(whether the template has a field for reasoning, whether it takes or prints it as well where it stands in the content)"""
+        def text(content, **more):
+            try:
+                return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
+                                            **self.template_arguments)
+            except templates.TemplateFailure:
+                return ""
+        field, inside = text("QzA", reasoning_content="QzR"), text("<think>\nQzR\n</think>\n\nQzA")
+        return "QzR" in field, "QzR" not in field or field.count("</think>") == inside.count("</think>")
+
+    @staticmethod
+    def cut_off(message):
+        """Whether the turn ends within its reasoning."""
+        return (message["role"] == "assistant" and message["content"].lstrip().startswith("<think>") and "</think>" not in message["content"]
+                and not any(message.get(name) for name in ("tool_calls", *templates.REASONING)))
+
+    def reasoned(self, message, last, record):
+        """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
+        thought, end, answer = message["content"].partition("</think>")
+        begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
+        if "<think>" in message["content"].rpartition("</think>")[2] and (end or not begins):
+            record.told.append("<think> behind other text, without </think>, is left as it is")
+        if any(message.get(name) for name in templates.REASONING) or not begins and (not end or "<think>" in thought):
+            return message
+        if not end:
+            record.told.append("reasoning is cut off (<think> without </think>); --reasoning drop leaves such samples out")
+            if self.options.reasoning == "drop" or not last and field:
+                raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
+        elif not begins:
+            record.told.append("</think> without <think>: " + ("what is before it became reasoning_content" if field else
+                                                                "the template has no field for reasoning, and prints it as it is"))
+        elif not inside:
+            record.told.append("reasoning in the content became reasoning_content, which the template reads")
+        if not field or begins and end and inside or not end and not last:
+            return message
+        return {**message, "reasoning_content": thought.lstrip().removeprefix("<think>").strip("\n"), "content": answer.lstrip("\n")}
+
+    def conversation(self, source, record):
+        given = source.prompt + source.body
+        messages, more = self.messages(given, record)
+        first, last = len(source.prompt), len(messages)
         everything = self.train_on in ("all", "completion")
-        wanted = list(range(len(messages))) if everything else self.wanted(messages, first)
-        if everything:
-            text, stretches = self.template.render(messages, False, record.tools, **more), [(None, 0, 1 << 62)]
-        elif not wanted:
-            text, stretches = self.template.render(messages, False, record.tools, **more), []
-        else:
-            text, stretches = self.stretches(messages, wanted, record.tools, more)
+        if self.train_on == "completion" and not first:  # of a whole conversation, the last turn of the assistant
+            first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
+            last = first + 1
+        masked = [i for i, message in enumerate(messages) if records.masked(message)]
+        begin = first if self.train_on == "completion" else 0
+        wanted = [i for i in range(begin, min(last, len(messages))) if not records.masked(messages[i])] if everything else self.wanted(messages, first)
+        text, stretches = self.stretches(given, messages, masked if everything else wanted, record, more)
         encoding = self.encoding(text)
         ids = encoding.ids
         counts, straddles = self.mask(encoding, [stretch[1:] for stretch in stretches])
-        if not everything and not self.template.has_generation:
-            self.cut_space_behind_turns(ids, counts)
+        if everything:
+            counts, straddles = 1 - counts, 0
         prompt = int(np.argmax(counts)) if first and counts.any() else 0
-        if first and self.train_on == "all":
-            before = self.template.render(source.prompt, True, record.tools, **more)
+        before = self.template.render(messages[:first], True, record.tools, **more) if first and everything else ""
+        if before and self.train_on == "all":
             prompt = encoding.behind(len(before))[0] if text.startswith(before) else 0
-        if first and self.train_on == "completion":
-            prompt = alike(self.encoding(self.template.render(source.prompt, True, record.tools, **more)).ids, ids)
+        if self.train_on == "completion":
+            prompt = alike(self.encoding(before).ids, ids) if before else 0
             counts[:prompt] = 0
+            if last < len(messages):
+                counts[alike(self.encoding(self.template.render(messages[:last], False, record.tools, **more)).ids, ids):] = 0
         chosen = set(wanted)
         texts = tuple(messages[i] for i in wanted)
-        empty = any(m["role"] == "assistant" and not (m["content"].strip() or m.get("tool_calls")) for m in texts)
+        empty = any(given[i]["role"] == "assistant" and not (given[i]["content"].strip() or given[i].get("tool_calls")) for i in wanted)
         return Document(ids, counts, prompt, straddles=straddles, empty=empty, texts=texts,
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
-    def stretches(self, messages, wanted, tools, more):
-        """(text, [(message number, begin, end)]): as in the conversation of placeholders if that is proved, else as asked for this one."""
-        text = self.template.render(messages, False, tools, **more)
+    def stretches(self, source, messages, wanted, record, more):
+        """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: nothing follows."""
+        text = self.template.render(messages, False, record.tools, **more)
+        found = self.placed(text, messages, wanted, record, more)
+        if not self.cut_off(source[-1]):
+            return text, found
+        said = (messages[-1].get("reasoning_content") or messages[-1]["content"]).strip()
+        end = text.rfind(said) + len(said)
+        if end < len(said):
+            raise Rejected(records.CUT_OFF, f"the template has no place for it: {self.clip(said)}")
+        return text[:end], [(i, begin, min(last, end)) for i, begin, last in found if begin < end]
+
+    def placed(self, text, messages, wanted, record, more):
+        """[(message number, begin, end)] in the rendering of messages: as in the conversation of placeholders if that is proved, else as
+        asked for this one. Rejected if a message is not in the text."""
         mark = next((p[0] for p in spans.PLACEHOLDERS if p[0] not in text), None)
-        found = None
+        found = absent = None
         if mark and not (self.template.has_generation and any(mark in text for mark in templates.MARKS)):
-            found = self.patterns.spans(text, messages, mark, wanted, tools, more)
-        return (text, found) if found is not None else self.asked_stretches(messages, wanted, tools, more)
+            found, absent = self.patterns.spans(text, messages, mark, wanted, record.tools, more)
+        if absent is None:
+            absent = [path for path, value in layout.leaves(messages) if not any(s in text for s in layout.spellings(value))]
+        left_out = {key for _, key, *rest in absent if not rest} - TOLD_APART
+        for i, key, *rest in absent:
+            if key == "content" or key == "tool_calls" and rest[1:2] in (["function"], ["name"], ["arguments"]):
+                self.look_for((i, key, *rest), messages, record, more)
+        for i, message in enumerate(messages):
+            if len(message) > 2:
+                left_out |= {key for key in message.keys() - TOLD_APART if not isinstance(message[key], str) and key not in self.template.text}
+            reasoning, rest = self.thoughts(message) if message["role"] == "assistant" else ("", ())
+            if reasoning.strip() not in text:
+                old = any(later["role"] == "user" for later in messages[i:])
+                record.told.append(f"the template leaves out the reasoning of {'turns before the last question' if old else 'the last turn'}")
+            lost = next((part for part in rest if not any(s in text for s in layout.spellings(part.strip()))), None)
+            if lost:
+                raise Rejected(records.TEMPLATE, f"the template leaves out what message {i + 1} says before or between its reasoning: {self.clip(lost)}")
+        record.left_out += [key for key in sorted(f"messages[].{key}" for key in left_out) if key not in record.left_out]
+        return self.asked_stretches(messages, wanted, record.tools, more)[1] if found is None and wanted else found or []
+
+    @staticmethod
+    def thoughts(message):
+        """(reasoning of a message, what its content says before and between blocks of it)"""
+        thought, end, rest = message["content"].partition("</think>")
+        begins = thought.rpartition("<think>")
+        return (next((message[name] for name in templates.REASONING if message.get(name)), begins[2] * bool(end)),
+                re.split("(?s)<think>.*?(?:</think>|$)", begins[0] * bool(begins[1]) + "<think></think>" + rest)[:-1] if end else ())
+
+    def look_for(self, path, messages, record, more):
+        """Rejected if a text of a message, which is not in the conversation of placeholders, changes nothing in this one."""
+        if not functools.reduce(lambda value, key: value[key], path, messages).strip():
+            return
+        try:
+            text, other = (self.template.render(found, False, record.tools, **more)
+                           for found in (messages, layout.put_at(messages, path, spans.PLACEHOLDERS[0])))
+        except templates.TemplateFailure:  # it reads this text
+            return
+        if text == other:
+            raise Rejected(records.TEMPLATE, f"the template leaves out the {path[1]} of message {path[0] + 1} ({messages[path[0]]['role']}); "
+                                             "change its role, or give a --chat-template that has a place for it")
 
     def asked_stretches(self, messages, wanted, tools, more):
-        """Blocks of {% generation %} speak for the assistant where there are any; turns of the other roles are found."""
+        """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
+        roles are found."""
+        if not wanted:
+            return self.template.render(messages, False, tools, **more), []
         if not self.template.has_generation:
             return self.turns.find(messages, wanted, tools, **more)
         own = [i for i in wanted if messages[i]["role"] == "assistant"]
@@ -533,16 +633,6 @@ class Encoder:
         if rest:
             stretches = stretches + self.turns.find(messages, rest, tools, **more)[1]
         return text, sorted(stretches, key=lambda stretch: stretch[1])
-
-    def cut_space_behind_turns(self, ids, counts):
-        """A turn ends with its last special token: white space that the template puts behind that is not the model's to write."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]]))).tolist()
-        special = self.is_special[ids]
-        for begin, end in zip(edges[::2], edges[1::2]):
-            marks = np.flatnonzero(special[begin:end])
-            behind = begin + int(marks[-1]) + 1 if len(marks) else end
-            if behind < end and (self.blank if end - behind > 8 else self.short_blank)(tuple(ids[behind:end].tolist())):
-                counts[behind:end] = 0
 
     # ---- the check ----------------------------------------------------------------------------------------------------------
     def check(self, document):
@@ -559,7 +649,7 @@ class Encoder:
                 at = place + len(content)
             elif not self.shortened(content, runs, document):
                 raise MaskFailure(f"{self.shown(message)} should count, {self.clip(everything)} does")
-        counted = "\0".join(self.letters_of(text) for message in document.texts for text in texts_of(message))
+        counted = "\0".join(self.letters_of(text) for message in document.texts for _, text in layout.leaves(message))
         for message in document.others:
             content = self.content_letters(message)
             if len(content) >= 12 and content in everything and content not in counted:
@@ -603,15 +693,6 @@ class Encoder:
     @staticmethod
     def clip(text):
         return json.dumps(text[:40] + ("..." if len(text) > 40 else ""), ensure_ascii=False)
-
-
-def texts_of(value):
-    """Every text in a message."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from texts_of(item)
 
 
 def pack(documents, id_type):

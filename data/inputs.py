@@ -1,23 +1,32 @@
-"""Input files as batches of lines or rows, read in a stream, with positions from which reading can go on.
+"""Input files as batches of rows, read in a stream, with positions from which reading can go on.
 
-JSONL comes as lines of bytes; text and Markdown as documents, each a whole file or what stands between separators; both gzipped,
-too, by their names. Parquet comes as rows, of which only columns that mean something are read; where they are prompts alone, all.
-A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or rows before
-it, and lines or rows, for messages.
+JSON comes as lines of bytes, or as the objects of one array; a text as documents, the whole file or what stands between separators; both
+gzipped, too, by their names. CSV, Parquet and Arrow come as rows, of which only columns that mean something are taken; where they are
+prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or
+rows before it, and lines or rows, for messages.
 """
 
+import codecs
+import collections
+import functools
 import gzip
+import io
+import json
 import os
 import re
+import shlex
 import stat
 import zlib
 from dataclasses import dataclass
 
 import records
+import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
-TEXT = re.compile(r"\.(txt|md|markdown)(\.gz)?$", re.I)
-NOT_READ = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|csv|tsv|arrow|feather|pdf|docx|html?|xml|bin|safetensors|gguf|npy)$", re.I)
+HEAD = 1 << 16  # bytes by which a file is known
+NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
+SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
+ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # which hold no data
 START = {"file": 0, "offset": 0, "number": 0}
 
 
@@ -34,119 +43,240 @@ class Batch:
     done: int  # bytes of all inputs read so far, for the progress bar
 
 
-def is_parquet(path):
-    return path.endswith((".parquet", ".pq"))
+# ---- which files -----------------------------------------------------------------------------------------------------------------
+def opened(path):
+    """The file, and what is in it."""
+    raw = open(path, "rb")
+    return raw, gzip.GzipFile(fileobj=raw) if path.lower().endswith(".gz") else raw
+
+
+def reader_of(path, name):
+    """How a file is read, by its suffix; None: that is not known. With --format text, other suffixes are texts."""
+    found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
+    reader = READERS.get(found and found[1])
+    return None if reader in BINARY and found[2] else reader or (text_rows if name == "text" and not NO_TEXT.search(path) else None)
+
+
+def why_not(path, name, named=False):
+    """What stands against reading a file; None: nothing. One that is named itself may be JSON without the suffix."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "is not a regular file, in which one can go back and go on; write it into one"
+        raw, file = opened(path)
+        with raw:
+            head = file.read(HEAD)
+    except (OSError, EOFError, zlib.error) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    reader = reader_of(path, name)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
+        return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
+    if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
+        return f"is nothing that is read here ({', '.join(READERS)}, most also .gz); --format text reads any text"
+    return "is binary, not text" if b"\0" in head and reader not in BINARY else None
+
+
+def find(paths, name, say):
+    """The files that are named, for folders those in them, in the order of their names. `name`: the format."""
+    files, seen = [], set()
+
+    def walk(folder, own, left):
+        seen.add(os.path.realpath(folder))
+        splits, parts = (templates.read_json(os.path.join(folder, about)).get(key) for about, key in SAVED.items())
+        if splits:
+            chosen = os.path.join(folder, "train" if "train" in splits else splits[0])
+            say(f"{folder}: of its splits ({', '.join(splits)}) {chosen} is taken")
+            return walk(chosen, own, left)
+        own += [os.path.join(folder, part["filename"]) for part in parts or ()]
+        for path in [] if parts else [os.path.join(folder, each) for each in sorted(os.listdir(folder))]:
+            base, known = os.path.basename(path), os.path.realpath(path) in seen
+            why = ("is hidden" if base.startswith(".") else "is about data" if base in ABOUT else "is there twice" if known else
+                   "cannot be read" if not os.access(path, os.R_OK) else None if os.path.isdir(path) else why_not(path, name))
+            if why:
+                left[why.split(";")[0]].append(path)
+            elif os.path.isdir(path):
+                walk(path, own, left)
+            else:
+                seen.add(os.path.realpath(path))
+                own.append(path)
+
+    for path in paths:
+        own, left, why = [], collections.defaultdict(list), "has no file that is read here; --format text reads those of any suffix as text"
+        if os.path.isdir(path):
+            walk(path, own, left)
+            data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
+            if name != "text" and data and texts:  # such as the README.md of a data set
+                own, left["is text beside data"] = data, texts
+            for reason, each in left.items():
+                say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
+            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
+        else:
+            why = "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True)
+            own = [] if why else [path]
+        if not own:
+            raise InputFailure(f"{path}: {why}")
+        files += own
+    return files
 
 
 def identity(path):
     """Size, time and first bytes of a file: they tell whether it is still the same."""
-    if NOT_READ.search(path):
-        raise InputFailure(f"{path}: is nothing that is read here; give JSONL, .txt or .md (plain or .gz), or Parquet")
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise InputFailure(f"{path}: is not a regular file, in which one can go back and go on; write it into one")
-        with open(path, "rb") as file:
-            head = zlib.crc32(file.read(1 << 16))
-    except OSError as error:
-        raise InputFailure(f"{path}: cannot be read: {error.strerror}") from None
-    return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": head}
+    status = os.stat(path)
+    with open(path, "rb") as file:
+        return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": zlib.crc32(file.read(HEAD))}
 
 
-def batches(paths, position, separator=None, name="auto"):
+# ---- rows ------------------------------------------------------------------------------------------------------------------------
+def batches(paths, position, separator=None, name="auto", columns=None):
     """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
-    none. `name`: the format."""
-    sizes = [os.path.getsize(path) for path in paths]
-    for i in range(position["file"], len(paths)):
+    none. `name`: the format; `columns`: those that are renamed, {ours: the row's own}."""
+    before = 0  # bytes of the files before this one
+    for i, path in enumerate(paths):
         begin = position if i == position["file"] else START
-        found = parquet_batches(paths[i], begin, name) if is_parquet(paths[i]) else line_batches(paths[i], begin, separator)
-        for batch in found:
-            batch.end["file"] = i
-            batch.done = sum(sizes[:i]) + min(int(batch.done), sizes[i])
-            yield batch
+        offset, number, rows, size = begin["offset"], begin["number"], [], 0
+        try:
+            raw, file = opened(path)
+            with raw:
+                batch = lambda: Batch(path, rows, size, {"file": i, "offset": offset, "number": number}, before + raw.tell())
+                read = (reader_of(path, name) or json_rows)(file, offset, number, separator, name, columns or {}) if i >= position["file"] else ()
+                for first, row, bytes_, offset, number in read:
+                    if not isinstance(row, bytes) or row.strip():
+                        rows.append((first, row))
+                        size += bytes_
+                    if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
+                        yield batch()
+                        rows, size = [], 0
+                if rows:
+                    yield batch()
+                before += os.fstat(raw.fileno()).st_size
+        except InputFailure:
+            raise
+        except ImportError:
+            raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
+        except Exception as error:  # such as a time that Python has no value for
+            raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
 
 
-def json_rows(file, offset, number, _):
-    """(its first line, its bytes, the bytes and lines of the file behind it) for every line"""
+def lines(file, offset, number, *_):
+    """(its number, its bytes, how many, the bytes and lines of the file behind it) for every line behind a position"""
+    file.seek(offset)
     for line in file:
         offset, number = offset + len(line), number + 1
-        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, offset, number
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, len(line), offset, number
 
 
-def text_rows(file, offset, number, separator):
-    """The same for every document."""
-    lines, first = [], number + 1
-    for _, line, offset, number in json_rows(file, offset, number, None):
+def json_rows(file, offset, number, *_):
+    """The same for every object: on a line of its own, or on any lines if the file begins with an array, or with a brace alone on its line."""
+    head = file.read(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
+    return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
+
+
+def json_values(file, offset, _):
+    """(its first line, a value, its size, values and lines up to its end) for every value of an array, or of those that follow each other"""
+    file.seek(0)
+    text, between, read = io.TextIOWrapper(file, "utf-8-sig"), re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
+    buffer = text.read(HEAD)
+    lead = re.match(r"\s*\[?", buffer)[0]
+    at, line, count = len(lead), 1 + lead.count("\n"), 0
+    while True:
+        begin = between.match(buffer, at).end()
+        try:
+            value, end = read(buffer, begin)
+        except json.JSONDecodeError as error:
+            near = records.is_cut(error) or error.pos + 10 > len(buffer)  # the end, where a word or a number may be cut
+            if near and (more := text.read(max(HEAD, len(buffer) - at))):
+                buffer, at = buffer[at:] + more, 0
+                continue
+            rest, line = buffer[begin:].strip(), line + buffer.count("\n", at, error.pos)
+            text.detach()
+            if rest == "]" * lead.endswith("["):
+                return
+            why = ("ends within its array or object; the file may be cut off" if records.is_cut(error) else "something stands behind its array; "
+                   "give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")
+            raise InputFailure(f"{file.name}:{line}: not JSON: {why}") from None
+        first, line, at, count = line + buffer.count("\n", at, begin), line + buffer.count("\n", at, end), end, count + 1
+        if count > offset:
+            yield first, value, end - begin, count, line
+
+
+def text_rows(file, offset, number, separator, *_):
+    """As lines() for every document."""
+    document, first = [], number + 1
+    whole = lambda: (first, records.Text(b"".join(document).strip(b"\r\n")), sum(map(len, document)), offset, number)
+    for _, line, _, offset, number in lines(file, offset, number):
         if line.strip() != separator:
-            lines.append(line)
+            document.append(line)
             continue
-        yield first, records.Text(b"".join(lines).strip(b"\r\n")), offset, number
-        lines, first = [], number + 1
-    yield first, records.Text(b"".join(lines).strip(b"\r\n")), offset, number
+        yield whole()
+        document, first = [], number + 1
+    yield whole()
 
 
-def line_batches(path, begin, separator):
-    offset, number, rows, size = begin["offset"], begin["number"], [], 0
-    zipped = path.endswith(".gz")
+# ---- tables ----------------------------------------------------------------------------------------------------------------------
+def table_rows(pieces, file, row, _number, _separator, name, renamed):
+    """The same for the rows of a table behind the first `row`. pieces(file, wanted) gives them as Arrow has them, wanted(names) chooses columns."""
+    unread = {}
 
-    def batch():
-        return Batch(path, rows, size, {"offset": offset, "number": number}, raw.tell() if zipped else offset)
+    def wanted(names):
+        if len(set(names)) < len(names):
+            raise InputFailure(f"{file.name}: has two columns {max(names, key=names.count)}")
+        ours = {**dict(zip(names, names)), **{own: column for column, own in renamed.items()}}
+        alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
+        columns = [column for column in names if alone or ours[column] in records.READ]
+        if not columns:
+            raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is read; --columns text=COLUMN, prompt=COLUMN,... "
+                               "says what they are (data/README.md)")
+        unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread()))
+        return columns
 
-    try:
-        with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) if zipped else raw as file:
-            file.seek(offset)
-            for first, row, offset, number in (text_rows if TEXT.search(path) else json_rows)(file, offset, number, separator):
-                if row.strip():
-                    rows.append((first, row))
-                    size += len(row)
-                if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-                    yield batch()
-                    rows, size = [], 0
-            if rows:
-                yield batch()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputFailure(f"{path}:{number + 1}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def parquet_batches(path, begin, name):
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputFailure(f"{path}: Parquet needs pyarrow: pip install pyarrow") from None
-    row, total = begin["offset"], os.path.getsize(path)
-    try:
-        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            names = file.schema_arrow.names
-            alone = "prompt" in names and (name == "prompts" or name == "auto" and not set(names) & set(records.BESIDE_NO_PROMPT))
-            columns = [column for column in names if alone or column in records.COLUMNS + records.UNUSED]
-            unread = dict.fromkeys([column for column in names if column not in columns], records.Unread())
-            if not set(columns) & set(records.COLUMNS):
-                raise InputFailure(f"{path}: none of its columns ({', '.join(names[:4])}) is read; "
-                                   "rename them to text, messages, prompt, ... (data/README.md)")
-            all_rows, group_begin = file.metadata.num_rows, 0
-            for group in range(file.num_row_groups):
-                group_end = group_begin + file.metadata.row_group(group).num_rows
-                skip = max(row - group_begin, 0)
-                if row < group_end:
-                    for piece in parquet_pieces(file, group, columns, skip):
-                        rows = [(row + i + 1, {**record, **unread}) for i, record in enumerate(piece.to_pylist())]
-                        row += len(rows)
-                        yield Batch(path, rows, piece.nbytes, {"offset": row, "number": row}, total * row / all_rows)
-                group_begin = group_end
-    except InputFailure:
-        raise
-    except Exception as error:  # such as a time that Python has no value for
-        raise InputFailure(f"{path}: row {row + 1}: cannot be read: {' '.join(str(error).split())}") from None
+    begin = 0  # the number of the first of `rows`
+    for rows in pieces(file, wanted):
+        clean = without_nulls if re.search(r"\b(tool_calls|tools|function_call)\b", str(rows.schema)) else dict
+        for at in range(max(row - begin, 0), rows.num_rows, 64):
+            piece = rows.slice(at, 64)
+            size = piece.nbytes // piece.num_rows
+            for record in piece.to_pylist():
+                row, record = row + 1, clean(record) | unread
+                yield row, record, size, row, row
+        begin += rows.num_rows
 
 
-def parquet_pieces(file, group, columns, skip):
-    """Row batches of a row group without its first `skip` rows, none much above BATCH_BYTES unless one row is."""
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
-        if skip >= batch.num_rows:
-            skip -= batch.num_rows
-            continue
-        batch, skip = batch.slice(skip), 0
-        step = max(1, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1))
-        for at in range(0, batch.num_rows, step):
-            yield batch.slice(at, step)
+def parquet_pieces(file, wanted):
+    import pyarrow.parquet
+    table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+    return table.iter_batches(BATCH_ROWS, columns=wanted(table.schema_arrow.names), use_threads=False)
+
+
+def arrow_pieces(file, wanted):
+    import pyarrow.ipc
+    whole = file.read(6) == b"ARROW1"
+    file.seek(0)
+    table = pyarrow.ipc.open_file(file) if whole else pyarrow.ipc.open_stream(file)
+    columns = wanted(table.schema.names)
+    return (rows.select(columns) for rows in (map(table.get_batch, range(table.num_record_batches)) if whole else table))
+
+
+def csv_pieces(file, wanted):
+    """Its first line names the columns; values are texts."""
+    import pyarrow.csv
+    head = file.readline()
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # more than the longest row
+               "parse_options": pyarrow.csv.ParseOptions(delimiter=max(",;\t", key=head.decode("utf-8", "replace").count), newlines_in_values=True)}
+    names = pyarrow.csv.open_csv(io.BytesIO(head), **options).schema.names
+    texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
+                                       quoted_strings_can_be_null=False, include_columns=wanted(names))
+    file.seek(0)
+    return pyarrow.csv.open_csv(file, convert_options=texts, **options)
+
+
+def without_nulls(value, within=False):
+    """Members that are null below tool_calls and tools are absent: a column gives each struct the members of all others."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item, within or key in ("tool_calls", "tools", "function_call"))
+                for key, item in value.items() if not within or item is not None}
+    return [without_nulls(item, within) for item in value] if isinstance(value, list) else value
+
+
+csv_rows, parquet_rows, arrow_rows = (functools.partial(table_rows, pieces) for pieces in (csv_pieces, parquet_pieces, arrow_pieces))
+BINARY = (parquet_rows, arrow_rows)
+READERS = {suffix: reader for suffixes, reader in (("jsonl json ndjson", json_rows), ("txt md markdown", text_rows), ("csv tsv", csv_rows), (
+    "parquet pq", parquet_rows), ("arrow feather", arrow_rows)) for suffix in suffixes.split()}

@@ -70,7 +70,7 @@ def find_layout(text, messages, mark, render):
             i = owner[number]
             places[i] = (places[i][0] if places[i] else begin, end)
         if not blank:
-            sure = [not has_blank(message) for message in messages]
+            sure = [all(text.strip() for _, text in leaves(message)) for message in messages]
         return Layout(places, sure, shapes)
     return None
 
@@ -93,12 +93,23 @@ def put_back(text, parts, texts):
     return found if at == len(text) else None
 
 
-def has_blank(value):
+def leaves(value, path=()):
+    """(path, text) of every text in a value that numbered() replaces."""
     if isinstance(value, str):
-        return not value.strip()
-    if isinstance(value, list):
-        return any(map(has_blank, value))
-    return isinstance(value, dict) and any(has_blank(v) for k, v in value.items() if k not in ("role", "type"))
+        yield path, value
+    elif isinstance(value, (list, dict)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if key not in ("role", "type"):
+                yield from leaves(item, (*path, key))
+
+
+def put_at(value, path, text):
+    """The value with this text at a path."""
+    if not path:
+        return text
+    value = value.copy()
+    value[path[0]] = put_at(value[path[0]], path[1:], text)
+    return value
 
 
 class Patterns:
@@ -112,29 +123,34 @@ class Patterns:
         self.find, self.failures, self.known = find, failures, {}
 
     def spans(self, text, messages, mark, wanted, tools, more):
-        """The answer of `find` for `text`, the rendering of `messages`, without `mark`; None: this cannot tell."""
+        """(the answer of `find` for `text`, the rendering of `messages`, without `mark`; paths of texts that are not in it). None: this
+        cannot tell. Without an answer, paths are those of the placeholders."""
         for blank in (True, False):
             texts = []
             marked = [numbered(message, mark, texts, blank) for message in messages]
-            pattern = self.pattern(marked, mark, wanted, tools, more)
-            places = pattern and put_back(text, pattern[0], texts)
-            if places is not None:
+            parts, edges, absent = self.pattern(marked, mark, wanted, tools, more)
+            places = edges is not None and put_back(text, parts, texts)
+            if places not in (None, False):
                 begins = [0, *(end for _, _, end in places)]  # of what the template writes before, between and behind texts
-                return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in pattern[1]]
+                return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in edges], absent
             if all(map(str.strip, texts)):
                 break
-        return None
+        return None, absent
 
     def pattern(self, marked, mark, wanted, tools, more):
-        """(parts as put_back takes them, [(message number, part, offset, part, offset)]); None: there is none."""
+        """(parts as put_back takes them, [(message number, part, offset, part, offset)], [path of a text that is not there]); None
+        where there is none."""
         key = repr((marked, wanted, tools, more))
         if key not in self.known:
             if len(self.known) >= self.MOST:
                 self.known.clear()
             try:
-                self.known[key] = self.divided(*self.find(marked, wanted, tools, more), mark)
+                text, spans = self.find(marked, wanted, tools, more)
+                parts, edges = self.divided(text, spans, mark)
+                present = {f"{mark}{number}{mark}" for number in parts[1::2]}
+                self.known[key] = parts, edges, [path for path, found in leaves(marked) if found[:1] == mark and found not in present]
             except self.failures:
-                self.known[key] = None
+                self.known[key] = None, None, None
         return self.known[key]
 
     @staticmethod
@@ -150,7 +166,7 @@ class Patterns:
                 offset = edge - ends[at] + lengths[at]
                 if at % 2:  # within a text there is no edge, only behind it
                     if offset < lengths[at]:
-                        return None
+                        return parts, None
                     at, offset = at + 1, 0
                 found[-1] += [at // 2, offset]
         return parts, found

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Text, conversations and preferences (JSONL, Parquet) become shards of tokens that `train --data` reads.
+"""Text, conversations and preferences (JSON, CSV, Parquet, Arrow) become shards of tokens that `train --data` reads.
 
     prepare.py --tokenizer FOLDER --out FOLDER FILE...   writes FOLDER/train-00000.bin, ..., FOLDER/tokenizer.tok
     prepare.py --tokenizer FOLDER --show 3 FILE...       shows samples with the trained tokens marked, and writes nothing
     prepare.py inspect SHARD...                          verifies shards completely
 
-Needs tokenizers, jinja2 and numpy; pyarrow for Parquet. data/README.md has the formats, every option, and what is guaranteed.
+Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.md has the formats, every option, and what is guaranteed.
 """
 
 import argparse
+import dataclasses
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -70,35 +72,41 @@ def number(kind, low, high, what):
     return parse
 
 
+def renames(text):
+    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
+    if not all(map(all, pairs)) or any(len({*names}) < len(pairs) for names in zip(*pairs)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not OURS=NAME,..., each once")
+    return dict(pairs)
+
+
 def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="*.jsonl or *.json (an object on each line), *.txt, *.md, each also as "
-        "*.gz; *.parquet")
-    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, the tokenizer.json in it, or a name of the hub that is in Hugging "
-        "Face's cache")
+    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz), *.parquet, *.arrow, or folders of these")
+    add("--tokenizer", metavar="PATH", help="a tokenizer's folder, its tokenizer.json, or a name of the hub that is in Hugging Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
-    add("--separator", type=str.encode, metavar="LINE", help="a line that stands between the documents of a *.txt or *.md, '' for blank "
-        "lines (default: a file is one document)")
+    add("--columns", type=renames, metavar="OURS=NAME,...", help="columns that have other names: prompt=question,answer=solution")
+    add("--separator", type=str.encode, metavar="LINE", help="line between the documents of a text, '' for blank ones (default: it is one)")
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
-        "completion (everything behind the prompt, as TRL), or roles with commas between them")
+        "completion (everything behind the prompt, as TRL; of messages the last turn of the assistant), or roles with commas between "
+        "them; the line break after a turn counts with it, as in TRL's assistant_only_loss")
+    add("--reasoning", choices=("keep", "drop"), default="keep", help="what is done with a sample whose reasoning is cut off, <think> without "
+        "</think> (default keep: as the beginning of a turn that does not end)")
     add("--roles", metavar="NAME,...", default="", help="roles that the template knows beside the common ones")
     add("--eos", choices=("yes", "no"), default="yes", help="end texts and completions with the end-of-text token (default yes)")
     add("--eos-token", metavar="TOKEN", help="that token, in place of tokenizer_config.json's")
     add("--max-tokens", type=count, default=0, metavar="N", help="documents of more are long")
     add("--long", choices=("keep", "skip", "truncate"), default="keep", help="what is done with them (default keep: the trainer splits)")
-    add("--skip-bad", type=number(int, -1, 1 << 40, "a number of samples"), metavar="N", help="leave bad samples out, at most N where it "
-        "is given; else the run is refused")
+    add("--skip-bad", type=number(int, -1, 1 << 40, "a number of samples"), metavar="N", help="leave out bad samples, at most N")
     add("--val-fraction", type=number(float, 0.0, 0.999, "a fraction below 1"), default=0.0, metavar="F", help="share of the samples "
         "that go to val-*.bin")
     add("--seed", type=number(int, 0, (1 << 64) - 1, "a whole number"), default=0, metavar="N", help="of the choice of these")
     add("--shard-tokens", type=count, default=10**8, metavar="N", help="a shard's size (default 1e8)")
-    add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: as many as "
-        "cores, at most 16)")
+    add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: cores, at most 16)")
     add("--show", type=count, metavar="N", help="print N samples and write nothing")
     add("--force", action="store_true", help="remove what an earlier run left in the folder, and begin anew")
     # --skip-bad alone means any number; argparse would take the name behind it for one.
@@ -109,16 +117,12 @@ def read_arguments(argv):
         argv[at:at + 2] = ["--separator=" + argv[at + 1]]
     parser.set_defaults(hub=None)  # the name of the hub that the tokenizer was named by
     arguments = parser.parse_args(argv)
-    if not arguments.files:
-        parser.error("no FILE to read")
-    if not arguments.tokenizer:
-        parser.error("no --tokenizer")
-    if not arguments.out and not arguments.show:
-        parser.error("no --out FOLDER for the shards (or --show N)")
-    if arguments.long != "keep" and not arguments.max_tokens:
-        parser.error(f"--long {arguments.long} needs --max-tokens")
-    if len(set(map(os.path.realpath, arguments.files))) < len(arguments.files):
-        parser.error("a FILE is named twice")
+    for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
+                       (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
+                       (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
+                       (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
+        if wrong:
+            parser.error(why)
     return arguments
 
 
@@ -130,8 +134,7 @@ def options_of(a):
                 f"{a.hub.split('/')[1]}")
     if not os.path.exists(encode.tokenizer_json(a.tokenizer)):
         end(f"{encode.tokenizer_json(a.tokenizer)}: does not exist; --tokenizer names a folder with a tokenizer.json")
-    return encode.Options(tokenizer=a.tokenizer, format=a.format, chat_template=a.chat_template, template_arguments=a.template_arguments,
-                          train_on=a.train_on, roles=a.roles, eos=a.eos, eos_token=a.eos_token, max_tokens=a.max_tokens, long=a.long)
+    return encode.Options(**{option.name: getattr(a, option.name) for option in dataclasses.fields(encode.Options) if option.name in vars(a)})
 
 
 # ---- what a run shows ----------------------------------------------------------------------------------------------------------
@@ -188,27 +191,33 @@ def report(work, arguments):
     used = np.flatnonzero(lengths)
     for i in range(used[0], used[-1] + 1):
         print(f"  {1 << i:>12,} to {(2 << i) - 1:>13,} tokens {lengths[i]:>12,} {'#' * int(np.ceil(40 * lengths[i] / lengths.max()))}")
+    noted = lambda prefix: [(name[len(prefix):], count) for name, count in sorted(work.notes.items()) if name.startswith(prefix)]
+    print(detected(work.notes))
+    for key, count in noted("unused "):
+        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
+    if kind != shards.PROMPTS:
+        tokens, counted = (sum(getattr(part, name) for part in work.parts.values()) for name in ("tokens", "counted"))
+        turns = [", ".join(f"{count:,} of {role}" for role, count in noted(what)) or "none" for what in ("masked ", "counts ")]
+        print(f"masked: {tokens - counted:,} of {tokens:,} tokens" + f"; turns: {turns[0]} (counting: {turns[1]})" * (turns != ["none"] * 2))
     for reason, many in sorted(work.reasons.items()):
         print(f"left out: {many:,} of {reason!r}; see {os.path.join(arguments.out, 'rejected.jsonl')}")
-    if work.notes.get("long"):
-        whole = kind in (shards.PAIRS, shards.GROUPS, shards.LABELS)
-        later = "does not split such answers, but has --long truncate" if whole else "splits them"
-        print(f"{work.notes['long']:,} documents are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}")
-    if work.notes.get("truncated"):
-        print(f"{work.notes['truncated']:,} documents were cut to {arguments.max_tokens} tokens")
-    if work.notes.get("straddles"):
-        print(f"in {work.notes['straddles']:,} documents a token begins in the prompt and ends in what is trained on; it does not count. "
-              "Where prompts end with a space, move it to the completions")
+    later = "does not split such answers, but has --long truncate" if kind in (shards.PAIRS, shards.GROUPS, shards.LABELS) else "splits them"
+    for note, text in (
+            ("long", f"are longer than --max-tokens {arguments.max_tokens} and were kept: the trainer {later}"),
+            ("truncated", f"were cut to {arguments.max_tokens} tokens"),
+            ("straddles", "have a token that begins in the prompt and ends in what is trained on; it does not count. Where prompts end with a space, "
+                          "move it to the completions"),
+            ("empty", "have a turn of the assistant that is empty, which teaches to say nothing")):
+        if work.notes.get(note):
+            print(f"{work.notes[note]:,} documents {text}")
     if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
         print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
-    print(detected(work.notes))
-    for key, count in sorted((name[7:], count) for name, count in work.notes.items() if name.startswith("unused ")):
-        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
-    if work.notes.get("empty"):
-        print(f"in {work.notes['empty']:,} documents a turn of the assistant is empty, which teaches to say nothing")
+    for text, count in noted("told "):
+        print(f"{count:,} sample{'s' * (count != 1)}: {text}")
     hint(work, arguments, kind)
 
 
+UNSCALED = ("gpt2", "phi3")  # families whose positions train does not scale
 NEXT = {  # of each kind: options, what a step takes of it and how many, the learning rate
     shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
     shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
@@ -224,33 +233,43 @@ def hint(work, arguments, kind):
     model = arguments.hub or folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     objective, samples, option, most, rate = NEXT[kind]
     validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
-    needed, positions = max(part.longest for part in work.parts.values()) - 1, model_positions(folder)
+    needed = max(part.longest for part in work.parts.values()) - 1
     needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
-    length = max(1024, -(-needed // 1024) * 1024)
-    if positions:
+    length, (family, positions, unscaled) = max(1024, -(-needed // 1024) * 1024), model_positions(folder)
+    beyond = 0 < positions < needed
+    if positions and (not beyond or family in UNSCALED):
         length = min(length, positions)
-        if needed > positions:
-            print(f"the longest document has {needed + 1:,} tokens, the model was made for {positions:,}: --long of the trainer says what "
-                  "becomes of what is longer")
-    number = work.parts["train"].samples
-    step = max(1, min(most, number // 10))
+    scaling = f" --rope-scaling yarn,factor={-(-length // unscaled)}" if beyond and length > positions else ""
+    step = max(1, min(most, (number := work.parts["train"].samples) // 10))
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
-          f"{validation} --seq-len {length} {option} {step} --lr {rate} --out run")
+          f"{validation} --seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {max(1, min(steps // 4, 500))} --out run")
+    tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
+                             for name in work.made["result"]["shards"] if name.startswith("train")])
+    cut = lambda length: np.maximum(tokens - length - 1, 0)
+    short = positions if beyond else next(1 << i for i in itertools.count(10) if (cut(1 << i) == 0).mean() >= 0.99)
+    if kind != shards.PROMPTS and cut(short).any():
+        lost = cut(short)
+        print((f"{family} has {positions:,} positions, which cannot be scaled: " if short == length else f"or --seq-len {short}: ") +
+              f"{np.count_nonzero(lost):,} of {len(tokens):,} documents are longer, of which --long truncate would cut {lost.sum():,} of "
+              f"{tokens.sum():,} tokens ({100 * lost.sum() / tokens.sum():.1f} %)")
 
 
 def model_positions(folder):
-    """max_position_embeddings of the model in the tokenizer's folder; 0: not known."""
+    """(model_type, max_position_embeddings, those before any scaling) of the model in the tokenizer's folder; 0: not known."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         config = config.get("text_config", config)
-        positions = config.get("max_position_embeddings", config.get("n_positions", 0))
-        return positions if type(positions) is int and positions > 0 else 0
-    except (OSError, ValueError, AttributeError):
-        return 0
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope, positions = rope.get("full_attention", rope), int(config.get("max_position_embeddings", config.get("n_positions", 0)))
+        linear = rope.get("rope_type", rope.get("type")) == "linear"
+        return config.get("model_type"), max(positions, 0), max(int(positions / rope["factor"] if linear else
+                                                                    rope.get("original_max_position_embeddings", positions)), 1)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return None, 0, 1
 
 
 # ---- --show --------------------------------------------------------------------------------------------------------------------
@@ -268,35 +287,36 @@ def pieces(encoder, ids, counts):
 def show(arguments):
     encoder = encode.Encoder(options_of(arguments))
     marks = ("\033[1;32m", "\033[0m") if sys.stdout.isatty() else ("\u00ab", "\u00bb")
-    left, said = arguments.show, None
-    for batch in inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format):
-        for line, row in batch.rows:
-            if not left:
-                return
-            left -= 1
-            where = f"{batch.file}:{line}"
-            try:
-                record, documents = encoder.understood(workers.parsed(row))
-            except records.Rejected as rejected:
-                print(f"--- {where}: left out: {rejected}\n")
-                continue
-            kind, notes = record.kind, {f"format {record.shape}": 1}
-            for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-                notes |= {f"column {what} {key}": 1 for key in keys}
-            if detected(notes) != said:
-                said = detected(notes)
-                print(said)
-            for i, document in enumerate(documents):
-                which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
-                         shards.LABELS: " desirable" if document.reward else " undesirable",
-                         shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
-                prompt = f", {document.prompt} of the prompt" if document.prompt else ""
-                print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
-                for text, counts in pieces(encoder, document.ids, document.counts):
-                    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c.group()):02x}", text)
-                    print(marks[0] + text + marks[1] if counts else text, end="")
-                print("\n")
-                encoder.check(document)
+    said, shown = None, 0
+    batches = inputs.batches(arguments.files, inputs.START, arguments.separator, arguments.format, arguments.columns)
+    for batch, (line, row) in itertools.islice(((batch, row) for batch in batches for row in batch.rows), arguments.show):
+        where = f"{batch.file}:{line}"
+        try:
+            record, documents = encoder.understood(workers.parsed(row))
+        except records.Rejected as rejected:
+            print(f"--- {where}: left out: {rejected}\n")
+            continue
+        kind, shown, notes = record.kind, shown + 1, {f"format {record.shape}": 1}
+        for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
+            notes |= {f"column {what} {key}": 1 for key in keys}
+        if detected(notes) != said:
+            said = detected(notes)
+            print(said)
+        for text in dict.fromkeys(workers.tell(record, documents)):
+            print(f"{where}: {text}")
+        for i, document in enumerate(documents):
+            which = {shards.PAIRS: (" chosen", " rejected")[i % 2], shards.PROMPTS: " prompt alone",
+                     shards.LABELS: " desirable" if document.reward else " undesirable",
+                     shards.GROUPS: f" completion {i + 1}, reward {document.reward:g}"}.get(kind, "")
+            prompt = f", {document.prompt} of the prompt" if document.prompt else ""
+            print(f"--- {where}{which}: {len(document.ids)} tokens, {int(document.counts.sum())} count{prompt}")
+            for text, counts in pieces(encoder, document.ids, document.counts):
+                text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c.group()):02x}", text)
+                print(marks[0] + text + marks[1] if counts else text, end="")
+            print("\n")
+            encoder.check(document)
+    if not shown:
+        end("no sample is shown: none could be read")
 
 
 # ---- inspect -------------------------------------------------------------------------------------------------------------------
@@ -308,12 +328,8 @@ def inspect(paths):
         try:
             shard = shards.Shard(path)
             shard.verify()
-        except shards.ShardError as error:
-            print(f"{PROGRAM}: {error}", file=sys.stderr)
-            bad += 1
-            continue
-        except OSError as error:
-            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}", file=sys.stderr)
+        except (shards.ShardError, OSError) as error:
+            print(f"{PROGRAM}: {path}: cannot be read: {error.strerror}" if isinstance(error, OSError) else f"{PROGRAM}: {error}", file=sys.stderr)
             bad += 1
             continue
         table = shard.table
@@ -342,13 +358,10 @@ def inspect(paths):
 
 # ---- a run -----------------------------------------------------------------------------------------------------------------------
 def prepare(arguments):
-    total = sum(inputs.identity(path)["bytes"] for path in arguments.files)
-    progress = Progress(total)
+    progress = Progress(sum(map(os.path.getsize, arguments.files)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    settings = argparse.Namespace(paths=arguments.files, out=arguments.out, options=options_of(arguments), force=arguments.force,
-                                  workers=arguments.workers or min(cores, 16), val_fraction=arguments.val_fraction, seed=arguments.seed,
-                                  shard_tokens=arguments.shard_tokens, skip_bad=arguments.skip_bad,
-                                  separator=arguments.separator)
+    settings = argparse.Namespace(**{**vars(arguments), "paths": arguments.files, "options": options_of(arguments),
+                                     "workers": arguments.workers or min(cores, 16)})
     work = run.Run(settings, progress, progress.say)
     try:
         work.run()
@@ -363,6 +376,7 @@ def main(argv):
         return inspect(argv[1:])
     arguments = read_arguments(argv)
     try:
+        arguments.files = inputs.find(arguments.files, arguments.format, lambda line: print(f"note: {line_of(line)}", file=sys.stderr))
         show(arguments) if arguments.show else prepare(arguments)
     except (run.Failure, inputs.InputFailure, encode.SetupFailure, encode.MaskFailure, workers.WorkerFailure, shards.ShardError,
             ValueError) as error:

@@ -1,17 +1,11 @@
-"""One line of input, a JSON object or a Parquet row, understood: which kind of sample it is, and what its documents are made of.
+"""A row of input, an object, understood: which kind of sample it is (SHAPES), and what its documents are made of.
 
-Shapes of an object (keys that are None count as absent):
-
-  {"text"}  {"messages"} or {"conversations"}  {"prompt", "completion"}             one document
-  {"prompt", "completion", "label"}                                                 one document that is desirable (label true) or not
-  {"chosen", "rejected"}, maybe with {"prompt"}                                     a preference pair, two documents
-  {"prompt", "completions": [...], "rewards": [...]}                                a group, a document for each completion
-  {"prompt"}, maybe with {"answer"}                                                 a prompt alone, with a reference answer behind it
-  {"ids": [...], "train": [...], "advantages": [...]}                               a document that is tokens already
-
-Prompts and completions are texts, or lists of messages; an answer is a text. What is not so is a Rejected with a reason for counting and a detail.
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) become these by SYNONYMS, the names that columns have there. Keys that are
+None count as absent. What is not as it should be is a Rejected with a reason for counting and a detail.
 """
 
+import ast
+import contextlib
 import json
 from dataclasses import dataclass, field
 
@@ -19,32 +13,43 @@ import shards
 
 FORMATS = ("auto", "text", "messages", "completion", "unpaired", "preference", "groups", "prompts", "advantages")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
+CALLS = "tool calls"
+SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
+    ("user", "human user prompter"), ("assistant", "gpt assistant bot chatgpt model"), ("system", "system"),
+    ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
-UNUSED = ("score", "scores", "reward", "rating", "weight", "system", "response", "output", "target")  # they may mean something
 SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
-    ("text", ("text",), ()), ("messages", ("messages",), ()), ("messages", ("conversations",), ()),
+    ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
     ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
-    ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)))
-SHAPING = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
-BESIDE_LABEL = {"messages", "conversations", "completion", "chosen", "rejected", "completions"}
+    ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)),
+    ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
+SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
+TALKS = tuple(key for key in SHAPING if key != "prompt")  # beside which a prompt is none alone
+QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: what stands behind an instruction
+ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
+SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
+    ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
+    ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
+UNUSED = ("score", "scores", "reward", "rating", "weight", "history", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
+READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
+LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
+BESIDE_LABEL = {*TALKS} - {"text"}
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
-PROMPTS_OWN = {"prompt", "answer"}  # what is not passed on to reward commands as a column
-BESIDE_NO_PROMPT = ("text", "messages", "conversations", "completion", "chosen", "rejected", "completions")  # of prompts alone
-OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward",
-        "advantage", "step", "tokens")  # keys of rollouts.jsonl, and of the
-# lines that reward commands get and give, beside prompt: no columns are passed on under these names
+OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
+        "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
 TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
+
+MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # of a message: 0 or false says that its turn does not count
 
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
-NO_TARGET, TOO_LONG = "no target that counts", "longer than --max-tokens"
-ACCEPTABLE = (NO_TARGET, TOO_LONG)  # left out and reported; everything else refuses the run
+NO_TARGET, TOO_LONG, CUT_OFF = "no target that counts", "longer than --max-tokens", "reasoning that is cut off"
+ACCEPTABLE = (NO_TARGET, TOO_LONG, CUT_OFF)  # left out and reported; everything else refuses the run
 
 
 class Unread(str):
@@ -85,23 +90,33 @@ class Record:
     used: list = field(default_factory=list)  # columns,
     passed: list = field(default_factory=list)  # those that go to reward commands,
     left_out: list = field(default_factory=list)  # and the others
-    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and answer, as a JSON object
+    told: list = field(default_factory=list)  # what a person should know of it: texts, of which a run counts the samples
+    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and reference, as a JSON object
 
 
 def parse_line(line):
     """A line's object."""
-    whole = "; a file that is one JSON array becomes lines with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
     try:
-        record = json.loads(line.decode("utf-8"))
+        text = line.decode("utf-8")
+        record = json.loads(text)
     except UnicodeDecodeError as error:
         raise Rejected(MALFORMED, f"not UTF-8 at byte {error.start} of the line") from None
     except json.JSONDecodeError as error:
-        raise Rejected(MALFORMED, f"not JSON: {error.msg} at column {error.colno}{whole}") from None
+        why = f"{error.msg} at column {error.colno}"
+        if is_cut(error):
+            why = f"ends in the middle of a JSON value, at column {len(text.rstrip()) + 1}; the file may be cut off"
+        raise Rejected(MALFORMED, f"not JSON: {why}") from None
     except (RecursionError, ValueError) as error:
         raise Rejected(MALFORMED, f"not JSON that can be read: {type(error).__name__}") from None
     if not isinstance(record, dict):
-        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object{whole}")
+        raise Rejected(MALFORMED, f"is {type_name(record)}, not an object")
     return record
+
+
+def is_cut(error):
+    """True if JSON is right up to where it ends."""
+    text = error.doc.rstrip()
+    return error.pos >= len(text) or error.msg.startswith("Unterminated") or "escape" in error.msg and error.pos + 6 > len(text)
 
 
 def parse_text(document):
@@ -130,7 +145,8 @@ def type_name(value):
 
 def want(value, kind, what):
     if not isinstance(value, kind):
-        raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}")
+        hint = ", nor JSON of one; json.dumps(list) writes that" * (kind is list and isinstance(value, str))
+        raise Rejected(WRONG_TYPE, f"{what} is {type_name(value)}, not {type_name(kind())}{hint}")
     return value
 
 
@@ -150,13 +166,17 @@ def template_arguments(value, what):
     return value
 
 
+def masked(message):
+    return any(key in message and not message[key] for key in MASKS)
+
+
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
     """The name of the one format whose columns the object has."""
     there = lambda key: record.get(key) is not None
     row = [key for key in SHAPING if there(key)]
     satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
-    if there("label") and (record["label"] in (True, False) or "completion" in row) and set(row) & BESIDE_LABEL:
+    if there("label") and (as_label(record["label"]) is not None or "completion" in row) and set(row) & BESIDE_LABEL:
         row.append("label")
     if {"prompt", "completions"} <= set(row) and there("labels"):
         raise Rejected(UNKNOWN_FORMAT, "has prompt, completions and labels, which is stepwise supervision; no objective here trains on that")
@@ -170,10 +190,8 @@ def detect(record):
         advice = f"; choose with --format {' or '.join(dict.fromkeys(satisfied))}" if satisfied else ""
         advice += "; unpaired preference, for KTO, has prompt, completion, label" if "label" in clash else ""
         raise Rejected(CLASH, f"has {clash[0]} and {clash[1]}, which no format has together{advice}")
-    beside = next((key for key in ("response", "output", "target") if there(key)), None)
-    if row == ["prompt"] and beside:
-        raise Rejected(UNKNOWN_FORMAT, f"has prompt and {beside}; rename {beside} to completion (SFT) or answer, or --format prompts "
-                                       "takes the prompt alone")
+    if {"messages", "chosen"} <= set(row) and is_answer(record["messages"], -1):
+        raise Rejected(CLASH, "has messages and chosen, and messages end with an answer, so they are no prompt; --format preference ignores them")
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
@@ -182,65 +200,150 @@ def detect(record):
             raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
                                            f"{', '.join(needed)} (data/README.md)")
     keys = ", ".join(map(str, list(record)[:8])) or "none"
-    raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; wanted are text, messages, prompt with completion or chosen and rejected, ... "
-                                   "(data/README.md)")
+    raise Rejected(UNKNOWN_FORMAT, f"keys are {keys[:60]}; --columns prompt=KEY,completion=KEY says which are ours: text, messages, chosen, "
+                                   "... (data/README.md)")
 
 
-def describe(record, result):
+# ---- other layouts ------------------------------------------------------------------------------------------------------------
+def renamed(record, columns):
+    """The row with the names that --columns gives: {ours: its own}."""
+    for column, own in columns.items():
+        if not {column, own} & record.keys():
+            raise Rejected(UNKNOWN_FORMAT, f"has no column {own}, which --columns names; it has {', '.join(map(str, record))}")
+    rest = {key: value for key, value in record.items() if key not in columns.values()}
+    return rest | {column: record[own] for column, own in columns.items() if own in record}
+
+
+def value_of(text):
+    """The list or object that a text holds, in JSON or as Python prints it, or else what it is."""
+    for read in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            if isinstance(value := read(text), (list, dict)):
+                return value
+    return text
+
+
+def as_label(value):
+    """True or False as data have them; None: it is neither."""
+    value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    return bool(value) if value in (True, False) else None
+
+
+def is_answer(messages, at):
+    """True if the first message (at 0) or the last (-1) is the assistant's."""
+    message = messages[at] if isinstance(messages, list) and messages else None
+    return isinstance(message, dict) and SHAREGPT.get(str(message.get("role", message.get("from")))) in ("assistant", CALLS)
+
+
+def calls_of(value, name):
+    """Calls of tools as ShareGPT has them: JSON of an object with name and arguments, or of several."""
+    found = value_of(value) or [None]
+    found = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in found):
+        raise Rejected(WRONG_TYPE, f"{name} is a call of a tool, and not JSON of an object with name and arguments")
+    return [{"type": "function", "function": {"name": call["name"], "arguments": {}, **call}} for call in found]
+
+
+def ours(record, name):
+    """A row of another layout with our names, and {its own column: the one of ours that it is in}."""
+    row, own = dict(record), {}
+    there = lambda *keys: any(row.get(key) is not None for key in keys)
+    if name == "auto" and there("text") and there(*QUESTIONS) and there(*ANSWERS):
+        raise Rejected(CLASH, "has text, and a question with an answer; choose with --format text or completion")
+    for column, others, beside in SYNONYMS:
+        found = [key for key in others if there(key)]
+        if not found or there(column) or name == "auto" and there(*beside) or name == "prompts" and column == "completion" or (
+                found == ["answer"] and name == "auto" and "prompt" not in own.values()):  # a prompt alone, with its reference
+            continue
+        if len(found) > 1:
+            raise Rejected(CLASH, f"has {' and '.join(found)}, of which each could be the {column}; choose with --columns {column}={found[0]}")
+        own[found[0]], row[column] = column, row.pop(found[0])
+    behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
+    if behind:
+        texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
+        row["prompt"], own = "\n".join(text for text in texts if text.strip()), {**own, **dict.fromkeys(behind, "prompt")}
+    return row, own
+
+
+def spoken(result, row, own, chat):
+    """Puts a column system before the messages, and makes messages of a question of another layout, or a text if there is no template."""
+    system, history, foreign = want(row.get("system") or "", str, "system"), [], {"prompt", "completion"} & {*own.values()}
+    system = system if system.strip() else ""
+    for turn in want(row.get("history") or [], list, "history") if "instruction" in own else ():
+        history += [want(text, str, "history's text") for text in want(turn, list, "history's turn")]
+        if len(turn) != 2:
+            raise Rejected(WRONG_TYPE, f"history has a turn of {len(turn)} texts, not of a question and an answer")
+    for source in result.documents:
+        if isinstance(source.prompt, str) and (foreign or system):
+            texts = [*history, source.prompt]
+            source.prompt = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+            if not chat:
+                source.prompt = "\n".join([system, *texts] if system else texts) + "\n" * bool(foreign)
+            elif result.kind != shards.PROMPTS:
+                source.body = [{"role": "assistant", "content": source.body}]
+            if chat and history and result.kind == shards.DOCUMENTS:  # whose answers are trained on, too
+                source.prompt, source.body = [], source.prompt + source.body
+        messages, first = source.prompt or source.body, {"role": "system", "content": system}
+        if system and isinstance(messages, list) and messages[0] != first:
+            if messages[0]["role"] == "system":
+                raise Rejected(CLASH, "column system differs from the system message; leave one of them out")
+            messages.insert(0, first)
+    return {key for key, value in (("system", system), ("history", history)) if value}
+
+
+# ---- a record --------------------------------------------------------------------------------------------------------------------
+def describe(record, result, used, own):
     """What was made of an object: the format by its name in the field, with the columns that were used, passed on and left out."""
-    source, name = result.documents[0], result.format
-    talks = isinstance(source.prompt, list)
+    name, talks = result.format, isinstance(result.documents[0].prompt, list)
     result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
-    pair = name == "preference" or len(result.documents) == 2 and name == "unpaired"
-    if pair:
+    if name == "preference" or len(result.documents) == 2 and name == "unpaired":
         result.shape += f"{' of pairs' * (name == 'unpaired')} with {'implicit' if result.implicit else 'explicit'} prompt"
-    own = {"chosen", "rejected", "prompt"} if pair else {key for shape, needed, more in SHAPES if shape == name for key in (*needed, *more)} - {"label" if name == "prompts" else ""}
-    if result.implicit:
-        own.remove("prompt")
-    if name == "messages" and record.get("messages") is not None:
-        own.remove("conversations")
-    if name == "prompts" and source.body is not None and source.body is record.get("completion"):
-        own.add("completion")
-    own |= {"tools", "chat_template_kwargs"} if talks else set()
-    for key, value in record.items():
-        if value is not None:
-            passed = name == "prompts" and key not in PROMPTS_OWN and key not in own
-            (result.used if key in own else result.passed if passed else result.left_out).append(key)
+    used = (used | {"tools", "chat_template_kwargs"} if talks else used) - ({"prompt"} if result.implicit else set())
+    for key in [key for key, value in record.items() if value is not None]:
+        if own.get(key, key) in used:
+            result.used.append(key)
+        if name == "prompts" and key != "prompt" and not (key == "completion" and key in used):
+            result.passed.append(key)
+        elif own.get(key, key) not in used:
+            result.left_out.append(key)
 
 
-def understand(record, name="auto", more_roles=()):
-    """The Record of an object."""
-    name = detect(record) if name == "auto" else name
-    reader = Reader(record, (*ROLES, *more_roles))
-    unused = UNUSED if name == "unpaired" else ("label", *UNUSED)
-    result = Record(*getattr(reader, name)(), name, [key for key in unused if record.get(key) is not None])
-    result.implicit = reader.implicit
-    describe(record, result)
+def understand(record, name="auto", more_roles=(), columns=None, chat=True):
+    """The Record of an object. `columns`: those that are renamed, {ours: its own}."""
+    record = renamed(record, columns) if columns else record
+    for key in [key for key in (*LISTS, "prompt", "completion", "chosen", "rejected") if isinstance(record.get(key), str)]:
+        value = value_of(record[key]) if key in LISTS or record[key][:2] == "[{" else ""
+        if key in LISTS or all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in value or [""]):
+            record = {**record, key: value}
+    row, own = ours(record, name)
+    name, asked = detect(row) if name == "auto" else name, name
+    if asked == "auto" and name == "prompts" and "prompt" in own.values():
+        raise Rejected(UNKNOWN_FORMAT, f"has {next(iter(own))}, and no known answer; --columns completion=KEY names it; or --format prompts")
+    reader = Reader(row, (*ROLES, *more_roles))
+    result = Record(*getattr(reader, name)(), name)
+    result.implicit, result.told = reader.implicit, reader.told
+    describe(record, result, reader.used | (spoken(result, row, own, chat) if result.documents[0].prompt is not None else set()), own)
     if result.kind == shards.PROMPTS:
-        result.columns, result.unused = other_columns(record, "completion" in result.used), []
-    if record.get("tools"):
-        tools = record["tools"]
-        if isinstance(tools, str):
-            try:
-                tools = json.loads(tools)
-            except (ValueError, RecursionError):
-                raise Rejected(WRONG_TYPE, "tools is a text that is not JSON") from None
-        result.tools = want(tools, list, "tools") or None
-    if record.get("chat_template_kwargs") is not None:
-        result.template_arguments = template_arguments(record["chat_template_kwargs"], "chat_template_kwargs")
+        result.columns = other_columns({key: record[key] for key in result.passed})
+    else:
+        result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
+    if row.get("tools"):
+        tools = value_of(row["tools"])
+        bare = lambda tool: reader.speakers and isinstance(tool, dict) and "name" in tool and "function" not in tool and "type" not in tool
+        result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in want(tools, list, "tools")] or None
+    if row.get("chat_template_kwargs") is not None:
+        result.template_arguments = template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
     return result
 
 
-def other_columns(record, completion_is_answer):
-    """A prompt's row without prompt and answer, nor what is null, as bytes of a JSON object."""
-    taken = {*PROMPTS_OWN, *(["completion"] if completion_is_answer else [])}
-    if any(isinstance(value, Unread) for value in record.values()):
+def other_columns(columns):
+    """What reward commands get of a prompt's row beside the prompt, as bytes of a JSON object."""
+    if any(isinstance(value, Unread) for value in columns.values()):
         raise Rejected(UNKNOWN_FORMAT, "is a prompt alone in a file with a column completion, of which not all is read; --format prompts "
                                        "reads all")
-    columns = {key: value for key, value in record.items() if key not in taken and value is not None}
     wrong = next((key for key in OURS if key in columns), None)
     if wrong:
-        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; rename it")
+        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; --columns NAME={wrong} renames it")
     try:
         return json.dumps(columns, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -251,13 +354,18 @@ def other_columns(record, completion_is_answer):
 
 class Reader:
     def __init__(self, record, roles):
-        self.record, self.roles, self.implicit = record, roles, False
+        self.record, self.roles, self.implicit, self.told = record, roles, False, []
+        self.used, self.speakers = set(), False  # columns that were read; whether messages are ShareGPT's, from somebody
 
     def get(self, key, kind=None):
-        value = self.record.get(key)
+        value = self.maybe(key)
         if value is None:
             raise Rejected(UNKNOWN_FORMAT, f"has no {key}")
         return want(value, kind, key) if kind else value
+
+    def maybe(self, key):
+        self.used.add(key)
+        return self.record.get(key)
 
     # -- formats: (kind, documents)
     def text(self):
@@ -267,8 +375,7 @@ class Reader:
         return shards.DOCUMENTS, [Source(text)]
 
     def messages(self):
-        key = "messages" if self.record.get("messages") is not None else "conversations"
-        return shards.DOCUMENTS, [Source(self.message_list(self.get(key), key), prompt=[])]
+        return shards.DOCUMENTS, [Source(self.message_list(self.get("messages"), "messages"), prompt=[])]
 
     def completion(self):
         return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
@@ -278,14 +385,25 @@ class Reader:
             _, (chosen, rejected) = self.preference()
             chosen.reward, rejected.reward = 1.0, 0.0
             return shards.LABELS, [chosen, rejected]
-        label = self.get("label")
-        if label not in (True, False):
-            raise Rejected(WRONG_TYPE, f"label is {json.dumps(label)[:40]}, neither true nor false; --format completion trains on all rows")
+        label = as_label(self.get("label"))
+        if label is None:
+            raise Rejected(WRONG_TYPE, f"label is {json.dumps(self.get('label'))[:40]}, neither true nor false; or --format completion")
+        if self.record.get("prompt") is None and self.record.get("messages") is not None:
+            messages = self.message_list(self.get("messages"), "messages")
+            if messages[-1]["role"] != "assistant":
+                raise Rejected(WRONG_TYPE, f"messages end with the {messages[-1]['role']}, not with the assistant's answer, which is labelled")
+            return shards.LABELS, [Source(messages[-1:], messages[:-1], float(label))]
         return shards.LABELS, [self.pair(self.get("prompt"), self.get("completion"), "completion", float(label))]
 
     def preference(self):
-        chosen, rejected = self.get("chosen"), self.get("rejected")
-        prompt = self.record.get("prompt")
+        chosen, rejected = ([part] if isinstance(part, dict) else part for part in (self.get("chosen"), self.get("rejected")))
+        prompt = self.maybe("prompt")
+        if isinstance(prompt, str) and is_answer(chosen, 0) and is_answer(rejected, 0):
+            prompt = [{"role": "user", "content": prompt}]
+        if prompt is None and not is_answer(self.record.get("messages"), -1):
+            prompt = self.maybe("messages")
+        if isinstance(prompt, list) and all(isinstance(part, list) and part[:len(prompt)] == prompt for part in (chosen, rejected)):
+            chosen, rejected = chosen[len(prompt):], rejected[len(prompt):]
         if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
             prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)
         elif prompt is None:
@@ -306,11 +424,11 @@ class Reader:
                                for i, (completion, reward) in enumerate(zip(completions, rewards))]
 
     def prompts(self):
-        prompt, answer = self.get("prompt"), self.record.get("answer")
+        prompt, answer = self.get("prompt"), self.maybe("answer")
         if answer is None:
-            answer = self.record.get("completion")
-        if answer is not None:
-            want(answer, str, "answer")
+            answer = self.maybe("completion")
+        if answer is not None and not want(answer, str, "answer"):
+            self.told.append("the answer is empty, so there is no reference")
         if isinstance(prompt, list):
             return shards.PROMPTS, [Source(answer, self.message_list(prompt, "prompt"))]
         if not want(prompt, str, "prompt"):
@@ -321,12 +439,11 @@ class Reader:
         ids, train, advantages = (self.get(key, list) for key in ("ids", "train", "advantages"))
         if not len(ids) == len(train) == len(advantages):
             raise Rejected(WRONG_TYPE, f"{len(ids)} ids, {len(train)} of train, {len(advantages)} advantages; each token has one of each")
-        wrong = next((i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < 1 << 31), None)
-        if wrong is not None:
-            raise Rejected(WRONG_TYPE, f"ids[{wrong}] is {json.dumps(ids[wrong])[:20]}, not a token's number")
-        wrong = next((i for i, value in enumerate(train) if value not in (0, 1)), None)
-        if wrong is not None:
-            raise Rejected(WRONG_TYPE, f"train[{wrong}] is {json.dumps(train[wrong])[:20]}, not 0 or 1")
+        for name, values, right, what in (("ids", ids, lambda value: type(value) is int and 0 <= value < 1 << 31, "a token's number"),
+                                          ("train", train, lambda value: value in (0, 1), "0 or 1")):
+            wrong = next((i for i, value in enumerate(values) if not right(value)), None)
+            if wrong is not None:
+                raise Rejected(WRONG_TYPE, f"{name}[{wrong}] is {json.dumps(values[wrong])[:20]}, not {what}")
         want_finite(advantages, "advantages")
         return shards.ADVANTAGES, [Source((ids, train, advantages))]
 
@@ -385,16 +502,40 @@ class Reader:
                 raise Rejected(UNKNOWN_ROLE, f"{name} is from {json.dumps(speaker)[:40]}; known are {', '.join(SHAREGPT)}")
             if "value" not in message:
                 raise Rejected(WRONG_TYPE, f"{name} has no value")
-            message = {"role": SHAREGPT[speaker], "content": message.pop("value"), **message}
+            value, role, self.speakers = message.pop("value"), SHAREGPT[speaker], True
+            says = {"role": "assistant", "tool_calls": calls_of(value, name)} if role == CALLS else {"role": role, "content": value}
+            message = {**says, **message}
         role = message.get("role")
         if role not in self.roles:
             raise Rejected(UNKNOWN_ROLE, f"{name} has role {json.dumps(role)[:40]}; known are {', '.join(self.roles)}, more by --roles")
+        for key in MASKS:
+            if message.get(key, 0) not in (0, 1):
+                raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
+        if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):  # as OpenAI's API had it before tools
+            message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+            self.told.append("function_call became tool_calls")
+        if message.get("tool_calls"):
+            message["tool_calls"] = [self.call(call, name) for call in want(message["tool_calls"], list, f"{name}'s tool_calls")]
         if "content" not in message:
             if not message.get("tool_calls"):
                 raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")
             message["content"] = ""
         message["content"] = self.content(message["content"], name)
         return message
+
+    def call(self, call, name):
+        """A tool call whose arguments are an object. In OpenAI's API they are the text of one, which templates would encode again."""
+        function = want(want(call, dict, f"{name}'s tool call").get("function") or call, dict, f"{name}'s function")
+        if not isinstance(function.get("arguments"), str):
+            return call
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no JSON object: {json.dumps(function['arguments'])[:60]}")
+        self.told.append("tool calls have their arguments as a text, which was parsed")
+        return {**call, "arguments": arguments} if function is call else {**call, "function": {**function, "arguments": arguments}}
 
     @staticmethod
     def content(content, name):

@@ -196,16 +196,13 @@ class Run:
             "tokenizer": {"name": workers.encoder.name, "fingerprint": workers.encoder.fingerprint,
                           "special tokens": workers.encoder.special, "library": encode.library_version()},
             "chat template": template and encode.text_crc(template.text),
-            "options": {"format": o.format, "template_arguments": o.template_arguments, "train_on": o.train_on, "roles": o.roles,
-                        "eos": o.eos, "eos_token": o.eos_token, "max_tokens": o.max_tokens, "long": o.long,
+            "options": {**{name: value for name, value in vars(o).items() if name not in ("tokenizer", "chat_template", "now")},
                         "val_fraction": s.val_fraction, "seed": s.seed, "shard_tokens": s.shard_tokens,
                         "separator": None if s.separator is None else s.separator.decode()},
         }
 
     def run(self):
         s = self.settings
-        for path in s.paths:
-            inputs.identity(path)
         folder = self.folder = Folder(s.out)
         saved_now = self.saved_time() if not s.force else None
         now = datetime.datetime.fromisoformat(saved_now) if saved_now else datetime.datetime.now().replace(microsecond=0)
@@ -253,7 +250,8 @@ class Run:
         if position != inputs.START:
             self.say(f"going on at {self.settings.paths[position['file']]}:{position['number'] + 1}")
         last = time.monotonic()
-        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format)
+        batches = inputs.batches(self.settings.paths, position, self.settings.separator, self.settings.options.format,
+                                 self.settings.options.columns)
         for batch, result in pool.results(batches, CHECKED):
             if result.fatal:
                 if ordinal < CHECKED:

@@ -18,10 +18,11 @@ text of the template between, the first, second, fourth, eighth ... and the last
 lie as these do.
 """
 
+import functools
 import itertools
 import re
 
-from layout import find_layout
+from layout import find_layout, leaves, put_at
 from templates import TemplateFailure
 
 LONG = 32  # turns of a conversation from which on not every one is rendered by itself
@@ -45,17 +46,6 @@ def common_suffix(a, b):
     return common_prefix(a[::-1], b[::-1])
 
 
-def replaced(value, placeholder):
-    """Every text in a message's content, reasoning and tool calls is the placeholder; keys and `type` stay."""
-    if isinstance(value, str):
-        return placeholder
-    if isinstance(value, list):
-        return [replaced(item, placeholder) for item in value]
-    if isinstance(value, dict):
-        return {k: v if k in ("role", "type") else replaced(v, placeholder) for k, v in value.items()}
-    return value
-
-
 class Canonical:
     """The text that a template puts around a turn, learned from a conversation of two placeholders."""
 
@@ -70,9 +60,11 @@ class Canonical:
             raise TemplateFailure("the template leaves out what an assistant says")
         self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
         self.ends = set()  # the special tokens that end a turn: at the end, and where others follow
+        self.behind = ""  # what the template writes after that, at the end
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
             self.ends = {end.group() for end in found if end}
+            self.behind = whole[found[0].end():] if found[0] else ""
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):
@@ -117,12 +109,15 @@ class Turns:
             return None
 
     def find_generation(self, messages, wanted, tools=None, **more):
-        """The same by {% generation %} blocks. Which blocks belong to which message is asked only where not all of the
-        assistant's are wanted."""
+        """The same by {% generation %} blocks: one for each of the assistant's turns, or else turns say which blocks are theirs."""
         text, blocks = self.template.render_generation(messages, tools, **more)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if assistant == list(wanted):
             return text, [(None, begin, end) for begin, end in blocks]
+        answers = [messages[i]["content"].rpartition("</think>")[2].strip() for i in assistant]
+        if len(blocks) == len(assistant) and all(answer in text[begin:end] for answer, (begin, end) in zip(answers, blocks)):
+            chosen = set(wanted)
+            return text, [(i, *block) for i, block in zip(assistant, blocks) if i in chosen]
         _, turns = self.find(messages, wanted, tools, **more)
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
@@ -204,7 +199,8 @@ class Turns:
         placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
         if placeholder is None:
             raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, with which turns are found")
-        other = [*messages[:i], replaced(messages[i], placeholder), *messages[i + 1:]]
+        message = functools.reduce(lambda found, leaf: put_at(found, leaf[0], placeholder), leaves(messages[i]), messages[i])
+        other = [*messages[:i], message, *messages[i + 1:]]
         other = self.template.render(other, False, tools, **more)
         if other == text:
             return None
@@ -216,21 +212,21 @@ class Turns:
         prompt, before = canonical.prompt, canonical.before
         if not prompt:  # such as Mistral's: nothing asks for an assistant's turn
             return begin - len(before) if window.endswith(before) else begin
-        at = window.rfind(prompt)
-        if at >= 0:
-            return behind + at + len(prompt)
-        # A prompt that already opens the reasoning, which an old turn has lost: its beginning, through a special token.
-        marks = list(self.special_pattern.finditer(prompt)) if self.special_pattern else []
-        for length in range(len(prompt) - 1, marks[0].end() - 1 if marks else len(prompt), -1):
-            if window.endswith(prompt[:length]):
-                return begin
+        # A prompt that already opens the reasoning, which an old turn has lost or closes at once: its beginning, through a special token.
+        mark = self.special_pattern.search(prompt) if self.special_pattern else None
+        for length in range(len(prompt), mark.end() - 1 if mark else len(prompt) - 1, -1):
+            at = window.rfind(prompt[:length])
+            if at >= 0:
+                return behind + at + length
         raise TemplateFailure(f"the template rewrites what came before, and the beginning of message {i + 1} is not found; use a "
                               "template with {% generation %} blocks")
 
     def end_of_turn(self, text, canonical, end, following, i, role):
+        """Where the special token ends, and line breaks after it. At the end of the text all that the template writes there."""
         mark = self.special_pattern.search(text, end) if self.special_pattern else None
         if mark and mark.group() in canonical.ends and mark.end() <= following:
-            return mark.end()
+            behind = canonical.behind if text[mark.end():] == canonical.behind else re.match(r"\s*", canonical.behind).group()
+            return mark.end() + len(behind) * text.startswith(behind, mark.end())
         if role != "assistant":
             return end
         raise TemplateFailure(f"the template rewrites what came before, and the end of message {i + 1} is not found; use a template "

@@ -45,7 +45,16 @@ def parsed(row):
     if isinstance(row, bytes):
         return records.parse_text(row) if isinstance(row, records.Text) else records.parse_line(row)
     records.want_json(row, "")
-    return row
+    return records.want(row, dict, "the row")
+
+
+def tell(record, documents):
+    """Adds to what is told of a sample what its tokens and rewards say."""
+    if record.kind == shards.PAIRS and np.array_equal(documents[0].ids, documents[1].ids):
+        record.told.append("chosen and rejected are the same, which teaches nothing")
+    if record.kind == shards.GROUPS and len({document.reward for document in documents}) == 1:
+        record.told.append("all rewards of the group are equal, which teaches nothing")
+    return record.told
 
 
 def process(encoder, file, rows, checked):
@@ -81,15 +90,13 @@ def process(encoder, file, rows, checked):
         result.kinds.append(kind)
         result.documents.append(len(documents))
         result.columns += [record.columns] * len(documents)
-        notes[f"format {record.shape}"] += 1
+        notes.update([f"format {record.shape}", *(f"told {text}" for text in set(tell(record, documents))), *(f"unused {key}" for key in record.unused)])
         for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-            for key in keys:
-                notes[f"column {what} {key}"] += 1
-        for key in record.unused:
-            notes[f"unused {key}"] += 1
-        if kind == shards.LABELS:
-            for document in documents:
-                notes[f"label {bool(document.reward)}"] += 1
+            notes.update(f"column {what} {key}" for key in keys)
+        for document in documents:
+            notes.update([f"label {bool(document.reward)}"] * (kind == shards.LABELS))
+            for what, texts in (("counts", document.texts or ()), ("masked", document.others)):
+                notes.update(f"{what} {text['role']}" for text in texts if isinstance(text, dict))
         notes["empty"] += any(document.empty for document in documents)
         notes["straddles"] += sum(document.straddles > 0 for document in documents)
         notes["truncated"] += sum(document.truncated for document in documents)

@@ -76,7 +76,7 @@ prepare() {
 prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
 
 # ---- 2: training ----------------------------------------------------------------------------------------------------------------------
-# prepare.py's last line names the length that the longest conversation needs and the model has positions for, and what makes ten steps
+# prepare.py's last line names the length that the longest conversation needs, how positions are scaled where the model has too few, and what makes ten steps
 # an epoch
 hinted() { sed -n "s/^next: .* --$1 \([0-9]*\).*/\1/p" "$work/prepare.txt"; }
 samples=$(hinted samples)
@@ -87,6 +87,8 @@ if ! given seq-len "$@"; then
     [ -n "$needed" ] || stop 1 "$work/prepare.txt: names no --seq-len; set SEQ_LEN"
     [ "$needed" -le "$MAX_SEQ_LEN" ] || echo "the longest conversation needs --seq-len $needed, $MAX_SEQ_LEN is taken: what is longer is split (--long)"
     [ "$needed" -le "$MAX_SEQ_LEN" ] || needed=$MAX_SEQ_LEN
+    scaling=$(sed -n 's/^next: .* --rope-scaling \([^ ]*\).*/\1/p' "$work/prepare.txt")
+    [ -z "$scaling" ] || given rope-scaling "$@" || [ "$needed" != "$(hinted seq-len)" ] || set -- --rope-scaling "$scaling" "$@"
     set -- --seq-len "$needed" "$@"
 fi
 if ls "$work"/shards/val-*.bin >/dev/null 2>&1; then

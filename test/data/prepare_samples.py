@@ -105,9 +105,12 @@ HYBRID = """{%- set turns = namespace(question=-1) %}
     {{- '<|im_start|>assistant\n<think>\n' + ('\n</think>\n\n' if enable_thinking is false else '') }}
 {%- endif %}"""
 
+# As Qwen3.8's: reasoning is read from its field alone, and every turn has its block.
+FIELD = HYBRID.replace("reasoning is not string and '</think>' in content", "false").replace("loop.index0 > turns.question", "true")
+
 GENERATION = """{% for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\n' }}{% endgeneration %}
 {%- else %}{{ message.content + '<|im_end|>\n' }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
@@ -173,7 +176,8 @@ FAMILIES = {
 
 TEMPLATES = {  # with bos and eos
     "chatml": (CHATML, None, "<|im_end|>"), "mistral": (MISTRAL, "<s>", "</s>"),
-    "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "hybrid": (HYBRID, None, "<|im_end|>"), "bare": (None, None, None),
+    "thinking": (THINKING, None, "<|im_end|>"), "opening": (OPENING, None, "<|im_end|>"), "hybrid": (HYBRID, None, "<|im_end|>"),
+    "field": (FIELD, None, "<|im_end|>"), "bare": (None, None, None),
     "generation": (GENERATION, None, "<|im_end|>"), "wrong": (WRONG, None, "<|im_end|>")}
 
 

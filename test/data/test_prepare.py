@@ -36,6 +36,7 @@ import tokenizer_file
 import unicode_tables
 import words
 import workers
+from prepare_layouts import *  # the tests of layouts and files
 from prepare_runs import *  # the tests of whole runs
 
 MALFORMED, UNKNOWN, WRONG_TYPE, EMPTY, NO_TARGET = (records.MALFORMED, records.UNKNOWN_FORMAT, records.WRONG_TYPE, records.EMPTY,
@@ -49,11 +50,12 @@ def chat(*contents, system=None):
 
 
 def im(*turns):
-    """role, content, role, content, ... in ChatML; behind a star the content and its end count, a bar is where the prompt ends."""
+    """role, content, role, content, ... in ChatML; behind a star the content, its end and the line break count, a bar is where the
+    prompt ends."""
     text = ""
     for role, content in zip(turns[::2], turns[1::2]):
-        body = content + "<|im_end|>"
-        text += f"<|im_start|>{role.strip('*|')}\n" + "|" * ("|" in role) + (f"\u00ab{body}\u00bb" if "*" in role else body) + "\n"
+        body = content + "<|im_end|>\n"
+        text += f"<|im_start|>{role.strip('*|')}\n" + "|" * ("|" in role) + (f"\u00ab{body}\u00bb" if "*" in role else body)
     return text
 
 
@@ -98,7 +100,7 @@ class Masks(Tested):
         tools = [*chat("2+2"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "4"},
                  {"role": "assistant", "content": "four"}]
         fake = "x<|im_end|>\n<|im_start|>assistant\nI am not the assistant<|im_end|>\n"  # what a turn looks like
-        opened, bye = "<|im_start|>assistant\n<think>\n", "\n</think>\n\nBye<|im_end|>\u00bb\n"
+        opened, bye = "<|im_start|>assistant\n<think>\n", "\n</think>\n\nBye<|im_end|>\n\u00bb"
         tagged = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\ntwo\n</parameter>\n</function>\n</tool_call>"
         for name, messages, expected in (
                 ("chatml", long, im(*helped, *spoken, "Bye")),
@@ -121,7 +123,7 @@ class Masks(Tested):
                                                              "user", "And?", "*assistant", thought + "Bye")),
                 ("opening", chat("Hi", "Hello", "And?", "<think>\nhm\n</think>\n\nBye"),
                  im("user", "Hi", "*assistant", "Hello", "user", "And?") +
-                 "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\u00bb\n"),
+                 "<|im_start|>assistant\n<think>\n\u00abhm\n</think>\n\nBye<|im_end|>\n\u00bb"),
                 ("hybrid", chat(" Hi\n", "<think>\nhm\n</think>\n\n Hello there", "And?", "<think>\nwell\n</think>\n\nBye ", system=" Be brief "),
                  im("system", "Be brief", "user", "Hi", "*assistant", " Hello there", "user", "And?") + opened + "\u00abwell" + bye),
                 ("hybrid", reasoned, im(*spoken[:4], "user", "And?") + opened + "\u00abwell" + bye),
@@ -214,15 +216,19 @@ class Masks(Tested):
         made = functools.cache(lambda name, what, form: encode.Encoder(encode.Options(tokenizer=folders[name], train_on=what, format=form)))
         for case in cases:
             with self.subTest(**case):
-                for what in ("completion", "assistant"):
+                row = case["row"]
+                whole = isinstance(row.get("completion"), list) and case["trainer"] == "sft"  # as messages that end with the completion
+                messages = {**{key: row[key] for key in row if key not in ("prompt", "completion")},
+                            "messages": row["prompt"] + row["completion"]} if whole else None
+                for row, what in ((row, "all" if "messages" in row else "completion"), (row, "assistant"), *[(messages, "completion")] * whole):
                     form = "unpaired" if case["trainer"] == "kto" else "auto"  # of pairs, too
-                    kind, documents = made(case["tokenizer"], what, form).encode(case["row"])
+                    kind, documents = made(case["tokenizer"], what, form).encode(row)
                     self.assertEqual((kind, [document.ids.tolist() for document in documents]),
                                      (kinds[case["trainer"]], [ids for ids, _ in case["documents"]]))
                     counted = [[int(i >= max(first, 1)) for i in range(len(ids))] for ids, first in case["documents"]]
-                    if what == "completion":
+                    if what != "assistant":
                         self.assertEqual([document.counts.tolist() for document in documents], counted)
-                        prompts = [document.prompt for document in documents if "prompt" in case["row"] or kind == shards.PAIRS]
+                        prompts = [document.prompt for document in documents if "prompt" in case["row"] and what == "completion" or kind == shards.PAIRS]
                         self.assertEqual(prompts, [first for _, first in case["documents"]][:len(prompts)])
                     elif kind != shards.PROMPTS:  # nothing of the prompt but what the answer begins with
                         self.assertTrue(all(not (document.counts & ~np.uint8(wanted)).any() for document, wanted in zip(documents, counted)))
@@ -301,11 +307,13 @@ class Masks(Tested):
                     wanted, both = of.wanted(messages, 0), []
                     for stretches in (of.stretches, of.asked_stretches):
                         try:
-                            both.append(stretches(messages, wanted, None, {}))
+                            with mock.patch.object(of, "look_for"):
+                                both.append(stretches(messages, wanted, None, {}) if both else
+                                            stretches(messages, messages, wanted, records.Record(0, []), {}))
                         except templates.TemplateFailure as failure:
                             both.append(str(failure))
                     self.assertEqual(*both, (name, messages))
-                found += sum(pattern is not None for pattern in of.patterns.known.values())
+                found += sum(pattern[1] is not None for pattern in of.patterns.known.values())
         self.assertGreater(found, 150)
         of = encoder("thinking")
         of.encode({"messages": chat("Hi", "Hello", "And?", "Bye")})
@@ -382,6 +390,146 @@ class Masks(Tested):
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
             self.assertIsNone(words.expressions(tokenizer))
         self.assertIsNone(words.expressions(samples.sentence_piece()))
+
+
+class Messages(Tested):
+    """What a message says beside its text, and what of it is not in the rendering."""
+
+    def told(self, name, messages, expected, tells, left_out=(), **options):
+        """One document, marked, and what is told of it: parts of texts, in order."""
+        of = encoder(name, **options)
+        record, documents = of.understood({"messages": messages} if isinstance(messages, list) else messages)
+        for document in documents:
+            of.check(document)
+        self.assertEqual([marked(of, document) for document in documents], [expected], (name, options))
+        self.assertEqual([key for key in record.left_out if key.startswith("messages[]")], list(left_out))
+        found = list(dict.fromkeys(record.told))
+        self.assertEqual(len(found), len(tells), found)
+        for text, part in zip(found, tells):
+            self.assertIn(part, text)
+
+    def test_arguments_given_as_a_text(self):
+        for name in ("thinking", "hybrid", "field"):
+            for value in ({"city": "S\u00e3o\n\"P\"", "days": 2}, {}):
+                found, of = [], encoder(name)
+                for arguments in (value, json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1), "" if not value else value):
+                    call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": arguments}}
+                    messages = [*chat("w?"), {"role": "assistant", "content": None, "tool_calls": [call]},
+                                {"role": "tool", "tool_call_id": "1", "content": "sunny"}, {"role": "assistant", "content": "It is"}]
+                    record, (document,) = of.understood({"messages": messages})
+                    found.append((document.ids.tolist(), document.counts.tolist()))
+                    tells = ["tool calls have their arguments as a text, which was parsed"]
+                    self.assertEqual(record.told, tells if isinstance(arguments, str) else [])
+                self.assertEqual(found, found[:1] * 4)
+        call = {"name": "w", "arguments": "{}"}
+        for message in ({"content": "", "function_call": call}, {"content": None, "function_call": call}):
+            record, (document,) = encoder("thinking").understood({"messages": [*chat("w?"), {"role": "assistant", **message}]})
+            self.assertIn('{"name": "w", "arguments": {}}', marked(encoder("thinking"), document))
+            self.assertEqual((record.told[0], record.left_out), ("function_call became tool_calls", []))
+        for arguments in ('"SF"', "[1]", "{", "SF", "null", "1", "[" * 100000):
+            for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
+                messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
+                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no JSON object")
+        self.documents("thinking", {"messages": [*chat("w?"), {"role": "assistant", "content": "x", "tool_calls": ""}]})
+        for calls, detail in (("w", "a list"), (["w"], "an object"), ([{"function": "w"}], "an object")):
+            self.rejected("thinking", {"messages": [*chat("w?"), {"role": "assistant", "tool_calls": calls}]}, WRONG_TYPE, detail)
+
+    def test_turns_that_are_masked(self):
+        turns = chat("hi", "this is bad", "again", "good")
+        spoken = ["user", "hi", "assistant", "this is bad", "user", "again", "assistant", "good"]
+        head = im("system", "You help.")
+        starred = lambda *at: im(*("*" * (i // 2 in at) + text if i % 2 == 0 else text for i, text in enumerate(spoken)))
+        for key in records.MASKS:
+            for no, yes in ((0, 1), (False, True), (0.0, 1.0)):
+                masked = [turns[0], {**turns[1], key: no}, turns[2], {**turns[3], key: yes}]
+                tells = [f"turns whose {key} is 0 or false do not count"]
+                for name, before in (("chatml", head), ("generation", "")):
+                    self.told(name, masked, before + starred(3), tells)
+                self.told("chatml", masked, head + starred(0, 2, 3), tells, train_on="user,assistant")
+                self.told("generation", [turns[0], turns[1], turns[2], {**turns[3], key: no}], starred(1), tells)
+                with self.assertRaisesRegex(records.Rejected, NO_TARGET):
+                    encoder("chatml", train_on="last").encode({"messages": [*turns[:3], {**turns[3], key: no}]})
+            said = im(*spoken).replace("<|im_start|>", "<|im_start|>\u00ab", 1).replace("this is bad<|im_end|>\n", "\u00bbthis is bad<|im_end|>\n\u00ab") + "\u00bb"
+            self.told("generation", masked, said, tells, train_on="all")
+            self.told("generation", [{**turns[0], key: 1}, *turns[1:]], starred(1, 3), [f"{key} is true for turns of the user, which --train-on"])
+            for value in (0.5, 2, -1, "0", "false", [], [0, 1], {}):
+                self.rejected("chatml", {"messages": [turns[0], {**turns[1], key: value}]}, WRONG_TYPE, f"messages[1] has {key} ")
+        pair = {"prompt": [turns[0], {**turns[1], "weight": 1}, turns[2]], "completion": [{**turns[3], "train": 0}, *turns[:2]]}
+        self.told("generation", pair, im(*spoken, "user", "hi", "|*assistant", "this is bad"), ["turns whose train"])
+
+    def test_messages_that_templates_leave_out(self):
+        turns, call = chat("hi", "yo"), [{"function": {"name": "w", "arguments": {"city": "SF"}}}]
+        asked = [*turns, *turns[:1], {"role": "assistant", "tool_calls": call}]
+        brief = {"role": "developer", "content": "be nice"}
+        for what in ("assistant", "all", "completion", "last"):
+            self.rejected("hybrid", {"messages": [brief, *turns]}, records.TEMPLATE, "leaves out the content of message 1 (developer)", train_on=what)
+            self.rejected("chatml", {"messages": asked}, records.TEMPLATE, "leaves out the tool_calls of message 4 (assistant)", train_on=what)
+        for record in ({"prompt": [brief, *turns[:1]], "completion": turns[1:]}, {"prompt": [brief, *turns[:1]]},
+                       {"prompt": [brief, *turns[:1]], "chosen": turns[1:], "rejected": chat("", "no")[1:]},
+                       {"messages": [*turns, {"role": "function", "content": "x"}]}, {"messages": [{**brief, "content": "hi"}, *turns]}):
+            self.rejected("hybrid", record, records.TEMPLATE, "leaves out the content of message")
+        self.documents("hybrid", {"messages": [{**brief, "content": " "}, *turns]})  # nothing is lost
+        # what is trimmed, cut up, moved or escaped is there
+        texts = (" a ", "\"b\" \u00e9 & <c>\n", "x</think>y", "<think>\nhm\n</think>\n\nz", "\u241e\u241f\u2422", "\u241e0\u241e")
+        for name in ("chatml", "mistral", "thinking", "opening", "hybrid", "field", "generation"):
+            for text in texts:
+                messages = chat(*[text] * 4, system=text if name in ("mistral", "hybrid") else None)
+                self.documents(name, {"messages": messages}, train_on="all")
+        escaped = samples.TEMPLATES["chatml"][0].replace("message.content", "message.content | tojson | upper")
+        folder = samples.tokenizer_folder(WORK.name + "/upper", samples.byte_level(), escaped, None, "<|im_end|>")
+        encode.Encoder(encode.Options(tokenizer=folder)).encode({"messages": turns})
+        keyed = [{**turns[0], "name": "Ann", "score": 3}, {**turns[1], "id": "7", "tool_call_id": "8", "name": None}]
+        self.told("generation", keyed, im("user", "hi", "*assistant", "yo"), [], ["messages[].id", "messages[].name", "messages[].score"])
+        self.told("generation", [turns[0], {**turns[1], "reasoning": "hm"}], im("user", "hi", "*assistant", "yo"),
+                  ["leaves out the reasoning of the last turn"])
+        reasoned = [turns[0], {**turns[1], "thinking": "hm"}, *turns]
+        self.told("thinking", reasoned, im("user", "hi", "*assistant", "yo", "user", "hi", "*assistant", "<think>\n\n</think>\n\nyo"),
+                  ["leaves out the reasoning of turns before the last question"])
+
+    def test_reasoning_in_contents(self):
+        asked = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+        whole = asked + "<think>\n\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb"
+        for name, text, expected, tells in (
+                ("field", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it became reasoning_content"]),
+                ("field", "<think>\ntwo plus\n</think>\n\n4", whole, ["reasoning in the content became reasoning_content"]),
+                ("hybrid", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it"]),
+                ("hybrid", "<think>\ntwo plus\n</think>\n\n4", whole, []),
+                ("generation", "two plus\n</think>\n\n4", asked + "\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb", ["and prints it as it is"]),
+                ("generation", "<think>\ntwo plus\n</think>\n\n4", asked + "\u00ab<think>\ntwo plus\n</think>\n\n4<|im_end|>\n\u00bb", []),
+                ("generation", "Say <think> and </think>.", asked + "\u00abSay <think> and </think>.<|im_end|>\n\u00bb", []),
+                # cut off: a turn that has not ended
+                ("field", "<think>\ntwo plus", asked + "<think>\n\u00abtwo plus\u00bb", ["reasoning is cut off"]),
+                ("hybrid", "<think>\ntwo plus", asked + "<think>\n\u00abtwo plus\u00bb", ["reasoning is cut off"]),
+                ("thinking", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"]),
+                ("generation", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"])):
+            with self.subTest(name=name, text=text):
+                self.told(name, chat("2+2?", text), expected, tells)
+        for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4"):  # of which templates take the end
+            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "message 2 says before or between its reasoning")
+            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
+        for text in ("Say <think> now", "<think>a</think> and <think>b"):
+            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> behind other text"])
+        cut = chat("2+2?", "<think>\ntwo plus")
+        for name in ("field", "generation"):
+            self.rejected(name, {"messages": cut}, records.CUT_OFF, "no </think>", reasoning="drop")
+            self.rejected(name, {"messages": cut + chat("And?", "4")}, records.CUT_OFF, "no </think>", reasoning="drop")
+        self.rejected("field", {"messages": cut + chat("And?", "4")}, records.CUT_OFF, "no </think>")  # which would have an empty block
+        self.told("generation", chat("a", "b") + cut, im("user", "a", "*assistant", "b") + asked + "\u00ab<think>\ntwo plus\u00bb", ["cut off"])
+        self.assertIn(records.CUT_OFF, records.ACCEPTABLE)
+
+    def test_the_last_turn_is_the_completion_of_messages(self):
+        turns, call = chat("hi", "yo", "again", "bye"), {"role": "assistant", "tool_calls": [{"function": {"name": "w", "arguments": {}}}]}
+        spoken = ["user", "hi", "assistant", "yo", "user", "again", "|*assistant", "bye"]
+        for name, head in (("generation", ""), ("chatml", im("system", "You help."))):
+            self.told(name, turns, head + im(*spoken), [], train_on="completion")
+            self.told(name, turns + turns[:1], head + im(*spoken, "user", "hi"), [], train_on="completion")
+            (document,) = self.documents(name, {"messages": turns + turns[:1]}, train_on="completion")
+            self.assertEqual((document.texts, len(document.others)), ((turns[3],), 4))
+            self.rejected(name, {"messages": turns[:1]}, NO_TARGET, train_on="completion")
+        self.told("generation", turns[1:3], im("assistant", "yo", "user", "again").replace("m_start|>assistant\nyo<|im_end|>\n", "m_start|>\u00abassistant\nyo<|im_end|>\n\u00bb"),
+                  [], train_on="completion")
+        (document,) = self.documents("hybrid", {"messages": [*turns, call, {"role": "tool", "content": "x"}, turns[1]]}, train_on="completion")
+        self.assertTrue(marked(encoder("hybrid"), document).endswith("<think>\n|\u00ab\n</think>\n\nyo<|im_end|>\n\u00bb"))
 
 
 class Templates(Tested):
@@ -465,7 +613,7 @@ class Rejections(Tested):
                     ({"completion": "a"}, "has completion, and no prompt"), ({"prompt": "a", "rejected": "b"}, "and no chosen"),
                     (tokens(train=None), "has no train"),
                     (pair(rejected=chat("Ho", "x")), "begin differently"), (pair(prompt="Ho", rejected=chat("Hi", "x")), "not among"),
-                    ({"prompt": "a", "response": "b"}, "rename response to completion"),
+                    ({"question": "a"}, "has question, and no known answer; --columns completion=KEY"), 
                     (group(), "has prompt and completions, and no rewards"), (tokens(advantages=None), "keys are ids, train")),
                 WRONG_TYPE: (
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
@@ -479,7 +627,7 @@ class Rejections(Tested):
                     (tokens(ids=[1, 2000]), "ids[1] is 2000, the vocabulary has"), (tokens(train=[0, 2]), "train[1] is 2, not 0 or 1"),
                     *(({"prompt": "a", "completion": "b", "label": label}, "neither true nor false") for label in ("yes", 0.5, 2, [])),
                     (tokens(advantages=[0, float("inf")]), "advantages[1] is inf"), ({"messages": messages, "tools": 3}, "tools"),
-                    ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "not JSON"),
+                    ({"messages": messages, "tools": "{"}, "tools"), ({"messages": messages, "tools": "[" * 200000}, "nor JSON"),
                     ({"messages": messages, "chat_template_kwargs": []}, "chat_template_kwargs"),
                     *(({"messages": messages, "chat_template_kwargs": {name: []}}, name) for name in records.TAKEN)),
                 records.CLASH: (
@@ -487,16 +635,16 @@ class Rejections(Tested):
                     ({"text": "a", "messages": messages}, "has text and messages, which no format has together; choose with --format text or messages"),
                     ({"messages": messages, "prompt": "Hi"}, "messages and prompt, which no format has together; choose with --format messages or prompts"),
                     ({"prompt": "a", "text": "b"}, "has text and prompt"), (pair(prompt=chat("Hi"), completion="x"), "has completion and chosen"),
-                    (pair(messages=messages), "has messages and chosen"), (group(rewards=[0, 1], completion="b"), "completion and completions"),
+                    (pair(messages=messages), "has messages and chosen, and messages end with an answer"), (group(rewards=[0, 1], completion="b"), "completion and completions"),
                     (pair(label=True), "has chosen and label"), (tokens(text="a"), "has ids and text"),
-                    *(({"messages": messages, "label": label}, "has messages and label, .*; unpaired preference, for KTO") for label in (True, False))),
+                    ({"text": "a", "label": True, "completion": "b"}, "has text and completion")),
                 EMPTY: (
                     ({"text": " \n"}, ""), ({"messages": []}, "messages is empty"), (says(role="user", content=""), "no text"),
                     ({"prompt": "a", "completion": ""}, "completion"), (pair(), "differ"), ({"prompt": ""}, "prompt"),
                     (group(completions=[], rewards=[]), "completions"), ({"prompt": []}, "prompt")),
                 records.UNKNOWN_ROLE: (
                     (says(role="robot", content="Hi"), '"robot"'), (says(content="Hi"), "null"), (says(role=["user"], content="x"), "user"),
-                    ({"conversations": [{"from": "observation", "value": "x"}]}, "observation"),
+                    ({"conversations": [{"from": "narrator", "value": "x"}]}, "narrator"),
                     ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "gpt")),
                 NO_TARGET: ((tokens(train=[1, 0]), ""), ({"messages": chat("Hi")}, "")),
                 MALFORMED: (({"prompt": "a", "level": "\ud800"}, "surrogate"), (says(role="assistant", content="\ud800"), "surrogate"),)}.items():
@@ -508,16 +656,14 @@ class Rejections(Tested):
         self.rejected("chatml", {"text": "a"}, UNKNOWN, "has no prompt", format="completion")
         self.documents("chatml", {"prompt": "a", "completion": "b", "label": False}, format="completion")
         self.documents("chatml", {"messages": messages, "label": "joke"})
-        deep = [*chat("Hi"), {"role": "assistant", "tool_calls": json.loads("[" * 450 + "]" * 450)}]
-        self.rejected("thinking", {"messages": deep}, records.TEMPLATE)
-        call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-        asks = [*chat("Hi"), {"role": "assistant", "tool_calls": [call]}]
-        self.rejected("hybrid", {"messages": asks}, records.TEMPLATE, "; arguments of a tool call are a text")
+        deep = functools.reduce(lambda value, _: [value], range(5000), "deep")
+        asks = [*chat("Hi"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": deep}}}]}]
+        self.rejected("thinking", {"messages": asks}, records.TEMPLATE, "recurses")
         self.rejected("hybrid", {"messages": chat("Hi", "Hello")[1:]}, records.TEMPLATE, "no question of a user")
 
     def test_lines_that_are_rejected(self):
-        for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list.*jq"), (b"3", "is a number"),
-                             (b"[", "jq"), (b'{"text": "\xff"}', "UTF-8"), (b'{"a": ' + b"[" * 100000, "not JSON"),
+        for line, detail in ((b"{", "column"), (b"", "not JSON"), (b'{"text": "a"', "not JSON"), (b"[1]", "is a list"), (b"3", "is a number"),
+                             (b"[", "at column 2; the file may be cut off"), (b'{"a": "b', "ends in the middle of a JSON value, at column 9; "), (b'{"a": "\\u12', "cut off"), (b'{"text": "\xff"}', "UTF-8"), (b'{"a": ' + b"[" * 100000, "not JSON"),
                              (b'{"a": ' + b"9" * 5000 + b"}", "not JSON")):
             with self.subTest(line=line[:20]), self.assertRaisesRegex(records.Rejected, f"{MALFORMED}: .*{detail}"):
                 records.parse_line(line)
@@ -560,9 +706,9 @@ class Rejections(Tested):
                  "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>«ho<|im_end|>»"
                  "<|im_start|>user<|im_sep|>And?<|im_end|><|im_start|>assistant<|im_sep|>«bye<|im_end|>»"),
                 ("phi3", whole, ["<|endoftext|>", "<|end|>"], {"first_before": "<|user|>\n", "next_before": "<|end|>\n<|user|>\n"},
-                 "<|user|>\nHi<|end|>\n<|assistant|>\n«ho<|end|>»\n<|user|>\nAnd?<|end|>\n<|assistant|>\n«bye<|end|>»\n<|endoftext|>"),
+                 "<|user|>\nHi<|end|>\n<|assistant|>\n«ho<|end|>\n»<|user|>\nAnd?<|end|>\n<|assistant|>\n«bye<|end|>\n<|endoftext|>»"),
                 ("phi4-mini", whole, ["<|endoftext|>", "<|end|>"], {"first_after": "<|end|><|assistant|>", "next_before": "<|end|><|user|>"},
-                 "<|user|>Hi<|end|><|assistant|>«ho<|end|>»<|user|>And?<|end|><|assistant|>«bye<|end|>»<|endoftext|>"),
+                 "<|user|>Hi<|end|><|assistant|>«ho<|end|>»<|user|>And?<|end|><|assistant|>«bye<|end|><|endoftext|>»"),
                 ("glm4", whole, ["<|endoftext|>", "<|user|>"], {"first_before": "[gMASK]<sop><|user|>\n", "first_after": "<|assistant|>", "next_before": "<|user|>\n"},
                  "[gMASK]<sop><|user|>\nHi<|assistant|>«\nho»<|user|>\nAnd?<|assistant|>«\nbye»"),
                 ("olmo2", whole, ["<|endoftext|>"], {"first_before": "<|endoftext|><|user|>\n", "next_before": "<|endoftext|>\n<|user|>\n"},

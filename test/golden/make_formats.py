@@ -3,7 +3,7 @@
 Makes formats.json: the tokens, and which of them count, that TRL's own trainers make of samples of every format of its documentation,
 with tokenizers and chat templates of test/data/prepare_samples.py. The test reads the committed file; only whoever changes it runs this.
 
-    pip install torch==2.15.0 transformers==5.23.0 accelerate datasets trl==1.16.0 jinja2
+    pip install torch==2.15.0 transformers==5.24.0 accelerate datasets trl==1.16.0 jinja2
     python make_formats.py
 
 A trainer is made without a model: only its preparation of a data set is called. What counts is what its collator takes the loss of: of
@@ -39,7 +39,9 @@ ROWS = {  # of each trainer
     "sft": [{"text": "hello world"}, {"text": "two hello</s>"}, {"messages": [USER, HELLO, AND, BYE]}, {"messages": [USER, HELLO], "tools": TOOLS},
             {"messages": [USER, THOUGHT], "chat_template_kwargs": {"enable_thinking": False}},
             {"prompt": "hello", "completion": " world"}, {"prompt": "hello ", "completion": "world"}, {"prompt": "hel", "completion": "lo"},
-            {"prompt": [USER], "completion": [HELLO]}, {"prompt": [USER, HELLO, AND], "completion": [THOUGHT]}],
+            {"prompt": [USER], "completion": [HELLO]}, {"prompt": [USER, HELLO, AND], "completion": [THOUGHT]},
+            {"prompt": [USER, HELLO, AND], "completion": [BYE]}, {"prompt": [USER], "completion": [HELLO], "tools": TOOLS},
+            {"prompt": [USER], "completion": [THOUGHT], "chat_template_kwargs": {"enable_thinking": False}}],
     "dpo": [{"prompt": "hello", "chosen": " world", "rejected": " w"}, {"prompt": "hello ", "chosen": "world", "rejected": "hello"},
             {"chosen": "hello world", "rejected": "hello w\u00e9"}, {"chosen": "hello hello", "rejected": "hello helm"},
             {"prompt": [USER], "chosen": [HELLO], "rejected": [NO]}, {"chosen": [USER, HELLO, AND, THOUGHT], "rejected": [USER, HELLO, AND, NO]},

@@ -1,0 +1,292 @@
+"""Layouts of rows and kinds of files that people have, for test_prepare.py: each against the same rows as ours, or refused by name."""
+
+import gzip
+import json
+import os
+import random
+import unittest
+from unittest import mock
+
+import inputs
+import prepare_samples as samples
+import records
+import run
+import shards
+import workers
+from prepare_runs import FOLDERS, GOOD, WithCommand, contents, encoder, pyarrow
+
+USER, SYSTEM = {"role": "user", "content": "2+2?"}, {"role": "system", "content": "Be brief"}
+FOUR, FIVE = ({"role": "assistant", "content": content} for content in ("4", "5"))
+TALK = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+SPOKEN, PAIR = {"prompt": [USER], "completion": [FOUR]}, {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]}
+TOLD = {"prompt": [SYSTEM, USER], "chosen": [FOUR], "rejected": [FIVE]}
+
+
+def wrapped(**function):
+    return {"type": "function", "function": function}
+
+
+class Layouts(WithCommand):
+    def made(self, row, name="chatml", **options):
+        record, documents = encoder(name, **options).understood(workers.parsed(row))
+        return record, [(d.ids.tolist(), d.counts.tolist(), d.reward, d.prompt if record.kind != shards.DOCUMENTS else 0) for d in documents]
+
+    def assert_same(self, row, ours, name="chatml", **options):
+        (found, documents), (record, expected) = self.made(row, name, **options), self.made(ours, name)
+        self.assertEqual((found.kind, documents), (record.kind, expected))
+        return found
+
+    def refused_row(self, detail, row, name="chatml", **options):
+        with self.assertRaisesRegex(records.Rejected, detail, msg=row):
+            self.made(row, name, **options)
+
+    def test_rows_of_other_layouts(self):
+        add, four = {"role": "user", "content": "Add\n2+2"}, {"messages": [USER, FOUR]}
+        history = [["hi", "ho"], ["And?", "Yes"]]
+        talked = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate((*history[0], *history[1]))]
+        for row, ours in (
+                ({"instruction": "Add", "input": "2+2", "output": "4"}, {"prompt": [add], "completion": [FOUR]}),
+                ({"instruction": "2+2?", "input": "", "output": "4"}, SPOKEN), ({"instruction": "2+2?", "output": "4"}, SPOKEN),
+                ({"instruction": "", "input": "2+2?", "output": "4", "system": ""}, SPOKEN),
+                ({"instruction": "Add", "context": "2+2", "response": "4", "category": "sums"}, {"prompt": [add], "completion": [FOUR]}),
+                ({"instruction": "2+2?", "output": "4", "system": "Be brief", "history": history}, {"messages": [SYSTEM, *talked, USER, FOUR]}),
+                *(({question: "2+2?", answer: "4", "id": 3}, SPOKEN)
+                  for question, answer in (("question", "answer"), ("query", "response"), ("instruction", "response"), ("prompt", "response"),
+                                           ("prompt", "output"), ("problem", "solution"), ("input", "output"), ("question", "completion"))),
+                ({"system_prompt": "Be brief", "question": "2+2?", "response": "4"}, {"prompt": [SYSTEM, USER], "completion": [FOUR]}),
+                ({"instruction": "2+2?", "output": "4", "label": False}, {**SPOKEN, "label": False}),
+                # ShareGPT
+                ({"conversations": TALK, "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
+                ({"conversation": [{"from": "system", "value": "Be brief"}, *TALK], "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
+                ({"messages": [USER, FOUR], "system": "Be brief"}, {"messages": [SYSTEM, USER, FOUR]}),
+                ({"prompt": json.dumps([USER]), "completion": str([FOUR])}, SPOKEN), ({"messages": json.dumps([USER, FOUR])}, four), ({"messages": str([USER, FOUR])}, four),
+                # the last answer is labelled; a prompt of messages; whole conversations
+                *(({"messages": [USER, FOUR], key: value}, {**SPOKEN, "label": label}) for key, value, label in (
+                    ("label", True, True), ("label", 0, False), ("label", "False", False), ("kto_tag", True, True))),
+                *(({key: prompt, "chosen": chosen, "rejected": rejected}, PAIR) for key, prompt, chosen, rejected in (
+                    ("messages", [USER], [FOUR], [FIVE]), ("conversations", TALK[:1], TALK[1], {"from": "gpt", "value": "5"}),
+                    ("conversations", TALK[:1], "4", "5"), ("question", "2+2?", "4", "5"), ("instruction", "2+2?", FOUR, FIVE),
+                    ("prompt", "2+2?", [FOUR], [FIVE]), ("prompt", [USER], [USER, FOUR], [USER, FIVE]))),
+                *(({"system": "Be brief", **row}, TOLD) for row in (
+                    {"question": "2+2?", "chosen": "4", "rejected": "5"}, {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+                    {"prompt": [USER], "chosen": "4", "rejected": [FIVE]}, {"conversations": TALK[:1], "chosen": TALK[1], "rejected": FIVE},
+                    {"chosen": [USER, FOUR], "rejected": [USER, FIVE]})),
+                ({"question": "2+2?", "completions": ["4", "5"], "rewards": [1, 0]}, {"prompt": [USER], "completions": ["4", "5"], "rewards": [1, 0]})):
+            with self.subTest(row=row):
+                self.assert_same(row, ours)
+        for text in ("[{1, 2}]", '[{"a": 1}]', "[{", '[{"role": 1}, 3]', "[]"):  # which are texts
+            self.assertEqual(records.understand({"prompt": text, "completion": text}).documents, [records.Source(text, text)])
+        found = self.assert_same({"question": "2+2?", "answer": "4", "level": 3}, {"prompt": [USER], "answer": "4"}, format="prompts")
+        self.assertEqual(json.loads(found.columns), {"question": "2+2?", "answer": "4", "level": 3})
+        # without a chat template they are texts, with line breaks between them
+        texts = {"prompt": "Be brief\nAdd\n2+2\n", "completion": "4"}
+        options = {"eos_token": "</s>"}
+        both = [encoder("bare", **options).encode(row)[1][0].ids.tolist() for row in (
+            {"instruction": "Add", "input": "2+2", "output": "4", "system": "Be brief"}, texts)]
+        self.assertEqual(*both)
+        for columns, row, ours in (({"prompt": "q", "completion": "a"}, {"q": "2 + 2 =", "a": " 4", "answer": "x"}, {"prompt": "2 + 2 =", "completion": " 4"}),
+                                   ({"instruction": "q", "output": "a"}, {"q": "2+2?", "a": "4"}, SPOKEN),
+                                   ({"prompt": "completion", "completion": "prompt"}, {"completion": "2+2?", "prompt": "4"}, {"prompt": "2+2?", "completion": "4"}),
+                                   ({"prompt": "q", "answer": "a"}, {"q": "2+2?", "a": "4", "n": 1}, {"prompt": "2+2?", "answer": "4"})):
+            record, documents = records.understand(row, "auto", (), columns), records.understand(ours)
+            self.assertEqual((record.kind, record.documents), (documents.kind, documents.documents))
+        self.assertEqual(json.loads(record.columns), {"answer": "4", "n": 1})
+
+    def test_tools_of_sharegpt(self):
+        call, tool = {"name": "w", "arguments": {"city": "SF"}}, {"name": "w", "description": "d", "parameters": {}}
+        answers = [{"role": "tool", "content": "sunny"}, {"role": "assistant", "content": "Sunny"}]
+        calls = lambda *made: {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(**each) for each in made]}, *answers], "tools": [wrapped(**tool)]}
+        says = lambda value, tools: {"conversations": [TALK[0], {"from": "function_call", "value": value}, {"from": "observation", "value": "sunny"},
+                                                       {"from": "gpt", "value": "Sunny"}], "tools": tools}
+        for name in ("hybrid", "thinking"):
+            for value, made in ((call, [call]), ([call, call], [call, call]), ({"name": "w"}, [{"name": "w", "arguments": {}}])):
+                for tools in ([tool], [wrapped(**tool)], json.dumps([tool])):
+                    self.assert_same(says(json.dumps(value), tools), calls(*made), name)
+        for value in ("call w", "[]", '{"arguments": {}}', "3"):
+            self.refused_row("wrong type: messages.1. is a call of a tool, and not JSON", says(value, [tool]), "hybrid")
+
+    def test_rows_that_are_refused(self):
+        for detail, row in (
+                ("clash: column system differs from the system message", {"messages": [SYSTEM, USER, FOUR], "system": "Be long"}),
+                ("clash: column system differs from", {"conversations": [{"from": "system", "value": "x"}, *TALK], "system_prompt": "y"}),
+                ("clash: has output and response, of which each could be the completion; choose with --columns completion=output",
+                 {"instruction": "a", "output": "b", "response": "c"}),
+                ("clash: has question and problem", {"question": "a", "problem": "b", "answer": "c"}),
+                ("clash: has text, and a question with an answer; choose with --format text or completion",
+                 {"instruction": "a", "output": "b", "text": "c"}),
+                ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),
+                ("wrong type: messages end with the user, not with the assistant's answer", {"messages": [USER], "label": True}),
+                ("wrong type: history has a turn of 1 texts", {"instruction": "a", "output": "b", "history": [["c"]]}),
+                ("wrong type: history is a text", {"instruction": "a", "output": "b", "history": "c"}),
+                ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
+                ("wrong type: the row is a list", [1]), ("unknown format: has question, and no known answer; --columns completion=KEY", {"question": "a", "level": "b"})):
+            self.refused_row(detail, row)
+        with self.assertRaisesRegex(records.Rejected, "unknown format: has no column q, which --columns names; it has a, b"):
+            records.understand({"a": "1", "b": "2"}, columns={"prompt": "q"})
+
+    # ---- files ------------------------------------------------------------------------------------------------------------------
+    def binary(self, name, content):
+        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+        return self.path(name)
+
+    def shard_of(self, *arguments):
+        self.prepare("out", *arguments, "--force")
+        return contents(self.path("out"))["train-00000.bin"]
+
+    def test_kinds_of_files(self):
+        rows = list(samples.conversations(60, seed=4, most=5))
+        expected = self.shard_of(self.write("a.jsonl", rows))
+        texts = lambda indent, lead="": lead + json.dumps(rows, ensure_ascii=False, indent=indent)
+        files = [("a.json", texts(None)), ("b.json", texts(1, "\ufeff \n")), ("c.json.gz", gzip.compress(texts(2).encode())), ("d.jsonl", texts("\t")),
+                 ("e.json", "\n".join(json.dumps(row, indent=4) for row in rows)), ("rows", texts(None)),
+                 ("f.csv", "id,messages\r\n" + "".join(f'{i},"{json.dumps(row["messages"])}"\r\n'.replace('"', '""').replace('""[', '"[').replace(']""', ']"')
+                                                       for i, row in enumerate(rows)))]
+        with mock.patch.object(inputs, "HEAD", 64):  # so that values end in other pieces than they begin in
+            for name, content in files:
+                self.assertEqual(self.shard_of(self.binary(name, content)), expected, name)
+        if pyarrow:
+            table = pyarrow.Table.from_pylist(rows)
+            for name, writer in (("g.arrow", pyarrow.ipc.new_file), ("h.arrow", pyarrow.ipc.new_stream), ("saved/part.arrow", pyarrow.ipc.new_stream)):
+                self.binary(name, "")
+                with pyarrow.OSFile(self.path(name), "wb") as file, writer(file, table.schema) as out:
+                    out.write_table(table, max_chunksize=25)
+                self.assertEqual(self.shard_of(self.path(name)), expected, name)
+            self.binary("saved/state.json", json.dumps({"_data_files": [{"filename": "part.arrow"}]}))
+            self.assertEqual(self.shard_of(self.path("saved")), expected)
+            os.makedirs(self.path("splits"))
+            os.rename(self.path("saved"), self.path("splits/train"))
+            self.binary("splits/dataset_dict.json", '{"splits": ["test", "train"]}')
+            self.assertEqual(self.shard_of(self.path("splits")), expected)
+        quoted = self.binary("q.csv", '\ufeffprompt,completion,label,\n"say ""hi"", you","line\nbreak",True,1\n"[1, 2]", 4,0,2\n')
+        rows = [{"prompt": 'say "hi", you', "completion": "line\nbreak", "label": True}, {"prompt": "[1, 2]", "completion": " 4", "label": False}]
+        expected = self.shard_of(self.write("q.jsonl", rows))
+        self.assertEqual(self.shard_of(quoted), expected)
+        for name, comma in (("q.tsv", "\t"), ("semicolons.csv", ";")):
+            content = f"prompt{comma}completion{comma}label\n" + comma.join(('"say ""hi"", you"', '"line\nbreak"', "true\n")) + comma.join(("[1, 2]", " 4", "0\n"))
+            self.assertEqual(self.shard_of(self.binary(name, content)), expected, name)
+
+    def test_files_that_are_refused(self):
+        row, wide = json.dumps(GOOD), "iconv -f UTF-16 -t UTF-8 > NEW"
+        for words, name, content in (
+                ("cut.json:2: not JSON: ends within its array or object; the file may be cut off", "cut.json", f"[{row},\n{row[:40]}"),
+                ("open.json:2: not JSON: ends within", "open.json", f"[{row},\n{row}"), ("two.json:1: .* something stands behind its array", "two.json", f"[{row}] [{row}]"),
+                ("bad.json:2: not JSON: Expecting ',' delimiter at column 14", "bad.json", '[\n{"text": "a" "b"}]'),
+                ("far.json:3: not JSON: Expecting value at column 8", "far.json", '[\n{"a": 1},\n{"a": [tru]},\n' + '{"text": "a"},\n' * 9000),
+                ("latin.json:1: cannot be read: .*utf-8", "latin.json", b'[{"text": "\xff"}]'), ("huge.json:1: cannot be read", "huge.json", '[{"a": ' + "9" * 5000),
+                ("deep.json:1: cannot be read", "deep.json", "[" * 100000), ("no sample for training", "none.json", "[ ]"), 
+                ("none.* \\(body\\) is read", "t.parquet", ""),
+                (f"wide.jsonl: is UTF-16, not UTF-8; type: cat .*wide.jsonl . {wide}", "wide.jsonl", row.encode("utf-16")),
+                (f"wide.csv.gz: is UTF-16, .* zcat .*wide.csv.gz . {wide}", "wide.csv.gz", gzip.compress(row.encode("utf-16"))),
+                ("binary.txt: is binary", "binary.txt", b"a\0b"), ("code.py: is nothing that is read here .*; --format text", "code.py", "print(1)"),
+                ("empty: has no file that is read here", "empty/.hidden", "")):
+            path = self.binary(name, content)
+            if name == "t.parquet":
+                if not pyarrow:
+                    continue
+                pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), path)
+            self.refused(1, words, self.command("x", os.path.dirname(path) if "hidden" in name else path))
+        if pyarrow:
+            for words, content in (("a.csv:1: cannot be read: .*Expected 2 columns, got 1: a", "prompt,completion\na\n"), ("Expected 2 columns, got 1: \"a,b", 'prompt,completion\n"a,b\n'),
+                                   ("invalid UTF8", b"prompt,completion\na,\xff\n"), ("a.csv: has two columns a", "a,b,a\n1,2,3\n"),
+                                   ("a.csv: none of its columns .hello, world. is read", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
+                self.refused(1, words, self.command("y", self.binary("a.csv", content)))
+            done = self.refused(1, "1 bad sample", self.command("y", self.binary("a.csv", "a\n1\n"), "--columns", "prompt=q"))
+            self.assertIn("a.csv:1: unknown format: has no column q, which --columns names; it has a", done.stderr)
+        done = self.refused(1, "1 bad sample", self.command("z", self.write("cut.jsonl", [row, row[:44]])))
+        self.assertIn(f"cut.jsonl:2: malformed line: not JSON: ends in the middle of a JSON value, at column {len(row[:44].rstrip()) + 1}; the file may be cut off", done.stderr)
+        for lines in (["{a"], []):  # nothing is shown
+            done = self.run_main(*self.command(None, "--show", "2", self.write("a.jsonl", lines)))
+            self.assertEqual((done.returncode, done.stderr), (1, "prepare.py: no sample is shown: none could be read\n"))
+
+    def test_folders(self):
+        rows = list(samples.conversations(3, most=3))
+        for name, content in (("d/b.jsonl", rows[1]), ("d/a/z.json", [rows[0]]), ("d/c.jsonl", rows[2])):
+            self.binary(name, json.dumps(content))
+        for name in ("d/README.md", "d/code.py", "d/.git/x.jsonl", "d/dataset_info.json"):
+            self.binary(name, "no\n")
+        self.binary("d/data.bin", b"\0\1")
+        os.symlink("..", self.path("d/a/loop"))
+        os.symlink("b.jsonl", self.path("d/same.jsonl"))
+        expected = self.shard_of(self.write("all.jsonl", rows))
+        done = self.prepare("out", self.path("d"), "--force")
+        self.assertEqual(contents(self.path("out"))["train-00000.bin"], expected)
+        for words in ("takes 3 files", "1 file: README.md is text beside data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is there twice",
+                      "2 files: code.py is nothing that is read here"):
+            self.assertIn(words, done.stderr)
+        self.refused(1, "b.jsonl: is in a folder that is named, too", self.command("x", self.path("d"), self.path("d/b.jsonl")))
+        for name in ("s/a.rst", "s/b/c.py", "s/d.MD"):
+            self.binary(name, f"text of {name}\n")
+        self.binary("s/e.o", b"\x7fELF\0")
+        done = self.prepare("out", self.path("s"), "--format", "text", "--force")
+        rows = [{"text": f"text of {name}"} for name in ("s/a.rst", "s/b/c.py", "s/d.MD")]
+        self.assertEqual(contents(self.path("out"))["train-00000.bin"], self.shard_of(self.write("t.jsonl", rows)))
+        self.assertIn("left out 1 file: e.o is binary, not text", done.stderr)
+
+    @unittest.skipUnless(pyarrow, "Parquet: pyarrow is not installed")
+    def test_nulls_of_structs(self):
+        """A column gives each call the arguments of all others, as null."""
+        rows = [{"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [wrapped(name=name, arguments=arguments)]},
+                              {"role": "tool", "content": "x"}, FOUR], "tools": [wrapped(name=name, parameters={"properties": {key: {"type": "string"} for key in arguments}})]}
+                for name, arguments in (("weather", {"city": "SF", "list": [None, 1]}), ("search", {"query": "cats", "deep": {"a": 1}}))]
+        self.write("a.jsonl", rows)
+        for name in ("a.parquet", "a.arrow"):
+            table = pyarrow.Table.from_pylist(rows)
+            if name == "a.parquet":
+                pyarrow.parquet.write_table(table, self.path(name))
+            else:
+                with pyarrow.OSFile(self.path(name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
+                    out.write_table(table)
+            for each in ("hybrid", "thinking"):
+                self.prepare("j", self.path("a.jsonl"), "--force", tokenizer=each)
+                self.prepare("p", self.path(name), "--force", tokenizer=each)
+                self.assertEqual(*(contents(self.path(out))["train-00000.bin"] for out in "jp"))
+
+    def test_runs_go_on_in_each_kind(self):
+        """From the position behind any batch come the rows that follow it."""
+        rows = [{"prompt": f"{i}\u00e9?", "completion": "4,\n5" if i % 3 else "6"} for i in range(40)]
+        paths = [self.binary("a.json", "\n\n" + json.dumps(rows, indent=random.Random(1).choice((1, 3)))), self.binary("b.csv.gz", gzip.compress(
+            ("prompt,completion\n" + "".join(f'{row["prompt"]},"{row["completion"]}"\n' for row in rows)).encode()))]
+        if pyarrow:
+            paths.append(self.path("c.arrow"))
+            with pyarrow.OSFile(paths[-1], "wb") as file, pyarrow.ipc.new_file(file, pyarrow.Table.from_pylist(rows).schema) as out:
+                out.write_table(pyarrow.Table.from_pylist(rows), max_chunksize=13)
+        with mock.patch.object(inputs, "BATCH_ROWS", 7), mock.patch.object(inputs, "HEAD", 99):
+            batches = list(inputs.batches(paths, inputs.START))
+            self.assertEqual([dict(row) for batch in batches for _, row in batch.rows], rows * len(paths))
+            for i, batch in enumerate(batches):
+                position = json.loads(json.dumps(batch.end))
+                self.assertEqual([(b.file, b.rows) for b in inputs.batches(paths, position)], [(b.file, b.rows) for b in batches[i + 1:]])
+
+    # ---- what is said -----------------------------------------------------------------------------------------------------------
+    def test_what_is_counted(self):
+        pair, group = {"prompt": "2+2?", "chosen": "4", "rejected": "4"}, {"prompt": "2+2?", "completions": ["4", "5"], "rewards": [1, 1]}
+        for rows, words in (([pair, {**pair, "rejected": "5"}, pair], "\n2 samples: chosen and rejected are the same"),
+                            ([group, {**group, "rewards": [0, 1]}], "\n1 sample: all rewards of the group are equal"),
+                            ([{"prompt": "a", "answer": ""}, {"prompt": "a"}], "\n1 sample: the answer is empty"),
+                            ([GOOD, GOOD], r"\nmasked: [0-9]* of [0-9]* tokens; turns: 2 of user \(counting: 2 of assistant\)\n")):
+            self.assertRegex(self.prepare("out", self.write("a.jsonl", rows), "--force").stdout, words)
+        self.assertIn("a.jsonl:1: chosen and rejected are the same", self.prepare(None, "--show", "1", self.write("a.jsonl", [pair])).stdout)
+
+    def test_the_next_command(self):
+        rows = [{"text": "hello world " * (3000 if i == 7 else 5)} for i in range(200)]
+        data, folder = self.write("a.jsonl", rows), self.path("model")
+        (longest,) = encoder("chatml").encode(rows[7])[1]
+        needed = -(-(len(longest.ids) - 1) // 1024) * 1024
+        lengths = [len(encoder("chatml").encode(row)[1][0].ids) for row in rows]
+        for config, next_words, more in (
+                (None, f"--seq-len {needed} --samples", "or --seq-len 1024: 1 of 200 documents"),
+                ({"model_type": "qwen3", "max_position_embeddings": 1 << 20}, f"--seq-len {needed} --samples", "or --seq-len 1024: "),
+                ({"model_type": "qwen3", "max_position_embeddings": 2000}, f"--seq-len {needed} --rope-scaling yarn,factor={-(-needed // 2000)} ", "or --seq-len 2000: "),
+                ({"model_type": "llama", "max_position_embeddings": 4000, "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 1000}},
+                 f"--rope-scaling yarn,factor={-(-needed // 1000)} ", "or --seq-len 4000: "),
+                ({"model_type": "gpt2", "n_positions": 1024}, "--seq-len 1024 --samples", "gpt2 has 1,024 positions, which cannot be scaled: 1 of 200 documents")):
+            model = samples.tokenizer_folder(folder, encoder("chatml").tokenizer, *samples.TEMPLATES["chatml"])
+            if config:
+                samples.write_text(folder + "/config.json", json.dumps(config))
+            said = self.prepare("out", data, "--force", tokenizer=model).stdout
+            self.assertRegex(said, f"next: .* {next_words}.* --save-every 3 --out run\n{more}")
+            cut = int(said.rpartition("or --seq-len ")[2].split(":")[0]) if "or --seq" in said else 1024
+            lost = sum(max(0, length - cut - 1) for length in lengths)
+            self.assertIn(f"would cut {lost:,} of {sum(lengths):,} tokens", said)
