@@ -5,9 +5,9 @@ is left to our own kernels. Op set "cuda" executes these calls and op set "dry" 
 Each length of a call costs the library a compilation (its kernels for any length gave wrong results on an H100, cuDNN
 9.19). So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
 
-Forward: a piece is one call, whose keys are a multiple of a step that grows with them. The keys that are left, at the
-document's beginning, are for our kernels, whose results are merged; so are those of ranges, where keys have more
-elements than the library counts.
+Forward: a piece is one call, whose keys are a multiple of a step that grows with them, and one of the keys before
+these, at the document's beginning, in steps of grid / 2. What is left is for our kernels. Results of all but the first
+are merged; so are those of ranges, where keys have more elements than the library counts.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
 blocks of powers of two, backwards from its first query:
@@ -202,10 +202,10 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
     return 1;
 }
 
-// Keys of a call are a multiple of this: 32 lengths between two powers of two.
+// Keys of a call are a multiple of this: 16 lengths between two powers of two.
 static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
     size_t step = cut->grid / 2;
-    while (step < cut->block && 64 * step <= keys) step *= 2;
+    while (step < cut->block && 32 * step <= keys) step *= 2;
     return step;
 }
 
@@ -218,8 +218,11 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
     const size_t end = p->causal ? piece.end : p->keys.end, step = attention_key_step(cut, end - seen);
     const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
     const AttentionCall call = {piece, {end - keys, end}, rows, cut->NKV, window, p->causal, p->partial};
-    AttentionCall rest = {piece, {seen, end - keys}, 0, 0, 0, 0, 1};
+    const size_t key = end - keys, block = window || key <= seen ? 0 : (key - seen) / (cut->grid / 2) * (cut->grid / 2);
+    const AttentionCall before = {piece, {key - block, key}, rows, cut->NKV, 0, 0, 1};
+    const AttentionCall rest = {piece, {seen, key - block}, 0, 0, 0, 0, 1};
     if (!keys || (p->causal && keys < rows) || !forward_calls_of(cut, call, take, to)) return 0;
+    if (block && !forward_calls_of(cut, before, take, to)) return 0;
     if (take && rest.keys.begin < rest.keys.end) take(to, &rest);
     return 1;
 }
