@@ -430,14 +430,14 @@ typedef struct {
 
 // For whatever limits, the choice is the best of all that there are; where none fits, none is said to.
 TEST(choices_are_the_best_of_all) {
-    Machine m = round_machine(3e8, 1e9, 1e5, 1e4);
+    Machine m = round_machine(3e9, 1e9, 1e5, 1e4);
     m.value[LINK_HOST] = 3e5, m.value[DISK_WRITE] = 5e4, m.value[DISK_READ] = 1e5;
     size_t fitted = 0, placed[PLACES] = {0}, kept = 0, sparse = 0;
     SCOPED(planned_end) Planned c;
     planned(&c,
-            "llama,hidden_size=64,intermediate_size=96,num_hidden_layers=6,num_attention_heads=4,"
-            "num_key_value_heads=2,vocab_size=160,head_dim=16",
-            1024, 1, 0, 1);
+            "llama,hidden_size=512,intermediate_size=768,num_hidden_layers=6,num_attention_heads=4,"
+            "num_key_value_heads=2,vocab_size=1280,head_dim=128",
+            8192, 1, 0, 1);
     c.settings.chunk = c.settings.logits_chunk = 256;
     Search search = open_search(&c, &m);
     search.keep = search.every = 1;
@@ -454,7 +454,7 @@ TEST(choices_are_the_best_of_all) {
         const double device = (double)known[0].bytes[0];
         const size_t part = draw < 2 ? 100 : 20 + test_random_below(85);
         search.limits = device_limit((size_t)(device * (double)part / 100));
-        search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100 + (draw % 3 ? DISK_PIECES : 0);
+        search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100;
         search.limits.bytes[PLACE_DISK] = draw % 3 ? (size_t)device : 1 + (size_t)device / 20;
         size_t least, best = CHOICES;
         double lowest = INFINITY;
