@@ -38,8 +38,8 @@ static const HfConstant hf_constants[] = {
     {"gemma3", "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
     {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // of any model, in transformers
-    {NULL, "add_cross_attention", "false", NULL},
-    {NULL, "is_encoder_decoder", "false", NULL},
+    {"gpt2", "add_cross_attention", "false", NULL},
+    {HF_SILU "|gpt2|gemma3", "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5", "attn_output_gate", "true|null", NULL},
     {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
@@ -67,19 +67,20 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
                                            {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
                                            {"intermediate_size", "gpt2"},
                                            {"attention_dropout", "llama|gemma3"}};
+    static const char *const refuses[][2] = {{"use_cache", HF_SILU "|gpt2|gemma3"},
+                                             {"use_sliding_window", "qwen2|qwen3"},
+                                             {"max_window_layers", "qwen2|qwen3"},
+                                             {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
-        const int found = config_key_find(item->string);
-        const int foreign =
-            found >= 0 && !family->learned_positions && strcmp(item->string, config_keys[found].name) != 0;
-        const int index = foreign ? -1 : found; // an original name, which GPT-2 alone knows
+        const int found = config_key_find(item->string),
+                  original = found >= 0 && strcmp(item->string, config_keys[found].name);
+        const int index = original && !family->learned_positions ? -1 : found; // an original name is GPT-2's alone
         const char *name = index < 0 ? item->string : config_keys[index].name;
-        int refused =
-            index < 0 ? !strcmp(name, "use_cache") || (text_is_one_of(name, "use_sliding_window|max_window_layers") &&
-                                                       text_is_one_of(family->name, "qwen2|qwen3"))
-                      : family_has_key(family, name) && !config_keys[index].scaling &&
-                            !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|"
-                                                  "sliding_window|pad_token_id");
+        int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
+                      !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");
+        for (size_t i = 0; i < sizeof(refuses) / sizeof(refuses[0]); i++)
+            if (!strcmp(name, refuses[i][0])) refused = text_is_one_of(family->name, refuses[i][1]);
         for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
             if (!strcmp(name, c->key) && c->families && hf_applies(c, family))
                 refused = !c->allowed || !text_is_one_of("null", c->allowed);

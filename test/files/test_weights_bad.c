@@ -70,6 +70,8 @@ static const Damage changed_texts[] = {
     KEY("mistral", "num_key_value_heads", "2", "null", "num_key_value_heads is null"),
     KEY("llama", "use_cache", "true", "null", "use_cache is null, which transformers refuses"),
     KEY("qwen3", "attention_dropout", "0.0", "null", "attention_dropout is null"),
+    KEY("gpt2", "add_cross_attention", "false", "null", "add_cross_attention is null"),
+    KEY("phi3", "original_max_position_embeddings", "4096", "null", "original_max_position_embeddings is null"),
     KEY("llama", "rope_type", "\"default\"", "null", "rope_parameters.rope_type is null"),
     KEY("qwen3-yarn", "original_max_position_embeddings", "100", "null", "original_max_position_embeddings is null"),
     // the pad token
