@@ -27,6 +27,7 @@ from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Glm4Config, GP
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
 from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
@@ -416,8 +417,8 @@ def rmsnorm_in_the_models_dtype():
             return delta_forward(self, *arguments, **named)
 
     delta_forward = Qwen3_5GatedDeltaNet.forward
-    plain = (LlamaRMSNorm, MistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, SmolLM3RMSNorm, Olmo2RMSNorm,
-             Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm)
+    plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
+             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm)
     forwards = {c: forward for c in plain} | {
                 Gemma3RMSNorm: forward_gemma, Qwen3_5RMSNorm: forward_gemma, Qwen3_5GatedDeltaNet: forward_linear}
     originals = {c: c.forward for c in forwards}

@@ -454,7 +454,7 @@ TEST(choices_are_the_best_of_all) {
         const double device = (double)known[0].bytes[0];
         const size_t part = draw < 2 ? 100 : 20 + test_random_below(85);
         search.limits = device_limit((size_t)(device * (double)part / 100));
-        search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100;
+        search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100 + (draw % 4 ? DISK_PIECES : 0);
         search.limits.bytes[PLACE_DISK] = draw % 3 ? (size_t)device : 1 + (size_t)device / 20;
         size_t least, best = CHOICES;
         double lowest = INFINITY;
