@@ -144,7 +144,7 @@ class Layouts(WithCommand):
                  ("f.csv", "id,messages\r\n" + "".join(f'{i},"{json.dumps(row["messages"])}"\r\n'.replace('"', '""').replace('""[', '"[').replace(']""', ']"')
                                                        for i, row in enumerate(rows)))]
         with mock.patch.object(inputs, "HEAD", 64):  # so that values end in other pieces than they begin in
-            for name, content in files:
+            for name, content in files[:None if pyarrow else -1]:
                 self.assertEqual(self.shard_of(self.binary(name, content)), expected, name)
         if pyarrow:
             table = pyarrow.Table.from_pylist(rows)
@@ -159,6 +159,8 @@ class Layouts(WithCommand):
             os.rename(self.path("saved"), self.path("splits/train"))
             self.binary("splits/dataset_dict.json", '{"splits": ["test", "train"]}')
             self.assertEqual(self.shard_of(self.path("splits")), expected)
+        if not pyarrow:
+            return
         quoted = self.binary("q.csv", '\ufeffprompt,completion,label,\n"say ""hi"", you","line\nbreak",True,1\n"[1, 2]", 4,0,2\n')
         rows = [{"prompt": 'say "hi", you', "completion": "line\nbreak", "label": True}, {"prompt": "[1, 2]", "completion": " 4", "label": False}]
         expected = self.shard_of(self.write("q.jsonl", rows))
@@ -248,7 +250,9 @@ class Layouts(WithCommand):
         rows = [{"prompt": f"{i}\u00e9?", "completion": "4,\n5" if i % 3 else "6"} for i in range(40)]
         paths = [self.binary("a.json", "\n\n" + json.dumps(rows, indent=random.Random(1).choice((1, 3)))), self.binary("b.csv.gz", gzip.compress(
             ("prompt,completion\n" + "".join(f'{row["prompt"]},"{row["completion"]}"\n' for row in rows)).encode()))]
-        if pyarrow:
+        if not pyarrow:
+            paths.pop()
+        else:
             paths.append(self.path("c.arrow"))
             with pyarrow.OSFile(paths[-1], "wb") as file, pyarrow.ipc.new_file(file, pyarrow.Table.from_pylist(rows).schema) as out:
                 out.write_table(pyarrow.Table.from_pylist(rows), max_chunksize=13)
