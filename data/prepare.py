@@ -237,9 +237,9 @@ def hint(work, arguments, kind):
     needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
     length, (family, positions, unscaled) = max(1024, -(-needed // 1024) * 1024), model_positions(folder)
     beyond = 0 < positions < needed
-    if positions and (not beyond or family in UNSCALED):
-        length = min(length, positions)
-    scaling = f" --rope-scaling yarn,factor={-(-length // unscaled)}" if beyond and length > positions else ""
+    factor = 0 if family in UNSCALED or not beyond else -(-needed // unscaled)
+    length = min(length, factor * unscaled or positions or length)
+    scaling = f" --rope-scaling yarn,factor={factor}" * (factor > 0)
     step = max(1, min(most, (number := work.parts["train"].samples) // 10))
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"

@@ -455,7 +455,7 @@ class Reader:
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
         shared -= chosen[:shared].endswith(" ")
         if not shared:
-            raise Rejected(UNKNOWN_FORMAT, 'has no prompt, and chosen and rejected begin differently; "prompt": "" says that there is none')
+            raise Rejected(UNKNOWN_FORMAT, 'has no prompt, and chosen and rejected begin differently; --columns prompt=KEY names it, "prompt": "" says there is none')
         self.implicit = True
         return chosen[:shared], chosen[shared:], rejected[shared:]
 
@@ -469,7 +469,7 @@ class Reader:
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
         if not shared:
             raise Rejected(UNKNOWN_FORMAT, "has no prompt, and chosen and rejected begin differently")
-        if isinstance(prompt, str) and all(m.get("content") != prompt for m in chosen[:shared] if isinstance(m, dict)):
+        if isinstance(prompt, str) and all(prompt not in (m.get("content"), m.get("value")) for m in chosen[:shared] if isinstance(m, dict)):
             raise Rejected(UNKNOWN_FORMAT, "prompt is a text that is not among the messages chosen and rejected share")
         self.implicit = True
         return chosen[:shared], chosen[shared:], rejected[shared:]

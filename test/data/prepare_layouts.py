@@ -66,7 +66,7 @@ class Layouts(WithCommand):
                 *(({key: prompt, "chosen": chosen, "rejected": rejected}, PAIR) for key, prompt, chosen, rejected in (
                     ("messages", [USER], [FOUR], [FIVE]), ("conversations", TALK[:1], TALK[1], {"from": "gpt", "value": "5"}),
                     ("conversations", TALK[:1], "4", "5"), ("question", "2+2?", "4", "5"), ("instruction", "2+2?", FOUR, FIVE),
-                    ("prompt", "2+2?", [FOUR], [FIVE]), ("prompt", [USER], [USER, FOUR], [USER, FIVE]))),
+                    ("prompt", "2+2?", TALK, [TALK[0], {"from": "gpt", "value": "5"}]), ("prompt", "2+2?", [FOUR], [FIVE]), ("prompt", [USER], [USER, FOUR], [USER, FIVE]))),
                 *(({"system": "Be brief", **row}, TOLD) for row in (
                     {"question": "2+2?", "chosen": "4", "rejected": "5"}, {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
                     {"prompt": [USER], "chosen": "4", "rejected": [FIVE]}, {"conversations": TALK[:1], "chosen": TALK[1], "rejected": FIVE},
@@ -283,8 +283,9 @@ class Layouts(WithCommand):
                 (None, f"--seq-len {needed} --samples", "or --seq-len 1024: 1 of 200 documents"),
                 ({"model_type": "qwen3", "max_position_embeddings": 1 << 20}, f"--seq-len {needed} --samples", "or --seq-len 1024: "),
                 ({"model_type": "qwen3", "max_position_embeddings": 2000}, f"--seq-len {needed} --rope-scaling yarn,factor={-(-needed // 2000)} ", "or --seq-len 2000: "),
+                ({"model_type": "qwen3", "max_position_embeddings": needed - 900}, f"--seq-len {needed} --rope-scaling yarn,factor=2 ", f"or --seq-len {needed - 900}: "),
                 ({"model_type": "llama", "max_position_embeddings": 4000, "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 1000}},
-                 f"--rope-scaling yarn,factor={-(-needed // 1000)} ", "or --seq-len 4000: "),
+                 f"--seq-len 9000 --rope-scaling yarn,factor=9 ", "or --seq-len 4000: "),
                 ({"model_type": "gpt2", "n_positions": 1024}, "--seq-len 1024 --samples", "gpt2 has 1,024 positions, which cannot be scaled: 1 of 200 documents")):
             model = samples.tokenizer_folder(folder, encoder("chatml").tokenizer, *samples.TEMPLATES["chatml"])
             if config:
