@@ -9,8 +9,8 @@ writes, whose weights must be the same bytes. The last line has the worst errors
     dev/compare/random_models.py --mutate --trials 2000   configurations with a few keys changed, left out, null, of another
                                                    type or another family: read as transformers reads them, or refused
 
-The reference is transformers without its casts to fp32 (test/golden/make_golden.py), with sines and cosines rounded correctly. Needs
-torch and transformers.
+The reference is transformers without its casts to fp32 (test/golden/make_golden.py), with sines, cosines and
+logarithms rounded correctly (torch's logarithm of 7 in fp32, of Ministral 3's queries, is off by an ulp). Needs torch and transformers.
 """
 import argparse
 import json
