@@ -21,7 +21,8 @@ static void expect_encoded(const char *folder, const char *original, QuantFormat
         test_case("%s", read->model.parameters[i].name);
         uint8_t *a = (uint8_t *)case_memory(bytes), *b = (uint8_t *)case_memory(bytes);
         assert_true(read->places[i].is_codes && !made->places[i].is_codes);
-        assert_memory_equal(&read->quant[i], &made->quant[i], sizeof(QuantFormat));
+        const QuantFormat q = read->quant[i], m = made->quant[i]; // whose padding may be anything
+        assert_true(q.type == m.type && q.nested == m.nested && q.block == m.block && q.rounding == m.rounding);
         source_read_record(read, i, a), source_read_record(made, i, b);
         assert_memory_equal(a, b, bytes);
         found++;
