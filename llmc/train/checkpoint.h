@@ -378,6 +378,7 @@ static void load_weights(CheckpointPass *p) {
     const Model *model = p->t->model;
     char path[PATH_MAX], saved[4096], wanted[4096];
     WeightSource *source = weights_open(load_path(p, MANIFEST_MODEL, path));
+    source->config.pad_token_id = model->config.pad_token_id; // which older checkpoints do not have
     config_to_text(&source->config, saved, sizeof(saved));
     config_to_text(&model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
