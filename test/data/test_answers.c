@@ -281,7 +281,10 @@ TEST(faults_of_values) {
             "holds values for each token, which only documents (kind 0) have");
 }
 
-static void open_alone(const void *path) { SCOPED_LOADER loader = open_data((const char *)path, &refusal_settings); }
+static void open_alone(const void *path) {
+    SCOPED_LOADER loader = open_data((const char *)path, &refusal_settings);
+    (void)loader;
+}
 
 // Data from which nothing can be learnt is counted as it is opened. Of each kind 3 pairs, groups or answers.
 TEST(what_prefers_nothing_is_told) {
