@@ -28,8 +28,7 @@ static void imagine(const Device *device) {
     const std::vector<uint8_t> data(json, json + strlen(json) + 1);
     cudnn.imaginary = std::make_shared<fe::DeviceProperties>();
     cudnn.imaginary_version = device->version;
-    cudnn.plans[0].clear(), cudnn.plans[1].clear(), cudnn.kernels.clear();
-    cudnn.each_length[0] = cudnn.each_length[1] = false;
+    cudnn.plans[0].clear(), cudnn.plans[1].clear();
     fe::error_t error = cudnn.imaginary->deserialize(data);
     if (error.is_bad()) die("cuDNN does not take the description of a device: %s", error.get_message().c_str());
 }
@@ -64,9 +63,10 @@ static double column(const CudnnAttention &shape, int backward) {
     return seconds;
 }
 
-// Every call of a chunk's backward, behind so many tokens of its document
+// Every call of a chunk, after so many tokens of its document
 typedef struct {
     const AttentionCut *cut;
+    int backward;
     size_t plans, without;
     double seconds;
 } Asked;
@@ -74,7 +74,7 @@ typedef struct {
 static void ask_call(void *to, const AttentionCall *call) {
     Asked *a = (Asked *)to;
     const AttentionCut *c = a->cut;
-    const size_t plans = cudnn.plans[1].size();
+    const size_t plans = cudnn.plans[a->backward].size();
     const CudnnAttention shape = {call->rows,
                                   call->keys.end - call->keys.begin,
                                   call->heads * (c->NH / c->NKV),
@@ -85,21 +85,27 @@ static void ask_call(void *to, const AttentionCall *call) {
                                   call->causal ? call->window : 0,
                                   0.1,
                                   call->causal,
-                                  c->any_order};
-    if (call->rows) a->without += ask(shape, 1, &a->seconds) == SIZE_MAX, a->plans += cudnn.plans[1].size() - plans;
+                                  a->backward && c->any_order};
+    if (!call->rows) return;
+    a->without += ask(shape, a->backward, &a->seconds) == SIZE_MAX, a->plans += cudnn.plans[a->backward].size() - plans;
 }
 
-static void ask_chunk(size_t HD, size_t window, AttentionChoice choice) {
+static void ask_chunk(int backward, size_t HD, size_t window, AttentionChoice choice) {
     const Span span = {100, 126976, 126976 + 4000, 0}; // every kind of piece and block
     const AttentionShape shape = {{&span, 1, window, 0}, 32, 8, HD, 0.1, all_keys, 0, 0};
     const AttentionCut cut = attention_cut_of(&shape, choice);
-    Asked asked = {&cut, 0, 0, 0};
+    Asked asked = {&cut, backward, 0, 0, 0};
     most_used = 0;
-    attention_backward_calls(&cut, &shape, 0, 4096, ask_call, &asked);
-    printf("  head_dim %3zu, window %4zu, %s, %5.0f MiB: %2zu plans, %zu refused, workspace up to %.1f%% of what is "
-           "planned, %.2f s each\n",
-           HD, window, choice.any_order ? "any order" : "one order", (double)cut.workspace / 1048576, asked.plans,
-           asked.without, (double)most_used / 10, asked.seconds / (double)max_size(asked.plans, 1));
+    if (backward)
+        attention_backward_calls(&cut, &shape, 0, 4096, ask_call, &asked);
+    else
+        attention_forward_calls(&cut, &shape, ask_call, &asked);
+    printf(
+        "  %s, head_dim %3zu, window %4zu, %s, %5.0f MiB: %2zu plans, %zu refused, workspace up to %.1f%% of what is "
+        "planned, %.2f s each\n",
+        backward ? "backward" : "forward", HD, window, choice.any_order ? "any order" : "one order",
+        (double)cut.workspace / 1048576, asked.plans, asked.without, (double)most_used / 10,
+        asked.seconds / (double)max_size(asked.plans, 1));
     fflush(stdout);
 }
 
@@ -115,7 +121,7 @@ int main(void) {
     if (!cudnn_attention_start()) die("%s", cudnn_attention_refusal());
     printf(
         "cuDNN %zu: workspace of its plans, of what is planned for; - where it has none. Nothing was run.\n"
-        "forward: causal 4096x8192, then 1000x8191; window 4096; full 4096x8000 (ring). backward: causal 4096, window "
+        "forward: causal 4096x8192, then 512x768; window 4096; full 4096x8192. backward: causal 4096, window "
         "4096, 512x256, and 4096x32768 in any order\n  sm  head_dim    causal      next    window      full    causal  "
         "  window   512x256    any  s: causal forward, next, full forward, backward\n",
         fe::detail::get_backend_version());
@@ -124,9 +130,9 @@ int main(void) {
             imagine(&device);
             printf("%4d  %8zu", device.version, HD);
             const double first = column({4096, 8192, 32, 8, 32, 8, HD, 0, 0.1, 1, 0}, 0);
-            const double next = column({1000, 8191, 32, 8, 32, 8, HD, 0, 0.1, 1, 0}, 0);
-            column({4096, 8191, 32, 8, 32, 8, HD, 4096, 0.1, 1, 0}, 0);
-            const double full = column({4096, 8000, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 0);
+            const double next = column({512, 768, 32, 8, 32, 8, HD, 0, 0.1, 1, 0}, 0);
+            column({4096, 8192, 32, 8, 32, 8, HD, 4096, 0.1, 1, 0}, 0);
+            const double full = column({4096, 8192, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 0);
             const double back = column({4096, 4096, 8, 2, 32, 8, HD, 0, 0.1, 1, 0}, 1);
             column({4096, 8064, 4, 1, 32, 8, HD, 4096, 0.1, 1, 0}, 1);
             column({512, 256, 32, 8, 32, 8, HD, 0, 0.1, 0, 0}, 1);
@@ -135,11 +141,12 @@ int main(void) {
                    cudnn.refusal.substr(0, 90).c_str());
             cudnn.refusal.clear();
         }
-    printf("every call of a chunk's backward, sm 90:\n");
+    printf("every call of a chunk, sm 90:\n");
     imagine(&devices[3]);
     const AttentionChoice choices[] = {{0, 0}, {0, (size_t)5 << 30}, {1, (size_t)3 << 30}};
-    for (const AttentionChoice &choice : choices) ask_chunk(128, 0, choice), ask_chunk(128, 1024, choice);
-    ask_chunk(64, 0, choices[0]);
+    for (size_t HD : {64, 128, 256}) ask_chunk(0, HD, 0, choices[0]), ask_chunk(0, HD, 1024, choices[0]);
+    for (const AttentionChoice &choice : choices) ask_chunk(1, 128, 0, choice), ask_chunk(1, 128, 1024, choice);
+    ask_chunk(1, 64, 0, choices[0]);
     if (failures) die("%zu plans want more than what is planned for", failures);
     return 0;
 }
