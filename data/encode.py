@@ -29,6 +29,7 @@ from records import Rejected
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
 TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
+THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # reasoning that a content begins with; other tags
 PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
@@ -569,7 +570,7 @@ class Encoder:
             return text, found
         said = (messages[-1].get("reasoning_content") or messages[-1]["content"]).strip()
         end = text.rfind(said) + len(said)
-        if end < len(said):
+        if not said or end < len(said):
             raise Rejected(records.CUT_OFF, f"the template has no place for it: {self.clip(said)}")
         return text[:end], [(i, begin, min(last, end)) for i, begin, last in found if begin < end]
 
@@ -593,32 +594,33 @@ class Encoder:
             if reasoning.strip() not in text:
                 old = any(later["role"] == "user" for later in messages[i:])
                 record.told.append(f"the template leaves out the reasoning of {'turns before the last question' if old else 'the last turn'}")
-            lost = next((part for part in rest if not any(s in text for s in layout.spellings(part.strip()))), None)
-            if lost:
-                raise Rejected(records.TEMPLATE, f"the template leaves out what message {i + 1} says before or between its reasoning: {self.clip(lost)}")
+            for begin, end in rest:
+                self.look_for((i, "content"), messages, record, more, begin, end)
         record.left_out += [key for key in sorted(f"messages[].{key}" for key in left_out) if key not in record.left_out]
         return self.asked_stretches(messages, wanted, record.tools, more)[1] if found is None and wanted else found or []
 
     @staticmethod
     def thoughts(message):
-        """(reasoning of a message, what its content says before and between blocks of it)"""
-        thought, end, rest = message["content"].partition("</think>")
-        begins = thought.rpartition("<think>")
-        return (next((message[name] for name in templates.REASONING if message.get(name)), begins[2] * bool(end)),
-                re.split("(?s)<think>.*?(?:</think>|$)", begins[0] * bool(begins[1]) + "<think></think>" + rest)[:-1] if end else ())
+        """(reasoning of a message, [begin, end) of what its content says around it, but for the answer, which is behind all)"""
+        thought, closed, _ = message["content"].partition("</think>")
+        edges = [0, *(edge for tag in THOUGHT.finditer(message["content"]) for edge in tag.span())]
+        return (next((message[name] for name in templates.REASONING if message.get(name)), thought.rpartition("<think>")[2] * bool(closed)),
+                list(zip(edges[::2], edges[1::2])))
 
-    def look_for(self, path, messages, record, more):
-        """Rejected if a text of a message, which is not in the conversation of placeholders, changes nothing in this one."""
-        if not functools.reduce(lambda value, key: value[key], path, messages).strip():
+    def look_for(self, path, messages, record, more, begin=0, end=None):
+        """Rejected if a part of a text of a message changes nothing in the rendering."""
+        whole = functools.reduce(lambda value, key: value[key], path, messages)
+        part = whole[begin:end]
+        if not part.strip():
             return
+        other = layout.put_at(messages, path, whole[:begin] + spans.PLACEHOLDERS[0] + whole[begin + len(part):])
         try:
-            text, other = (self.template.render(found, False, record.tools, **more)
-                           for found in (messages, layout.put_at(messages, path, spans.PLACEHOLDERS[0])))
+            text, other = (self.template.render(found, False, record.tools, **more) for found in (messages, other))
         except templates.TemplateFailure:  # it reads this text
             return
         if text == other:
-            raise Rejected(records.TEMPLATE, f"the template leaves out the {path[1]} of message {path[0] + 1} ({messages[path[0]]['role']}); "
-                                             "change its role, or give a --chat-template that has a place for it")
+            raise Rejected(records.TEMPLATE, f"the template leaves out {'' if part == whole else self.clip(part) + ' in '}the {path[1]} of message "
+                                             f"{path[0] + 1} ({messages[path[0]]['role']}); change it, or give a --chat-template that has a place for it")
 
     def asked_stretches(self, messages, wanted, tools, more):
         """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
@@ -641,12 +643,14 @@ class Encoder:
             return
         edges = np.flatnonzero(np.diff(np.concatenate([[0], [document.begins], document.counts[1:], [0]])))
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
-        everything, at = "".join(runs), 0
+        everything, whole, at = "".join(runs), self.letters(document.ids), 0
         for message in document.texts:
-            content = self.content_letters(message)
-            place = everything.find(content, at)
-            if place >= 0:
-                at = place + len(content)
+            content = self.content_letters(message)  # or without what the generation prompt holds, or without reasoning that is left out
+            opened = content.removeprefix("<think>" if self.generation_prompt.endswith("<think>") else "")
+            answer = content if content in whole else content.rpartition("</think>")[2]
+            said = next((part for part in (content, opened, answer) if part in everything[at:]), None)
+            if said is not None:
+                at = everything.index(said, at) + len(said)
             elif not self.shortened(content, runs, document):
                 raise MaskFailure(f"{self.shown(message)} should count, {self.clip(everything)} does")
         counted = "\0".join(self.letters_of(text) for message in document.texts for _, text in layout.leaves(message))

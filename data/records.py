@@ -32,7 +32,7 @@ ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("syst
 SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
     ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
     ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
-UNUSED = ("score", "scores", "reward", "rating", "weight", "history", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
+UNUSED = ("score", "scores", "reward", "rating", "weight", "history", "functions", "reasoning", "reasoning_content", "thinking", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
 READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
 LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
 BESIDE_LABEL = {*TALKS} - {"text"}
@@ -214,9 +214,9 @@ def renamed(record, columns):
     return rest | {column: record[own] for column, own in columns.items() if own in record}
 
 
-def value_of(text):
+def value_of(text, readers=(json.loads, ast.literal_eval)):
     """The list or object that a text holds, in JSON or as Python prints it, or else what it is."""
-    for read in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+    for read in readers if isinstance(text, str) else ():
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(value := read(text), (list, dict)):
                 return value
@@ -225,7 +225,7 @@ def value_of(text):
 
 def as_label(value):
     """True or False as data have them; None: it is neither."""
-    value = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    value = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}.get(value.strip().lower()) if isinstance(value, str) else value
     return bool(value) if value in (True, False) else None
 
 
@@ -258,6 +258,9 @@ def ours(record, name):
         if len(found) > 1:
             raise Rejected(CLASH, f"has {' and '.join(found)}, of which each could be the {column}; choose with --columns {column}={found[0]}")
         own[found[0]], row[column] = column, row.pop(found[0])
+    other = next((key for key in QUESTIONS if there(key)), None)
+    if name == "auto" and other and "completion" in own.values() and "prompt" not in own.values() and there("prompt"):
+        raise Rejected(CLASH, f"has prompt and {other}, of which each could be the question; --columns prompt={other} chooses, other=prompt leaves it out")
     behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
     if behind:
         texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
@@ -328,9 +331,9 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
     else:
         result.unused = [key for key in result.left_out if key in UNUSED or key == "label"]
     if row.get("tools"):
-        tools = value_of(row["tools"])
-        bare = lambda tool: reader.speakers and isinstance(tool, dict) and "name" in tool and "function" not in tool and "type" not in tool
-        result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in want(tools, list, "tools")] or None
+        tools = [want(value_of(tool), dict, "a tool of tools") for tool in want(value_of(row["tools"]), list, "tools")]
+        bare = lambda tool: reader.speakers and "name" in tool and "function" not in tool and "type" not in tool
+        result.tools = [{"type": "function", "function": tool} if bare(tool) else tool for tool in tools] or None
     if row.get("chat_template_kwargs") is not None:
         result.template_arguments = template_arguments(row["chat_template_kwargs"], "chat_template_kwargs")
     return result
@@ -511,11 +514,11 @@ class Reader:
         for key in MASKS:
             if message.get(key, 0) not in (0, 1):
                 raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
-        if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):  # as OpenAI's API had it before tools
-            message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+        if message.get("function_call") and not message.get("tool_calls"):  # as OpenAI's API had it before tools
+            message["tool_calls"] = [{"type": "function", "function": value_of(message.pop("function_call"))}]
             self.told.append("function_call became tool_calls")
         if message.get("tool_calls"):
-            message["tool_calls"] = [self.call(call, name) for call in want(message["tool_calls"], list, f"{name}'s tool_calls")]
+            message["tool_calls"] = [self.call(call, name) for call in want(value_of(message["tool_calls"]), list, f"{name}'s tool_calls")]
         if "content" not in message:
             if not message.get("tool_calls"):
                 raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")
@@ -526,15 +529,13 @@ class Reader:
     def call(self, call, name):
         """A tool call whose arguments are an object. In OpenAI's API they are the text of one, which templates would encode again."""
         function = want(want(call, dict, f"{name}'s tool call").get("function") or call, dict, f"{name}'s function")
-        if not isinstance(function.get("arguments"), str):
+        given = function.get("arguments")
+        if isinstance(given, dict):
             return call
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = value_of(given or "{}", (json.loads,))
         if not isinstance(arguments, dict):
-            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no JSON object: {json.dumps(function['arguments'])[:60]}")
-        self.told.append("tool calls have their arguments as a text, which was parsed")
+            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no JSON object: {json.dumps(given)[:60]}")
+        self.told += ["tool calls have their arguments as a text, which was parsed"] * isinstance(given, str)
         return {**call, "arguments": arguments} if function is call else {**call, "function": {**function, "arguments": arguments}}
 
     @staticmethod

@@ -62,7 +62,7 @@ class Layouts(WithCommand):
                 ({"prompt": json.dumps([USER]), "completion": str([FOUR])}, SPOKEN), ({"messages": json.dumps([USER, FOUR])}, four), ({"messages": str([USER, FOUR])}, four),
                 # the last answer is labelled; a prompt of messages; whole conversations
                 *(({"messages": [USER, FOUR], key: value}, {**SPOKEN, "label": label}) for key, value, label in (
-                    ("label", True, True), ("label", 0, False), ("label", "False", False), ("kto_tag", True, True))),
+                    ("label", True, True), ("label", 0, False), ("label", "False", False), ("label", "1.0", True), ("kto_tag", True, True))),
                 *(({key: prompt, "chosen": chosen, "rejected": rejected}, PAIR) for key, prompt, chosen, rejected in (
                     ("messages", [USER], [FOUR], [FIVE]), ("conversations", TALK[:1], TALK[1], {"from": "gpt", "value": "5"}),
                     ("conversations", TALK[:1], "4", "5"), ("question", "2+2?", "4", "5"), ("instruction", "2+2?", FOUR, FIVE),
@@ -102,6 +102,17 @@ class Layouts(WithCommand):
             for value, made in ((call, [call]), ([call, call], [call, call]), ({"name": "w"}, [{"name": "w", "arguments": {}}])):
                 for tools in ([tool], [wrapped(**tool)], json.dumps([tool])):
                     self.assert_same(says(json.dumps(value), tools), calls(*made), name)
+        told = {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(**call)]}, *answers], "tools": [wrapped(**tool)]}
+        for turn in ({"tool_calls": [wrapped(name="w", arguments='{"city": "SF"}')]}, {"tool_calls": json.dumps([wrapped(**call)])},
+                     {"function_call": call}, {"function_call": json.dumps(call)}):
+            for tools in ([wrapped(**tool)], [json.dumps(wrapped(**tool))]):
+                self.assert_same({**told, "messages": [USER, {"role": "assistant", **turn}, *answers], "tools": tools}, told, "hybrid")
+        self.assert_same({"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=None)]}, *answers]},
+                         {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments={})]}, *answers]}, "hybrid")
+        for arguments in ([1], 5, "[1]", '"x"', "{1: 2}"):
+            self.refused_row("wrong type: messages.1. calls a tool with arguments that are no JSON object",
+                             {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=arguments)]}]}, "hybrid")
+        self.refused_row("wrong type: a tool of tools is a text, not an object", {**told, "tools": ["w"]}, "hybrid")
         for value in ("call w", "[]", '{"arguments": {}}', "3"):
             self.refused_row("wrong type: messages.1. is a call of a tool, and not JSON", says(value, [tool]), "hybrid")
 
@@ -112,6 +123,7 @@ class Layouts(WithCommand):
                 ("clash: has output and response, of which each could be the completion; choose with --columns completion=output",
                  {"instruction": "a", "output": "b", "response": "c"}),
                 ("clash: has question and problem", {"question": "a", "problem": "b", "answer": "c"}),
+                ("clash: has prompt and instruction, of which each could be the question", {"instruction": "a", "prompt": "a: b", "output": "b"}),
                 ("clash: has text, and a question with an answer; choose with --format text or completion",
                  {"instruction": "a", "output": "b", "text": "c"}),
                 ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),

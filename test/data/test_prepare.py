@@ -504,11 +504,17 @@ class Messages(Tested):
                 ("generation", "<think>\ntwo plus", asked + "\u00ab<think>\ntwo plus\u00bb", ["reasoning is cut off"])):
             with self.subTest(name=name, text=text):
                 self.told(name, chat("2+2?", text), expected, tells)
-        for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4"):  # of which templates take the end
-            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "message 2 says before or between its reasoning")
+        for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4", "2<think>hm</think> 4", "<think>a</think> so </think> 4",
+                     "<think>a</think><think>hm</think> 4", "<think>a<think>b</think>hm</think> 4"):  # of which templates take the end
+            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "in the content of message 2 (assistant)")
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
         for text in ("Say <think> now", "<think>a</think> and <think>b"):
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> behind other text"])
+        called = [{**chat("a", f"<think>hm</think>{text}")[1], "tool_calls": [{"function": {"name": "w", "arguments": {}}}]} for text in ("", "Ask")]
+        for talk in (called[:1], called[1:], [called[0], {"role": "tool", "content": "x"}, called[1], *chat("c", "<think>so</think>d")]):
+            for name in ("hybrid", "thinking"):
+                self.documents(name, {"messages": [*chat("a", "b"), *chat("2+2?", "")[:1], *talk]})  # the check finds the turns
+        self.rejected("hybrid", {"messages": chat("2+2?", "<think>\n")}, records.CUT_OFF, "has no place")  # nothing is learned from it
         cut = chat("2+2?", "<think>\ntwo plus")
         for name in ("field", "generation"):
             self.rejected(name, {"messages": cut}, records.CUT_OFF, "no </think>", reasoning="drop")
