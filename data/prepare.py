@@ -11,6 +11,7 @@ Needs tokenizers, jinja2 and numpy; pyarrow for Parquet and Arrow. data/README.m
 import argparse
 import dataclasses
 import errno
+import glob
 import importlib.util
 import itertools
 import json
@@ -232,7 +233,8 @@ def hint(work, arguments, kind):
     folder = templates.folder_of(arguments.tokenizer)
     model = arguments.hub or folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     objective, samples, option, most, rate = NEXT[kind]
-    validation = f" --val-data {shlex.quote(os.path.join(arguments.out, 'val-*.bin'))}" if "val" in work.parts else ""
+    pattern = lambda part: shlex.quote(os.path.join(glob.escape(arguments.out), f"{part}-*.bin"))
+    validation = f" --val-data {pattern('val')}" if "val" in work.parts else ""
     needed = max(part.longest for part in work.parts.values()) - 1
     needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
     length, (family, positions, unscaled) = max(1024, -(-needed // 1024) * 1024), model_positions(folder)
@@ -244,8 +246,8 @@ def hint(work, arguments, kind):
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
-    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {shlex.quote(os.path.join(arguments.out, 'train-*.bin'))}"
-          f"{validation} --seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {max(1, min(steps // 4, 500))} --out run")
+    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} --seq-len {length}{scaling} "
+          f"{option} {step} --lr {rate} --save-every {max(1, min(steps // 4, 500))} --out run")
     tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
                              for name in work.made["result"]["shards"] if name.startswith("train")])
     cut = lambda length: np.maximum(tokens - length - 1, 0)
