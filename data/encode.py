@@ -620,7 +620,7 @@ class Encoder:
             return
         if text == other:
             raise Rejected(records.TEMPLATE, f"the template leaves out {'' if part == whole else self.clip(part) + ' in '}the {path[1]} of message "
-                                             f"{path[0] + 1} ({messages[path[0]]['role']}); change it, or give a --chat-template that has a place for it")
+                                             f"{path[0] + 1} ({messages[path[0]]['role']}); change it, or give another --chat-template")
 
     def asked_stretches(self, messages, wanted, tools, more):
         """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other

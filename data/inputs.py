@@ -27,6 +27,7 @@ HEAD = 1 << 16  # bytes by which a file is known
 NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
 SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
 ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # which hold no data
+NO_NULLS = ("tool_calls", "tools", "function_call", "chat_template_kwargs")
 START = {"file": 0, "offset": 0, "number": 0}
 
 
@@ -108,7 +109,8 @@ def find(paths, name, say):
                 own, left["is text beside data"] = data, texts
             for reason, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
-            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}")
+            names = ", ".join([os.path.relpath(each, path) for each in own[:4]] + ["..."] * (len(own) > 4))
+            say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}: {names}")
         else:
             why = "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True)
             own = [] if why else [path]
@@ -153,7 +155,9 @@ def batches(paths, position, separator=None, name="auto", columns=None):
         except ImportError:
             raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
         except Exception as error:  # such as a time that Python has no value for
-            raise InputFailure(f"{path}:{number + 1}: cannot be read: {' '.join(str(getattr(error, 'strerror', None) or error).split())}") from None
+            why = " ".join(str(getattr(error, "strerror", None) or error).split())
+            why = "a row of it has more than 16 MB; JSON may have longer ones" if why.startswith("straddling object") else why
+            raise InputFailure(f"{path}:{number + 1}: cannot be read: {why}") from None
 
 
 def lines(file, offset, number, *_):
@@ -230,7 +234,7 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
 
     begin = 0  # the number of the first of `rows`
     for rows in pieces(file, wanted):
-        clean = without_nulls if re.search(r"\b(tool_calls|tools|function_call)\b", str(rows.schema)) else dict
+        clean = without_nulls if any(name in str(rows.schema) for name in NO_NULLS) else dict
         for at in range(max(row - begin, 0), rows.num_rows, 64):
             piece = rows.slice(at, 64)
             size = piece.nbytes // piece.num_rows
@@ -269,9 +273,9 @@ def csv_pieces(file, wanted):
 
 
 def without_nulls(value, within=False):
-    """Members that are null below tool_calls and tools are absent: a column gives each struct the members of all others."""
+    """Members that are null below NO_NULLS are absent: a column gives each struct the members of all others."""
     if isinstance(value, dict):
-        return {key: without_nulls(item, within or key in ("tool_calls", "tools", "function_call"))
+        return {key: without_nulls(item, within or key in NO_NULLS)
                 for key, item in value.items() if not within or item is not None}
     return [without_nulls(item, within) for item in value] if isinstance(value, list) else value
 

@@ -298,12 +298,9 @@ def show(arguments):
         except records.Rejected as rejected:
             print(f"--- {where}: left out: {rejected}\n")
             continue
-        kind, shown, notes = record.kind, shown + 1, {f"format {record.shape}": 1}
-        for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-            notes |= {f"column {what} {key}": 1 for key in keys}
-        if detected(notes) != said:
-            said = detected(notes)
-            print(said)
+        kind, shown, found = record.kind, shown + 1, detected(dict.fromkeys(record.noted(), 1))
+        if found != said:
+            print(said := found)
         for text in dict.fromkeys(workers.tell(record, documents)):
             print(f"{where}: {text}")
         for i, document in enumerate(documents):

@@ -93,6 +93,11 @@ class Record:
     told: list = field(default_factory=list)  # what a person should know of it: texts, of which a run counts the samples
     columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and reference, as a JSON object
 
+    def noted(self):
+        """Names under which a run counts its format and its columns."""
+        columns = (("used", self.used), ("passed", self.passed), ("left out", self.left_out))
+        return [f"format {self.shape}", *(f"column {what} {key}" for what, keys in columns for key in keys)]
+
 
 def parse_line(line):
     """A line's object."""
@@ -407,11 +412,11 @@ class Reader:
             prompt = self.maybe("messages")
         if isinstance(prompt, list) and all(isinstance(part, list) and part[:len(prompt)] == prompt for part in (chosen, rejected)):
             chosen, rejected = chosen[len(prompt):], rejected[len(prompt):]
-        if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+        talks = isinstance(chosen, list) and isinstance(rejected, list)
+        if prompt is None and not talks:
+            chosen, rejected = want(chosen, str, "chosen"), want(rejected, str, "rejected")
+        if prompt is None or talks and isinstance(prompt, str):
             prompt, chosen, rejected = self.shared_prompt(prompt, chosen, rejected)
-        elif prompt is None:
-            want(chosen, str, "chosen")
-            prompt, chosen, rejected = self.shared_text(chosen, want(rejected, str, "rejected"))
         return shards.PAIRS, [self.pair(prompt, chosen, "chosen"), self.pair(prompt, rejected, "rejected")]
 
     def groups(self):
@@ -451,27 +456,17 @@ class Reader:
         return shards.ADVANTAGES, [Source((ids, train, advantages))]
 
     # -- their parts
-    def shared_text(self, chosen, rejected):
-        """Two whole texts: the characters they begin with alike are the prompt, without a space at its end."""
+    def shared_prompt(self, prompt, chosen, rejected):
+        """Two whole texts or conversations: what they begin with alike is the prompt, without a space at its end. A text `prompt` beside
+        conversations must be in that."""
         shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
         if shared == min(len(chosen), len(rejected)):
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
-        shared -= chosen[:shared].endswith(" ")
+        text = isinstance(chosen, str)
+        shared -= text and chosen[:shared].endswith(" ")
         if not shared:
-            raise Rejected(UNKNOWN_FORMAT, 'has no prompt, and chosen and rejected begin differently; --columns prompt=KEY names it, "prompt": "" says there is none')
-        self.implicit = True
-        return chosen[:shared], chosen[shared:], rejected[shared:]
-
-    def shared_prompt(self, prompt, chosen, rejected):
-        """Two whole conversations: what they begin with alike is the prompt. A text `prompt` beside them must be in that."""
-        chosen, rejected = list(chosen), list(rejected)
-        shared = 0
-        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-            shared += 1
-        if shared == len(chosen) or shared == len(rejected):
-            raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
-        if not shared:
-            raise Rejected(UNKNOWN_FORMAT, "has no prompt, and chosen and rejected begin differently")
+            raise Rejected(UNKNOWN_FORMAT, "has no prompt, and chosen and rejected begin differently"
+                                           + '; --columns prompt=KEY names it, "prompt": "" says there is none' * text)
         if isinstance(prompt, str) and all(prompt not in (m.get("content"), m.get("value")) for m in chosen[:shared] if isinstance(m, dict)):
             raise Rejected(UNKNOWN_FORMAT, "prompt is a text that is not among the messages chosen and rejected share")
         self.implicit = True

@@ -18,6 +18,7 @@ import encode
 import inputs
 import records
 import shards
+import templates
 import workers
 
 STATE_SECONDS = 10  # between states, beside those at the ends of shards
@@ -47,13 +48,7 @@ def in_validation(ordinals, seed, fraction):
 
 
 def save(path, value):
-    """A JSON file, complete or not at all."""
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)  # ASCII: names of files need not be text
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)
+    templates.write_whole(path, (json.dumps(value, indent=1) + "\n").encode())  # ASCII: names of files need not be text
 
 
 def differences(old, new):
@@ -279,7 +274,7 @@ class Run:
                                                      "prepare them apart")
         for row in sorted(rejected):
             self.rejected.add(batch.file, batch.rows[row], *rejected[row])
-        self.notes.update({name: count for name, count in result.notes.items()
+        self.notes.update({name: count for name, count in result.notes.get(self.kind, {}).items()
                            if name in self.notes or not name.startswith("column ") or len(self.notes) < MOST_NOTES})
         validation = in_validation(np.arange(len(batch.rows)) + ordinal, self.settings.seed, self.settings.val_fraction)
         goal = [None if row in rejected else "val" if validation[row] else "train" for row in result.rows]

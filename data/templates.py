@@ -5,11 +5,10 @@ text a rendering can say which of its characters lie in {% generation %} blocks.
 
     load_chat_template(folder)                               -> the template's text, or None
     load_special_tokens(folder)                              -> {"bos_token": "<s>", ...}, what templates get as variables
-    render(template, messages, add_generation_prompt, **special)  -> text
+    ChatTemplate(text, special).render(messages)             -> text
 """
 
 import datetime
-import functools
 import json
 import os
 import re
@@ -81,6 +80,19 @@ def read_json(path):
     if not isinstance(found, dict):
         raise ValueError(f"{path}: is not a JSON object")
     return found
+
+
+def write_whole(path, content):
+    """A file, complete or not at all."""
+    try:
+        with open(path + ".tmp", "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".tmp", path)
+    finally:
+        if os.path.exists(path + ".tmp"):
+            os.remove(path + ".tmp")
 
 
 def load_chat_template(path):
@@ -291,27 +303,10 @@ class ChatTemplate:
         if any(mark in text for mark in MARKS):
             raise TemplateFailure("the text holds U+FDD0 or U+FDD1, which mark {% generation %} blocks here")
         marked = self.render(messages, tools=tools, marked=True, **more)
-        spans, begin, removed = [], None, 0
-        for found in re.finditer("[" + "".join(MARKS) + "]", marked):
-            at = found.start() - removed
-            removed += 1
-            if (found.group() == MARKS[0]) != (begin is None):
-                raise TemplateFailure("{% generation %} blocks lie in one another")
-            if begin is None:
-                begin = at
-            else:
-                spans.append((begin, at))
-                begin = None
-        if marked.translate({ord(mark): None for mark in MARKS}) != text or begin is not None:
+        marks = list(re.finditer("[" + "".join(MARKS) + "]", marked))
+        if marked.translate({ord(mark): None for mark in MARKS}) != text or len(marks) % 2:
             raise TemplateFailure("the template changes what its {% generation %} blocks give it")
-        return text, spans
-
-
-@functools.lru_cache(maxsize=8)
-def compiled(text):
-    return ChatTemplate(text)
-
-
-def render(template, messages, add_generation_prompt=False, **special):
-    """The text of `messages` by a template that load_chat_template gave; special tokens by name."""
-    return compiled(template).render(messages, add_generation_prompt, **special)
+        if [found.group() for found in marks] != [*MARKS] * (len(marks) // 2):
+            raise TemplateFailure("{% generation %} blocks lie in one another")
+        edges = [found.start() - i for i, found in enumerate(marks)]
+        return text, list(zip(edges[::2], edges[1::2]))

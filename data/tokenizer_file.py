@@ -81,7 +81,7 @@ O200K = CASED.replace("SUFFIX", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGIT
 PATTERNS = {GPT2: "GPT2", LLAMA3: "LLAMA3", CL100K: "LLAMA3", QWEN2: "QWEN2", QWEN2_MARKS: "QWEN2_MARKS", TEKKEN: "TEKKEN", O200K: "O200K"}
 
 
-class TokenizerError(Exception):
+class TokenizerError(ValueError):
     """A tokenizer that cannot be written at all."""
 
 
@@ -90,21 +90,6 @@ class CannotEncode(Exception):
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
-def read_json(path):
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise TokenizerError(f"{path}: is not valid JSON: {error}") from None
-
-
-def token_text(token):
-    """A token of tokenizer_config.json: text, or an object with `content`, or nothing."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
 class Source:
     """tokenizer.json and what lies beside it, with the tokens that transformers adds when it loads them."""
 
@@ -117,8 +102,8 @@ class Source:
             content = file.read()
         self.fingerprint = len(content) << 32 | zlib.crc32(content)
         self.name = templates.tokenizer_name(where)
-        self.config = read_json(os.path.join(self.folder, "tokenizer_config.json"))
-        self.generation = read_json(os.path.join(self.folder, "generation_config.json"))
+        self.config = templates.read_json(os.path.join(self.folder, "tokenizer_config.json"))
+        self.generation = templates.read_json(os.path.join(self.folder, "generation_config.json"))
         try:
             self.tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library has no class of its own for it
@@ -361,7 +346,7 @@ def chat_sections(source, sections, template, arguments):
 
 
 def end_ids(source, ends_of_turns):
-    ids = [source.id_of(token_text(source.config.get("eos_token")))]
+    ids = [source.id_of(templates.load_special_tokens(source.folder).get("eos_token"))]
     more = source.generation.get("eos_token_id")
     ids += more if isinstance(more, list) else [more]
     ids += ends_of_turns
@@ -414,16 +399,7 @@ def write_tokenizer_file(path, tokenizer, template=None, arguments=None):
         content = tokenizer_bytes(source, template, arguments)
     except TokenizerError as error:
         raise TokenizerError(f"{tokenizer}: {error}") from None
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    templates.write_whole(path, content)
     return remarks(content)
 
 
@@ -457,7 +433,7 @@ def main():
     try:
         template = arguments.chat_template and pathlib.Path(arguments.chat_template).read_text(encoding="utf-8")
         lines = write_tokenizer_file(arguments.out, arguments.tokenizer, template, more)
-    except (TokenizerError, OSError, UnicodeDecodeError) as error:
+    except (ValueError, OSError) as error:
         print(f"tokenizer_file.py: {error}", file=sys.stderr)
         return 1
     for line in lines:

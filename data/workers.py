@@ -37,7 +37,7 @@ class Result:
     documents: list  # and how many documents they are
     columns: list  # of each document, the other columns of a prompt's row as bytes of a JSON object
     rejected: list = field(default_factory=list)  # (row in the batch, reason, detail)
-    notes: dict = field(default_factory=dict)
+    notes: dict = field(default_factory=dict)  # {kind: {name: how many samples}}, as a run may leave a kind out
     fatal: str = None
 
 
@@ -61,7 +61,7 @@ def process(encoder, file, rows, checked):
     """The Result of (number, line or object) rows; the first `checked` of them have their masks checked."""
     id_type = np.dtype("<u2" if shards.id_bytes_of(encoder.vocabulary) == 2 else "<u4")
     result = Result(None, None, None, None, [], [], [], [])
-    ids, counts, values, tables, notes, begin = [], [], [], [], collections.Counter(), 0
+    ids, counts, values, tables, kinds, begin = [], [], [], [], collections.defaultdict(collections.Counter), 0
     for i, (number, row) in enumerate(rows):
         try:
             record, documents = encoder.understood(parsed(row))
@@ -90,9 +90,8 @@ def process(encoder, file, rows, checked):
         result.kinds.append(kind)
         result.documents.append(len(documents))
         result.columns += [record.columns] * len(documents)
-        notes.update([f"format {record.shape}", *(f"told {text}" for text in set(tell(record, documents))), *(f"unused {key}" for key in record.unused)])
-        for what, keys in (("used", record.used), ("passed", record.passed), ("left out", record.left_out)):
-            notes.update(f"column {what} {key}" for key in keys)
+        notes = kinds[kind]
+        notes.update([*record.noted(), *(f"told {text}" for text in set(tell(record, documents))), *(f"unused {key}" for key in record.unused)])
         for document in documents:
             notes.update([f"label {bool(document.reward)}"] * (kind == shards.LABELS))
             for what, texts in (("counts", document.texts or ()), ("masked", document.others)):
@@ -106,7 +105,7 @@ def process(encoder, file, rows, checked):
     if shards.ADVANTAGES in result.kinds:
         result.values = np.concatenate([np.zeros(len(c), np.float32) if v is None else v for v, c in zip(values, counts)])
     result.table = np.concatenate(tables) if tables else np.zeros(0, shards.TABLE)
-    result.notes = {name: int(count) for name, count in notes.items()}
+    result.notes = {kind: {name: int(count) for name, count in notes.items()} for kind, notes in kinds.items()}
     return result
 
 

@@ -171,6 +171,7 @@ class Layouts(WithCommand):
             os.rename(self.path("saved"), self.path("splits/train"))
             self.binary("splits/dataset_dict.json", '{"splits": ["test", "train"]}')
             self.assertEqual(self.shard_of(self.path("splits")), expected)
+        self.assertEqual(inputs.without_nulls({"chat_template_kwargs": {"a": None}, "b": None}), {"chat_template_kwargs": {}, "b": None})
         if not pyarrow:
             return
         quoted = self.binary("q.csv", '\ufeffprompt,completion,label,\n"say ""hi"", you","line\nbreak",True,1\n"[1, 2]", 4,0,2\n')
@@ -226,7 +227,7 @@ class Layouts(WithCommand):
         expected = self.shard_of(self.write("all.jsonl", rows))
         done = self.prepare("out", self.path("d"), "--force")
         self.assertEqual(contents(self.path("out"))["train-00000.bin"], expected)
-        for words in ("takes 3 files", "1 file: README.md is text beside data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is there twice",
+        for words in ("takes 3 files: a/z.json, b.jsonl, c.jsonl\n", "1 file: README.md is text beside data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is there twice",
                       "2 files: code.py is nothing that is read here"):
             self.assertIn(words, done.stderr)
         self.refused(1, "b.jsonl: is in a folder that is named, too", self.command("x", self.path("d"), self.path("d/b.jsonl")))

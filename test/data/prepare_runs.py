@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import resource
 import select
 import shutil
@@ -240,7 +241,9 @@ class Runs(WithCommand):
         for most in ("0", "42"):
             self.refused(1, "43 bad samples", self.command("out", data, "--skip-bad", most))
         for skip in (["--skip-bad", "43", data], ["--skip-bad", data]):
-            self.assertIn("left out: 30 of 'malformed line'", self.prepare("out", *skip).stdout)
+            said = self.prepare("out", *skip).stdout
+            self.assertIn("left out: 30 of 'malformed line'", said)
+            self.assertIn("\nformat: conversational language modelling; columns: messages\n", said)  # nothing of the pair
             self.assertEqual(contents(self.path("out"))["train-00000.bin"], contents(self.path("good"))["train-00000.bin"])
         text, tokens, prompt = {"text": "hello world"}, samples.rollout(5), {"prompt": "a"}
         for i, rows in enumerate(([tokens, text], [text, tokens], [prompt, {**prompt, "completion": " b"}])):
@@ -248,6 +251,8 @@ class Runs(WithCommand):
             self.assertIn(":2: another kind: ", done.stderr)
 
     def test_what_is_said(self):
+        said = self.prepare("a b[1]", self.write("hint.jsonl", [GOOD])).stdout  # in the next command it is no pattern
+        self.assertEqual(glob.glob(re.search("--data '(.*?)'", said)[1]), [self.path("a b[1]/train-00000.bin")])
         many = [{"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": ""}]}, {"text": "hello world", "score": 3}, *[GOOD] * 168]
         for rows, words in ((many, "format: conversational language modelling \\(169\\), standard language modelling \\(1\\); columns: messages \\(169\\), "
                                    "text \\(1\\); left out: score \\(1\\)\n'score' of 1 samples is not used: .*\nmasked: .*\n1 documents have a turn of the assistant that is empty, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),

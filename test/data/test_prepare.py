@@ -559,7 +559,7 @@ class Templates(Tested):
                     {"role": "assistant", "content": "a", "reasoning_content": "why"}, *chat("not reached")]
         tools = [{"type": "function", "function": {"name": "f\u00e9"}}]
         self.assertEqual(
-            templates.render(samples.FEATURES, messages, True, tools=tools, eos_token="<|im_end|>"),
+            templates.ChatTemplate(samples.FEATURES, {"eos_token": "<|im_end|>"}).render(messages, True, tools),
             '    1 cat <b>&\u00e9  {"role": "user", "content": " cat <b>&\u00e9 "} \n    2 a  {"thinking": "why", "role": "assistant", '
             '"content": "a", "reasoning_content": "why"} why\n[\n  {\n    "type": "function",\n    "function": {\n      "name": "f\u00e9"\n'
             "    }\n  }\n] False True<assistant><|im_end|>")
