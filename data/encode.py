@@ -36,6 +36,9 @@ PIECE = 1 << 16  # characters: what the library is given at a time, where a text
 class MaskFailure(Exception):
     """The tokens that count are not those of the texts that should: the run must not go on."""
 
+    def __str__(self):
+        return f"the loss mask does not lie where it should: {self.args[0]}; use another chat template"
+
 
 class SetupFailure(Exception):
     """Tokenizer and options do not fit together."""
@@ -229,7 +232,8 @@ class Encoder:
         self.cuts = Cuts(added.values())
         self.known = words.Known(self.tokenizer, lambda text: self.library(text).ids.tobytes())
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.uint32)
-        self.template = self._template(now)
+        text = templates.load_chat_template(options.tokenizer, options.chat_template)
+        self.template = templates.ChatTemplate(text, self.special, now) if text is not None else None
         self.turns = spans.Turns(self.template, [added[int(i)].content for i in self.special_ids]) if self.template else None
         self.patterns = layout.Patterns(self.asked_stretches, templates.TemplateFailure)
         self.more_roles = tuple(role for role in options.roles.split(",") if role)
@@ -263,15 +267,6 @@ class Encoder:
         if found is None:
             raise SetupFailure(f"{self.options.tokenizer}: its vocabulary has no end-of-text token {token!r}; give another --eos-token")
         return found
-
-    def _template(self, now):
-        path = self.options.chat_template
-        if path:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-        else:
-            text = templates.load_chat_template(self.options.tokenizer)
-        return templates.ChatTemplate(text, self.special, now) if text is not None else None
 
     def _train_on(self):
         wanted = self.options.train_on.split(",")

@@ -217,18 +217,15 @@ class Shard:
             raise ShardError(f"{path}: is one of llm.c's shards, which have no checksums; train reads it as it is")
         if raw[:8] != MAGIC:
             raise ShardError(f"{path}: is not a token shard: it does not begin with {MAGIC.decode()}")
-        if len(raw) < HEADER_BYTES:
-            raise ShardError(f"{path}: ends after {size} bytes, within its header; make it again")
+        self._want(len(raw) >= HEADER_BYTES, f"ends after {size} bytes, within its header")
         values = dict(zip(FIELDS, HEADER.unpack(raw)))
         self.__dict__.update(values)
         self.name = values["name"].split(b"\0")[0].decode("utf-8", "replace")
         if self.version != VERSION:
             raise ShardError(f"{path}: has version {self.version}; this program knows version {VERSION}")
         blank = raw[:HEADER_CRC_AT] + b"\0" * 4 + raw[HEADER_CRC_AT + 4:]
-        if zlib.crc32(blank) != self.header_crc:
-            raise ShardError(f"{path}: its header is damaged (checksum); make it again")
-        if self.file_bytes != size:
-            raise ShardError(f"{path}: has {size} bytes, its header says {self.file_bytes}; make it again")
+        self._want(zlib.crc32(blank) == self.header_crc, "its header is damaged (checksum)")
+        self._want(self.file_bytes == size, f"has {size} bytes, its header says {self.file_bytes}")
         self._check_layout()
         self.table = self._map(TABLE, self.table_at, self.documents)
         self.ids = self._map(np.dtype("<u2" if self.id_bytes == 2 else "<u4"), self.ids_at, self.tokens)
@@ -236,6 +233,10 @@ class Shard:
         self.values = self._map(VALUES, self.values_at, self.tokens) if self.values_at else None
         self.columns_index = self._map(COLUMNS, self.columns_at, self.documents) if self.columns_at else None
         self.holds = KINDS[ADVANTAGES if self.values_at else self.kind]
+
+    def _want(self, right, what):
+        if not right:
+            raise ShardError(f"{self.path}: {what}; make it again")
 
     def _map(self, dtype, at, length):
         return np.memmap(self.path, dtype, "r", at, (length,))
@@ -257,8 +258,7 @@ class Shard:
                               self.file_bytes) != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end),
                                                    self.values_at and aligned(counts_end), self.columns_at and aligned(counts_end), end)
                  else None)
-        if wrong:
-            raise ShardError(f"{self.path}: its header's {wrong} cannot be right; make it again")
+        self._want(not wrong, f"its header's {wrong} cannot be right")
 
     def columns_text(self):
         """Where the text of the columns begins."""
@@ -273,37 +273,31 @@ class Shard:
             for number, (begin, size, crc) in enumerate(self.columns_index.tolist()):
                 file.seek(self.columns_text() + begin)
                 text = file.read(size)
-                if zlib.crc32(text) != crc:
-                    raise ShardError(f"{self.path}: the columns of document {number} are damaged (checksum); make it again")
+                self._want(zlib.crc32(text) == crc, f"the columns of document {number} are damaged (checksum)")
                 try:
                     value = json.loads(text.decode("utf-8"))
                 except (ValueError, RecursionError):
                     value = None
-                if not isinstance(value, dict) or min(text, default=0) < 0x20:
-                    raise ShardError(f"{self.path}: the columns of document {number} are no JSON object on one line; make it again")
+                self._want(isinstance(value, dict) and min(text) >= 0x20, f"the columns of document {number} are no JSON object on one line")
                 yield value
 
     def _verify_columns(self):
         index = self.columns_index
         begins = np.concatenate([[0], np.cumsum(index["bytes"], dtype=np.uint64)])
-        if zlib.crc32(index.data) != self.columns_crc:
-            raise ShardError(f"{self.path}: its index of columns is damaged (checksum); make it again")
-        if (not np.array_equal(begins[:-1], index["begin"]) or self.columns_text() + int(begins[-1]) != self.file_bytes
-                or int(index["bytes"].max()) != self.longest_columns):
-            raise ShardError(f"{self.path}: its columns do not lie one behind the other up to its end; make it again")
+        self._want(zlib.crc32(index.data) == self.columns_crc, "its index of columns is damaged (checksum)")
+        self._want(np.array_equal(begins[:-1], index["begin"]) and self.columns_text() + int(begins[-1]) == self.file_bytes
+                   and int(index["bytes"].max()) == self.longest_columns, "its columns do not lie one behind the other up to its end")
         for _ in self.columns():
             pass
 
     def verify(self):
         """Every checksum and every rule of the format."""
-        table, path = self.table, self.path
-        if zlib.crc32(table.data) != self.table_crc:
-            raise ShardError(f"{path}: its document table is damaged (checksum); make it again")
+        table = self.table
+        self._want(zlib.crc32(table.data) == self.table_crc, "its document table is damaged (checksum)")
         begins = np.concatenate([[0], np.cumsum(table["tokens"].astype(np.int64))])
-        if not np.array_equal(begins[:-1], table["begin"]) or begins[-1] != self.tokens:
-            raise ShardError(f"{path}: its documents do not lie one behind the other; make it again")
-        if table["counted"].sum() != self.counted or table["tokens"].max() != self.longest:
-            raise ShardError(f"{path}: its header's sums are not those of its documents; make it again")
+        self._want(np.array_equal(begins[:-1], table["begin"]) and begins[-1] == self.tokens, "its documents do not lie one behind the other")
+        self._want(table["counted"].sum() == self.counted and table["tokens"].max() == self.longest,
+                   "its header's sums are not those of its documents")
         group = table["group"].astype(np.int64)
         steps = np.diff(group)
         if self.kind in (DOCUMENTS, PROMPTS, LABELS):
@@ -312,14 +306,11 @@ class Shard:
             grouped = self.documents % 2 == 0 and np.array_equal(group, np.arange(self.documents) // 2)
         else:
             grouped = group[0] == 0 and bool(((steps == 0) | (steps == 1)).all())
-        if not grouped:
-            raise ShardError(f"{path}: its groups are not numbered in order; make it again")
-        if self.kind == GROUPS and np.bincount(group).min() < 2:
-            raise ShardError(f"{path}: group {int(np.argmin(np.bincount(group)))} has one completion alone; make it again")
-        if not np.isfinite(table["reward"]).all():
-            raise ShardError(f"{path}: has rewards that are not finite numbers; make it again")
-        if self.kind == LABELS and not np.isin(table["reward"], (0, 1)).all():
-            raise ShardError(f"{path}: has labels that are neither 0 nor 1; make it again")
+        self._want(grouped, "its groups are not numbered in order")
+        sizes = np.bincount(group)
+        self._want(self.kind != GROUPS or sizes.min() >= 2, f"group {int(np.argmin(sizes))} has one completion alone")
+        self._want(np.isfinite(table["reward"]).all(), "has rewards that are not finite numbers")
+        self._want(self.kind != LABELS or np.isin(table["reward"], (0, 1)).all(), "has labels that are neither 0 nor 1")
         for number, entry in enumerate(table):
             self._verify_document(number, entry, int(begins[number]))
         if self.columns_at:
@@ -329,27 +320,21 @@ class Shard:
     def _verify_document(self, number, entry, begin):
         tokens, counted, crc, largest = int(entry["tokens"]), 0, 0, 0
         alone = self.kind == PROMPTS
-        if tokens < 2 - alone or (int(entry["counted"]) < 1) != alone or not alone <= int(entry["prompt"]) <= tokens:
-            raise ShardError(f"{self.path}: document {number} has {tokens} tokens, {entry['counted']} that count, a prompt of "
-                             f"{entry['prompt']}: that cannot be; make it again")
+        self._want(tokens >= 2 - alone and (int(entry["counted"]) < 1) == alone and alone <= int(entry["prompt"]) <= tokens,
+                   f"document {number} has {tokens} tokens, {entry['counted']} that count, a prompt of {entry['prompt']}: that cannot be")
         for at in range(begin, begin + tokens, STRETCH):
             ids = self.ids[at:min(at + STRETCH, begin + tokens)]
             largest, crc = max(largest, int(ids.max())), zlib.crc32(ids.data, crc)
         for at in range(begin, begin + tokens, STRETCH):
             counts = self.counts[at:min(at + STRETCH, begin + tokens)]
             counted, crc = counted + int(counts.sum()), zlib.crc32(counts.data, crc)
-            if counts.max() > 1 or (at == begin and counts[0]):
-                raise ShardError(f"{self.path}: document {number} has counts that cannot be; make it again")
+            self._want(counts.max() <= 1 and not (at == begin and counts[0]), f"document {number} has counts that cannot be")
         for at in range(begin, begin + tokens if self.values_at else begin, STRETCH):
             values = self.values[at:min(at + STRETCH, begin + tokens)]
             crc = zlib.crc32(values.data, crc)
-            if not np.isfinite(values).all():
-                raise ShardError(f"{self.path}: document {number} has advantages that are not finite numbers; make it again")
-        if crc != int(entry["crc"]):
-            raise ShardError(f"{self.path}: document {number} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum); "
-                             "make it again")
-        if largest >= self.vocabulary:
-            raise ShardError(f"{self.path}: document {number} has id {largest}, the vocabulary is {self.vocabulary}; make it again")
+            self._want(np.isfinite(values).all(), f"document {number} has advantages that are not finite numbers")
+        self._want(crc == int(entry["crc"]), f"document {number} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum)")
+        self._want(largest < self.vocabulary, f"document {number} has id {largest}, the vocabulary is {self.vocabulary}")
         if counted != int(entry["counted"]):
             raise ShardError(f"{self.path}: document {number} says {entry['counted']} targets that count, and marks {counted}")
 
@@ -360,5 +345,4 @@ class Shard:
         with open(self.path, "rb") as file:
             for begin, end in gaps:
                 file.seek(begin)
-                if any(file.read(end - begin)):
-                    raise ShardError(f"{self.path}: bytes {begin} to {end} are not zero; make it again")
+                self._want(not any(file.read(end - begin)), f"bytes {begin} to {end} are not zero")

@@ -95,12 +95,12 @@ def write_whole(path, content):
             os.remove(path + ".tmp")
 
 
-def load_chat_template(path):
-    """chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones of which `default`
+def load_chat_template(path, file=None):
+    """A file, or chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones of which `default`
     is taken. None where there is none."""
     folder = folder_of(path)
-    alone = os.path.join(folder, "chat_template.jinja")
-    if os.path.exists(alone):
+    alone = file or os.path.join(folder, "chat_template.jinja")
+    if file or os.path.exists(alone):
         with open(alone, encoding="utf-8") as file:
             return file.read()
     name = os.path.join(folder, "tokenizer_config.json")

@@ -73,10 +73,7 @@ def process(encoder, file, rows, checked):
         except records.Rejected as rejected:
             result.rejected.append((i, rejected.reason, rejected.detail))
             continue
-        except encode.MaskFailure as failure:
-            result.fatal = f"{file}:{number}: the loss mask does not lie where it should: {failure}; use another chat template"
-            break
-        except encode.SetupFailure as failure:
+        except (encode.MaskFailure, encode.SetupFailure) as failure:
             result.fatal = f"{file}:{number}: {failure}"
             break
         own_ids, own_counts, own_values, table = encode.pack(documents, id_type)
