@@ -29,7 +29,7 @@ from records import Rejected
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
 TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
-THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # reasoning that a content begins with; other tags
+THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # at the beginning, and other tags
 PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
 
 
@@ -596,11 +596,11 @@ class Encoder:
 
     @staticmethod
     def thoughts(message):
-        """(reasoning of a message, [begin, end) of what its content says around it, but for the answer, which is behind all)"""
+        """(reasoning of a message, [begin, end) of what its content says around it, but for the answer behind)"""
         thought, closed, _ = message["content"].partition("</think>")
         edges = [0, *(edge for tag in THOUGHT.finditer(message["content"]) for edge in tag.span())]
-        return (next((message[name] for name in templates.REASONING if message.get(name)), thought.rpartition("<think>")[2] * bool(closed)),
-                list(zip(edges[::2], edges[1::2])))
+        inside = thought.rpartition("<think>")[2] if closed else ""
+        return next(filter(None, map(message.get, templates.REASONING)), inside), list(zip(edges[::2], edges[1::2]))
 
     def look_for(self, path, messages, record, more, begin=0, end=None):
         """Rejected if a part of a text of a message changes nothing in the rendering."""
@@ -614,8 +614,9 @@ class Encoder:
         except templates.TemplateFailure:  # it reads this text
             return
         if text == other:
-            raise Rejected(records.TEMPLATE, f"the template leaves out {'' if part == whole else self.clip(part) + ' in '}the {path[1]} of message "
-                                             f"{path[0] + 1} ({messages[path[0]]['role']}); change it, or give another --chat-template")
+            what = path[1] if part == whole else f"{path[1]}'s {self.clip(part)}"
+            raise Rejected(records.TEMPLATE, f"the template leaves out the {what} of message {path[0] + 1} "
+                                             f"({messages[path[0]]['role']}); change it, or give another --chat-template")
 
     def asked_stretches(self, messages, wanted, tools, more):
         """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
@@ -640,7 +641,7 @@ class Encoder:
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
         everything, whole, at = "".join(runs), self.letters(document.ids), 0
         for message in document.texts:
-            content = self.content_letters(message)  # or without what the generation prompt holds, or without reasoning that is left out
+            content = self.content_letters(message)  # or without what the prompt holds, or the template drops
             opened = content.removeprefix("<think>" if self.generation_prompt.endswith("<think>") else "")
             answer = content if content in whole else content.rpartition("</think>")[2]
             said = next((part for part in (content, opened, answer) if part in everything[at:]), None)

@@ -156,7 +156,7 @@ def batches(paths, position, separator=None, name="auto", columns=None):
             raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
         except Exception as error:  # such as a time that Python has no value for
             why = " ".join(str(getattr(error, "strerror", None) or error).split())
-            why = "a row of it has more than 16 MB; JSON may have longer ones" if why.startswith("straddling object") else why
+            why = "a row of it has more than 16 MB; JSON takes any" if why.startswith("straddling object") else why
             raise InputFailure(f"{path}:{number + 1}: cannot be read: {why}") from None
 
 

@@ -246,8 +246,9 @@ def hint(work, arguments, kind):
     steps = -(-number // step)
     few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
-    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} --seq-len {length}{scaling} "
-          f"{option} {step} --lr {rate} --save-every {max(1, min(steps // 4, 500))} --out run")
+    often = max(1, min(steps // 4, 500))
+    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
+          f"--seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {often} --out run")
     tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
                              for name in work.made["result"]["shards"] if name.startswith("train")])
     cut = lambda length: np.maximum(tokens - length - 1, 0)

@@ -32,7 +32,8 @@ ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("syst
 SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
     ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
     ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
-UNUSED = ("score", "scores", "reward", "rating", "weight", "history", "functions", "reasoning", "reasoning_content", "thinking", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
+UNUSED = ("score", "scores", "reward", "rating", "weight", "history", "functions", "reasoning", "reasoning_content",
+          "thinking", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
 READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
 LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
 BESIDE_LABEL = {*TALKS} - {"text"}
@@ -230,7 +231,8 @@ def value_of(text, readers=(json.loads, ast.literal_eval)):
 
 def as_label(value):
     """True or False as data have them; None: it is neither."""
-    value = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}.get(value.strip().lower()) if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}.get(value.strip().lower())
     return bool(value) if value in (True, False) else None
 
 
@@ -265,7 +267,8 @@ def ours(record, name):
         own[found[0]], row[column] = column, row.pop(found[0])
     other = next((key for key in QUESTIONS if there(key)), None)
     if name == "auto" and other and "completion" in own.values() and "prompt" not in own.values() and there("prompt"):
-        raise Rejected(CLASH, f"has prompt and {other}, of which each could be the question; --columns prompt={other} chooses, other=prompt leaves it out")
+        raise Rejected(CLASH, f"has prompt and {other}, of which each could be the question; --columns prompt={other} "
+                              "chooses it, other=prompt leaves prompt out")
     behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
     if behind:
         texts = [want(row["prompt"], str, "instruction"), *(want(row.pop(key), str, key) for key in behind)]
@@ -457,8 +460,8 @@ class Reader:
 
     # -- their parts
     def shared_prompt(self, prompt, chosen, rejected):
-        """Two whole texts or conversations: what they begin with alike is the prompt, without a space at its end. A text `prompt` beside
-        conversations must be in that."""
+        """Two whole texts or conversations: what they begin with alike is the prompt, without a space at its end. A text
+        `prompt` beside conversations must be in that."""
         shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
         if shared == min(len(chosen), len(rejected)):
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
@@ -513,7 +516,8 @@ class Reader:
             message["tool_calls"] = [{"type": "function", "function": value_of(message.pop("function_call"))}]
             self.told.append("function_call became tool_calls")
         if message.get("tool_calls"):
-            message["tool_calls"] = [self.call(call, name) for call in want(value_of(message["tool_calls"]), list, f"{name}'s tool_calls")]
+            calls = want(value_of(message["tool_calls"]), list, f"{name}'s tool_calls")
+            message["tool_calls"] = [self.call(call, name) for call in calls]
         if "content" not in message:
             if not message.get("tool_calls"):
                 raise Rejected(WRONG_TYPE, f"{name} has neither content nor tool_calls")
@@ -529,7 +533,7 @@ class Reader:
             return call
         arguments = value_of(given or "{}", (json.loads,))
         if not isinstance(arguments, dict):
-            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no JSON object: {json.dumps(given)[:60]}")
+            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no object: {json.dumps(given)[:40]}")
         self.told += ["tool calls have their arguments as a text, which was parsed"] * isinstance(given, str)
         return {**call, "arguments": arguments} if function is call else {**call, "function": {**function, "arguments": arguments}}
 

@@ -278,15 +278,17 @@ class Shard:
                     value = json.loads(text.decode("utf-8"))
                 except (ValueError, RecursionError):
                     value = None
-                self._want(isinstance(value, dict) and min(text) >= 0x20, f"the columns of document {number} are no JSON object on one line")
+                right = isinstance(value, dict) and min(text) >= 0x20
+                self._want(right, f"the columns of document {number} are no JSON object on one line")
                 yield value
 
     def _verify_columns(self):
         index = self.columns_index
         begins = np.concatenate([[0], np.cumsum(index["bytes"], dtype=np.uint64)])
         self._want(zlib.crc32(index.data) == self.columns_crc, "its index of columns is damaged (checksum)")
-        self._want(np.array_equal(begins[:-1], index["begin"]) and self.columns_text() + int(begins[-1]) == self.file_bytes
-                   and int(index["bytes"].max()) == self.longest_columns, "its columns do not lie one behind the other up to its end")
+        right = np.array_equal(begins[:-1], index["begin"]) and int(index["bytes"].max()) == self.longest_columns
+        self._want(right and self.columns_text() + int(begins[-1]) == self.file_bytes,
+                   "its columns do not lie one behind the other up to its end")
         for _ in self.columns():
             pass
 
@@ -295,7 +297,8 @@ class Shard:
         table = self.table
         self._want(zlib.crc32(table.data) == self.table_crc, "its document table is damaged (checksum)")
         begins = np.concatenate([[0], np.cumsum(table["tokens"].astype(np.int64))])
-        self._want(np.array_equal(begins[:-1], table["begin"]) and begins[-1] == self.tokens, "its documents do not lie one behind the other")
+        right = np.array_equal(begins[:-1], table["begin"]) and begins[-1] == self.tokens
+        self._want(right, "its documents do not lie one behind the other")
         self._want(table["counted"].sum() == self.counted and table["tokens"].max() == self.longest,
                    "its header's sums are not those of its documents")
         group = table["group"].astype(np.int64)
@@ -318,25 +321,24 @@ class Shard:
         self._verify_padding()
 
     def _verify_document(self, number, entry, begin):
-        tokens, counted, crc, largest = int(entry["tokens"]), 0, 0, 0
-        alone = self.kind == PROMPTS
-        self._want(tokens >= 2 - alone and (int(entry["counted"]) < 1) == alone and alone <= int(entry["prompt"]) <= tokens,
-                   f"document {number} has {tokens} tokens, {entry['counted']} that count, a prompt of {entry['prompt']}: that cannot be")
+        tokens, said, prompt = (int(entry[name]) for name in ("tokens", "counted", "prompt"))
+        name, counted, crc, largest, alone = f"document {number}", 0, 0, 0, self.kind == PROMPTS
+        self._want(tokens >= 2 - alone and (said < 1) == alone and alone <= prompt <= tokens,
+                   f"{name} has {tokens} tokens, {said} that count, a prompt of {prompt}: that cannot be")
         for at in range(begin, begin + tokens, STRETCH):
             ids = self.ids[at:min(at + STRETCH, begin + tokens)]
             largest, crc = max(largest, int(ids.max())), zlib.crc32(ids.data, crc)
         for at in range(begin, begin + tokens, STRETCH):
             counts = self.counts[at:min(at + STRETCH, begin + tokens)]
             counted, crc = counted + int(counts.sum()), zlib.crc32(counts.data, crc)
-            self._want(counts.max() <= 1 and not (at == begin and counts[0]), f"document {number} has counts that cannot be")
+            self._want(counts.max() <= 1 and not (at == begin and counts[0]), f"{name} has counts that cannot be")
         for at in range(begin, begin + tokens if self.values_at else begin, STRETCH):
             values = self.values[at:min(at + STRETCH, begin + tokens)]
             crc = zlib.crc32(values.data, crc)
-            self._want(np.isfinite(values).all(), f"document {number} has advantages that are not finite numbers")
-        self._want(crc == int(entry["crc"]), f"document {number} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum)")
-        self._want(largest < self.vocabulary, f"document {number} has id {largest}, the vocabulary is {self.vocabulary}")
-        if counted != int(entry["counted"]):
-            raise ShardError(f"{self.path}: document {number} says {entry['counted']} targets that count, and marks {counted}")
+            self._want(np.isfinite(values).all(), f"{name} has advantages that are not finite numbers")
+        self._want(crc == entry["crc"], f"{name} (tokens {begin} to {begin + tokens - 1}) is damaged (checksum)")
+        self._want(largest < self.vocabulary, f"{name} has id {largest}, the vocabulary is {self.vocabulary}")
+        self._want(counted == said, f"{name} says {said} targets that count, and marks {counted}")
 
     def _verify_padding(self):
         gaps = ((HEADER_BYTES + self.documents * TABLE.itemsize, self.ids_at),

@@ -96,8 +96,8 @@ def write_whole(path, content):
 
 
 def load_chat_template(path, file=None):
-    """A file, or chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones of which `default`
-    is taken. None where there is none."""
+    """A file, or chat_template.jinja, else tokenizer_config.json's chat_template: a text, or a list of named ones, of
+    which `default` is taken. None where there is none."""
     folder = folder_of(path)
     alone = file or os.path.join(folder, "chat_template.jinja")
     if file or os.path.exists(alone):

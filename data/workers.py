@@ -88,7 +88,8 @@ def process(encoder, file, rows, checked):
         result.documents.append(len(documents))
         result.columns += [record.columns] * len(documents)
         notes = kinds[kind]
-        notes.update([*record.noted(), *(f"told {text}" for text in set(tell(record, documents))), *(f"unused {key}" for key in record.unused)])
+        notes.update([*record.noted(), *(f"unused {key}" for key in record.unused)])
+        notes.update(f"told {text}" for text in set(tell(record, documents)))
         for document in documents:
             notes.update([f"label {bool(document.reward)}"] * (kind == shards.LABELS))
             for what, texts in (("counts", document.texts or ()), ("masked", document.others)):

@@ -110,7 +110,7 @@ class Layouts(WithCommand):
         self.assert_same({"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=None)]}, *answers]},
                          {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments={})]}, *answers]}, "hybrid")
         for arguments in ([1], 5, "[1]", '"x"', "{1: 2}"):
-            self.refused_row("wrong type: messages.1. calls a tool with arguments that are no JSON object",
+            self.refused_row("wrong type: messages.1. calls a tool with arguments that are no object",
                              {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=arguments)]}]}, "hybrid")
         self.refused_row("wrong type: a tool of tools is a text, not an object", {**told, "tools": ["w"]}, "hybrid")
         for value in ("call w", "[]", '{"arguments": {}}', "3"):

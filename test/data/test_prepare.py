@@ -429,7 +429,7 @@ class Messages(Tested):
         for arguments in ('"SF"', "[1]", "{", "SF", "null", "1", "[" * 100000):
             for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
                 messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
-                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no JSON object")
+                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no object")
         self.documents("thinking", {"messages": [*chat("w?"), {"role": "assistant", "content": "x", "tool_calls": ""}]})
         for calls, detail in (("w", "a list"), (["w"], "an object"), ([{"function": "w"}], "an object")):
             self.rejected("thinking", {"messages": [*chat("w?"), {"role": "assistant", "tool_calls": calls}]}, WRONG_TYPE, detail)
@@ -506,7 +506,7 @@ class Messages(Tested):
                 self.told(name, chat("2+2?", text), expected, tells)
         for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4", "2<think>hm</think> 4", "<think>a</think> so </think> 4",
                      "<think>a</think><think>hm</think> 4", "<think>a<think>b</think>hm</think> 4"):  # of which templates take the end
-            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "in the content of message 2 (assistant)")
+            self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "leaves out the content's ")
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
         for text in ("Say <think> now", "<think>a</think> and <think>b"):
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> behind other text"])
