@@ -27,7 +27,7 @@ SHAPES = (  # of each format: the columns that it must have, and those that it m
     ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
 SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
 TALKS = tuple(key for key in SHAPING if key != "prompt")  # beside which a prompt is none alone
-QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: what stands behind an instruction
+QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: texts that follow an instruction
 ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
 SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
     ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
@@ -91,7 +91,7 @@ class Record:
     used: list = field(default_factory=list)  # columns,
     passed: list = field(default_factory=list)  # those that go to reward commands,
     left_out: list = field(default_factory=list)  # and the others
-    told: list = field(default_factory=list)  # what a person should know of it: texts, of which a run counts the samples
+    told: list = field(default_factory=list)  # findings for people, as texts; a run counts the samples of each
     columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and reference, as a JSON object
 
     def noted(self):

@@ -76,8 +76,8 @@ prepare() {
 prepare "$PYTHON" "$root/data/prepare.py" --tokenizer "$model" --out "$work/shards" --val-fraction "$VAL_FRACTION" "$conversations"
 
 # ---- 2: training ----------------------------------------------------------------------------------------------------------------------
-# prepare.py's last line names the length that the longest conversation needs, how positions are scaled where the model has too few, and what makes ten steps
-# an epoch
+# prepare.py's last line names the length that the longest conversation needs, scaled positions where the model has too few, and the samples
+# of a step.
 hinted() { sed -n "s/^next: .* --$1 \([0-9]*\).*/\1/p" "$work/prepare.txt"; }
 samples=$(hinted samples)
 [ -z "$samples" ] || given samples "$@" || given grad-accum "$@" || set -- --samples "$samples" "$@"

@@ -182,8 +182,8 @@ static size_t run_longest(const Run *run, size_t B, size_t limit) {
 }
 
 // ---- --seq-len auto ------------------------------------------------------------------------------------------------
-// T, or the most below it of which a micro-batch fits on every rank. Plans documents of T tokens, and leaves a 64th of
-// `limit` to what more and shorter ones take.
+// Returns T, or the largest length below it whose micro-batch fits on every rank. Plans documents of T tokens; leaves a
+// 64th of `limit` to what more and shorter documents take.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
     const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;

@@ -57,7 +57,7 @@ PATHS(data, "data", READS, "PATH...",
 PATHS(val_data, "val-data", STEPS, "PATH...",
       "shards for validation; with --rollout prompts, whose completions are rewarded")
 SIZE(seq_len, "seq-len", "auto", 1, MOST_TOKENS, READS | ON(DOCTOR), "T",
-     "tokens of a document, at most; auto: the longest of data/prepare.py's shards, as far as the model's positions and "
+     "tokens of a document, at most; auto: the longest of data/prepare.py's shards, up to the model's positions and "
      "memory allow; else 1024 (llm.c's shards, no --data); doctor: of an op's call")
 SIZE(batch, "batch", "1", 1, 1048576, READS, "B",
      "documents of a micro-batch; from shards of documents, whole ones are packed into a sequence of B x T tokens")

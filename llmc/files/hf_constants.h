@@ -48,8 +48,8 @@ static const HfConstant hf_constants[] = {
 };
 #define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
 
-// pad_token_id of a family's config class in transformers, which counts where config.json has none; others: null. GPT-2's
-// embedding takes no heed of it.
+// pad_token_id of a family's config class in transformers. It counts where config.json has none; others: null.
+// GPT-2's embedding ignores it.
 static const struct {
     const char *family;
     int id;

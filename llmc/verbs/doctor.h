@@ -310,8 +310,8 @@ static void look_at_plan(DoctorRow *row, size_t i) {
 // ---- rates ---------------------------------------------------------------------------------------------------------
 enum { RATE_REPEATS = 5 };
 
-// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note. Twice as much is wrong: nothing computes
-// so fast, as when kernels do not run.
+// "612 GB/s; 4080 expected of an H200 SXM": half of what is expected is a note. Twice as much is wrong, as when kernels
+// do not run.
 static void doctor_rate(DoctorRow *row, double rate, MachineConstant constant, double share, const char *what) {
     const Machine *machine = doctor.machine;
     const double unit = machine_constants[constant].unit, expected = machine ? share * machine->value[constant] : 0;

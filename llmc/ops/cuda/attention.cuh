@@ -27,7 +27,8 @@ constexpr unsigned FOLD_KEYS = 2048;
 // For the same reason weights are summed in double, tile by tile; bf16 leaves the few units for double alone.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
-// accumulate: out and lse are those of other keys, which come first. RANGE: a query may see no key, or not the last one.
+// accumulate: out and lse are those of other keys, which come first. RANGE: a query may see no key, or keys that end
+// before it.
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
