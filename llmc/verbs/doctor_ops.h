@@ -160,7 +160,7 @@ static void check_linear_forward(const Config *c, size_t n) {
                                   p.whole);
         Tensor *bias = i % 2 ? NULL : tensor_in("bias", one, OC),
                *residual = added ? tensor_in("residual", N, p.whole) : NULL;
-        check.terms = p.C;
+        check.terms = p.C, check.joins = 1;
         CHECK(linear_forward, columns_of_product(out, &p), of(x), of(weight), of(bias),
               columns_of_product(residual, &p), len(N), len(C), len(OC), len(p.whole));
         expect(out, sqrt((double)p.C));
@@ -195,7 +195,7 @@ static void check_linear_backward_input(const Config *c, size_t n) {
         product_columns(&p, OC);
         Tensor *dout = tensor_in("dout", N, p.whole), *weight = tensor_in("weight", OC, C),
                *dx = tensor_inout("dx", N, C);
-        check.terms = p.OC;
+        check.terms = p.OC, check.joins = 1;
         CHECK(linear_backward_input, of(dx), columns_of_product(dout, &p), of(weight), len(N), len(C), len(OC),
               len(p.whole), 1);
         expect(dx, sqrt((double)p.OC));
