@@ -505,7 +505,7 @@ class Messages(Tested):
             with self.subTest(name=name, text=text):
                 self.told(name, chat("2+2?", text), expected, tells)
         for text in ("Well. <think>hm</think> 4", "<think>a</think> and <think>b</think> 4", "2<think>hm</think> 4", "<think>a</think> so </think> 4",
-                     "<think>a</think><think>hm</think> 4", "<think>a<think>b</think>hm</think> 4"):  # of which templates take the end
+                     "<think>a</think><think>hm</think> 4", "<think>a<think>b</think>hm</think> 4"):  # templates keep their ends alone
             self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "leaves out the content's ")
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
         for text in ("Say <think> now", "<think>a</think> and <think>b"):
