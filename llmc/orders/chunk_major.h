@@ -145,7 +145,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     const int sparse = s->method == METHOD_SPACO;
     const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
     const double arrived = s->sparse.most > 0 ? fmin(factor, s->sparse.most) : factor;
-    Activations kept[2] = {{0}, {0}};
+    Activations kept = {0};
     ChunkMemory m = {0};
     m.asked = SIZE_MAX, m.gradients_begin = 1;
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
@@ -171,8 +171,8 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     }
 
     s->pass = PASS_FORWARD; // pass 2
-    push_kept_activations(s, kept);
-    s->kept = kept;
+    push_kept_activations(s, &kept);
+    s->kept = &kept;
     s->ops->repeat(1);
     update_group(&s->memory, GROUP_HEAD); // a step that waited for this pass is done with the gradients before
     grads_held_begin(&s->memory);

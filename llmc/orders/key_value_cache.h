@@ -138,10 +138,7 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
         Activations a = {0};
         w = weights_acquire_for(&s->memory, l, c.n);
         weights_prefetch(&s->memory, l);
-        if (linear)
-            push_linear_activations(s, &a, c.n);
-        else
-            push_attention_activations(s, &a, c.n);
+        push_activations(s, &a, mixer_parts(s, l), c.n);
         push_mlp_activations(s, &a, c.n);
         norm1_forward(s, l, c, w, &a);
         if (linear) {

@@ -40,15 +40,10 @@ static void mst_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 static void mst_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    const int linear = layer_is_linear(&s->model->config, l);
     const size_t L = s->model->config.num_hidden_layers;
-    saved_attention_prefetch(s, l, chunk_count(s));
-    if (linear)
-        states_begin(s, l, w);
-    else
-        keys_begin(s, l, w);
+    mixer_begin(s, l, w);
     weights_prefetch(&s->memory, l);
-    if (linear) states_restore(s, l, w, 0, 0);
+    mixer_restore(s, l, w, 0);
     Activations a = recompute(s, l, chunk_at(s, 0), w);
     for (size_t i = mlp_chunk_count(s); i-- > 0;) {
         Chunk c = mlp_chunk_at(s, i);

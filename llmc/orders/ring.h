@@ -62,7 +62,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
     a.attention_out = stored_row(s, r->attention_out, c.row, d.Q);
     a.lse = summed_row(s, r->lse, c.row, d.NH);
     if (d.hybrid) a.gate = stored_row(s, r->gate, c.row, d.Q);
-    push_attention_activations(s, &a, c.n);
+    push_activations(s, &a, mixer_parts(s, l), c.n);
     return a;
 }
 

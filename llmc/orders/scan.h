@@ -200,7 +200,7 @@ static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
-    linear_backward(s, l, c, w, dw, OUT_WEIGHT, ddelta_out, dx, a->gated, 0);
+    linear_backward(s, l, c, w, dw, OUT_WEIGHT, ddelta_out, dx, a->delta_norm, 0);
     gated_norm_backward(s, c, w, dw, a, ddelta_out, dprojected);
     linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, 1, IN_Z_WEIGHT, IN_Z_WEIGHT), a->dnorm1,
                          projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, 0);

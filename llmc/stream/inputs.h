@@ -120,36 +120,6 @@ static void inputs_begin(StreamBP *s) {
         s->inputs.ticket[0] = input_transfer(s, (L - 1) / s->memory.every * s->memory.every, chunk_at(s, i), 1, 1);
 }
 
-static size_t push_layer_memory(StreamBP *s, size_t l); // linear_memory.h
-
-// Before backward visits layer l: x_l, on its way or not kept. Then forward goes again through the layers from the last
-// one whose input was kept to l, once for all of these; in a plan through l, for all of its kind.
-static void restore_input(StreamBP *s, size_t l) {
-    const Config *config = &s->model->config;
-    const size_t every = s->memory.every;
-    const double repeat = s->memory.layers_repeat;
-    Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
-    inputs_await(s);
-    if (s->dry) {
-        size_t layers = 0; // like l
-        for (size_t i = 0; i < config->num_hidden_layers; i++)
-            layers += layer_like(&s->memory, i) == l && !input_is_last(s, i);
-        missing.begin = l, missing.count = layers > 0;
-        s->memory.layers_repeat = (double)layers;
-    }
-    if (missing.count) s->pass = PASS_RESTORE, s->memory.step = 1;
-    for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
-        const size_t mark = push_layer_memory(s, i);
-        GroupWeights w = weights_acquire(&s->memory, i);
-        s->order->layer_forward(s, i, w);
-        weights_release(&s->memory, i);
-        arena_pop(s->arena, mark);
-    }
-    inputs_await(s);
-    s->pass = PASS_BACKWARD, s->memory.step = -1;
-    s->memory.layers_repeat = repeat;
-}
-
 // Backward is done with x_l[c]: the input that is needed next takes its rows.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);

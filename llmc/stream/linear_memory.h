@@ -106,21 +106,6 @@ static void push_range_states(StreamBP *s, size_t layers) {
     s->ranges.columns = push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.columns);
 }
 
-// Room for what a layer keeps between its chunks, in a pass that walks layer by layer; returns the arena's mark before.
-// Method full has all layers' keys and values already.
-static size_t push_layer_memory(StreamBP *s, size_t l) {
-    const size_t mark = arena_mark(s->arena);
-    if (layer_is_linear(&s->model->config, l)) {
-        push_states(s, 1, 1, 0);
-        if (s->pass == PASS_BACKWARD) push_state_gradients(s);
-        if (s->pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
-    } else {
-        if (!keeps_activations(s)) push_key_value(s, 1, s->N, layer_chunk(s), 0);
-        if (s->pass == PASS_BACKWARD) push_key_value_gradients(s);
-    }
-    return mark;
-}
-
 // ---- the state at hand ---------------------------------------------------------------------------------------------
 // A layer's states, one for each slot
 static size_t linear_layer(const StreamBP *s, size_t l) {

@@ -155,7 +155,7 @@ struct StreamBP {
     RangeStates ranges;
     Inputs inputs;
     SavedAttention saved;
-    Activations *kept; // [2] method full: of all layers with attention, with linear attention
+    Activations *kept; // method full: of all layers
 };
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------

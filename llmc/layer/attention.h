@@ -1,0 +1,148 @@
+/*
+Attention (section 3.2.2 of the paper): what joins the chunks of its layers is keys and values. Chunk c's queries see
+the keys of chunks <= c, so keys and values of a chunk are complete in gradient when its own queries have been through
+backward. In a layer with a window only the keys of a window exist, which slides with the chunks.
+*/
+#ifndef LLMC_ATTENTION_H
+#define LLMC_ATTENTION_H
+#include "branch.h"
+
+static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    window_slide_forward(s, l, c); // a layer with a window makes room
+    Stored *k = key_value_at(s, s->kv.k, l, c.token), *v = key_value_at(s, s->kv.v, l, c.token);
+    Stored *k_linear = s->kv.k_linear ? key_value_at(s, s->kv.k_linear, l, c.token) : k;
+    linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
+    linear_forward(s, l, c, w, V_WEIGHT, v, a->norm1, NULL);
+    rotary_forward(s, l, c, w, K_NORM, k, k_linear);
+}
+
+static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
+    if (d.hybrid) { // queries and gates, head by head
+        const size_t mark = arena_mark(s->arena);
+        Stored *both = push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q);
+        linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
+        s->ops->split_heads(both, q_linear, a->gate, c.n, d.NH, d.HD, 0);
+        arena_pop(s->arena, mark);
+    } else {
+        linear_forward(s, l, c, w, Q_WEIGHT, q_linear, a->norm1, NULL);
+    }
+    rotary_forward(s, l, c, w, Q_NORM, a->q, q_linear);
+}
+
+// y = x_l + (post norm of) attention's output, gated and projected
+static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    const Stored *out = a->gate ? a->gated : a->attention_out;
+    if (a->gate) s->ops->gate_forward(a->gated, a->attention_out, a->gate, c.n * shapes_of(s->model).Q);
+    branch_inner(s, l, c, w, attention_branch, a->attention_branch, out);
+    branch_out(s, l, c, w, attention_branch, a->y, a->attention_branch, out, layer_input(s, l, c.row));
+}
+
+static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
+    queries_project(s, l, c, w, a);
+    if (!attention_saved(s)) {
+        const AttentionShape shape = attention_shape(s, layer_spans(s, l, c));
+        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l),
+                                  &shape, scratch);
+    }
+    attention_output(s, l, c, w, a);
+    arena_pop(s->arena, mark);
+}
+
+// dattention_out[n,NH*HD] = gradient of attention's output; the gate's is written over it
+static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+                            const Stored *dx, Stored *dattention_out) {
+    branch_out_backward(s, l, c, w, dw, attention_branch, dattention_out, dx, a->attention_branch,
+                        a->gate ? a->gated : a->attention_out);
+    if (a->gate)
+        s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate,
+                              c.n * shapes_of(s->model).Q);
+}
+
+// dnorm1 = (without the norm +=) the part that comes through the queries and their gates; dq is used up
+static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+                             Stored *dq) {
+    Shapes d = shapes_of(s->model);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dout = dq;
+    rotary_backward(s, l, c, w, dw, Q_NORM, dq, a->q_linear);
+    if (a->gate) {
+        dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * c.n * d.Q);
+        s->ops->split_heads(dout, dq, a->gate, c.n, d.NH, d.HD, 1);
+    }
+    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, !d.pre_norms);
+    arena_pop(s->arena, mark);
+}
+
+static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+                               Stored *dx) {
+    Shapes d = shapes_of(s->model);
+    a->dnorm1 = push_norm1_gradient(s, c, dx);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of attention output", c.n * d.Q);
+    Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", c.n * d.Q);
+    Summed *scratch =
+        push_summed(s, SHARE_WORKSPACE, "attention scratch", s->ops->attention_scratch(c.n, d.NH, d.NKV, d.HD));
+    output_backward(s, l, c, w, dw, a, dx, dattention_out);
+    const AttentionShape shape = attention_shape(s, layer_spans(s, l, c));
+    s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
+                               layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l), a->lse, &shape, scratch);
+    queries_backward(s, l, c, w, dw, a, dq);
+    arena_pop(s->arena, mark);
+}
+
+// dnorm1 += the part that comes through keys and values; = where none came through the queries yet
+static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
+    Shapes d = shapes_of(s->model);
+    const int accumulate = a->dnorm1 || !d.pre_norms;
+    if (!a->dnorm1) a->dnorm1 = push_norm1_gradient(s, c, dx);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
+    Stored *k_linear = NULL; // keys before QK-norm, projected again where they were not kept
+    if (d.qk_norm && s->kv.k_linear) {
+        k_linear = key_value_at(s, s->kv.k_linear, l, c.token);
+    } else if (d.qk_norm) {
+        k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", c.n * d.KV);
+        linear_forward(s, l, c, w, K_WEIGHT, k_linear, a->norm1, NULL);
+    }
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, l, c.token), c.n * d.KV);
+    rotary_backward(s, l, c, w, dw, K_NORM, dkv, k_linear);
+    linear_backward(s, l, c, w, dw, K_WEIGHT, a->dnorm1, dkv, a->norm1, accumulate);
+    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, l, c.token), c.n * d.KV);
+    linear_backward(s, l, c, w, dw, V_WEIGHT, a->dnorm1, dkv, a->norm1, 1);
+    norm1_backward(s, l, c, w, dw, a, dx);
+    arena_pop(s->arena, mark);
+}
+
+// K and V of chunk c alone
+static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    Activations a = norm1_activations(s, l, c, w);
+    kv_project(s, l, c, w, &a);
+    drop(s, &a);
+}
+
+// K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys chunk by chunk (recompute).
+static void keys_begin(StreamBP *s, size_t l, GroupWeights w) {
+    s->kv.first = s->N;
+    if (layer_slides(s, l)) return;
+    zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
+    for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) chunk_kv_project(s, l, chunk_at(s, i), w);
+}
+
+// The keys that come into a layer's window when it slides back to chunk c, projected again in chunks
+static void window_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    const Range missing = window_slide_back(s, l, c);
+    Chunk part = c;
+    for (size_t done = 0; done < missing.count; done += part.n) {
+        part.row = part.token = missing.begin + done;
+        part.n = min_size(effective_chunk(s, s->chunk), missing.count - done);
+        chunk_kv_project(s, l, part, w);
+    }
+}
+
+#endif

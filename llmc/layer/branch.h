@@ -1,0 +1,85 @@
+/*
+A residual branch, out = x + post(f(pre(x))), f being the mixer or the MLP. Families differ in its norms: before alone
+(most), before and after (Gemma 3, GLM-4), after alone (OLMo 2), and nothing else in a layer knows which. Without the norm before,
+f reads x itself and adds its gradient to dx.
+*/
+#ifndef LLMC_BRANCH_H
+#define LLMC_BRANCH_H
+#include "activations.h"
+#include "llmc/stream/modules.h"
+
+typedef struct {
+    LayerTensor pre, pre_bias, post, product; // product: the branch's last linear layer
+} Branch;
+
+static const Branch attention_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, O_WEIGHT};
+static const Branch linear_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, OUT_WEIGHT};
+static const Branch mlp_branch = {NORM2_WEIGHT, NORM2_BIAS, POST_NORM2, DOWN_WEIGHT};
+
+// out = pre(x); x itself without that norm
+static Stored *branch_in(StreamBP *s, Chunk c, GroupWeights w, Branch b, Stored *out, Stored *x) {
+    if (!shapes_of(s->model).pre_norms) return x;
+    norm_forward(s, out, x, weight_of(s, w, b.pre), weight_of(s, w, b.pre_bias), NULL, c.n);
+    return out;
+}
+
+// With a norm after: its input `inner`, which backward needs
+static void branch_inner(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *inner, const Stored *f) {
+    if (shapes_of(s->model).post_norms) linear_forward(s, l, c, w, b.product, inner, f, NULL);
+}
+
+// out = x + the branch, behind branch_inner
+static void branch_out(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *out, const Stored *inner,
+                       const Stored *f, const Stored *x) {
+    if (shapes_of(s->model).post_norms)
+        norm_forward(s, out, inner, weight_of(s, w, b.post), NULL, x, c.n);
+    else
+        linear_forward(s, l, c, w, b.product, out, f, x);
+}
+
+// df = the gradient of f from dx, that of out; dW of the product and of the norm after +=. `inner` is used up.
+static void branch_out_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *df,
+                                const Stored *dx, Stored *inner, const Stored *f) {
+    const Shapes d = shapes_of(s->model);
+    if (d.post_norms)
+        norm_backward(s, inner, sum_of(s, dw, b.post), NULL, dx, inner, weight_of(s, w, b.post), c.n, d.C, 0);
+    linear_backward(s, l, c, w, dw, b.product, df, d.post_norms ? inner : dx, f, 0);
+}
+
+// dx += the gradient dpre of pre(x); without the norm dpre is dx
+static void branch_in_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *dx,
+                               const Stored *dpre, const Stored *x) {
+    const Shapes d = shapes_of(s->model);
+    if (d.pre_norms)
+        norm_backward(s, dx, sum_of(s, dw, b.pre), sum_of(s, dw, b.pre_bias), dpre, x, weight_of(s, w, b.pre), c.n, d.C,
+                      1);
+}
+
+// Where the gradient of pre(x) goes
+static Stored *push_norm1_gradient(StreamBP *s, Chunk c, Stored *dx) {
+    const Shapes d = shapes_of(s->model);
+    return d.pre_norms ? push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C) : dx;
+}
+
+static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
+    a->norm1 = branch_in(s, c, w, attention_branch, a->norm1, layer_input(s, l, c.row));
+}
+
+// dx of y -> dx of x_l
+static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+                           Stored *dx) {
+    branch_in_backward(s, c, w, dw, attention_branch, dx, a->dnorm1, layer_input(s, l, c.row));
+}
+
+// Norm 1 of chunk c alone, which keys and values need: computed, or in backward what was kept
+static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    const Shapes d = shapes_of(s->model);
+    Activations a = {0};
+    if (keeps_activations(s) && s->pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
+    a.mark = arena_mark(s->arena);
+    if (d.pre_norms) a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
+    norm1_forward(s, l, c, w, &a);
+    return a;
+}
+
+#endif
