@@ -79,16 +79,20 @@ that share a sequence, generation.
 #include "llmc/stream/residency.h" // where weights and gradients are
 
 // ---- one layer, chunk by chunk --------------------------------------------------------------------------------------
+// The rest of a layer, once the keys that chunk c sees are there; drops c's activations.
+static void rest_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    mixer_forward(s, l, c, w, a);
+    mlp_forward(s, l, c, w, a);
+    drop(s, a);
+}
+
 static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     weights_prefetch(&s->memory, l);
     for (size_t i = 0; i < chunk_count(s); i++) {
-        Chunk c = chunk_at(s, i);
-        Activations a = chunk_activations(s, l, c);
-        if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
-        norm1_forward(s, l, c, w, &a);
-        mixer_forward(s, l, c, w, &a);
-        mlp_forward(s, l, c, w, &a);
-        drop(s, &a);
+        const Chunk c = visit(s, chunk_at(s, i));
+        Activations a = forward_activations(s, l, c, w);
+        mixer_keys(s, l, c, w, &a);
+        rest_forward(s, l, c, w, &a);
     }
 }
 
@@ -97,7 +101,7 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
         mixer_restore(s, l, w, i);
-        Chunk c = chunk_at(s, i);
+        const Chunk c = visit(s, chunk_at(s, i));
         Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
@@ -120,7 +124,7 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
 
 static void embedding_forward(StreamBP *s) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
-    for (size_t i = 0; i < chunk_count(s); i++) embedding_step(s, chunk_at(s, i), w);
+    for (size_t i = 0; i < chunk_count(s); i++) embedding_step(s, visit(s, chunk_at(s, i)), w);
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
@@ -216,7 +220,7 @@ static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw)
 }
 
 static void head_logprobs(StreamBP *s, GroupWeights w) {
-    for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, logits_chunk_at(s, i), w, NULL);
+    for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, visit(s, logits_chunk_at(s, i)), w, NULL);
 }
 
 static void head_forward_backward(StreamBP *s) {
@@ -227,7 +231,7 @@ static void head_forward_backward(StreamBP *s) {
         host_collect(s, s->host_sums, s->logp);
         sequence_weights(s);
     }
-    for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, logits_chunk_at(s, i), w, &dw);
+    for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, visit(s, logits_chunk_at(s, i)), w, &dw);
     grads_release(&s->memory, GROUP_HEAD, dw);
     weights_release(&s->memory, GROUP_HEAD);
 }
@@ -238,7 +242,7 @@ static void layers_forward(StreamBP *s) {
     saved_attention_begin(s);
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
-        size_t l = layer_at(s, i);
+        const size_t l = visit_layer(s, layer_at(s, i));
         stop_poll(1); // a run that was asked to end may give its step up here
         const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
@@ -286,7 +290,7 @@ static void layers_backward(StreamBP *s) {
     layers_begin(&s->memory, -1);
     inputs_begin(s);
     for (size_t i = layer_count(s); i-- > 0;) {
-        size_t l = layer_at(s, i);
+        const size_t l = visit_layer(s, layer_at(s, i));
         stop_poll(1);
         restore_input(s, l); // x_l, where --inputs-every has not kept it
         const size_t layer_mark = push_layer_memory(s, l);

@@ -377,7 +377,9 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // The list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
-    const char *other = config->family->hybrid ? LINEAR : *config->family->layer_types == 's' ? SLIDING : FULL;
+    const char *other = family_has_linear(config->family)     ? LINEAR
+                        : *config->family->layer_types == 's' ? SLIDING
+                                                              : FULL;
     size_t layers = 0;
     char value[64];
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
@@ -502,7 +504,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     if (!family->learned_positions) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
         config.num_key_value_heads = config.num_attention_heads; // null, other than absence, is one per query head
-    if (family->hybrid)
+    if (family_has_linear(family))
         hf_read_kinds(&config, root, path);
     else if (*family->layer_types == 'n')
         hf_read_no_rope(&config, root, path);
@@ -602,7 +604,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     size_t first;
     if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
-    if (config->family->hybrid) hf_put_layer_types(json, config);
+    if (family_has_linear(config->family)) hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') hf_put_no_rope(json, config);
     if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;

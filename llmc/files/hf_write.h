@@ -236,7 +236,7 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     char file[PATH_MAX], index[PATH_MAX];
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
     if (quant && composite) write->text_only = 1; // matrices of its other parts stay as they are
-    if (!composite && !(write->kept && source->config.family->hybrid)) return;
+    if (!composite && !(write->kept && family_has_linear(source->config.family))) return;
     path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
         write->like = source;
@@ -317,7 +317,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     hf_find_tokenizer(&write);
     hf_open_like(&write, source, quant);
     write.retype = dtype || kept;
-    write.type = dtype ? *dtype : family->hybrid ? source->places[0].type : source->dtype;
+    write.type = dtype ? *dtype : family_has_linear(family) ? source->places[0].type : source->dtype;
     const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
     write.tensors = (HfTensor *)checked_calloc((quant ? HF_PARTS : 1) * count + others->count, sizeof(HfTensor),
                                                "the tensors to be written");

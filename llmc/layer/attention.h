@@ -1,12 +1,13 @@
 /*
-Attention (section 3.2.2 of the paper): what joins the chunks of its layers is keys and values. Chunk c's queries see
-the keys of chunks <= c, so keys and values of a chunk are complete in gradient when its own queries have been through
-backward. In a layer with a window only the keys of a window exist, which slides with the chunks.
+Attention (section 3.2.2 of the paper). Keys and values join the chunks of a layer. Chunk c's queries see the keys of
+chunks <= c, so dK[c], dV[c] are complete once chunk c's own queries have been through backward. A layer with a window
+stores the keys of the window alone, which slides with the chunks (stream/attention_memory.h).
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 #include "branch.h"
 
+// K[c], V[c] from norm 1 of chunk c
 static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     window_slide_forward(s, l, c); // a layer with a window makes room
     Stored *k = key_value_at(s, s->kv.k, l, c.token), *v = key_value_at(s, s->kv.v, l, c.token);
@@ -16,10 +17,11 @@ static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Act
     rotary_forward(s, l, c, w, K_NORM, k, k_linear);
 }
 
+// Q[c], and the gate of attention's output where the family has one
 static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
-    if (d.hybrid) { // queries and gates, head by head
+    if (d.gated_attention) { // the product interleaves both, head by head
         const size_t mark = arena_mark(s->arena);
         Stored *both = push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q);
         linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
@@ -31,7 +33,7 @@ static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, cons
     rotary_forward(s, l, c, w, Q_NORM, a->q, q_linear);
 }
 
-// y = x_l + (post norm of) attention's output, gated and projected
+// y = x_l + the branch, from attention_out and its gate
 static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const Stored *out = a->gate ? a->gated : a->attention_out;
     if (a->gate) s->ops->gate_forward(a->gated, a->attention_out, a->gate, c.n * shapes_of(s->model).Q);
@@ -39,6 +41,7 @@ static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, con
     branch_out(s, l, c, w, attention_branch, a->y, a->attention_branch, out, layer_input(s, l, c.row));
 }
 
+// norm 1, K[:t1], V[:t1] -> y. Skips attention itself where --keep attention saved its output.
 static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -54,7 +57,7 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
     arena_pop(s->arena, mark);
 }
 
-// dattention_out[n,NH*HD] = gradient of attention's output; the gate's is written over it
+// dattention_out[n,NH*HD] = gradient of attention_out; that of the gate overwrites the gate
 static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                             const Stored *dx, Stored *dattention_out) {
     branch_out_backward(s, l, c, w, dw, attention_branch, dattention_out, dx, a->attention_branch,
@@ -64,7 +67,7 @@ static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
                               c.n * shapes_of(s->model).Q);
 }
 
-// dnorm1 = (without the norm +=) the part that comes through the queries and their gates; dq is used up
+// dnorm1 = the part through queries and their gates (+= where norm 1 is absent). Uses up dq.
 static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                              Stored *dq) {
     Shapes d = shapes_of(s->model);
@@ -75,10 +78,11 @@ static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Gro
         dout = push_stored(s, SHARE_WORKSPACE, "gradient of queries and gates", 2 * c.n * d.Q);
         s->ops->split_heads(dout, dq, a->gate, c.n, d.NH, d.HD, 1);
     }
-    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, !d.pre_norms);
+    linear_backward(s, l, c, w, dw, Q_WEIGHT, a->dnorm1, dout, a->norm1, adds_to_dx(s));
     arena_pop(s->arena, mark);
 }
 
+// dx of y -> dnorm1, the queries' part; dK[:t1], dV[:t1] +=
 static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                Stored *dx) {
     Shapes d = shapes_of(s->model);
@@ -96,14 +100,14 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
     arena_pop(s->arena, mark);
 }
 
-// dnorm1 += the part that comes through keys and values; = where none came through the queries yet
+// dK[c], dV[c] -> dnorm1 += their part (= where the queries' part is not in it); then dx of x_l
 static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
     Shapes d = shapes_of(s->model);
-    const int accumulate = a->dnorm1 || !d.pre_norms;
+    const int accumulate = a->dnorm1 || adds_to_dx(s);
     if (!a->dnorm1) a->dnorm1 = push_norm1_gradient(s, c, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", c.n * d.KV);
-    Stored *k_linear = NULL; // keys before QK-norm, projected again where they were not kept
+    Stored *k_linear = NULL; // keys before QK-norm: projected again, unless method full kept them
     if (d.qk_norm && s->kv.k_linear) {
         k_linear = key_value_at(s, s->kv.k_linear, l, c.token);
     } else if (d.qk_norm) {
@@ -126,15 +130,16 @@ static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     drop(s, &a);
 }
 
-// K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys chunk by chunk (recompute).
+// Projects K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys in window_project.
 static void keys_begin(StreamBP *s, size_t l, GroupWeights w) {
     s->kv.first = s->N;
     if (layer_slides(s, l)) return;
     zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
-    for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++) chunk_kv_project(s, l, chunk_at(s, i), w);
+    for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++)
+        chunk_kv_project(s, l, visit(s, chunk_at(s, i)), w);
 }
 
-// The keys that come into a layer's window when it slides back to chunk c, projected again in chunks
+// Slides a layer's window back to chunk c and projects the keys that enter it again, in chunks.
 static void window_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const Range missing = window_slide_back(s, l, c);
     Chunk part = c;

@@ -1,7 +1,7 @@
 /*
-A residual branch, out = x + post(f(pre(x))), f being the mixer or the MLP. Families differ in its norms: before alone
-(most), before and after (Gemma 3, GLM-4), after alone (OLMo 2), and nothing else in a layer knows which. Without the norm before,
-f reads x itself and adds its gradient to dx.
+A residual branch, out = x + post(f(pre(x))). f is the mixer or the MLP, and ends in a linear layer. Families differ in
+their norms: before f alone (most), before and after (Gemma 3, GLM-4), after alone (OLMo 2). Nothing else in a layer
+knows which. Without the norm before, f reads x itself and adds its gradient to dx.
 */
 #ifndef LLMC_BRANCH_H
 #define LLMC_BRANCH_H
@@ -9,26 +9,26 @@ f reads x itself and adds its gradient to dx.
 #include "llmc/stream/modules.h"
 
 typedef struct {
-    LayerTensor pre, pre_bias, post, product; // product: the branch's last linear layer
+    LayerTensor pre, pre_bias, post, product; // product: the last linear layer of f
 } Branch;
 
 static const Branch attention_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, O_WEIGHT};
 static const Branch linear_branch = {NORM1_WEIGHT, NORM1_BIAS, POST_NORM1, OUT_WEIGHT};
 static const Branch mlp_branch = {NORM2_WEIGHT, NORM2_BIAS, POST_NORM2, DOWN_WEIGHT};
 
-// out = pre(x); x itself without that norm
+// Returns pre(x[n,C]), written to `out`; without that norm x.
 static Stored *branch_in(StreamBP *s, Chunk c, GroupWeights w, Branch b, Stored *out, Stored *x) {
     if (!shapes_of(s->model).pre_norms) return x;
     norm_forward(s, out, x, weight_of(s, w, b.pre), weight_of(s, w, b.pre_bias), NULL, c.n);
     return out;
 }
 
-// With a norm after: its input `inner`, which backward needs
+// With a norm after: inner[n,C] = the product of f's last input, which the norm's backward needs
 static void branch_inner(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *inner, const Stored *f) {
     if (shapes_of(s->model).post_norms) linear_forward(s, l, c, w, b.product, inner, f, NULL);
 }
 
-// out = x + the branch, behind branch_inner
+// out[n,C] = x + the branch, after branch_inner
 static void branch_out(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *out, const Stored *inner,
                        const Stored *f, const Stored *x) {
     if (shapes_of(s->model).post_norms)
@@ -37,7 +37,7 @@ static void branch_out(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b,
         linear_forward(s, l, c, w, b.product, out, f, x);
 }
 
-// df = the gradient of f from dx, that of out; dW of the product and of the norm after +=. `inner` is used up.
+// df = gradient of f's last input, from dx[n,C], that of out; dW of the product and of the norm after +=. Uses up inner.
 static void branch_out_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *df,
                                 const Stored *dx, Stored *inner, const Stored *f) {
     const Shapes d = shapes_of(s->model);
@@ -46,23 +46,26 @@ static void branch_out_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
     linear_backward(s, l, c, w, dw, b.product, df, d.post_norms ? inner : dx, f, 0);
 }
 
-// dx += the gradient dpre of pre(x); without the norm dpre is dx
+// Without the norm before it, f's first products add their gradient to dx.
+static int adds_to_dx(const StreamBP *s) { return !shapes_of(s->model).pre_norms; }
+
+// dx[n,C] += the gradient dpre[n,C] of pre(x); without that norm dpre is dx.
 static void branch_in_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *dx,
                                const Stored *dpre, const Stored *x) {
-    const Shapes d = shapes_of(s->model);
-    if (d.pre_norms)
-        norm_backward(s, dx, sum_of(s, dw, b.pre), sum_of(s, dw, b.pre_bias), dpre, x, weight_of(s, w, b.pre), c.n, d.C,
-                      1);
+    if (adds_to_dx(s)) return;
+    norm_backward(s, dx, sum_of(s, dw, b.pre), sum_of(s, dw, b.pre_bias), dpre, x, weight_of(s, w, b.pre), c.n,
+                  s->model->config.hidden_size, 1);
 }
 
-// Where the gradient of pre(x) goes
-static Stored *push_norm1_gradient(StreamBP *s, Chunk c, Stored *dx) {
-    const Shapes d = shapes_of(s->model);
-    return d.pre_norms ? push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C) : dx;
-}
-
+// ---- norm 1, which queries, keys and values share -------------------------------------------------------------------
 static void norm1_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Activations *a) {
     a->norm1 = branch_in(s, c, w, attention_branch, a->norm1, layer_input(s, l, c.row));
+}
+
+// Pushes room for dnorm1; dx itself without the norm.
+static Stored *push_norm1_gradient(StreamBP *s, Chunk c, Stored *dx) {
+    if (adds_to_dx(s)) return dx;
+    return push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * s->model->config.hidden_size);
 }
 
 // dx of y -> dx of x_l
@@ -71,7 +74,7 @@ static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Group
     branch_in_backward(s, c, w, dw, attention_branch, dx, a->dnorm1, layer_input(s, l, c.row));
 }
 
-// Norm 1 of chunk c alone, which keys and values need: computed, or in backward what was kept
+// Norm 1 of chunk c alone: recomputed, or as method full kept it
 static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     Activations a = {0};

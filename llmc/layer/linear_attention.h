@@ -1,25 +1,26 @@
 /*
-Linear attention (Gated DeltaNet, arXiv 2412.06464): what joins the chunks of its layers is a state, [DK,DV] for each head,
-that passes from token to token. Backward needs the state before each chunk: it is kept at intervals and computed again between
-(linear_memory.h).
+Linear attention (Gated DeltaNet, arXiv 2412.06464). A state S, [DK,DV] for each head, joins the chunks of a layer: it
+passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals and
+recomputed between them (stream/linear_memory.h).
 */
 #ifndef LLMC_LINEAR_ATTENTION_H
 #define LLMC_LINEAR_ATTENTION_H
 #include "branch.h"
 
-// Columns of projected[n,E], from the first of a part on
+// projected[n,E] from the first column of a part on
 static Stored *projected_part(const StreamBP *s, Stored *projected, LayerTensor part) {
     Shapes d = shapes_of(s->model);
     const size_t z = d.W, b = z + d.DVs, column = part == IN_Z_WEIGHT ? z : part == IN_B_WEIGHT ? b : b + d.HV;
     return stored_row(s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
 }
 
+// mixed[n,W] = causal convolution of q | k | v, over earlier chunks' last inputs, too
 static void convolution_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const DeltaShape shape = delta_shape(s, c);
     s->ops->conv_forward(a->mixed, layer_columns(s, l), a->projected, weight_of(s, w, CONV_WEIGHT), &shape);
 }
 
-// The state passes through chunk c, whose tokens read it. out[n,HV*DV]; NULL: the state alone. transfer: or NULL
+// Passes the state through chunk c. out[n,HV*DV]: what c's tokens read from it, or NULL. transfer: scan.h, or NULL
 static void delta_step(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out,
                        Summed *transfer) {
     const DeltaShape shape = delta_shape(s, c);
@@ -37,15 +38,17 @@ static void gated_norm_forward(StreamBP *s, Chunk c, GroupWeights w, const Activ
                                weight_of(s, w, GATED_NORM), c.n, d.HV, d.DV, d.E, s->model->config.norm_eps);
 }
 
+// norm 1, S before chunk c -> y, S after chunk c
 static void linear_attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     linear_forward(s, l, c, w, IN_QKV_WEIGHT, a->projected, a->norm1, NULL);
     convolution_forward(s, l, c, w, a);
     delta_step(s, l, c, w, a, a->delta_out, NULL);
     gated_norm_forward(s, c, w, a);
-    branch_out(s, l, c, w, linear_branch, a->y, NULL, a->delta_norm, layer_input(s, l, c.row));
+    branch_inner(s, l, c, w, linear_branch, a->attention_branch, a->delta_norm);
+    branch_out(s, l, c, w, linear_branch, a->y, a->attention_branch, a->delta_norm, layer_input(s, l, c.row));
 }
 
-// dgated[n,HV*DV] becomes the gradient of delta_out; z's part of dprojected[n,E]
+// dgated[n,HV*DV]: in, gradient of delta_norm; out, of delta_out. Writes z's part of dprojected[n,E].
 static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                                 Stored *dgated, Stored *dprojected) {
     Shapes d = shapes_of(s->model);
@@ -58,8 +61,8 @@ static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums 
     arena_pop(s->arena, mark);
 }
 
-// ddelta_out[n,HV*DV] -> all of dprojected[n,E] but z's part. The gradients of the state and of the convolution's
-// inputs pass from behind chunk c to before it. before: what chunk c's forward found
+// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part. dstate, dcolumns: in, gradients at the chunk's end; out, at its
+// start. before: the state at its start
 static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
                            const Stored *ddelta_out, Stored *dprojected) {
     const DeltaShape shape = delta_shape(s, c);
@@ -77,22 +80,23 @@ static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, c
     arena_pop(s->arena, mark);
 }
 
+// dx of y, dS after chunk c -> dx of x_l, dS before it
 static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                       Stored *dx) {
     Shapes d = shapes_of(s->model);
-    a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a->dnorm1 = push_norm1_gradient(s, c, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dgated = push_stored(s, SHARE_WORKSPACE, "gradient of the delta rule's output", c.n * d.DVs);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
-    linear_backward(s, l, c, w, dw, OUT_WEIGHT, dgated, dx, a->delta_norm, 0);
+    branch_out_backward(s, l, c, w, dw, linear_branch, dgated, dx, a->attention_branch, a->delta_norm);
     gated_norm_backward(s, c, w, dw, a, dgated, dprojected);
     delta_backward(s, c, w, dw, a, state_before(s, c), dgated, dprojected);
-    linear_backward(s, l, c, w, dw, IN_QKV_WEIGHT, a->dnorm1, dprojected, a->norm1, 0);
+    linear_backward(s, l, c, w, dw, IN_QKV_WEIGHT, a->dnorm1, dprojected, a->norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, a, dx);
     arena_pop(s->arena, mark);
 }
 
-// Inputs of chunk c's delta rule: q, k, v behind the convolution, b and a; computed, or in backward as kept
+// The delta rule's inputs of chunk c, q, k, v, b and a: recomputed, or in backward as method full kept them
 static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     Activations a = norm1_activations(s, l, c, w);
@@ -107,31 +111,31 @@ static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeight
     return a;
 }
 
-// The state passes through chunk c alone. transfer: or NULL
+// Passes the state through chunk c, and computes nothing else of the layer.
 static void chunk_state(StreamBP *s, size_t l, Chunk c, GroupWeights w, Summed *transfer) {
     Activations a = state_activations(s, l, c, w);
     delta_step(s, l, c, w, &a, NULL, transfer);
     drop(s, &a);
 }
 
-// From the state before chunk `from` of a range, keeps the one before every `spacing`-th chunk as far as chunk `to`.
+// Walks the state through `chunks` of a range from the one kept before the first. Keeps that after every `spacing`-th.
 static void states_walk(StreamBP *s, size_t l, GroupWeights w, size_t half, Range chunks, size_t spacing) {
     if (chunks.count) state_copy(s, kept_state(s, half, chunks.begin), 0);
     for (size_t i = 0; i < chunks.count; i++) {
-        chunk_state(s, l, range_chunk(s, half, chunks.begin + i, layer_chunk(s)), w, NULL);
+        chunk_state(s, l, visit(s, range_chunk(s, half, chunks.begin + i, layer_chunk(s))), w, NULL);
         if ((i + 1) % spacing == 0) state_copy(s, kept_state(s, half, chunks.begin + i + 1), 1);
     }
 }
 
-// A plan's visit to one chunk of a range, in place of so many walks through chunks.
+// Dry run: one chunk of a range counts for `visits` of them.
 static void states_count(StreamBP *s, size_t l, GroupWeights w, size_t half, size_t visits) {
     if (!visits) return;
-    Chunk c = range_chunk(s, half, 0, layer_chunk(s));
+    const Chunk c = visit(s, range_chunk(s, half, 0, layer_chunk(s)));
     s->ops->repeat(s->memory.layers_repeat * (double)visits);
     chunk_state(s, l, c, w, NULL);
 }
 
-// States at intervals; no gradient comes from behind the sequence. A plan counts all walks of the layer here.
+// Keeps states at intervals; their gradient at the end of the sequence = 0. The dry run counts all walks of the layer.
 static void states_begin(StreamBP *s, size_t l, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     s->ops->zero(s->linear.dstate, d.S * d.summed);
@@ -146,10 +150,10 @@ static void states_begin(StreamBP *s, size_t l, GroupWeights w) {
     }
 }
 
-// Before backward comes to the index-th chunk of a range: the states that it and the chunks before it need are computed
-// again from the last one of the level above, where this chunk is the last that does.
+// Recomputes the states of the block that ends at chunk `index` of a range, from the nearest saved state. No-op for other
+// chunks.
 static void states_restore(StreamBP *s, size_t l, GroupWeights w, size_t half, size_t index) {
-    Range block = {0, chunks_of_range(s, half)}; // of the level, that the chunk is in
+    Range block = {0, chunks_of_range(s, half)}; // the level's block that has the chunk
     for (size_t level = 0; !visits_shapes(s) && !keeps_activations(s); level++) {
         const size_t spacing = state_spacing(layer_chunk(s), level), end = block.begin + block.count;
         const Range chunks = {block.begin, (block.count - 1) / spacing * spacing};

@@ -1,22 +1,21 @@
 /*
-The mixer: the part of a layer that joins its tokens. This file alone knows that there are two kinds, and that method full has what
-others compute again. The loops of an order ask it:
+The mixer: the part of a layer that joins its tokens, attention or linear attention. This file alone knows which of the
+two a layer has. The loops of an order call, for layer l and chunk c,
 
-    mixer_forward          norm 1 -> y
-    mixer_begin            before a layer's backward: what joins its chunks again, once (K, V; states), its gradient = 0
-    mixer_restore          before chunk i's backward: what it sees is as it was (a window's keys; the state before it)
-    mixer_recompute        its activations, as far as the MLP
-    mixer_backward         dx of y -> dx of x_l
+    mixer_keys         norm 1 -> what later chunks see of c: K, V (a state passes on in mixer_forward)
+    mixer_forward      norm 1 -> y
+    mixer_begin        before the layer's backward: K, V of all tokens again, or states at intervals; their gradients = 0
+    mixer_restore      before the backward of the i-th chunk: the states that it needs
+    recompute          the activations of c up to the MLP
+    mixer_backward     dx of y -> dx of x_l
 */
 #ifndef LLMC_MIXER_H
 #define LLMC_MIXER_H
 #include "attention.h"
 #include "linear_attention.h"
 
-static int is_linear(const StreamBP *s, size_t l) { return layer_is_linear(&s->model->config, l); }
-
-// Room for what a layer keeps between its chunks, in a pass that walks layer by layer; returns the arena's mark before.
-// Method full has all layers' keys and values already.
+// Pushes what a layer keeps between its chunks, for a pass that walks layer by layer. Returns the arena's mark before it.
+// Method full has K, V of all layers already.
 static size_t push_layer_memory(StreamBP *s, size_t l) {
     const size_t mark = arena_mark(s->arena);
     if (is_linear(s, l)) {
@@ -30,7 +29,7 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     return mark;
 }
 
-// Room for chunk c's activations, as far as the MLP
+// Pushes chunk c's activations up to the MLP, or finds those that method full keeps.
 static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     Activations a = {0};
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
@@ -40,11 +39,22 @@ static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     return a;
 }
 
+// Pushes all of chunk c's activations for forward, and runs norm 1.
+static Activations forward_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+    Activations a = chunk_activations(s, l, c);
+    if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
+    norm1_forward(s, l, c, w, &a);
+    return a;
+}
+
+static void mixer_keys(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+    if (!is_linear(s, l)) kv_project(s, l, c, w, a);
+}
+
 static void mixer_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     if (is_linear(s, l)) {
         linear_attention_forward(s, l, c, w, a);
     } else {
-        kv_project(s, l, c, w, a);
         attention_forward(s, l, c, w, a);
         saved_attention_store_chunk(s, l, c, a->attention_out, a->lse);
     }
@@ -62,18 +72,18 @@ static void mixer_restore(StreamBP *s, size_t l, GroupWeights w, size_t i) {
     if (is_linear(s, l)) states_restore(s, l, w, 0, i);
 }
 
+// A layer's window slides back to the keys that chunk c sees; a state returns to that before c.
 static Activations recompute(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
-    const int linear = is_linear(s, l), keeps = keeps_activations(s);
-    if (linear && !keeps) state_copy(s, state_before(s, c), 0);
-    if (!linear) window_project(s, l, c, w);
+    const int keeps = keeps_activations(s);
+    if (!is_linear(s, l))
+        window_project(s, l, c, w);
+    else if (!keeps)
+        state_copy(s, state_before(s, c), 0);
     Activations a = chunk_activations(s, l, c);
     saved_attention_prefetch(s, l, c.index);
     if (keeps) return a;
     norm1_forward(s, l, c, w, &a);
-    if (linear)
-        linear_attention_forward(s, l, c, w, &a);
-    else
-        attention_forward(s, l, c, w, &a);
+    mixer_forward(s, l, c, w, &a);
     return a;
 }
 

@@ -5,7 +5,7 @@ The MLP (section 3.2.2): a chunk of tokens depends on no other.
 #define LLMC_MLP_H
 #include "branch.h"
 
-// As far as its backward needs it: up to the activation, or to what a norm after reads
+// Runs the MLP up to what its backward needs: the activation, or the input of a norm after it.
 static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const Shapes d = shapes_of(s->model);
     branch_in(s, c, w, mlp_branch, a->norm2, a->y);
@@ -14,13 +14,15 @@ static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const A
     branch_inner(s, l, c, w, mlp_branch, a->mlp_branch, a->activated);
 }
 
+// y[c] -> x_{l+1}[c]
 static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     mlp_activate(s, l, c, w, a);
     branch_out(s, l, c, w, mlp_branch, layer_output(s, l + 1, c), a->mlp_branch, a->activated, a->y);
     input_save(s, l + 1, c);
 }
 
-// Computes the MLP's activations again where they were not kept. Each gradient is written over its own values.
+// dx of x_{l+1}[c] -> dx of y[c], in place; dW +=. Recomputes the MLP's activations where they were not kept. Each
+// gradient overwrites the values that it is of.
 static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -28,10 +30,10 @@ static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSu
         push_mlp_activations(s, a, c.n);
         mlp_activate(s, l, c, w, a);
     }
-    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm2 = d.pre_norms ? a->norm2 : dx;
+    Stored *dactivated = a->activated, *dgate_up = a->gate_up, *dnorm2 = adds_to_dx(s) ? dx : a->norm2;
     branch_out_backward(s, l, c, w, dw, mlp_branch, dactivated, dx, a->mlp_branch, a->activated);
     s->ops->activation_backward(dgate_up, dactivated, a->gate_up, d.activation, c.n, d.FF);
-    linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, !d.pre_norms);
+    linear_backward(s, l, c, w, dw, GATE_WEIGHT, dnorm2, dgate_up, a->norm2, adds_to_dx(s));
     branch_in_backward(s, c, w, dw, mlp_branch, dx, dnorm2, a->y);
     arena_pop(s->arena, mark);
 }

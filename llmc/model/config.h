@@ -372,10 +372,10 @@ static void config_finish(Config *config, const char *where, int code) {
     if (config->num_attention_heads % config->num_key_value_heads)
         die_with(code, "%s: num_attention_heads %zu is not a multiple of num_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_key_value_heads);
-    if (family->hybrid && config->linear_num_value_heads % config->linear_num_key_heads)
+    if (family_has_linear(family) && config->linear_num_value_heads % config->linear_num_key_heads)
         die_with(code, "%s: linear_num_value_heads %zu is not a multiple of linear_num_key_heads %zu", where,
                  config->linear_num_value_heads, config->linear_num_key_heads);
-    if (family->hybrid &&
+    if (family_has_linear(family) &&
         config->linear_num_value_heads * config->linear_key_head_dim > LINEAR_STATE_MAX / config->linear_value_head_dim)
         die_with(code,
                  "%s: linear_num_value_heads %zu x linear_key_head_dim %zu x linear_value_head_dim %zu is a state "

@@ -49,7 +49,7 @@ typedef struct {
     int no_pre_norms;         // no norm before attention and MLP, which read the residual stream itself
     int post_norms;           // norms behind attention and MLP, before what they add to the residual stream
     int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
-    int hybrid;               // layers may be of linear attention; the others gate their output, by half of q_proj
+    int gated_attention;      // attention gates its output, by half of q_proj
     int same_windows;         // sliding_window is that of all layers
     int interleaved;          // rotary positions turn neighbours, not elements half a head apart
     int plain_rope;           // rotary positions cannot be scaled
@@ -57,6 +57,9 @@ typedef struct {
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
     const char *model_names[MODEL_TENSORS];
 } Family;
+
+// Layers of it may be of linear attention.
+static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
 
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -145,7 +148,7 @@ static const Family families[] = {
      "initializer_range=0.02,layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,"
      "linear_key_head_dim=128,linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
-     1, .hybrid = 1,
+     1, .gated_attention = 1,
      .layer_prefix = "model.layers.%zu.", .layer_names =
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",
       "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",

@@ -111,8 +111,8 @@ static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor t
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, pre_norm, 0}, {ROLE_BIAS, layer_norm, 0},
-        {ROLE_LINEAR, family->hybrid ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
-        {ROLE_BIAS, (family->hybrid ? 2 * q : q) * qkv_bias, 0},
+        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C}, {ROLE_LINEAR, kv, C}, {ROLE_LINEAR, kv, C},
+        {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0},
         {ROLE_BIAS, kv * qkv_bias, 0}, {ROLE_BIAS, kv * qkv_bias, 0},
         {ROLE_NORM, whole ? q : head_norm, 0}, {ROLE_NORM, whole ? kv : head_norm, 0},
         {ROLE_LINEAR, C, q}, {ROLE_BIAS, C * o_bias, 0},

@@ -45,7 +45,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     m->slid = again ? first_key(0, c.token, m->border_rows + 1) : m->first;
     if (!s->dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
     for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = layer_at(s, i);
+        const size_t l = visit_layer(s, layer_at(s, i));
         const int linear = layer_is_linear(&s->model->config, l);
         count_visits(s, s->memory.layers_repeat * visits);
         w = weights_acquire(&s->memory, l);
@@ -53,13 +53,10 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
         keys_show(s, m, l, c);
         keys_ask_ahead(s, m, l, c, 1);
         if (linear) states_show(s, m, l, c);
-        Activations a = chunk_activations(s, l, c);
-        if (!again) push_mlp_activations(s, &a, c.n);
-        norm1_forward(s, l, c, w, &a);
-        mixer_forward(s, l, c, w, &a);
+        Activations a = forward_activations(s, l, c, w);
+        mixer_keys(s, l, c, w, &a);
         if (!again) keys_keep(s, m, l, c);
-        mlp_forward(s, l, c, w, &a);
-        drop(s, &a);
+        rest_forward(s, l, c, w, &a);
         weights_release(&s->memory, l);
     }
     m->first = m->slid;
@@ -74,7 +71,7 @@ static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw)
     for (size_t done = 0, n; done < c.n; done += n) {
         n = min_size(most, c.n - done);
         const double alike = visits_shapes(s) && n == most ? (double)whole : 1;
-        Chunk part = chunk_of(s, c.token + done, n);
+        const Chunk part = chunk_of(s, c.token + done, n);
         s->ops->repeat(visits * alike);
         head_step(s, part, w, dw);
         n *= (size_t)alike;
@@ -101,7 +98,7 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
     Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row);
     layers_begin(&s->memory, -1);
     for (size_t i = layer_count(s); i-- > 0;) {
-        const size_t l = layer_at(s, i);
+        const size_t l = visit_layer(s, layer_at(s, i));
         count_visits(s, s->memory.layers_repeat * visits);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_held(&s->memory, l);
@@ -159,8 +156,8 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
 
     s->pass = PASS_FORWARD_FIRST; // pass 1
     for (size_t i = 0; i < chunk_count(s); i++) {
-        Chunk c = chunk_at(s, i);
-        const double visits = s->memory.chunk_repeat;
+        const Chunk c = visit(s, chunk_at(s, i));
+        const double visits = c.times;
         s->inputs.begin = c.row;
         chunk_forward(s, &m, c, visits);
         if (waits || sparse) chunk_head(s, c, visits, NULL);
@@ -183,14 +180,13 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
             state_gradients_zero(s, &m);
             continue;
         }
-        Chunk c = chunk_at(s, i);
-        const double visits = s->memory.chunk_repeat * (sparse && s->dry ? s->sparse.keep : 1);
+        const Chunk c = visit(s, chunk_at(s, i));
+        const double visits = c.times * (sparse && s->dry ? s->sparse.keep : 1);
         const GroupSums head = grads_held(&s->memory, GROUP_HEAD);
         s->inputs.begin = c.row;
         s->pass = PASS_FORWARD;
         chunk_forward(s, &m, c, visits);
         chunk_head(s, c, visits, &head);
-        c = chunk_at(s, i); // the head's chunks have taken the memory of its spans
         s->pass = PASS_BACKWARD;
         chunk_backward(s, &m, c, visits, arrived);
     }

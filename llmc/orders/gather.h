@@ -137,7 +137,7 @@ static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]
     const size_t size = layer_chunk(s);
     for (size_t half = 0; half < 2; half++) {
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
-            chunk_kv_project(s, l, range_chunk(s, half, i, size), w);
+            chunk_kv_project(s, l, visit(s, range_chunk(s, half, i, size)), w);
         if (!layer_window(&s->model->config, l))
             ticket[half] = half_share(s, l, half, 0);
         else if (half == 1)
@@ -153,14 +153,9 @@ static void gather_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t half = 0; half < 2; half++) {
         s->ops->await(ticket[half]);
         for (size_t i = 0; i < range_chunks(s, half, size); i++) {
-            Chunk c = range_chunk(s, half, i, size);
-            Activations a = chunk_activations(s, l, c);
-            if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
-            norm1_forward(s, l, c, w, &a);
-            attention_forward(s, l, c, w, &a);
-            saved_attention_store_chunk(s, l, c, a.attention_out, a.lse);
-            mlp_forward(s, l, c, w, &a);
-            drop(s, &a);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
+            Activations a = forward_activations(s, l, c, w);
+            rest_forward(s, l, c, w, &a);
         }
     }
 }
@@ -175,7 +170,7 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     for (size_t half = 0; half < 2; half++) s->ops->await(ticket[half]); // the second may be empty
     for (size_t half = 2; half-- > 0;) {
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
-            Chunk c = range_chunk(s, half, i, size);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
             Stored *dx = layer_input(s, L, c.row);
             Activations a = recompute(s, l, c, w);
             mlp_backward(s, l, c, w, dw, &a, dx);
@@ -192,7 +187,7 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
     for (size_t half = 2; half-- > 0;) {
         s->ops->await(ticket[half]);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
-            Chunk c = range_chunk(s, half, i, size);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
             Activations a = norm1_activations(s, l, c, w);
             kv_backward(s, l, c, w, dw, &a, layer_input(s, L, c.row)); // the keys' and values' part
             input_done(s, l, c);

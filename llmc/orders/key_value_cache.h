@@ -34,6 +34,7 @@ typedef struct {
     size_t *used;                      // [slots] tokens that are there
     int32_t *position;                 // [capacity] 0, 1, 2, ...
     int32_t *step_position, *step_row; // [slots] of a step
+    Span *step_span;                   // [slots] of a step: a token and the keys of its slot
     int32_t *row;                      // [slots] the same; device
     int32_t *token;                    // [slots] what is drawn, and the numbers that decide it; device
     double *uniform;
@@ -53,13 +54,14 @@ static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     cache->position = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "positions to sample at");
     cache->step_position = (int32_t *)checked_calloc(slots, sizeof(int32_t), "positions to sample at");
     cache->step_row = (int32_t *)checked_calloc(slots, sizeof(int32_t), "rows to sample at");
+    cache->step_span = (Span *)checked_calloc(slots, sizeof(Span), "keys to sample from");
     for (size_t b = 0; b <= slots; b++) cache->documents.document_start[b] = b * capacity;
     for (size_t t = 0; t < capacity; t++) cache->position[t] = (int32_t)t;
 }
 
 static void cache_free(Cache *cache) {
     free(cache->documents.document_start), free(cache->used);
-    free(cache->position), free(cache->step_position), free(cache->step_row);
+    free(cache->position), free(cache->step_position), free(cache->step_row), free(cache->step_span);
     memset(cache, 0, sizeof(*cache));
 }
 
@@ -101,7 +103,7 @@ static void cache_serve(StreamBP *s, Turn turn) {
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
-        const size_t l = layer_at(s, i);
+        const size_t l = visit_layer(s, layer_at(s, i));
         weights_acquire_for(&s->memory, l, 0);
         weights_prefetch(&s->memory, l);
         weights_release(&s->memory, l);
@@ -133,24 +135,14 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     weights_release(&s->memory, GROUP_EMBEDDING);
     layers_begin(&s->memory, 1);
     for (size_t i = 0; i < layer_count(s); i++) {
-        size_t l = layer_at(s, i), mark = arena_mark(s->arena);
-        const int linear = layer_is_linear(&s->model->config, l);
-        Activations a = {0};
+        const size_t l = visit_layer(s, layer_at(s, i));
         w = weights_acquire_for(&s->memory, l, c.n);
         weights_prefetch(&s->memory, l);
-        push_activations(s, &a, mixer_parts(s, l), c.n);
-        push_mlp_activations(s, &a, c.n);
-        norm1_forward(s, l, c, w, &a);
-        if (linear) {
-            linear_attention_forward(s, l, c, w, &a);
-        } else {
-            kv_project(s, l, c, w, &a);
-            for (size_t j = 0; j < 2 && rows; j++)
-                s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
-            attention_forward(s, l, c, w, &a);
-        }
-        mlp_forward(s, l, c, w, &a);
-        arena_pop(s->arena, mark);
+        Activations a = forward_activations(s, l, c, w);
+        mixer_keys(s, l, c, w, &a);
+        for (size_t j = 0; j < 2 && rows && !is_linear(s, l); j++)
+            s->ops->scatter_rows(layer_keys(s, kv[j], l), key_value_at(s, kv[j], l, c.row), rows, c.n, KV);
+        rest_forward(s, l, c, w, &a);
         weights_release(&s->memory, l);
     }
     layers_end(&s->memory);
@@ -171,22 +163,19 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
 // One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
 // keys.
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
-    const size_t window = window_of_model(&s->model->config), row = cache->slots * cache->capacity;
-    Chunk c = {row, n, row, 0, {s->span, 0, 0, 0}, 0};
+    const size_t row = cache->slots * cache->capacity;
+    const Chunk c = {row, n, row, 0, 1, cache->step_span};
     if (cache->slots == 1) {
         cache_feed(cache, s, slot[0], tokens, n);
         return;
     }
     for (size_t i = 0; i < n; i++) {
         size_t position = cache->used[slot[i]]++;
-        Span *span = &s->span[i];
+        Span *span = &cache->step_span[i];
         span->document = slot[i] * cache->capacity;
         span->begin = span->document + position, span->end = span->begin + 1, span->row = i;
         cache->step_position[i] = (int32_t)position, cache->step_row[i] = (int32_t)span->begin;
-        c.spans.pairs += query_key_pairs(position, position + 1, 0);
-        c.window_pairs += query_key_pairs(position, position + 1, window);
     }
-    c.spans.count = n;
     s->ops->copy_in(s->position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
     cache_turn(cache, s, TURN_FORWARD);

@@ -13,7 +13,9 @@ Unless they are asked for, chunks are as many as in that paper: FF/C of the MLP,
 
 // Chunks of the MLP, and the index-th one
 static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->chunk)); }
-static Chunk mlp_chunk_at(StreamBP *s, size_t index) { return range_chunk(s, 0, index, effective_chunk(s, s->chunk)); }
+static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
+    return range_chunk(s, 0, index, effective_chunk(s, s->chunk));
+}
 
 // Activations of chunk c's MLP, behind what attention left of all tokens
 static Activations mlp_part(StreamBP *s, Chunk c, const Activations *all) {
@@ -25,12 +27,13 @@ static Activations mlp_part(StreamBP *s, Chunk c, const Activations *all) {
 
 static void mst_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     weights_prefetch(&s->memory, l);
-    Chunk all = chunk_at(s, 0);
+    const Chunk all = visit(s, chunk_at(s, 0));
     Activations a = chunk_activations(s, l, all);
     norm1_forward(s, l, all, w, &a);
+    mixer_keys(s, l, all, w, &a);
     mixer_forward(s, l, all, w, &a);
     for (size_t i = 0; i < mlp_chunk_count(s); i++) {
-        Chunk c = mlp_chunk_at(s, i);
+        const Chunk c = visit(s, mlp_chunk_at(s, i));
         Activations part = mlp_part(s, c, &a);
         push_mlp_activations(s, &part, c.n);
         mlp_forward(s, l, c, w, &part);
@@ -44,14 +47,15 @@ static void mst_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums 
     mixer_begin(s, l, w);
     weights_prefetch(&s->memory, l);
     mixer_restore(s, l, w, 0);
-    Activations a = recompute(s, l, chunk_at(s, 0), w);
+    const Chunk all = visit(s, chunk_at(s, 0));
+    Activations a = recompute(s, l, all, w);
     for (size_t i = mlp_chunk_count(s); i-- > 0;) {
-        Chunk c = mlp_chunk_at(s, i);
+        const Chunk c = visit(s, mlp_chunk_at(s, i));
         Activations part = mlp_part(s, c, &a);
         mlp_backward(s, l, c, w, dw, &part, layer_input(s, L, c.row));
         drop(s, &part);
     }
-    Chunk all = chunk_at(s, 0);
+    visit(s, all);
     mixer_backward(s, l, all, w, dw, &a, layer_input(s, L, all.row));
     input_done(s, l, all);
     drop(s, &a);

@@ -38,7 +38,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
         r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
     } else {
         r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
-        if (d.hybrid) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->rows * d.Q);
+        if (d.gated_attention) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->rows * d.Q);
         if (saves_attention(s) && !saves_elsewhere(s)) {
             r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
         } else {
@@ -61,7 +61,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
     a.q = stored_row(s, r->q, c.row, d.Q);
     a.attention_out = stored_row(s, r->attention_out, c.row, d.Q);
     a.lse = summed_row(s, r->lse, c.row, d.NH);
-    if (d.hybrid) a.gate = stored_row(s, r->gate, c.row, d.Q);
+    if (d.gated_attention) a.gate = stored_row(s, r->gate, c.row, d.Q);
     push_activations(s, &a, mixer_parts(s, l), c.n);
     return a;
 }
@@ -116,9 +116,9 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
         const size_t skipped = part.begin - (half ? first.count : 0);
         Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
-            const Chunk c = chunk_at(s, i);
+            const Chunk c = visit(s, chunk_at(s, i));
             if (part.begin >= c.token + c.n) continue; // the chunk comes before these keys
-            AttentionShape shape = attention_shape(s, c.spans);
+            AttentionShape shape = attention_shape(s, make_spans(s, c, 0, 0));
             if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
             shape.partial = 1;
@@ -204,7 +204,7 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
 // Queries, keys and values of all own tokens
 static void ring_project(StreamBP *s, size_t l, GroupWeights w, const RingLayer *r) {
     for (size_t i = 0; i < chunk_count(s); i++) {
-        Chunk c = chunk_at(s, i);
+        const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, r);
         norm1_forward(s, l, c, w, &a);
         kv_project(s, l, c, w, &a);
@@ -220,7 +220,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     ring_forward(s, l, &r);
     weights_prefetch(&s->memory, l);
     for (size_t i = 0; i < chunk_count(s); i++) {
-        Chunk c = chunk_at(s, i);
+        const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
         attention_output(s, l, c, w, &a);
@@ -235,9 +235,10 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
-    Stored *both = d.hybrid ? push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q) : a->q_linear;
+    Stored *both =
+        d.gated_attention ? push_stored(s, SHARE_WORKSPACE, "queries and gates", 2 * c.n * d.Q) : a->q_linear;
     linear_forward(s, l, c, w, Q_WEIGHT, both, a->norm1, NULL);
-    if (d.hybrid) s->ops->split_heads(both, a->q_linear, a->gated, c.n, d.NH, d.HD, 0);
+    if (d.gated_attention) s->ops->split_heads(both, a->q_linear, a->gated, c.n, d.NH, d.HD, 0);
     arena_pop(s->arena, mark);
 }
 
@@ -264,7 +265,7 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     }
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) {
-        Chunk c = chunk_at(s, i);
+        const Chunk c = visit(s, chunk_at(s, i));
         Stored *dx = layer_input(s, d.L, c.row);
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) attention_output(s, l, c, w, &a);
@@ -275,7 +276,7 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     r.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->rows * d.Q);
     ring_backward(s, l, &r);
     for (size_t i = chunk_count(s); i-- > 0;) {
-        Chunk c = chunk_at(s, i);
+        const Chunk c = visit(s, chunk_at(s, i));
         Activations a = ring_activations(s, l, c, &r);
         if (!keeps_activations(s)) norm1_forward(s, l, c, w, &a);
         ring_queries_backward(s, l, c, w, dw, &a, &r);

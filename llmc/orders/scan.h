@@ -63,10 +63,9 @@ static void once_in_a_layer(StreamBP *s) {
 
 // ---- the convolution's inputs before a part -------------------------------------------------------------------------
 // The last tokens of an own range, at most taps - 1: what convolutions behind it read
-static Chunk tail_of_range(StreamBP *s, size_t half) {
+static Chunk tail_of_range(const StreamBP *s, size_t half) {
     const Range own = s->own[half];
     const size_t n = min_size(own.count, shapes_of(s->model).taps - 1);
-    once_in_a_layer(s);
     return chunk_of(s, own.begin + own.count - n, n);
 }
 
@@ -95,7 +94,8 @@ static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
     Stored *tails = push_stored(s, SHARE_KV, "last inputs of all parts", 2 * s->ranks * d.columns);
     for (size_t half = 0; half < 2; half++) {
         if (!s->own[half].count) continue;
-        Chunk c = tail_of_range(s, half);
+        const Chunk c = tail_of_range(s, half);
+        once_in_a_layer(s);
         Activations a = norm1_activations(s, l, c, w);
         Stored *rows = stored_row(s, tails, (part_of_half(s, half) + 1) * halo - c.n, d.W);
         linear_forward_part(s, l, c, w, tail_product(s), rows, a.norm1, NULL);
@@ -165,7 +165,7 @@ static void range_states_forward(StreamBP *s, size_t l, GroupWeights w) {
         if (d.columns) s->ops->copy(s->linear.columns, range_state(s, l, half).columns, d.columns * d.stored);
         s->ops->transfer_begin(transfer, &shape);
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
-            chunk_state(s, l, range_chunk(s, half, i, size), w, transfer);
+            chunk_state(s, l, visit(s, range_chunk(s, half, i, size)), w, transfer);
         s->ops->copy(summed_row(s, own, half, d.S), s->linear.state, d.S * d.summed);
     }
     states_pass(s, l, own, range_state(s, l, 0).state, 0);
@@ -179,13 +179,9 @@ static void scan_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     for (size_t half = 0; half < 2; half++) {
         if (s->own[half].count) state_copy(s, range_state(s, l, half), 0);
         for (size_t i = 0; i < range_chunks(s, half, size); i++) {
-            Chunk c = range_chunk(s, half, i, size);
-            Activations a = chunk_activations(s, l, c);
-            if (!keeps_activations(s)) push_mlp_activations(s, &a, c.n);
-            norm1_forward(s, l, c, w, &a);
-            linear_attention_forward(s, l, c, w, &a);
-            mlp_forward(s, l, c, w, &a);
-            drop(s, &a);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
+            Activations a = forward_activations(s, l, c, w);
+            rest_forward(s, l, c, w, &a);
         }
     }
 }
@@ -197,13 +193,13 @@ static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     const Shapes d = shapes_of(s->model);
     const DeltaShape shape = delta_shape(s, c);
     const size_t mark = arena_mark(s->arena);
-    a->dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a->dnorm1 = push_norm1_gradient(s, c, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
-    linear_backward(s, l, c, w, dw, OUT_WEIGHT, ddelta_out, dx, a->delta_norm, 0);
+    branch_out_backward(s, l, c, w, dw, linear_branch, ddelta_out, dx, a->attention_branch, a->delta_norm);
     gated_norm_backward(s, c, w, dw, a, ddelta_out, dprojected);
     linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, 1, IN_Z_WEIGHT, IN_Z_WEIGHT), a->dnorm1,
-                         projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, 0);
+                         projected_part(s, dprojected, IN_Z_WEIGHT), a->norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, a, dx);
     s->ops->delta_backward(NULL, NULL, NULL, NULL, NULL, s->linear.dstate, ddelta_out, a->mixed,
                            projected_part(s, a->projected, IN_B_WEIGHT), projected_part(s, a->projected, IN_A_WEIGHT),
@@ -219,11 +215,11 @@ static void scan_inputs_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     if (d.columns) s->ops->copy(s->linear.columns, before.columns, d.columns * d.stored);
     Activations a = state_activations(s, l, c, w);
     const size_t mark = arena_mark(s->arena);
-    a.dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a.dnorm1 = push_norm1_gradient(s, c, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", c.n * d.E);
     delta_backward(s, c, w, dw, &a, before, ddelta_out, dprojected);
     linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, 1, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.dnorm1,
-                         dprojected, a.norm1, 0);
+                         dprojected, a.norm1, adds_to_dx(s));
     linear_backward_part(s, l, c, w, dw, linear_part(s, IN_QKV_WEIGHT, 1, IN_B_WEIGHT, IN_A_WEIGHT), a.dnorm1,
                          projected_part(s, dprojected, IN_B_WEIGHT), a.norm1, 1);
     norm1_backward(s, l, c, w, dw, &a, dx);
@@ -237,11 +233,12 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
     const Shapes d = shapes_of(s->model);
     const Chunk c = tail_of_range(s, half);
     const size_t halo = d.taps - 1, end = c.token + c.n, parts = 2 * s->ranks;
+    once_in_a_layer(s);
     Activations a = norm1_activations(s, l, c, w);
     const size_t mark = arena_mark(s->arena);
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "gradient of a range's last inputs", c.n * d.W);
     Stored *dtail = push_stored(s, SHARE_WORKSPACE, "gradient of a range's last inputs, rounded", c.n * d.W);
-    a.dnorm1 = push_stored(s, SHARE_WORKSPACE, "gradient of the first norm", c.n * d.C);
+    a.dnorm1 = push_norm1_gradient(s, c, layer_input(s, d.L, c.row));
     s->ops->zero(sums, c.n * d.W * d.summed);
     for (size_t part = part_of_half(s, half) + 1; part < parts && part_at(s, part).begin < end + halo; part++)
         for (size_t j = 0; j < halo; j++) {
@@ -251,7 +248,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
                                  summed_row(s, dtails, part * halo + j, d.W), d.W);
         }
     s->ops->round_sums(dtail, sums, c.n * d.W);
-    linear_backward_part(s, l, c, w, dw, tail_product(s), a.dnorm1, dtail, a.norm1, 0);
+    linear_backward_part(s, l, c, w, dw, tail_product(s), a.dnorm1, dtail, a.norm1, adds_to_dx(s));
     norm1_backward(s, l, c, w, dw, &a, layer_input(s, d.L, c.row));
     arena_pop(s->arena, mark);
     drop(s, &a);
@@ -280,7 +277,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         s->ops->zero(s->linear.dstate, d.S * d.summed);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             states_restore(s, l, w, half, i);
-            Chunk c = range_chunk(s, half, i, size);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
             Stored *dx = layer_input(s, d.L, c.row);
             Activations a = recompute(s, l, c, w);
             mlp_backward(s, l, c, w, dw, &a, dx);
@@ -298,7 +295,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         if (d.columns) s->ops->zero(s->linear.dcolumns, d.columns * d.summed);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             states_restore(s, l, w, half, i);
-            Chunk c = range_chunk(s, half, i, size);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
             scan_inputs_backward(s, l, c, w, dw, layer_input(s, d.L, c.row), stored_row(s, ddelta_out, c.row, d.DVs));
             if (!has_tail(s, half, c)) input_done(s, l, c);
         }
@@ -310,7 +307,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     for (size_t half = 2; half-- > 0;) {
         if (d.columns && s->own[half].count) tail_backward(s, l, w, dw, half, dtails);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
-            Chunk c = range_chunk(s, half, i, size);
+            const Chunk c = visit(s, range_chunk(s, half, i, size));
             if (has_tail(s, half, c)) input_done(s, l, c);
         }
     }

@@ -102,22 +102,9 @@ static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
     return stored_row(s, base, key_value_begin(s, l), shapes_of(s->model).KV);
 }
 
-// A chunk's spans for a layer, relative to the layer's row 0. A document that begins before row 0 begins there: no
-// query of the chunk sees the difference.
+// A chunk's spans for a layer, relative to the layer's row 0
 static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
-    Spans spans = c.spans;
-    Span *moved = s->span + s->batch->documents;
-    size_t skipped = tokens_skipped(s, l, c.token);
-    spans.window = layer_window(&s->model->config, l);
-    if (spans.window) spans.pairs = c.window_pairs;
-    if (!skipped) return spans;
-    for (size_t i = 0; i < spans.count; i++) {
-        moved[i].document = max_size(c.spans.span[i].document, skipped) - skipped;
-        moved[i].begin = c.spans.span[i].begin - skipped, moved[i].end = c.spans.span[i].end - skipped;
-        moved[i].row = c.spans.span[i].row;
-    }
-    spans.span = moved;
-    return spans;
+    return make_spans(s, c, layer_window(&s->model->config, l), tokens_skipped(s, l, c.token));
 }
 
 static AttentionShape attention_shape(StreamBP *s, Spans spans) {

@@ -117,7 +117,8 @@ static void inputs_begin(StreamBP *s) {
     if (!inputs_elsewhere(s)) return;
     s->inputs.layer = push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->rows * s->model->config.hidden_size);
     for (size_t i = 0; i < chunk_count(s); i++)
-        s->inputs.ticket[0] = input_transfer(s, (L - 1) / s->memory.every * s->memory.every, chunk_at(s, i), 1, 1);
+        s->inputs.ticket[0] =
+            input_transfer(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
 
 // Backward is done with x_l[c]: the input that is needed next takes its rows.

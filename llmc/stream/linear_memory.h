@@ -120,9 +120,10 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
     return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).columns);
 }
 
-static DeltaShape delta_shape(const StreamBP *s, Chunk c) {
+// With spans of make_spans
+static DeltaShape delta_shape(StreamBP *s, Chunk c) {
     const Shapes d = shapes_of(s->model);
-    const DeltaShape shape = {c.spans, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
+    const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
     return shape;
 }
 

@@ -22,7 +22,7 @@ typedef struct {
 
 static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     Shapes d = shapes_of(s->model);
-    Linear linear = {tensor, Q_BIAS, d.C, d.hybrid ? 2 * d.Q : d.Q, tensor, 0};
+    Linear linear = {tensor, Q_BIAS, d.C, d.gated_attention ? 2 * d.Q : d.Q, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d.KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d.KV; break;

@@ -1,10 +1,10 @@
 /*
 The sequence: its chunks, and what goes of it between host and device.
 
-Chunks are ranges of consecutive tokens, with the parts of the sequence's documents in them. Loops visit them by index,
-chunk_at(s, i) for i < chunk_count(s), and layers by layer_at(s, i) for i < layer_count(s). A plan visits one chunk of
-each length and one layer of each kind (layer_like). A visit then stands for all that are alike: op set "dry" is told
-how many (Ops.repeat), and a chunk's query-key pairs are the mean over those it stands for.
+A chunk is a range of consecutive tokens, a value: any number may be held at once. Loops visit chunks by index,
+visit(s, chunk_at(s, i)) for i < chunk_count(s), and layers, visit_layer(s, layer_at(s, i)) for i < layer_count(s). The
+dry run visits one chunk of each length and one layer of each kind (layer_like). `visit` tells op set "dry" for how many
+each counts (Ops.repeat). Attention gets the documents' parts of a chunk from make_spans, where it asks for them.
 
 Tokens, targets and their weights go to the device, log-probabilities and entropies come back. An objective looks at
 the whole sequence; where ranks share it, each moves its own tokens' values and the host of every rank gets those of the
@@ -16,11 +16,11 @@ others.
 #include "state.h"
 
 typedef struct {
-    size_t row, n;       // rows [row, row + n) of inputs and activations
-    size_t token;        // tokens [token, token + n) of the sequence; a process alone: token = row
-    size_t index;        // among the chunks of a loop
-    Spans spans;         // of layers that see everything
-    double window_pairs; // query-key pairs of layers with a window
+    size_t row, n;     // rows [row, row + n) of inputs and activations
+    size_t token;      // tokens [token, token + n) of the sequence; a process alone: token = row
+    size_t index;      // among the chunks of a loop
+    double times;      // chunks that a visit counts for; 1 in a run
+    const Span *given; // [n] the key ranges of a generation step (key_value_cache.h); NULL: those of the documents
 } Chunk;
 
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
@@ -63,22 +63,9 @@ static double range_pairs(const Batch *batch, Range range, size_t window) {
 }
 
 // ---- chunks ---------------------------------------------------------------------------------------------------------
-// The chunk of n own tokens from `token` on, with the documents' parts in it
-static Chunk chunk_of(StreamBP *s, size_t token, size_t n) {
-    const size_t *start = s->batch->document_start, window = window_of_model(&s->model->config), end = token + n;
-    size_t document = document_of(s->batch, token);
-    Spans spans = {s->span, 0, 0, 0};
-    Chunk c = {own_row(s, token), n, token, 0, spans, 0};
-    for (; document < s->batch->documents && start[document] < end; document++) {
-        Span *span = &s->span[c.spans.count];
-        span->document = start[document];
-        span->begin = max_size(start[document], token), span->end = min_size(start[document + 1], end);
-        if (span->begin == span->end) continue; // an empty document
-        span->row = span->begin - token;
-        c.spans.pairs += query_key_pairs(span->begin - span->document, span->end - span->document, 0);
-        c.window_pairs += query_key_pairs(span->begin - span->document, span->end - span->document, window);
-        c.spans.count++;
-    }
+// The chunk of n own tokens from `token` on
+static Chunk chunk_of(const StreamBP *s, size_t token, size_t n) {
+    const Chunk c = {own_row(s, token), n, token, 0, 1, NULL};
     return c;
 }
 
@@ -124,23 +111,12 @@ static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, si
     return tokens;
 }
 
-// In a plan the pairs of index 0 are the mean over the whole chunks.
-static Chunk range_chunk(StreamBP *s, size_t half, size_t index, size_t size) {
-    const Range range = s->own[half], tokens = range_chunk_tokens(s, half, index, size);
-    const size_t whole = visits_shapes(s) && index == 0 ? max_size(range.count / size, 1) : 1;
-    const size_t rest = range.count % size;
-    Chunk last = {0};
-    if (whole > 1 && rest) last = chunk_of(s, range.begin + whole * size, rest);
+// The index-th chunk of `size` tokens of one of the rank's ranges
+static Chunk range_chunk(const StreamBP *s, size_t half, size_t index, size_t size) {
+    const Range tokens = range_chunk_tokens(s, half, index, size);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
-    if (whole > 1) {
-        const size_t window = window_of_model(&s->model->config);
-        c.spans.pairs = (range_pairs(s->batch, range, 0) - last.spans.pairs) / (double)whole;
-        c.window_pairs = (range_pairs(s->batch, range, window) - last.window_pairs) / (double)whole;
-    }
-    s->memory.chunk_repeat = s->memory.layers_repeat * (double)whole;
-    s->ops->repeat(s->memory.chunk_repeat);
-    stop_poll(0);
     c.index = index + (half ? range_chunks(s, 0, size) : 0);
+    if (visits_shapes(s) && index == 0) c.times = (double)max_size(s->own[half].count / size, 1);
     return c;
 }
 
@@ -149,21 +125,58 @@ static size_t chunks_of_size(const StreamBP *s, size_t size) {
     return range_chunks(s, 0, size) + range_chunks(s, 1, size);
 }
 
-static Chunk chunk_of_size(StreamBP *s, size_t index, size_t size) {
+static Chunk chunk_of_size(const StreamBP *s, size_t index, size_t size) {
     const size_t first = range_chunks(s, 0, size);
     return index < first ? range_chunk(s, 0, index, size) : range_chunk(s, 1, index - first, size);
 }
 
 // The chunks of a layer, and those of the head
 static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, layer_chunk(s)); }
-static Chunk chunk_at(StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
+static Chunk chunk_at(const StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
 static size_t logits_chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->logits_chunk)); }
-static Chunk logits_chunk_at(StreamBP *s, size_t index) {
+static Chunk logits_chunk_at(const StreamBP *s, size_t index) {
     return chunk_of_size(s, index, effective_chunk(s, s->logits_chunk));
 }
 
+// Begins the work on chunk c: the ops that follow count for all chunks that it counts for.
+static Chunk visit(StreamBP *s, Chunk c) {
+    s->memory.chunk_repeat = s->memory.layers_repeat * c.times;
+    s->ops->repeat(s->memory.chunk_repeat);
+    stop_poll(0);
+    return c;
+}
+
+// Query-key pairs of chunk c, which counts for c.times whole ones of its range: their mean
+static double mean_pairs(const StreamBP *s, Chunk c, size_t window) {
+    const Range range = s->own[own_half(s, c.token)];
+    const size_t whole = (size_t)c.times * c.n;
+    const Range rest = {range.begin + whole, range.count - whole};
+    return (range_pairs(s->batch, range, window) - range_pairs(s->batch, rest, window)) / c.times;
+}
+
+static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
+    spans->pairs += query_key_pairs(span.begin - span.document, span.end - span.document, spans->window);
+    span.document = max_size(span.document, first) - first, span.begin -= first, span.end -= first;
+    room[spans->count++] = span;
+}
+
+// Makes the documents' parts in chunk c, for attention with a window (0: none) whose key 0 is token `first`. A document
+// that begins before it begins there: no query of the chunk sees the difference. Valid until the next call.
+static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
+    const size_t *start = s->batch->document_start, end = c.token + c.n, documents = s->batch->documents;
+    Spans spans = {s->span, 0, window, 0};
+    for (size_t i = 0; c.given && i < c.n; i++) spans_add(&spans, s->span, c.given[i], first);
+    for (size_t i = document_of(s->batch, c.token); !c.given && i < documents && start[i] < end; i++) {
+        const size_t begin = max_size(start[i], c.token);
+        const Span span = {start[i], begin, min_size(start[i + 1], end), begin - c.token};
+        if (begin < span.end) spans_add(&spans, s->span, span, first); // else an empty document
+    }
+    if (c.times > 1) spans.pairs = mean_pairs(s, c, window);
+    return spans;
+}
+
 // ---- layers ---------------------------------------------------------------------------------------------------------
-// Layers that a loop visits: all, in a plan one of each kind with each set of adapters
+// Layers that a loop visits: all, in a dry run one of each kind with each set of adapters
 static size_t layer_count(const StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     size_t distinct = 0;
@@ -171,17 +184,20 @@ static size_t layer_count(const StreamBP *s) {
     return s->dry ? distinct : L;
 }
 
-// The layer of the index-th visit. In a plan, kind by kind, the first of those alike counts for all of them.
-static size_t layer_at(StreamBP *s, size_t index) {
+// The layer of the index-th visit; in a dry run kind by kind
+static size_t layer_at(const StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
-    size_t l = 0, alike = 0;
-    if (!s->dry) return index;
-    for (int kind = 0; kind < LAYER_KINDS; kind++)
-        for (l = 0; l < c->num_hidden_layers; l++)
-            if (layer_kind(c, l) == (LayerKind)kind && layer_like(&s->memory, l) == l && index-- == 0) goto found;
-found:
-    for (size_t i = l; i < c->num_hidden_layers; i++) alike += layer_like(&s->memory, i) == l;
-    s->memory.layers_repeat = (double)alike;
+    for (int kind = 0; kind < LAYER_KINDS && s->dry; kind++)
+        for (size_t l = 0; l < c->num_hidden_layers; l++)
+            if (layer_kind(c, l) == (LayerKind)kind && layer_like(&s->memory, l) == l && index-- == 0) return l;
+    return index;
+}
+
+// Begins the work on layer l: in a dry run it counts for all layers like it.
+static size_t visit_layer(StreamBP *s, size_t l) {
+    size_t alike = 0;
+    for (size_t i = l; i < s->model->config.num_hidden_layers && s->dry; i++) alike += layer_like(&s->memory, i) == l;
+    if (s->dry) s->memory.layers_repeat = (double)alike;
     return l;
 }
 

@@ -170,7 +170,7 @@ typedef struct {
     size_t stored, summed; // bytes of an element
     ActivationKind activation;
     QkNorm qk_norm;
-    int gated, rotary, pre_norms, post_norms, hybrid;
+    int gated, rotary, pre_norms, post_norms, gated_attention;
     double embedding_scale;
 } Shapes;
 
@@ -180,7 +180,7 @@ static Shapes shapes_of(const Model *model) {
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.FF = c->intermediate_size, s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width(c);
-    s.hybrid = c->family->hybrid;
+    s.gated_attention = c->family->gated_attention;
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV, s.E = s.W + s.DVs + 2 * s.HV;

@@ -224,7 +224,7 @@ static const struct {
 static const char *other_name(size_t other, const Model *model) {
     static char name[HF_NAME];
     const char *tail = strchr(others[other].name, '.') + 1;
-    if (model->config.family->hybrid) return others[other].name;
+    if (family_has_linear(model->config.family)) return others[other].name;
     snprintf(name, sizeof(name), "%s.%s", others[other].name[1] == 'o' ? "vision_tower" : "multi_modal_projector",
              tail);
     return name;

@@ -156,7 +156,7 @@ static double own_percent(const Batch *batch, size_t ranks) {
         for (size_t half = 0; half < 2; half++) s.own[half] = sequence_part(s.N, ranks, rank, half);
         s.rows = s.own[0].count + s.own[1].count;
         for (size_t i = 0; i < chunk_count(&s); i++) {
-            const AttentionShape shape = {chunk_at(&s, i).spans, 32, 8, 128, 1.0, all_keys, 0, 0};
+            const AttentionShape shape = {make_spans(&s, chunk_at(&s, i), 0, 0), 32, 8, 128, 1.0, all_keys, 0, 0};
             cut = attention_cut_of(&shape, choice);
             attention_forward_calls(&cut, &shape, attention_count, &forward);
             for (size_t row = 0; row < spans_rows(shape.spans); row += cut.block)

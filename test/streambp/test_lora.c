@@ -36,7 +36,7 @@ static TinyCase case_make(size_t m, size_t a) {
     c.lora.rank = adapters[a].rank, c.lora.alpha = adapters[a].alpha, c.lora.dropout = adapters[a].dropout;
     c.lora.rslora = adapters[a].rslora;
     const char *targets = !m ? adapters[a].gpt2_targets : adapters[a].targets;
-    if (c.model.config.family->hybrid) targets = adapters[a].hybrid_targets;
+    if (family_has_linear(c.model.config.family)) targets = adapters[a].hybrid_targets;
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
     if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);
@@ -129,7 +129,8 @@ TEST(merged_weights) {
         for (size_t a = 0; a + 1 < ADAPTERS; a++) { // the last has dropout
             TinyCase c = case_make(m, a);
             size_t count;
-            if (c.model.config.family->hybrid && c.model.dtype == DTYPE_BF16) { // merged weights are other ones there
+            if (family_has_linear(c.model.config.family) &&
+                c.model.dtype == DTYPE_BF16) { // merged weights are other ones there
                 tiny_case_free(&c);
                 continue;
             }
