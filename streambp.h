@@ -111,6 +111,8 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     }
 }
 
+static const LayerLoops stream_loops = {layer_forward, layer_backward};
+
 // ---- the embedding --------------------------------------------------------------------------------------------------
 static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
@@ -246,7 +248,7 @@ static void layers_forward(StreamBP *s) {
         stop_poll(1); // a run that was asked to end may give its step up here
         const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
-        s->order->layer_forward(s, l, w);
+        s->loops->forward(s, l, w);
         weights_release(&s->memory, l);
         arena_pop(s->arena, layer_mark);
     }
@@ -275,7 +277,7 @@ static void restore_input(StreamBP *s, size_t l) {
     for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
         const size_t mark = push_layer_memory(s, i);
         GroupWeights w = weights_acquire(&s->memory, i);
-        s->order->layer_forward(s, i, w);
+        s->loops->forward(s, i, w);
         weights_release(&s->memory, i);
         arena_pop(s->arena, mark);
     }
@@ -296,7 +298,7 @@ static void layers_backward(StreamBP *s) {
         const size_t layer_mark = push_layer_memory(s, l);
         GroupWeights w = weights_acquire(&s->memory, l);
         GroupSums dw = grads_acquire(&s->memory, l);
-        s->order->layer_backward(s, l, w, dw);
+        s->loops->backward(s, l, w, dw);
         grads_release(&s->memory, l, dw);
         weights_release(&s->memory, l);
         arena_pop(s->arena, layer_mark);
@@ -307,14 +309,7 @@ static void layers_backward(StreamBP *s) {
 }
 
 // ---- one sequence through the model ---------------------------------------------------------------------------------
-// The loss of a micro-batch: its share of the accumulated batch's, whose loss denominator is Z. Gradients are added to
-// the stored ones, metrics (or NULL) to metrics. last: of the step's micro-batches; the stored gradient is then
-// complete.
-static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    return s->order->forward_backward(s, batch, Z, last, metrics);
-}
-
-// ... layer by layer
+// Forward and backward, layer by layer: what forward_backward of orders.h does but for chunk-major methods.
 static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     Shapes d = shapes_of(s->model);
     const Marks mark = marks_of(s->arena);
@@ -345,8 +340,6 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     marks_pop(s->arena, mark);
     return loss;
 }
-
-static const Order order_alone = {layer_forward, layer_backward, layer_major_pass};
 
 // Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
 // reference: of the model without its adapters, or as it was at the start

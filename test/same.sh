@@ -62,11 +62,12 @@ gemma=$gemma,num_key_value_heads=2,head_dim=8,sliding_window=9,layer_types=sf,qu
 golden=$(cd "$NEW/test/golden" && ls -d */config.json | sed 's|/.*||')
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
-# Measured values are masked. Rows of a profile stand in the order of their times.
+# Measured values are masked, and options that are gone, at their defaults. Rows of a profile stand in the order of their times.
 times='seconds|seconds_each|(data|profile|warmup|rollout|reward)_seconds'
 times="$times|time|commit|tokens_per_second|flops_per_second|peak_share|peak_bytes|memory_bytes"
+gone='"draw": "independent", "clamp": 0, |, draw=independent, clamp=0|, "biased": false' # spaco's biased variants
 masked() { # file: a text of JSON, or the list of a checkpoint's files
-    sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/^state.json .*/state.json/' "$1" | tr '{' '\n' |
+    sed -E 's/"('"$times"')": (\[[^]]*\]|[^,}]*)/"\1": 0/g; s/'"$gone"'//g; s/^state.json .*/state.json/' "$1" | tr '{' '\n' |
         case $command in *--profile*) sort ;; *) cat ;; esac
 }
 differs() { # what; the commands that follow begin alike again

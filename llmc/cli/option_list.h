@@ -82,10 +82,6 @@ CHOICE(Method, method, "method", "stream", METHOD_STREAM, METHOD_AUTO, PASSES,
        "fits")
 REAL(keep_chunks, "keep-chunks", "1", 1e-6, 1, PASSES, "Q",
      "spaco: the probability of a chunk's backward, which then counts 1/Q times")
-CHOICE(int, draw, "draw", "independent", 0, 1, PASSES, "independent|fixed",
-       "spaco: each chunk by a draw of its own; fixed: a fixed number of them, as published, which is biased")
-REAL(clamp, "clamp", "0", 0, 1e6, PASSES, "X",
-     "spaco: gradients that come to a chunk's keys and values count at most X times, which is biased; 0: no limit")
 SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, READS, "N",
      "tokens of a chunk; auto: the build's own, the last two share theirs where the last has less than an eighth; mst: "
      "as many chunks as the MLP is wider than the model, and of logits as the vocabulary is")

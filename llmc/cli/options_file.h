@@ -75,6 +75,22 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
     }
 }
 
+// Options of earlier versions that logs still hold; the default of one says nothing.
+static const struct { const char *key, *usual; } options_gone[] = {{"draw", "independent"}, {"clamp", "0"}};
+
+// 1: a logged option that is gone, at its default. Refuses another value: that run's gradient was biased.
+static int option_is_gone(const cJSON *item, const char *path) {
+    for (size_t i = 0; i < sizeof(options_gone) / sizeof(options_gone[0]); i++) {
+        char number[64];
+        if (strcmp(item->string, options_gone[i].key) != 0) continue;
+        const char *text = cJSON_IsString(item) ? item->valuestring : json_scalar_text(item, number, sizeof(number));
+        if (!strcmp(text, options_gone[i].usual)) return 1;
+        die("%s: its run had --%s %.32s, which is not in this version; give the run's other options without --config",
+            path, item->string, text);
+    }
+    return 0;
+}
+
 // text: of the file, whose first line is `line`, in which those of keys are looked for; NULL: all are on `line`
 static void words_from_json(OptionWords *w, const cJSON *options, const char *text, size_t line, const char *path) {
     const cJSON *item;
@@ -83,6 +99,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         const int index = option_find(option_name(item->string, name));
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
         if (text_is_one_of(item->string, w->logged ? "verb|out|resume|extend|overwrite" : "verb")) continue;
+        if (w->logged && option_is_gone(item, path)) continue;
         const char *at = text ? strstr(text, item->string) : NULL; // keys stand in order; none behind an escaped one
         for (; text && text < at; text++) line += *text == '\n';
         text = at;

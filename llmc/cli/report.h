@@ -325,14 +325,12 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
 }
 
-// The method; of spaco what is kept, and whether its gradient is biased
+// The method; of spaco also the share of chunks that it keeps
 static const char *method_text(const Run *run) {
-    static char text[96];
-    const Sparse *sparse = &run->settings.sparse;
+    static char text[64];
     const char *name = method_names[run->settings.method];
     if (run->settings.method != METHOD_SPACO) return name;
-    snprintf(text, sizeof(text), "%s with %g of the chunks%s", name, sparse->keep,
-             sparse->fixed || sparse->most > 0 ? " (BIASED: see --draw, --clamp)" : "");
+    snprintf(text, sizeof(text), "%s with %g of the chunks", name, run->settings.sparse.keep);
     return text;
 }
 
@@ -380,11 +378,8 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
 
 // The method, which with auto is the planner's choice, into an open object.
 static void report_method_json(JsonOut *json, const Run *run) {
-    const Sparse *sparse = &run->settings.sparse;
     json_text(json, "method", method_names[run->settings.method]);
-    if (run->settings.method != METHOD_SPACO) return;
-    json_number(json, "keep_chunks", sparse->keep);
-    json_bool(json, "biased", sparse->fixed || sparse->most > 0);
+    if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
 }
 
 // Method, chunks and FLOPs of a step, likewise

@@ -82,11 +82,9 @@ static void settings_add_optimizer(RunSettings *settings, const Options *o) {
 
 // Orders that are of a process alone, and options of one method.
 static void options_check_method(const Options *o, World world) {
-    static const char *const sparse[] = {"keep-chunks", "draw", "clamp"};
     const char *name = option_chosen(o, "method");
-    for (size_t i = 0; i < sizeof(sparse) / sizeof(sparse[0]) && o->method != METHOD_SPACO; i++)
-        if (option_given(o, sparse[i]))
-            die_usage("--%s is about --method spaco; leave it out, or take that", sparse[i]);
+    if (o->method != METHOD_SPACO && option_given(o, "keep-chunks"))
+        die_usage("--keep-chunks is about --method spaco; leave it out, or take that");
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
@@ -140,8 +138,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.reference = computed_reference(o, &settings.objective, lora);
     options_check_method(o, settings.world);
     settings.method = o->method == METHOD_AUTO ? METHOD_STREAM : o->method;
-    settings.sparse.keep = o->keep_chunks, settings.sparse.fixed = o->draw, settings.sparse.most = o->clamp;
-    settings.sparse.seed = o->seed;
+    settings.sparse.keep = o->keep_chunks, settings.sparse.seed = o->seed;
     settings.chunk = o->chunk, settings.logits_chunk = o->logits_chunk;
     settings.attention.any_order = o->deterministic == DETERMINISTIC_OFF;
     settings_name_places(&settings, o);

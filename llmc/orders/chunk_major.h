@@ -123,61 +123,35 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
 #define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // of random.h: chunks that have a backward ("chunks")
 
 // ---- draws (method spaco) -------------------------------------------------------------------------------------------
-// Chunks that pass 2 takes, of `chunks`: each with probability keep; or of a fixed number, at least one, all choices
-// alike. By the seed alone, so that a resumed run draws the same.
+// Draws the chunks of pass 2, each with probability keep. By the seed alone, so that a resumed run draws the same.
 static void chunks_draw(Sparse *sparse, size_t chunks) {
-    size_t wanted = max_size((size_t)(sparse->keep * (double)chunks + 0.5), 1);
-    for (size_t i = 0; i < chunks; i++) {
-        const double u = random_uniform(sparse->seed, RANDOM_STREAM_CHUNKS, i);
-        sparse->drawn[i] = sparse->fixed ? u * (double)(chunks - i) < (double)wanted : u < sparse->keep;
-        wanted -= sparse->fixed && sparse->drawn[i];
-    }
+    for (size_t i = 0; i < chunks; i++)
+        sparse->drawn[i] = random_uniform(sparse->seed, RANDOM_STREAM_CHUNKS, i) < sparse->keep;
 }
 
 // ---- a sequence -----------------------------------------------------------------------------------------------------
-// Pass 1 and pass 2. drawn: [chunks] those of pass 2; NULL: all. factor: on the loss of these; most: Sparse.most
-static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics,
-                               const uint8_t *drawn, double factor) {
-    const Marks mark = marks_of(s->arena);
-    const int sparse = s->method == METHOD_SPACO;
+// Pass 1, first to last: keeps K, V, windows and states. Log-probabilities where the objective or a draw needs them.
+static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
     const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
-    const double arrived = s->sparse.most > 0 ? fmin(factor, s->sparse.most) : factor;
-    Activations kept = {0};
-    ChunkMemory m = {0};
-    m.asked = SIZE_MAX, m.gradients_begin = 1;
-    sequence_begin(s, batch, Z / factor, PASS_FORWARD);
-    grads_hold(&s->memory, last);
-    m.chunks = chunks_of_range(s, 0);
-    push_keys_of_all(s, &m);
-    push_states_of_all(s, &m);
-    s->rows = layer_chunk(s);
-    push_inputs(s);
-    const size_t chunk_mark = arena_mark(s->arena);
-
-    s->pass = PASS_FORWARD_FIRST; // pass 1
+    s->pass = PASS_FORWARD_FIRST;
     for (size_t i = 0; i < chunk_count(s); i++) {
         const Chunk c = visit(s, chunk_at(s, i));
-        const double visits = c.times;
         s->inputs.begin = c.row;
-        chunk_forward(s, &m, c, visits);
-        if (waits || sparse) chunk_head(s, c, visits, NULL);
+        chunk_forward(s, m, c, c.times);
+        if (waits || s->method == METHOD_SPACO) chunk_head(s, c, c.times, NULL);
     }
-    if (waits) {
-        host_collect(s, s->host_sums, s->logp);
-        sequence_weights(s);
-    }
+    if (!waits) return;
+    host_collect(s, s->host_sums, s->logp);
+    sequence_weights(s);
+}
 
-    s->pass = PASS_FORWARD; // pass 2
-    push_kept_activations(s, &kept);
-    s->kept = &kept;
-    s->ops->repeat(1);
-    update_group(&s->memory, GROUP_HEAD); // a step that waited for this pass is done with the gradients before
-    grads_held_begin(&s->memory);
-    gradients_of_all_zero(s, &m);
-    m.first = s->N;
+// Pass 2, last to first: each chunk forward again, then backward. factor: 1/q with method spaco, else 1
+static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
+    const int sparse = s->method == METHOD_SPACO;
+    m->first = s->N;
     for (size_t i = chunk_count(s); i-- > 0;) {
-        if (drawn && !s->dry && !drawn[i]) {
-            state_gradients_zero(s, &m);
+        if (sparse && !s->dry && !s->sparse.drawn[i]) {
+            state_gradients_zero(s, m);
             continue;
         }
         const Chunk c = visit(s, chunk_at(s, i));
@@ -185,11 +159,39 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
         const GroupSums head = grads_held(&s->memory, GROUP_HEAD);
         s->inputs.begin = c.row;
         s->pass = PASS_FORWARD;
-        chunk_forward(s, &m, c, visits);
+        chunk_forward(s, m, c, visits);
         chunk_head(s, c, visits, &head);
         s->pass = PASS_BACKWARD;
-        chunk_backward(s, &m, c, visits, arrived);
+        chunk_backward(s, m, c, visits, factor);
     }
+}
+
+static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
+    const Marks mark = marks_of(s->arena);
+    const double factor = s->method == METHOD_SPACO ? 1 / s->sparse.keep : 1;
+    Activations kept = {0};
+    ChunkMemory m = {0};
+    m.asked = SIZE_MAX, m.gradients_begin = 1;
+    sequence_begin(s, batch, Z / factor, PASS_FORWARD);
+    grads_hold(&s->memory, last);
+    m.chunks = chunks_of_range(s, 0);
+    if (s->method == METHOD_SPACO && !s->dry) chunks_draw(&s->sparse, m.chunks);
+    push_keys_of_all(s, &m);
+    push_states_of_all(s, &m);
+    s->rows = layer_chunk(s);
+    push_inputs(s);
+    const size_t chunk_mark = arena_mark(s->arena);
+    chunk_major_forward(s, &m);
+
+    s->pass = PASS_FORWARD;
+    push_kept_activations(s, &kept);
+    s->kept = &kept;
+    s->ops->repeat(1);
+    update_group(&s->memory, GROUP_HEAD); // a deferred step is done with the gradients of the step before
+    grads_held_begin(&s->memory);
+    gradients_of_all_zero(s, &m);
+    chunk_major_backward(s, &m, factor);
+
     s->ops->repeat(1);
     keys_await(s, &m);
     s->kept = NULL;
@@ -203,21 +205,5 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     marks_pop(s->arena, mark);
     return loss;
 }
-
-static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    Sparse *sparse = &s->sparse;
-    double factor = 1;
-    size_t drawn = 0;
-    if (s->method == METHOD_SECO) return chunk_major_walk(s, batch, Z, last, metrics, NULL, 1);
-    s->batch = batch;
-    sequence_split(s, 1);
-    const size_t chunks = chunks_of_range(s, 0);
-    if (!s->dry) chunks_draw(sparse, chunks);
-    for (size_t i = 0; i < chunks && !s->dry; i++) drawn += sparse->drawn[i];
-    factor = !sparse->fixed ? 1 / sparse->keep : drawn ? (double)chunks / (double)drawn : 1;
-    return chunk_major_walk(s, batch, Z, last, metrics, sparse->drawn, factor);
-}
-
-static const Order order_chunk_major = {layer_forward, layer_backward, chunk_major_pass};
 
 #endif

@@ -61,6 +61,6 @@ static void mst_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums 
     drop(s, &a);
 }
 
-static const Order order_mst = {mst_layer_forward, mst_layer_backward, layer_major_pass};
+static const LayerLoops mst_loops = {mst_layer_forward, mst_layer_backward};
 
 #endif

@@ -1,7 +1,7 @@
 /*
-Who picks the order. A process alone walks its chunks by streambp.h, or by the order of its method. Ranks that share a
-sequence gather keys, or pass them around where a layer sees everything and --kv says so; of linear attention they pass
-states on.
+Chooses the order. A process alone walks a layer's chunks by streambp.h, or by the loops of its method. Ranks that share
+a sequence gather keys, or pass them around where a layer sees everything and --kv says so; of linear attention they
+pass states on. Chunk-major methods have a pass of their own.
 */
 #ifndef LLMC_ORDERS_H
 #define LLMC_ORDERS_H
@@ -27,11 +27,17 @@ static void shared_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
         gather_layer_backward(s, l, w, dw);
 }
 
-static const Order order_shared = {shared_layer_forward, shared_layer_backward, layer_major_pass};
+static const LayerLoops shared_loops = {shared_layer_forward, shared_layer_backward};
 
-static const Order *order_of(Method method, World world) {
-    if (world_sp(world) > 1) return &order_shared;
-    return method_is_chunk_major(method) ? &order_chunk_major : method == METHOD_MST ? &order_mst : &order_alone;
+static const LayerLoops *loops_of(Method method, World world) {
+    return world_sp(world) > 1 ? &shared_loops : method == METHOD_MST ? &mst_loops : &stream_loops;
+}
+
+// Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
+// Adds gradients to the stored ones and metrics (or NULL) to metrics. last: it completes the step's gradient.
+static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
+    return method_is_chunk_major(s->method) ? chunk_major_pass(s, batch, Z, last, metrics)
+                                            : layer_major_pass(s, batch, Z, last, metrics);
 }
 
 #endif

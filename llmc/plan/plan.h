@@ -59,7 +59,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     int kinds = layers_of_kind(&model->config, LAYER_WINDOW) ? 2 : 1;
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
-    s->model = model, s->ops = ops, s->arena = arena, s->order = order_of(settings->method, settings->world);
+    s->model = model, s->ops = ops, s->arena = arena, s->loops = loops_of(settings->method, settings->world);
     s->method = settings->method, s->sparse = settings->sparse;
     s->objective = settings->objective;
     if (s->objective.temperature == 0) s->objective.temperature = 1; // not set

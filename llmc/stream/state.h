@@ -43,20 +43,17 @@ typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD_FIRST, PASS_FORWARD, PASS_RESTORE
 enum { INPUT_TICKETS = 16 };
 
 typedef struct StreamBP StreamBP;
-typedef struct Activations Activations; // streambp.h
+typedef struct Activations Activations; // layer/activations.h
 
-// Loops over the chunks of one layer, and over layers: StreamBP's are in streambp.h, others in llmc/orders/.
+// The loops over the chunks of one layer: StreamBP's are in streambp.h, others in llmc/orders/.
 typedef struct {
-    void (*layer_forward)(StreamBP *s, size_t l, GroupWeights w);
-    void (*layer_backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
-    double (*forward_backward)(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics);
-} Order;
+    void (*forward)(StreamBP *s, size_t l, GroupWeights w);
+    void (*backward)(StreamBP *s, size_t l, GroupWeights w, GroupSums dw);
+} LayerLoops;
 
 // Method spaco: which chunks have a backward (llmc/orders/chunk_major.h)
 typedef struct {
     double keep;    // the share of chunks
-    int fixed;      // just so many of them, in place of each with that probability
-    double most;    // of the factor on gradients that come to keys, values and states; 0: no limit
     uint64_t seed;  // of the draws for the sequence at hand
     uint8_t *drawn; // [chunks] for the sequence at hand
 } Sparse;
@@ -116,7 +113,7 @@ typedef struct {
 struct StreamBP {
     const Model *model;
     const Ops *ops;
-    const Order *order;
+    const LayerLoops *loops;
     Arena *arena;
     Residency memory;
     Method method;

@@ -172,14 +172,27 @@ static size_t first_difference(const char *a, const char *b) {
     return a[i] && b[i] ? begin : 0;
 }
 
+// Earlier versions added two options to --keep-chunks. Cuts their defaults off; with others the gradient was biased.
+static const char *keep_chunks_saved(const char *saved, char *text, size_t size, const char *checkpoint) {
+    const char *rest = strchr(saved, ',');
+    if (rest && strcmp(rest, ", draw=independent, clamp=0") != 0)
+        die("%s: its run had --keep-chunks %s, which is not in this version; resume with the version that began it, or "
+            "begin a new run with another --out",
+            checkpoint, saved);
+    snprintf(text, size, "%.*s", (int)strcspn(saved, ","), saved);
+    return text;
+}
+
 static void run_state_compare_setting(const RunSetting *setting, const cJSON *settings, const char *checkpoint,
                                       const char *path) {
     const char *now = setting->value, *saved = setting->absent;
+    char keep[64];
     if (json_get(settings, setting->name)) saved = state_string(settings, setting->name, path);
     if (!saved)
         die("%s: does not say what %s was: the run began without it, or with another version of this program; resume "
             "with the options that it began with",
             path, setting->name);
+    if (!strcmp(setting->name, "--keep-chunks")) saved = keep_chunks_saved(saved, keep, sizeof(keep), checkpoint);
     if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
     const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
     saved += begin + strspn(saved + begin, " "), now += begin + strspn(now + begin, " ");

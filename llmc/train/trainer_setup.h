@@ -279,8 +279,7 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "AdamW", SETTING_KEPT, "beta1=%.17g,beta2=%.17g,epsilon=%.17g,weight-decay=%.17g,grad-clip=%.17g",
                 o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_clip);
     if (t->run.settings.method == METHOD_SPACO)
-        add_setting(t, "--keep-chunks", SETTING_KEPT, "%.17g, draw=%s, clamp=%.17g", o->keep_chunks,
-                    option_chosen(o, "draw"), o->clamp);
+        add_setting(t, "--keep-chunks", SETTING_KEPT, "%.17g", o->keep_chunks);
     else
         add_setting(t, "--keep-chunks", SETTING_KEPT, "off");
     t->settings[t->state.setting_count - 1].absent = "off";

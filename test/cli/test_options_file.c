@@ -24,7 +24,7 @@ TEST(a_file_gives_what_the_line_does_not) {
         "{\"step\": 2, \"version\": \"0.1\", \"options\": {\"verb\": \"train\", \"init\": \"gpt2\", "
         "\"data\": [\"a b.bin\", \"c.bin\"], \"lr\": 3.0000000000000001e-05, \"seq_len\": 4096, "
         "\"long\": \"truncate\", \"lora_rank\": 8, \"rslora\": true, \"dpo_loss\": \"sigmoid\", "
-        "\"lora_alpha\": \"auto\", \"resume\": true, \"out\": \"r\"}}\n"
+        "\"lora_alpha\": \"auto\", \"draw\": \"independent\", \"clamp\": 0, \"resume\": true, \"out\": \"r\"}}\n"
         "{\"step\": 2, \"sample\": \"\\\"options\\\": {\"}\n";
     static const char *const paths[] = {"a b.bin", "c.bin"};
     for (size_t i = 0; i < 4; i++) {
@@ -58,6 +58,7 @@ TEST(files_are_refused) {
         {"f.args", "config a.args\nconfig b.args", "f.args:2: --config is given twice"},
         {"g.json", "{\"lr\": 1,\n\"colour\": 2}", "g.json:2: unknown option --colour; see"},
         {"o.json", "{\"lr\": 1,\n\"init\": \"gpt2\",\n\n\"train_batch_size\": 2}", "o.json:4: --train-batch-size:"},
+        {"g.json", "{\"draw\": \"independent\"}", "g.json:1: unknown option --draw"}, // of a log alone
         {"h.jsonl", "{\"step\": 1, \"options\": {\"colour\": 2}}\n", "h.jsonl:1: unknown option --colour"}};
     static const char *const broken[][3] = {
         {"i.args", "prompt 'it\nlr 1", "i.args:1: a quote is not closed on its line"},
@@ -67,7 +68,10 @@ TEST(files_are_refused) {
         {"m.jsonl", "{\"step\": 1}\n", "m.jsonl: holds no record of a run's options"},
         {"n.args", "", "n.args: is empty"},
         {"o.args", "lr 1\ndata '\033[31m'", "o.args:2: holds control characters"},
-        {"p.json", "{\"data\": \"a\\n\", \"out\": \"\\u009b\"}", "p.json:1: holds control characters"}};
+        {"p.json", "{\"data\": \"a\\n\", \"out\": \"\\u009b\"}", "p.json:1: holds control characters"},
+        {"q.jsonl", "{\"options\": {\"draw\": \"fixed\"}}", "q.jsonl: its run had --draw fixed, which is not in this"},
+        {"r.jsonl", "{\"options\": {\"draw\": \"independent\", \"clamp\": 2}}",
+         "r.jsonl: its run had --clamp 2, which"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         test_case("%s", cases[i][0]);
         refused(with_file("plan", cases[i][0], cases[i][1]), cases[i][2]);

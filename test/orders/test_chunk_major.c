@@ -1,6 +1,6 @@
 /*
 Chunk-major methods: spaco's gradient is unbiased. The expectation over all subsets of chunks, each weighted by its
-probability, is the exact gradient; published variants miss it. Draws follow from seed and sequence alone.
+probability, is the exact gradient. Draws follow from seed and sequence alone.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
@@ -44,28 +44,25 @@ static TinyResult subset_run(const TinyCase *c, RunSettings settings, size_t sub
     return result;
 }
 
-// Distance of the expected gradient from the exact one, relative to it. most: Sparse.most; fixed: of so many chunks
-// exactly, or 0
-static double bias(const TinyCase *c, double keep, size_t fixed, double most) {
+// Distance of the expected gradient from the exact one, relative to it
+static double bias(const TinyCase *c, double keep) {
     const Model *table = tiny_table(c);
     RunSettings settings = tiny_settings(c, METHOD_SPACO, CHUNK, 4);
     TinyResult exact = tiny_case_run(c, METHOD_FULL, 0, 0, &c->batch, 1);
-    double *sum = case_doubles(table->elements), probabilities = 0, difference = 0, size = 0;
-    settings.sparse.keep = keep, settings.sparse.most = most;
+    double *sum = case_doubles(table->elements), difference = 0, size = 0;
+    settings.sparse.keep = keep;
     for (size_t subset = 0; subset < SUBSETS; subset++) {
         size_t count = 0;
         for (size_t i = 0; i < CHUNKS; i++) count += subset >> i & 1;
-        if (fixed && count != fixed) continue;
-        const double p = fixed ? 1 : pow(keep, (double)count) * pow(1 - keep, (double)(CHUNKS - count));
-        TinyResult found = subset_run(c, settings, subset, fixed ? (double)CHUNKS / (double)fixed : 1 / keep);
+        const double p = pow(keep, (double)count) * pow(1 - keep, (double)(CHUNKS - count));
+        TinyResult found = subset_run(c, settings, subset, 1 / keep);
         if (!(fabs(found.loss - exact.loss) <= 1e-12 * fabs(exact.loss)))
             test_fail("the loss %.17g is not the exact %.17g", found.loss, exact.loss);
         for (size_t j = 0; j < table->elements; j++) sum[j] += p * found.gradient[j];
-        probabilities += p;
         free(found.gradient);
     }
     for (size_t j = 0; j < table->elements; j++) {
-        difference += pow(sum[j] / probabilities - exact.gradient[j], 2);
+        difference += pow(sum[j] - exact.gradient[j], 2);
         size += exact.gradient[j] * exact.gradient[j];
     }
     free(exact.gradient);
@@ -78,24 +75,15 @@ TEST(expectation_is_the_gradient) {
         for (size_t k = 0; k < (i ? 1u : 3u); k++) {
             TinyCase c = case_make(models[i], kinds[k]);
             test_case("%.40s, %s", models[i], objective_names[kinds[k]]);
-            const double found = bias(&c, i % 2 ? 0.5 : 0.25, 0, 0);
+            const double found = bias(&c, i % 2 ? 0.5 : 0.25);
             if (!(found <= 1e-10)) test_fail("the expectation is off by %.3g", found);
             tiny_case_free(&c);
         }
 }
 
-// README names these figures.
-TEST(published_variants_are_biased) {
-    TinyCase c = case_make(models[0], OBJECTIVE_SFT);
-    const double fixed = bias(&c, 1.0 / 3, 2, 0), clamped = bias(&c, 1.0 / 3, 0, 2), both = bias(&c, 1.0 / 3, 2, 2);
-    printf("             bias: fixed number %.3g, factor of at most 2 %.3g, both %.3g\n", fixed, clamped, both);
-    if (!(fixed > 1e-3) || !(clamped > 1e-3) || !(both > 1e-3)) test_fail("%g, %g, %g", fixed, clamped, both);
-    tiny_case_free(&c);
-}
-
 TEST(draws) {
     uint8_t drawn[2][1000];
-    Sparse sparse = {0.25, 0, 0, 1, drawn[0]};
+    Sparse sparse = {0.25, 1, drawn[0]};
     size_t count = 0, wrong = 0;
     for (sparse.seed = 1; sparse.seed <= 40; sparse.seed++) {
         chunks_draw(&sparse, 1000);
@@ -107,12 +95,6 @@ TEST(draws) {
     sparse.seed = 8, chunks_draw(&sparse, 1000);
     for (size_t i = 0; i < 1000; i++) wrong += drawn[0][i] != drawn[1][i];
     assert_true(wrong > 200);
-    sparse.fixed = 1;
-    for (size_t chunks = 1; chunks < 40; chunks++, count = 0) {
-        count = 0, chunks_draw(&sparse, chunks);
-        for (size_t i = 0; i < chunks; i++) count += drawn[1][i];
-        assert_int_equal(count, max_size((size_t)(0.25 * (double)chunks + 0.5), 1));
-    }
     size_t place[10] = {0}; // each is drawn as often as the others
     for (sparse.seed = 0, sparse.keep = 0.3; sparse.seed < 10000; sparse.seed++) {
         chunks_draw(&sparse, 10);

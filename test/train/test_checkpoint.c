@@ -206,6 +206,33 @@ TEST(attention_may_be_another) {
     }
 }
 
+static void keep_chunks_body(const void *saved) {
+    static char text[RUN_STATE_LIMIT];
+    RunSetting keep = {"--keep-chunks", (const char *)saved, SETTING_KEPT, "off"};
+    RunState run = run_state(7);
+    run.settings = &keep, run.setting_count = 1;
+    const size_t length = run_state_text(&run, text, "state.json");
+    keep.value = "0.25";
+    run_state_resume(&run, text, length, "checkpoint-00000007", "state.json");
+}
+
+// Earlier versions wrote two options after the share of chunks.
+TEST(biased_gradients_are_refused) {
+    static const char *const cases[][2] = {
+        {"0.25", NULL},
+        {"0.25, draw=independent, clamp=0", NULL},
+        {"0.5, draw=independent, clamp=0", "was trained with --keep-chunks 0.5, now it is 0.25; resume with the same"},
+        {"0.25, draw=fixed, clamp=0", "its run had --keep-chunks 0.25, draw=fixed, clamp=0, which is not in this"},
+        {"0.25, draw=independent, clamp=2",
+         "draw=independent, clamp=2, which is not in this version; resume with the"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        test_case("%s", cases[i][0]);
+        const Child *child = run_child(keep_chunks_body, cases[i][0]);
+        if (child->code != (cases[i][1] ? EXIT_RUNTIME : 0)) test_fail("exit code %d: %s", child->code, child->err);
+        expect_said(child, cases[i][1]);
+    }
+}
+
 TEST(types_must_agree) {
     Resumption r = usual_resumption();
     save_usual();

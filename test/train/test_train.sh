@@ -120,8 +120,8 @@ for other in "${sparse%0.5}0.25" "$orders --method seco"; do
     refuses 1 'was trained with --keep-chunks 0.5, now it is ' train $other --steps 6 --out "$WORK/sparse-parts" --resume
     check 'and no note says that it goes on' [ -z "$(grep '^note: --method' "$WORK/err")" ]
 done
-succeeds train $sparse --draw fixed --steps 1 --out "$WORK/sparse-fixed"
-check 'the log says that a gradient is biased' grep -q '"method": "spaco", "keep_chunks": 0.5, "biased": true' "$WORK/sparse-fixed/log.jsonl"
+check 'the log says what is kept' grep -q '"method": "spaco", "keep_chunks": 0.5' "$WORK/sparse/log.jsonl"
+refuses 2 'unknown option --draw' train $sparse --draw fixed --steps 1 --out none
 for method in stream mst seco; do
     succeeds train $orders --steps 4 --out "$WORK/order-$method" --method $method --json
     [ $method = stream ] && loss=$(json loss)
@@ -132,8 +132,8 @@ check 'auto keeps the order that the run began with' [ "$(json method)" = seco ]
 says err '^run  .*, seco, '
 succeeds train --config "$WORK/order-seco" --steps 1 --out "$WORK/order-again"
 unset STREAMBP_ALLOCATION_GUARD
-succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5 --draw fixed
-says out '^run  .* spaco with 0.5 of the chunks (BIASED: see --draw, --clamp), length 64, batch 1$'
+succeeds bp --init $TINY --seq-len 64 --method spaco --keep-chunks 0.5
+says out '^run  .* spaco with 0.5 of the chunks, length 64, batch 1$'
 refuses 2 'method spaco needs --keep-chunks Q' train $orders --method spaco
 refuses 2 'keep-chunks is about --method spaco' train $orders --method seco --keep-chunks 0.5
 refuses 2 'method seco keeps no layer inputs' train $orders --method seco --inputs-every 2
