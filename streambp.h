@@ -1,36 +1,33 @@
 /*
 StreamBP: exact backpropagation in a fraction of the memory (arXiv 2506.03077).
 
-The idea (section 3.1). Let Z = f(X, W) be a linear layer, an MLP, attention's projections or the head, and
-Z_1, ..., Z_D chunks of its output along the tokens of the sequence. The gradient of the weights is a sum over chunks,
+The idea (section 3.1). Let Z = f(X, W) be a linear layer, an MLP, attention's projections or the head. Let Z_1, ..., Z_D
+be chunks of its output along the tokens of the sequence. The gradient of the weights is a sum over chunks,
 
     dL/dW = sum_i (dZ_i/dW)^T dL/dZ_i
 
 so a chunk's activations can be computed, used and dropped before the next chunk's exist. Nothing is approximated: the
-terms are those of standard backpropagation, and only the order of the sum is another. Attention joins the chunks, but
-causally: the queries of chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from
-chunks >= c alone. A layer's chunks are therefore visited last to first: dK[c], dV[c] are complete the moment chunk c's
-own queries have been through backward, dx[c] is final in the same visit, and it overwrites what it came from.
+terms are those of standard backpropagation, in another order. Attention joins the chunks, but causally: the queries of
+chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from chunks >= c alone. Backward
+therefore visits a layer's chunks last to first. dK[c], dV[c] are complete once chunk c's own queries are done. dx[c] is
+final in the same visit, and overwrites its input.
 
-A few steps on a layer l and a chunk c of tokens [t0, t1) are all there is:
+A layer is a mixer and an MLP, x -> y -> x. For a layer l and a chunk c of tokens [t0, t1) the steps are
 
-    kv_project(l, c)          x_l[c] -> K_l[c], V_l[c]
-    attention_forward(l, c)   x_l[c], K_l[:t1], V_l[:t1] -> y[c]
-    mlp_forward(l, c)         y[c] -> x_{l+1}[c]
-    mlp_backward(l, c)        dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
-    attention_backward(l, c)  dx[c] of y -> the queries' part of the gradient of norm 1; dK[:t1], dV[:t1] +=; dW +=
-    kv_backward(l, c)         dK[c], dV[c] -> the keys' and values' part; then dx[c] of x_l, in place; dW +=
-    head_step(c)              x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c] over x_L[c]; dW +=
+    mixer_keys(l, c)       x_l[c] -> K_l[c], V_l[c]
+    mixer_forward(l, c)    x_l[c], K_l[:t1], V_l[:t1] -> y[c]
+    mlp_forward(l, c)      y[c] -> x_{l+1}[c]
+    head_step(c)           x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c], over x_L[c]; dW +=
+    mixer_begin(l)         K_l, V_l of all tokens again; dK = dV = 0
+    recompute(l, c)        x_l[c] -> y[c] again, with the activations between them
+    mlp_backward(l, c)     dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
+    mixer_backward(l, c)   dx[c] of y -> dx[c] of x_l, in place; dK[:t1], dV[:t1] +=; dW +=
 
-A layer of linear attention (Gated DeltaNet) has no keys and values. What joins its chunks is a state, [DK,DV] for each
-head, that passes from token to token; its gradient passes back, so last to first is the order here, too:
+In a layer of linear attention (Gated DeltaNet) a state S, [DK,DV] for each head, joins the chunks in place of K and V.
+S passes from token to token and its gradient passes back, so last to first is the order here, too. Backward needs S
+before each chunk: mixer_begin keeps it at intervals, mixer_restore recomputes those between.
 
-    linear_attention_forward(l, c)    x_l[c], S before c -> y[c], S behind c
-    linear_attention_backward(l, c)   dx[c] of y, dS behind c -> dx[c] of x_l, in place; dS before c; dW +=
-
-Backward needs S before each chunk: it is kept at intervals and computed again between (linear_memory.h).
-
-A method is an order of these steps and a choice of what stays in memory between forward and backward:
+A method is an order of these steps and a choice of what stays in memory from forward to backward:
 
     method      keeps of a layer   chunk   logits chunk
     full        every activation   N       N             standard backpropagation
@@ -39,23 +36,23 @@ A method is an order of these steps and a choice of what stays in memory between
 
 Memory in bytes, beside weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2 FF
 (gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H +
-FF elements (Q more with QK-norm, 2Q with a gate, C for a norm behind each branch, C less for each norm that the family
-does not have before them) and NH sums; the sums are left out here.
+FF elements (Q more with QK-norm, 2Q with a gate, C for a norm after each branch, C less for each norm that the family
+does not have before them). Sums, NH of them, are left out here.
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
     stream      N (L+1) C s  +  max(n A s + 2 N KV (s + 4), m (V + C) s)
 
-and 20 N of the batch (token, target, position, weight, log-probability), and workspace of one chunk. dx lives where x_L
-was: no second tensor of N x C exists. K, V, dK, dV are one layer's. Where layer inputs lie in host memory or on
-a disk, 2 N C s of them are on the device; where that of one layer in K is kept, N (L/K + K) C s (stream/inputs.h).
+and 20 N of the batch (token, target, position, weight, log-probability), and workspace of one chunk. dx lies where x_L
+was: no second tensor of N x C exists. K, V, dK, dV are one layer's. Layer inputs in host memory or on a disk leave
+2 N C s of them on the device; with the input of every K-th layer kept they take N (L/K + K) C s (stream/inputs.h).
 
 FLOPs of a pass, exactly as `train plan` counts them. P = C Q + 2 C KV + Q C + C H + FF C parameters in a layer's
 products, `pairs` query-key pairs of a layer:
 
     forward     F = 2 N (L P + C V) + 4 L Q pairs
     backward    B = 4 N (L P + C V) + 10 L Q pairs
-    recompute   R = 2 N L (P - FF C) + 4 L Q pairs       all of a layer's forward but the last product
+    recompute   R = 2 N L (P - FF C) + 4 L Q pairs       all of a layer's forward except the last product
                     (+ 2 N L C KV with QK-norm, whose backward needs K before the norm)
 
     full F + B; checkpoint and stream F + B + R, whatever the chunk: K and V are projected once per pass, never once per
@@ -63,23 +60,22 @@ products, `pairs` query-key pairs of a layer:
 
 A layer of linear attention projects E = 2 HK DK + 2 HV DV + 2 HV elements, of which W = 2 HK DK + HV DV go through a
 convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops
-in ops.h) take the place of those of pairs, and N / max(n, 1024) states of HV DK DV sums that of K, V, dK, dV, of which
-the layers of either kind have the memory in turn. States cost stream 2 N C (W + 2 HV) and the rule once more.
+in ops.h) replace those of pairs. N / max(n, 1024) states of HV DK DV sums replace K, V, dK, dV; the layers of the two
+kinds use that memory in turn. States cost stream 2 N C (W + 2 HV) and the rule once more.
 
-Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor; a
-plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers have their adapters with them (modules.h): with
-LoRA dW is that of the adapters. A layer with a sliding window stores the keys of its window, which slides with the
-chunks (attention_memory.h). Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco, processes
-that share a sequence, generation.
+Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor: a
+plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers include their adapters (stream/modules.h): with
+LoRA dW is that of the adapters. Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco,
+processes that share a sequence, generation. orders.h chooses.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
-#include "llmc/layer/mixer.h"      // attention and linear attention: forward, backward, what joins chunks
+#include "llmc/layer/mixer.h"      // attention or linear attention: what joins the chunks of a layer
 #include "llmc/layer/mlp.h"        // the MLP
-#include "llmc/stream/residency.h" // where weights and gradients are
+#include "llmc/stream/residency.h" // weights and gradients: acquire, prefetch, release
 
 // ---- one layer, chunk by chunk --------------------------------------------------------------------------------------
-// The rest of a layer, once the keys that chunk c sees are there; drops c's activations.
+// Runs the rest of layer l on chunk c, whose keys are there: mixer and MLP. Drops the activations.
 static void rest_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     mixer_forward(s, l, c, w, a);
     mlp_forward(s, l, c, w, a);
@@ -97,7 +93,7 @@ static void layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
-    mixer_begin(s, l, w); // K, V of all tokens, or states at intervals; their gradients = 0
+    mixer_begin(s, l, w); // K, V of all tokens again; dK = dV = 0
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
         mixer_restore(s, l, w, i);
@@ -114,6 +110,7 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
 static const LayerLoops stream_loops = {layer_forward, layer_backward};
 
 // ---- the embedding --------------------------------------------------------------------------------------------------
+// tokens, positions -> x_0[c]
 static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
@@ -130,7 +127,7 @@ static void embedding_forward(StreamBP *s) {
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-// dw[rows of the table,C] += dx[n,C] by token, or by position, of rows [row, row + n)
+// dw[table_rows,C] += dx[n,C] of rows [row, row + n), by token or position (index)
 static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table, const int32_t *index,
                            size_t table_rows) {
     Shapes d = shapes_of(s->model);
@@ -144,11 +141,12 @@ static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, Mode
     arena_pop(s->arena, mark);
 }
 
+// dx of x_0, rows [row, row + n) -> gradients of the tables and of the embedding's adapter
 static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
     embedding_adapter_backward(s, layer_input(s, d.L, row), row, n, dw);
     if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->tokens, d.V);
-    if (dw.tables && n && !d.rotary)
+    if (dw.tables && n && s->model->model_offset[POSITION_EMBEDDING] != ABSENT)
         table_backward(s, row, n, dw, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
 }
 
@@ -158,7 +156,7 @@ static void embedding_backward(StreamBP *s) {
     grads_release(&s->memory, GROUP_EMBEDDING, dw);
 }
 
-// ---- the head (section 3.2.1): of N x V logits those of one chunk exist -------------------------------------
+// ---- the head (section 3.2.1): the logits of one chunk exist at a time -------------------------------------------
 typedef struct {
     const Stored *norm, *norm_bias; // [C] the final norm; norm_bias NULL with RMSNorm
     const Stored *matrix;           // [V,C]
@@ -166,7 +164,7 @@ typedef struct {
     Stored *logits;                 // [n,V], rows logits_stride apart
 } HeadActivations;
 
-// x_L of chunk c -> its logits, pushed
+// x_L[c] -> logits[c], pushed
 static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     HeadActivations h;
@@ -185,12 +183,11 @@ static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
 }
 
 /*
-Log-probabilities of chunk c's targets; with dw also the gradients: of x_L[c], over x_L[c], and of the head.
+Computes the log-probabilities of chunk c's targets. With dw also the gradients: of x_L[c], over it, and of the head.
 
 An objective (llmc/data/objective.h) is a weight per token: dlogits = weight / temperature * (onehot - softmax). Weights
 of sft are known before the head runs. Weights of grpo and ppo follow from the chunk's own log-probabilities, in the
-same visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence, which take a pass of their
-own.
+same visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence: one more pass of the head.
 */
 static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
     Shapes d = shapes_of(s->model);
@@ -258,8 +255,8 @@ static void layers_forward(StreamBP *s) {
     arena_pop(s->arena, mark);
 }
 
-// Before backward visits layer l: x_l, on its way or not kept. Then forward goes again through the layers from the last
-// one whose input was kept to l, once for all of these; in a plan through l, for all of its kind.
+// Makes x_l available to backward. If it was not kept, reruns forward from the last saved input to layer l, once per group
+// of K layers. The dry run reruns l for its kind.
 static void restore_input(StreamBP *s, size_t l) {
     const Config *config = &s->model->config;
     const size_t every = s->memory.every;
@@ -309,22 +306,20 @@ static void layers_backward(StreamBP *s) {
 }
 
 // ---- one sequence through the model ---------------------------------------------------------------------------------
-// Forward and backward, layer by layer: what forward_backward of orders.h does but for chunk-major methods.
+// Runs a micro-batch forward and backward, layer by layer (forward_backward of orders.h).
 static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    Shapes d = shapes_of(s->model);
     const Marks mark = marks_of(s->arena);
     Activations kept = {0};
     sequence_begin(s, batch, Z, PASS_FORWARD);
     push_inputs(s);
-    saved_attention_push(s);
-    push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
+    push_saved_mixers(s);
     if (keeps_activations(s)) { // method full
         push_kept_activations(s, &kept);
         s->kept = &kept;
     }
     grads_begin(&s->memory, last);
     const size_t kv_mark = arena_mark(s->arena);
-    if (keeps_activations(s)) push_key_value(s, d.L, s->N, layer_chunk(s), d.qk_norm);
+    if (keeps_activations(s)) push_kept_keys(s);
     embedding_forward(s);
     layers_forward(s);
     head_forward_backward(s);
@@ -341,8 +336,8 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     return loss;
 }
 
-// Log-probabilities alone, in host_sums: layer inputs are overwritten layer by layer, so memory does not grow with L.
-// reference: of the model without its adapters, or as it was at the start
+// Computes log-probabilities alone, into host_sums. Layer inputs are overwritten layer by layer, so memory does not grow
+// with L. reference: under the model without its adapters, or as it was at the start
 static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int reference) {
     const size_t mark = arena_mark(s->arena);
     if (reference) reference_swap(&s->memory);
@@ -358,13 +353,13 @@ static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int refe
     arena_pop(s->arena, mark);
 }
 
-// The loss alone
+// Returns the loss alone.
 static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *metrics) {
     forward_logprobs(s, batch, Z, 0);
     return sequence_loss(s, metrics);
 }
 
-// out[N] = log-probabilities of the targets under the model, or without its adapters under the reference
+// out[N] = log-probabilities of the targets under the model, or under the reference
 static void forward_policy(StreamBP *s, const Batch *batch, int reference, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
     forward_logprobs(s, batch, 1, reference);

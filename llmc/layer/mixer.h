@@ -29,6 +29,18 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     return mark;
 }
 
+// Pushes what is saved of all layers from forward to backward: attention's outputs, states of a rank's ranges.
+static void push_saved_mixers(StreamBP *s) {
+    saved_attention_push(s);
+    push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
+}
+
+// Method full: pushes K, V of all layers, and K before QK-norm.
+static void push_kept_keys(StreamBP *s) {
+    const Shapes d = shapes_of(s->model);
+    push_key_value(s, d.L, s->N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
+}
+
 // Pushes chunk c's activations up to the MLP, or finds those that method full keeps.
 static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     Activations a = {0};

@@ -225,8 +225,7 @@ typedef struct {
 
 // rank: of adapters on all linear layers, with copies of embedding and head where these are two, else
 // with adapters of both; 0: the model itself is trained
-static TinyCase tiny_case(const char *config_text, size_t rank) {
-    Config config = config_from_text(config_text, "test", EXIT_USAGE);
+static TinyCase tiny_case_of(Config config, size_t rank) {
     TinyCase c = {0};
     c.model = model_build(&config, ops_device->stored);
     c.weights = tiny_weights(&c.model, 7);
@@ -240,6 +239,10 @@ static TinyCase tiny_case(const char *config_text, size_t rank) {
         c.adapters = tiny_weights(&c.lora.table, 19);
     }
     return c;
+}
+
+static TinyCase tiny_case(const char *config_text, size_t rank) {
+    return tiny_case_of(config_from_text(config_text, "test", EXIT_USAGE), rank);
 }
 
 static void tiny_case_free(TinyCase *c) {

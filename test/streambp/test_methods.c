@@ -40,8 +40,7 @@ static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP
 #define FOR_MODELS(i, first) for (size_t i = EMULATED ? (first) : 0; i < MODELS; i += EMULATED ? 3 : 1)
 
 // Every method and chunk size on one batch against full.
-static void methods_agree(const char *text, const size_t *length, size_t documents, int masked) {
-    TinyCase c = tiny_case(text, 0);
+static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {
     c.batch = tiny_batch(length, documents, c.model.config.vocab_size, masked, 11);
     const size_t N = c.batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
     test_case("%.40s..., %zu tokens, %zu documents, mask %d", text, N, documents, masked);
@@ -69,6 +68,10 @@ static void methods_agree(const char *text, const size_t *length, size_t documen
     }
     free(full.gradient);
     tiny_case_free(&c);
+}
+
+static void methods_agree(const char *text, const size_t *length, size_t documents, int masked) {
+    methods_agree_on(tiny_case(text, 0), text, length, documents, masked);
 }
 
 // With chunks of 7 the third case ends at 6, 7, 8, 14, 15, 21, 28: before, on and after boundaries.
@@ -150,6 +153,91 @@ TEST(full_is_the_gradient) {
                               0);
         }
         free(full.gradient);
+        tiny_case_free(&c);
+    }
+}
+
+// Each norm around a branch, and attention's gate, with either mixer: families that are in no table. Every choice is held
+// against `full` and, in the double build, against finite differences.
+TEST(norms_around_any_mixer) {
+    static const char text[] = TINY_HYBRID ",num_hidden_layers=3,layer_types=lfl,linear_num_value_heads=2";
+    const size_t length[] = {9, 1, 6};
+    for (int i = 0; i < 8; i++) {
+        Config config = config_from_text(text, "test", EXIT_USAGE);
+        Family family = *config.family;
+        if (EMULATED && i != 2) continue; // no norm before, one after
+        family.no_pre_norms = i & 1, family.post_norms = i >> 1 & 1, family.gated_attention = i >> 2 & 1;
+        if (family.no_pre_norms) family.layer_names[NORM1_WEIGHT] = family.layer_names[NORM2_WEIGHT] = NULL;
+        if (family.post_norms) family.layer_names[POST_NORM1] = "post1", family.layer_names[POST_NORM2] = "post2";
+        config.family = &family;
+        methods_agree_on(tiny_case_of(config, 0), i & 1 ? "no norm before" : "norm before", length, 3, 1);
+        if (ops_device->stored != DTYPE_FP64) continue;
+        TinyCase c = tiny_case_of(config, 0);
+        c.batch = tiny_batch(length, 3, config.vocab_size, 1, 13);
+        TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
+        test_case("family %d", i);
+        for (size_t j = 0; j < c.model.parameter_count; j++) {
+            const Parameter *p = &c.model.parameters[j];
+            tiny_expect_slope(&c, p->name, full.gradient, p->offset, parameter_elements(p), j, 3e-6, 1e-6, METHOD_FULL,
+                              0, 0);
+        }
+        free(full.gradient);
+        tiny_case_free(&c);
+    }
+}
+
+// ---- chunks are values ----------------------------------------------------------------------------------------------
+enum { HELD = 32 };
+
+// All chunks of a layer, made before the first is used
+static size_t chunks_held(const StreamBP *s, Chunk chunk[HELD]) {
+    for (size_t i = 0; i < chunk_count(s); i++) chunk[i] = chunk_at(s, i);
+    return chunk_count(s);
+}
+
+static void held_forward(StreamBP *s, size_t l, GroupWeights w) {
+    Chunk chunk[HELD];
+    const size_t count = chunks_held(s, chunk);
+    for (size_t i = 0; i < count; i++) {
+        Activations a = forward_activations(s, l, visit(s, chunk[i]), w);
+        mixer_keys(s, l, chunk[i], w, &a);
+        make_spans(s, chunk[count - 1], 0, 0); // another chunk's
+        rest_forward(s, l, chunk[i], w, &a);
+    }
+}
+
+static void held_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) {
+    Chunk chunk[HELD];
+    mixer_begin(s, l, w);
+    for (size_t i = chunks_held(s, chunk); i-- > 0;) {
+        mixer_restore(s, l, w, i);
+        Stored *dx = layer_input(s, s->model->config.num_hidden_layers, chunk[i].row);
+        Activations a = recompute(s, l, visit(s, chunk[i]), w);
+        make_spans(s, chunk[0], 0, 0);
+        mlp_backward(s, l, chunk[i], w, dw, &a, dx);
+        mixer_backward(s, l, chunk[i], w, dw, &a, dx);
+        drop(s, &a);
+    }
+}
+
+// A loop that holds all chunks of a layer and uses the older ones gives the same bits.
+TEST(older_chunks_stay_valid) {
+    static const LayerLoops held = {held_forward, held_backward};
+    const size_t length[] = {9, 1, 14, 16};
+    FOR_MODELS(i, 1) {
+        TinyCase c = tiny_case(models[i], 0);
+        TinyRun r;
+        test_case("%.40s...", models[i]);
+        c.batch = tiny_batch(length, 4, c.model.config.vocab_size, 1, 5);
+        c.settings.gradient_type = dtype_of_sums(c.model.dtype), c.settings.backward = 1;
+        TinyResult expected = tiny_case_run(&c, METHOD_STREAM, 7, 7, &c.batch, 1), found = expected;
+        tiny_begin(&r, ops_device, tiny_settings(&c, METHOD_STREAM, 7, 7), c.weights, NULL, &c.batch);
+        r.s.loops = &held;
+        found.loss = forward_backward(&r.s, &c.batch, batch_count(&c.batch).tokens, 1, NULL);
+        found.gradient = device_read(ops_device, r.s.memory.gradients, c.settings.gradient_type, c.model.elements);
+        tiny_expect_bits(found, expected, "holding all chunks");
+        tiny_end(&r);
+        free(expected.gradient), free(found.gradient);
         tiny_case_free(&c);
     }
 }
