@@ -166,7 +166,8 @@ static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
     }
 }
 
-static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
+// Both passes over a sequence. With method spaco pass 2 takes the chunks that s->sparse has drawn.
+static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
     const double factor = s->method == METHOD_SPACO ? 1 / s->sparse.keep : 1;
     Activations kept = {0};
@@ -175,7 +176,6 @@ static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
     grads_hold(&s->memory, last);
     m.chunks = chunks_of_range(s, 0);
-    if (s->method == METHOD_SPACO && !s->dry) chunks_draw(&s->sparse, m.chunks);
     push_keys_of_all(s, &m);
     push_states_of_all(s, &m);
     s->rows = layer_chunk(s);
@@ -204,6 +204,11 @@ static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     grads_end(&s->memory);
     marks_pop(s->arena, mark);
     return loss;
+}
+
+static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
+    if (s->method == METHOD_SPACO && !s->dry) chunks_draw(&s->sparse, batch->N / s->chunk + 1);
+    return chunk_major_walk(s, batch, Z, last, metrics);
 }
 
 #endif

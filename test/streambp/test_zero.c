@@ -37,6 +37,7 @@ static Batch case_batch(ObjectiveKind kind, size_t V, uint64_t seed) {
 
 static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, size_t micro_batches) {
     Case c = {0};
+    if (world.sp > 1 && method_is_chunk_major(method)) method = METHOD_STREAM; // ranks that share a sequence
     c.tiny = tiny_case(models[m], lora ? 3 : 0);
     Objective *o = &c.tiny.settings.objective;
     o->kind = kind, o->beta = 0.3, o->gamma = NAN, o->clip_low = 0.2, o->clip_high = NAN;
