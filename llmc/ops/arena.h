@@ -1,10 +1,10 @@
 /*
 One planned allocation for everything a run keeps in a place: device memory, host memory or a file on a disk. Regions
-are pushed and popped like a stack, so what never lives together shares bytes, and the same pushes give the same
-addresses every time. An address on a disk stands for a byte of the file; only transfers and copies of ops take it.
+are pushed and popped like a stack: regions that never live together share bytes, and equal pushes give equal addresses.
+An address on a disk names a byte of the file; only the ops' transfers and copies take it.
 
-A plan is a walk of the same code over an arena without memory, whose addresses are outside of any address space. The
-walk leaves the peak, its shares, and the regions alive at the peak, by name; the run then allocates that peak, once.
+A dry run walks the same code over an arena without memory, at addresses outside any address space. It records the peak,
+its shares, and the names of regions alive at the peak; the run then allocates that peak once.
 */
 #ifndef LLMC_ARENA_H
 #define LLMC_ARENA_H
@@ -18,11 +18,11 @@ typedef enum { PLACE_AUTO = -1, PLACE_DEVICE, PLACE_HOST, PLACE_DISK, PLACES } P
 
 static const char *const place_names[PLACES] = {"device", "host", "disk"};
 
-#define DISK_PIECES ((size_t)16 << 20) // bytes of host memory that transfers with a disk pass through (disk.h)
+#define DISK_PIECES ((size_t)16 << 20) // bytes of host memory for staging disk transfers (disk.h)
 
-// Whose place can be chosen
+// Kinds of tensors with a choice of place
 typedef enum {
-    PLACED_INPUTS, // from forward to backward: layer inputs; of chunk-major methods keys, values and states
+    PLACED_INPUTS, // kept from forward to backward: layer inputs; chunk-major: keys, values and states
     PLACED_WEIGHTS,
     PLACED_GRADIENTS,
     PLACED_OPTIMIZER,
@@ -56,11 +56,11 @@ typedef struct {
 
 #define ARENA_REGIONS   96
 #define ARENA_ALIGNMENT 256
-#define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a plan, the next place's at twice as much: no machine maps it
+#define ARENA_NOWHERE   ((uintptr_t)1 << 52) // base of a dry run, doubled for each further place: no machine maps it
 
 typedef struct {
     char *base;
-    size_t capacity; // SIZE_MAX in a plan
+    size_t capacity; // SIZE_MAX in a dry run
     size_t used, peak;
     Region region[ARENA_REGIONS]; // alive now
     size_t regions;
@@ -84,14 +84,14 @@ static void arena_init(Arena *arena, void *memory, size_t bytes) {
 }
 
 /*
-Red zones, for debugging: with STREAMBP_RED_ZONES set, in plans, too, ARENA_ALIGNMENT bytes behind each region hold a
-pattern, and a write into one ends the program at the next pop. To compute-sanitizer the arena is one allocation, in
-which no region ends. Each push and pop waits for the device.
+Red zones, for debugging: with STREAMBP_RED_ZONES set, also in dry runs, ARENA_ALIGNMENT bytes after each region hold a
+pattern; a write into one ends the program at the next pop. (To compute-sanitizer the arena is one allocation without
+regions.) Each push and pop waits for the device.
 */
 #define ARENA_PATTERN 0xA5
 static size_t arena_red_zone(void) { return getenv("STREAMBP_RED_ZONES") ? ARENA_ALIGNMENT : 0; }
 
-// Red zones are written and read by these ops.
+// Sets the ops that write and read red zones.
 static void arena_watch(Arena *arena, void (*copy_in)(void *, const void *, size_t),
                         void (*copy_out)(void *, const void *, size_t)) {
     if (arena_red_zone()) arena->copy_in = copy_in, arena->copy_out = copy_out;
@@ -109,7 +109,7 @@ static void arena_check_zones(const Arena *arena) {
     }
 }
 
-// A region of count elements of `size` bytes, alive until its mark is popped.
+// Pushes a region of count elements of `size` bytes, alive until its mark is popped.
 static void *arena_push(Arena *arena, Share share, const char *name, size_t count, size_t size) {
     const size_t zone = arena_red_zone();
     size_t bytes = count * size;
@@ -138,7 +138,7 @@ static void *arena_push(Arena *arena, Share share, const char *name, size_t coun
     return arena->base + region->begin;
 }
 
-// arena_pop(arena, mark) ends every region pushed since mark was taken.
+// Returns a mark: arena_pop(arena, mark) ends every region pushed after it.
 static size_t arena_mark(const Arena *arena) { return arena->regions; }
 
 static void arena_pop(Arena *arena, size_t mark) {
@@ -162,7 +162,7 @@ static void marks_pop(Arena arena[PLACES], Marks marks) {
     for (int place = 0; place < PLACES; place++) arena_pop(&arena[place], marks.of[place]);
 }
 
-// Does [pointer, pointer + bytes) lie within one live region?
+// Returns whether [pointer, pointer + bytes) lies within one live region.
 static int arena_holds(const Arena *arena, const void *pointer, size_t bytes) {
     uintptr_t address = (uintptr_t)pointer, base = (uintptr_t)arena->base;
     for (size_t i = 0; i < arena->regions; i++) {
@@ -181,10 +181,10 @@ static size_t arena_share(const Arena *arena, Share share) {
 }
 
 /*
-The host's memory, as the system tells: what this process has had in use, and what is left for it.
+The host's memory, as the system reports it: this process's peak, and what is left for it.
 */
-// The number behind `key` in a file of lines "Key:  number kB" or "key number", in bytes; key "": the file is a number.
-// 0 where there is none, or "max".
+// Returns the number after `key` in a file of lines "Key: number kB" or "key number", in bytes; key "": the file is a
+// number. 0 if there is none, or "max".
 static size_t system_bytes(const char *path, const char *key) {
     char line[256];
     size_t length = strlen(key), bytes = 0;
@@ -196,7 +196,7 @@ static size_t system_bytes(const char *path, const char *key) {
     return bytes;
 }
 
-// High-water mark of this process's resident memory.
+// Returns the peak of this process's resident memory.
 static size_t host_memory_peak(void) {
     struct rusage usage;
     size_t bytes = system_bytes("/proc/self/status", "VmHWM");
@@ -208,7 +208,7 @@ static size_t host_memory_peak(void) {
 #endif
 }
 
-// The control groups of this process, version 2 or 1, each within those above it: visit gets the folder of each.
+// Visits the folder of each control group of this process, version 2 or 1, and of those around it.
 #ifndef CGROUP
 #define CGROUP      "/sys/fs/cgroup"
 #define PROC_CGROUP "/proc/self/cgroup"
@@ -248,10 +248,11 @@ static void visit_memory(const char *folder, int version, void *found) {
     const size_t droppable =
         cgroup_bytes(folder, "memory.stat", version == 1 ? "total_inactive_file" : "inactive_file");
     const size_t held = now - min_size(now, droppable);
-    if (most) *left = min_size(*left, held < most ? most - held : 1); // 0 would mean that nothing is known
+    if (most) *left = min_size(*left, held < most ? most - held : 1); // not 0, which means not known
 }
 
-// Bytes that they leave, with file contents that the kernel can drop. SIZE_MAX without a limit.
+// Returns the bytes that control groups leave, including file contents that the kernel can drop. SIZE_MAX without a
+// limit.
 static size_t cgroup_left(void) {
     size_t left = SIZE_MAX;
     cgroups_visit("memory", visit_memory, &left);
@@ -269,14 +270,14 @@ static void visit_processors(const char *folder, int version, void *found) {
     fclose(file);
 }
 
-// Processors that their quotas of time are worth. INFINITY without a limit.
+// Returns the processors that control groups' quotas of time amount to. INFINITY without a limit.
 static double cgroup_processors(void) {
     double processors = INFINITY;
     cgroups_visit("cpu", visit_processors, &processors);
     return processors;
 }
 
-// Bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.
+// Returns the bytes of address space that ulimit -v and -d leave. SIZE_MAX without a limit.
 static size_t address_space_left(void) {
     static const struct {
         int resource;
@@ -292,8 +293,8 @@ static size_t address_space_left(void) {
     return left;
 }
 
-// Bytes that the machine and the container have left; 0: not known. A virtual machine that grows on use counts as used
-// what its balloon holds, and gives it to who asks.
+// Returns the bytes that the machine and the container have left; 0: not known. A virtual machine that grows on use
+// reports its balloon as used, but gives it back on demand.
 #ifndef MEMINFO
 #define MEMINFO "/proc/meminfo"
 #endif
@@ -303,14 +304,14 @@ static size_t host_memory_left(void) {
     return machine ? min_size(machine, left) : left == SIZE_MAX ? 0 : left;
 }
 
-// This process's share, if other ranks run; 0: not known.
+// Returns this process's share of it among the node's ranks; 0: not known.
 static size_t host_memory_available(void) {
     const size_t left = host_memory_left();
     return left ? left / dist_local_ranks() + 1 : 0;
 }
 
-// Makes [memory, memory + bytes), whole pages, resident. 0 where less than that and `beside` is left: to use it would
-// end a process that the kernel chooses.
+// Makes [memory, memory + bytes), whole pages, resident. Returns 0 if less than that plus `beside` is left: using it
+// would make the kernel kill some process.
 static int host_memory_touch(char *memory, size_t bytes, size_t beside) {
     const size_t most = (size_t)1 << 30;
     for (size_t at = 0; at < bytes; at += most) {

@@ -1,13 +1,13 @@
 /*
-Attention's spans, cut into the calls that a library of fused attention takes (cuDNN, cuda/attention_cudnn.cuh) and what
-is left to our own kernels. Op set "cuda" executes these calls and op set "dry" counts them.
+Cuts attention's spans into calls of a library of fused attention (cuDNN, cuda/attention_cudnn.cuh) and calls of our own
+kernels. Op set "cuda" executes these calls; op set "dry" counts them.
 
-Each length of a call costs the library a compilation (its kernels for any length gave wrong results on an H100, cuDNN
-9.19). So queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
+The library compiles a kernel for each length (its kernels for any length gave wrong results on an H100, cuDNN 9.19). So
+queries are cut into pieces of grid, 2 grid, .. block rows from the span's first query on.
 
-Forward: a piece is one call, whose keys are a multiple of a step that grows with them, and one of the keys before
-these, at the document's beginning, in steps of grid / 2. What is left is for our kernels. Results of all but the first
-are merged; so are those of ranges, where keys have more elements than the library counts.
+Forward: one call per piece takes its last keys, a multiple of a step that grows with their number. A second call takes
+keys before those, at the document's start, in steps of grid / 2. Our kernels take the rest. The results are merged. If
+keys have more elements than the library counts, a call is split into ranges, merged too.
 
 Backward: dq, dk and dv are sums over blocks of keys once log-sum-exp is known. The keys before a piece are cut into
 blocks of powers of two, backwards from its first query:
@@ -17,13 +17,13 @@ blocks of powers of two, backwards from its first query:
     |  own  |  block  |  block  |       block        | block  | causal |           |    <- queries
     |  own  |  block  |  block  |   block   |        [ padded |  tail  ] causal
 
-own: the keys that are left, less than a step of grid / 2; our kernels take them. The tail, less than grid queries, is
-padded in front: `rows` of the call are grid, and those that are no queries of the span get log-sum-exp +infinity, hence
-p = 0. Keys are never padded. In a layer with a window a piece is one causal call with the window, over the steps of
-keys that its first query sees and the piece's own; what that query sees besides is ours.
+own: the keys left over, fewer than grid / 2, for our kernels. The tail, fewer than grid queries, is padded in front:
+the call has grid `rows`, and the padding rows get log-sum-exp +infinity, hence p = 0. Keys are never padded. With a
+sliding window a piece is one causal call with the window. It covers the piece's own keys and whole steps of those
+before that its first query sees; our kernels take the rest.
 
-A call has as many heads as the workspace allows; blocks of keys grow, to 4 blocks, or any length where sums may come
-in any order, as long as a quarter of the heads fits.
+A call has as many heads as the workspace allows. Blocks of keys grow while a quarter of the heads fits: to 4 blocks, or
+to any length if sums may be added in any order.
 */
 #ifndef LLMC_ATTENTION_CALLS_H
 #define LLMC_ATTENTION_CALLS_H
@@ -32,7 +32,7 @@ in any order, as long as a quarter of the heads fits.
 #ifndef CUDNN_GRID // tests have smaller ones
 #define CUDNN_GRID      512
 #define CUDNN_BLOCK     4096
-#define CUDNN_WORKSPACE ((size_t)512 << 20) // of AttentionChoice 0
+#define CUDNN_WORKSPACE ((size_t)512 << 20) // if AttentionChoice.workspace is 0
 #endif
 #ifndef CUDNN_ELEMENTS
 #define CUDNN_ELEMENTS INT32_MAX
@@ -40,52 +40,52 @@ in any order, as long as a quarter of the heads fits.
 
 typedef struct {
     Span span;     // the queries [begin, end); rows count from the first row that was asked for
-    KeyRange keys; // that the call reads
-    size_t rows;   // of the library's call, the queries last; 0: our own kernels
-    size_t heads;  // key/value heads of a call of the library: NKV / heads such calls
-    size_t window; // of the library's call
+    KeyRange keys; // keys that the call reads
+    size_t rows;   // rows of the library call, the queries last; 0: our own kernels
+    size_t heads;  // key/value heads of a library call: NKV / heads such calls
+    size_t window; // window of the library call
     int causal;    // the last row sees all keys, each row before it one less; otherwise each row sees all
-    int merged;    // forward: with the results of calls before it, which saw other keys
+    int merged;    // forward: merged with the results of earlier calls, over other keys
 } AttentionCall;
 
 // The limits of a library
 typedef struct AttentionCut {
-    size_t grid, block; // rows of a call in backward: powers of two from grid to block
-    size_t elements;    // of a tensor of a call, at most: the library may count them in 32 bits
+    size_t grid, block; // rows of a backward call: powers of two from grid to block
+    size_t elements;    // most elements of a call's tensor: the library may count them in 32 bits
     size_t NH, NKV, HD;
-    size_t window, workspace; // bytes that a call in backward may take beside its tensors, staged results among them
+    size_t window, workspace; // workspace: bytes of a backward call beside its tensors, staged results included
     int any_order;
     int (*takes)(const struct AttentionCut *cut, const AttentionCall *call, int backward); // NULL: everything
 } AttentionCut;
 
-// Receives the calls of a cut, in the order in which they are done.
+// Receives the calls of a cut, in order of execution.
 typedef void AttentionTake(void *to, const AttentionCall *call);
 
 // ---- memory of a call -----------------------------------------------------------------------------------------------
-// Bytes of workspace that backward may need, over `heads` query heads: dS, which sums in any order do without; a full
-// set of dk and dv for grouped heads, dq in fp32, sums for each row. cuDNN 9.19 asks for less (make dev-cudnn-plans).
+// Bounds the workspace bytes of backward for `heads` query heads: dS (not for sums in any order), dk and dv for every
+// query head, dq in fp32, sums for each row. cuDNN 9.19 asks for less (make dev-cudnn-plans).
 static size_t attention_workspace(size_t rows, size_t keys, size_t heads, size_t HD, int any_order) {
     return heads * ((any_order ? 0 : rows * keys * 2) + keys * HD * 4 + rows * HD * 8 + rows * 8) + 4096;
 }
 
-// Bytes of a backward call of `heads` key/value heads: its workspace, and dq, dk and dv in bf16
+// Returns the bytes of a backward call of `heads` key/value heads: its workspace, and dq, dk and dv in bf16.
 static size_t attention_call_bytes(const AttentionCut *cut, size_t rows, size_t keys, size_t heads) {
     const size_t queries = heads * (cut->NH / cut->NKV);
     return attention_workspace(rows, keys, queries, cut->HD, cut->any_order) + 2 * cut->HD * rows * queries +
            4 * cut->HD * keys * heads + 4 * 256;
 }
 
-// Most key/value heads of a backward call; 0: not even one
+// Returns the most key/value heads of a backward call; 0: not even one fits.
 static size_t attention_heads(const AttentionCut *cut, size_t rows, size_t keys) {
     size_t heads = cut->NKV;
     while (heads && (cut->NKV % heads || attention_call_bytes(cut, rows, keys, heads) > cut->workspace)) heads--;
     return heads;
 }
 
-// Keys of a call, at most
+// Returns the most keys of a call.
 static size_t attention_most_keys(const AttentionCut *cut) { return cut->elements / (cut->NKV * cut->HD); }
 
-// The largest block of keys within `keys`; 0: none
+// Returns the largest block of keys within `keys`; 0: none.
 static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t keys) {
     const size_t step = cut->grid / 2, longest = cut->any_order ? keys : min_size(keys, 4 * cut->block);
     const size_t most = min_size(longest, attention_most_keys(cut));
@@ -98,14 +98,14 @@ static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t k
     return block < step ? 0 : block;
 }
 
-// Rows of the next piece of n queries
+// Returns the rows of the next piece of n queries.
 static size_t attention_piece(const AttentionCut *cut, size_t n) {
     size_t rows = cut->block;
     while (rows > cut->grid && rows > n) rows /= 2;
     return rows;
 }
 
-// Bytes that calls for n queries take; 0: n is too short for any
+// Returns the most bytes of a call for n queries; 0: n is too short for any.
 static size_t attention_most_bytes(const AttentionCut *cut, size_t n) {
     const size_t longest = cut->any_order ? (size_t)1 << 40 : 4 * cut->block;
     size_t most = 0;
@@ -130,15 +130,15 @@ static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t windo
     return cut;
 }
 
-// As it takes the shape's spans: in no more memory than calls for so many queries need
+// The cut for a shape's spans, with no more workspace than calls for its rows need
 static AttentionCut attention_cut_of(const AttentionShape *shape, AttentionChoice choice) {
     AttentionCut cut = attention_cut(shape->NH, shape->NKV, shape->HD, shape->spans.window, choice);
     cut.workspace = attention_most_bytes(&cut, spans_rows(shape->spans));
     return cut;
 }
 
-// The workspaces worth their bytes, the largest first: AttentionChoice.workspace for a sequence of `keys` tokens.
-// Index 0 has all heads and the largest blocks of keys; 0 from the op set's own choice on.
+// Returns the index-th useful workspace, largest first: AttentionChoice.workspace for a sequence of `keys` tokens.
+// Index 0 has all heads and the largest blocks of keys. Returns 0 once it is no larger than the op set's default.
 static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t index) {
     size_t block = cut.block, heads = cut.NKV;
     while (block < keys && (cut.any_order || block < 4 * cut.block)) block *= 2;
@@ -153,16 +153,16 @@ static size_t attention_workspace_choice(AttentionCut cut, size_t keys, size_t i
 }
 
 // ---- spans ----------------------------------------------------------------------------------------------------------
-// Too few queries, or pairs, are for our kernels, which do such calls about as well.
+// Returns whether a call is worth the library: our kernels do few queries, or pairs, about as well.
 static int attention_is_long(const AttentionCut *cut, size_t queries, size_t keys) {
     return queries >= cut->grid / 8 && keys >= cut->grid && queries * keys >= cut->grid * cut->grid;
 }
 
-// A part of a span whose queries all see keys [keys.begin, keys.end), or (causal) [keys.begin, themselves]
+// A part of a span: its queries all see keys [keys.begin, keys.end), or (causal) [keys.begin, themselves].
 typedef struct {
     Span span;
     KeyRange keys;
-    int causal, partial; // partial: as the shape
+    int causal, partial; // partial: as in the shape
 } AttentionPart;
 
 static Span span_part(Span span, size_t begin, size_t end) {
@@ -170,7 +170,7 @@ static Span span_part(Span span, size_t begin, size_t end) {
     return part;
 }
 
-// The parts of a span: [0] its queries among the keys, [1] those behind them. Queries before them see none.
+// Splits a span into [0] its queries among the keys, [1] those after them. Queries before the keys see none.
 static void attention_parts(const AttentionShape *shape, Span span, AttentionPart part[2]) {
     const KeyRange keys = {max_size(shape->keys.begin, span.document), min_size(shape->keys.end, span.end)};
     const size_t first = min_size(max_size(span.begin, keys.begin), span.end);
@@ -187,7 +187,7 @@ static void own_call(Span span, KeyRange keys, AttentionTake *take, void *to) {
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// The calls of a span's queries for a call's keys. 0 where the library does not take one of them.
+// Makes the calls for `call`, its keys in ranges if there are too many. Returns 0 if the library does not take one.
 static int forward_calls_of(const AttentionCut *cut, AttentionCall call, AttentionTake *take, void *to) {
     const size_t most = attention_most_keys(cut), range = most / 2 / cut->block * cut->block;
     AttentionCall full = call;
@@ -202,7 +202,7 @@ static int forward_calls_of(const AttentionCut *cut, AttentionCall call, Attenti
     return 1;
 }
 
-// Keys of a call are a multiple of this: 16 lengths between two powers of two.
+// Returns the step of a call's number of keys: 16 lengths between two powers of two.
 static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
     size_t step = cut->grid / 2;
     while (step < cut->block && 32 * step <= keys) step *= 2;
@@ -228,7 +228,7 @@ static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span p
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// Gives `call` other keys and its heads; whether it is taken
+// Sets the call's keys and heads; returns whether the library takes it.
 static int library_call(const AttentionCut *cut, AttentionCall *call, size_t begin, size_t end) {
     call->keys.begin = begin, call->keys.end = end;
     call->heads = attention_heads(cut, call->rows, end - begin);
@@ -247,13 +247,14 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
     if (p->causal) {
         if (key < lowest + rows) return 0;
         key -= rows;
-        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // where documents begin: few lengths
+        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // coarser at a document's start: fewer
+                                                                                // lengths
         if (window && key > seen) key -= (key - seen) / step * step;
         if (!library_call(cut, &call, key, piece.end)) return 0;
         if (take) take(to, &call);
     }
     call.causal = 0;
-    while (!window && key >= seen + cut->grid / 2) { // as many blocks of a length as there are keys for
+    while (!window && key >= seen + cut->grid / 2) { // as many blocks of one length as the keys fill
         const size_t block = attention_key_block(cut, rows, key - seen);
         if (!block || !library_call(cut, &call, key - block, key)) return 0;
         key -= (key - seen) / block * block;
@@ -268,7 +269,7 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
 typedef int PieceCalls(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                        void *to);
 
-// The next queries of a part, from t on. Returns where they end.
+// Makes the calls for the next queries of a part, from t on. Returns where they end.
 static size_t next_piece(const AttentionCut *cut, const AttentionShape *shape, const AttentionPart *p, size_t t,
                          PieceCalls *calls, AttentionTake *take, void *to) {
     for (size_t rows = attention_piece(cut, p->span.end - t);; rows /= 2) {
@@ -296,12 +297,12 @@ static void attention_forward_calls(const AttentionCut *cut, const AttentionShap
     }
 }
 
-// Calls for the rows [row, row + rows) of the shape's queries; rows of calls count from `row`.
+// Makes the calls for rows [row, row + rows) of the shape's queries; rows of calls count from `row`.
 static void attention_backward_calls(const AttentionCut *cut, const AttentionShape *shape, size_t row, size_t rows,
                                      AttentionTake *take, void *to) {
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span whole = shape->spans.span[i];
-        const size_t before = whole.begin - whole.row; // token less row, maybe below 0
+        const size_t before = whole.begin - whole.row; // token minus row, may wrap below 0
         const size_t begin = max_size(whole.row, row), end = min_size(whole.end - before, row + rows);
         AttentionPart part[2];
         if (begin >= end) continue;
@@ -319,13 +320,13 @@ typedef struct {
     const AttentionCut *cut;
     int backward;
     double own, library; // query-key pairs
-    double masked;       // of the library's: in squares of a block of queries and their own keys, or within a window
+    double masked;       // part of library: in squares of a block of queries and their own keys, or within a window
     double calls;        // of the library
-    double staged;       // bytes read and written around these
+    double staged;       // bytes read and written around the calls
 } AttentionCounts;
 
-// An AttentionTake. Staged results of backward are read in bf16 and added in fp32; that the library writes them is part
-// of its call.
+// Counts a call (an AttentionTake). Backward reads staged results in bf16 and adds them in fp32; the library's own
+// writes belong to its call.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const double pairs = span_pairs(call->span, call->keys, c->cut->window);

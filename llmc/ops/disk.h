@@ -1,14 +1,14 @@
 /*
-Files that tensors go to and come back from. A file is open and has no name, so that its space is free again however the
-process ends, kill -9 included. A byte of it has an address in a range of the process that is reserved and inaccessible:
-whoever has an address need not ask where it lies, and reading through it faults.
+Files that tensors are stored to and loaded from. An open file has no name, so its space is freed however the process
+ends, kill -9 included. Each byte has an address in a reserved, inaccessible range of the process: callers need not know
+that an address is on disk, and reading through it faults.
 
-Two threads, one that writes and one that reads, do what was asked for in its order, through two aligned pieces each:
-direct I/O where the file system has it, so that the page cache takes no memory. Only the writing thread writes. A block
-whose bytes belong to several transfers is read, changed and written by that one thread, and so keeps them all.
+One thread writes and one reads, each in the order of asking, through two aligned pieces each. Direct I/O, where the
+file system has it, keeps the page cache out of memory. If several transfers share a block, the writing thread alone
+reads, changes and writes it, so none is lost.
 
-An error ends the program, when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
-threads: a transfer happens when it is awaited, or when its queue is full. Tests find missing waits so.
+An error ends the program when its transfer is awaited. With STREAMBP_TRANSFERS=late in the environment there are no
+threads: a transfer happens when it is awaited, or when its queue is full. That is how tests find missing waits.
 
 Part of an op set's translation unit, which defines what follows first.
 */
@@ -42,14 +42,14 @@ typedef struct {
     int of_host; // memory is the host's, not the device's
 } DiskTransfer;
 
-// ---- of the op set -------------------------------------------------------------------------------------------------
-static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: there is none
+// ---- defined by the op set ------------------------------------------------------------------------------------------
+static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: not enough
 static void disk_pieces_release(char *pieces, size_t bytes);
-static void disk_mark(int way, size_t slot);  // by who asks: a transfer comes behind the kernels so far
-static void disk_wait(int way, size_t slot);  // by who awaits: until these are done, with an eye on other ranks
-static void disk_begin(int way, size_t slot); // by who does it: copies come behind these
+static void disk_mark(int way, size_t slot);  // when asking: orders the transfer after the kernels so far
+static void disk_wait(int way, size_t slot);  // when awaiting: waits for those kernels, watching other ranks
+static void disk_begin(int way, size_t slot); // in the thread: orders copies after those kernels
 static void disk_copy(int way, const DiskTransfer *transfer, void *to, const void *from, size_t bytes); // begins
-static void disk_copied(int way); // until those that began are done
+static void disk_copied(int way); // waits for the copies begun
 static void watch_at_work(void);  // dist_watch.h
 
 typedef struct {
@@ -63,7 +63,7 @@ static struct {
     DiskFile file[DISK_FILES];
     size_t files;
     DiskQueue queue[DISK_WAYS];
-    pthread_mutex_t lock; // of queues, and of what follows
+    pthread_mutex_t lock; // guards the queues and the fields below
     pthread_cond_t changed;
     int running, late, failed; // failed: the exit code
     char *pieces;
@@ -93,7 +93,7 @@ static void disk_io(const DiskFile *file, int way, char *memory, size_t bytes, s
     }
 }
 
-// Bytes of the file that pass through one piece of memory: `bytes` from `offset + skip` on, in `whole` bytes of blocks
+// Bytes of the file that one piece of memory holds: `bytes` from `offset + skip` on, in `whole` bytes of blocks
 typedef struct {
     size_t offset, skip, bytes, whole;
 } DiskPart;
@@ -106,7 +106,7 @@ static DiskPart disk_part(const DiskFile *file, size_t begin, size_t end) {
     return part;
 }
 
-// Begins to fill a piece with what is to be written, beside what the file has in the same blocks.
+// Starts filling a piece with the bytes to write, and with the file's other bytes of the same blocks.
 static void disk_fill(const DiskTransfer *t, char *piece, DiskPart part, const char *memory) {
     const size_t last = part.whole - t->file->align;
     if (part.skip) disk_io(t->file, DISK_READS, piece, t->file->align, part.offset);
@@ -194,7 +194,7 @@ static void disk_start(void) {
     disk.pieces = disk_pieces_allocate(DISK_PIECES);
     if (!disk.pieces) die("no memory for %s that transfers to --disk pass through", human_bytes((double)DISK_PIECES));
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread takes signals
     for (int way = 0, error; way < DISK_WAYS; way++) {
         DiskQueue *queue = &disk.queue[way];
         for (int i = 0; i < 2; i++) queue->piece[i] = disk.pieces + (2 * way + i) * DISK_PIECE;
@@ -215,7 +215,7 @@ static void disk_stop(void) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// Returns when transfer n and all before it of its way are done. A rank that waits is at work.
+// Returns when transfer n and all before it of its direction are done. Meanwhile tells other ranks that this one works.
 static void disk_await(int way, int64_t n) {
     DiskQueue *queue = &disk.queue[way];
     if (!n) return;
@@ -233,7 +233,7 @@ static void disk_await(int way, int64_t n) {
     if (failed) die_with(failed, "%s", disk.message);
 }
 
-// Returns its number among those of its way.
+// Queues a transfer; returns its number among those of its direction.
 static int64_t disk_ask(int way, const DiskFile *file, const void *address, void *memory, size_t bytes, int of_host) {
     DiskQueue *queue = &disk.queue[way];
     const int64_t n = queue->asked + 1;
@@ -250,7 +250,7 @@ static int64_t disk_ask(int way, const DiskFile *file, const void *address, void
     return n;
 }
 
-// Does nothing where `address` is not on disk, and returns 0. host: the host's memory
+// Returns 0 and does nothing if `address` is not on disk. host: the host's memory
 static int disk_copy_in(void *address, const void *host, size_t bytes) {
     const DiskFile *file = disk_file_of(address);
     if (file) disk_await(DISK_WRITES, disk_ask(DISK_WRITES, file, address, (void *)(uintptr_t)host, bytes, 1));
@@ -262,12 +262,12 @@ static int disk_copy_out(void *host, const void *address, size_t bytes) {
     return file != NULL;
 }
 
-// Returns when the threads have done everything that was asked for.
+// Returns when the threads have done all transfers.
 static void disk_finish(void) {
     for (int way = 0; way < DISK_WAYS && disk.files && !disk.late; way++) disk_await(way, disk.queue[way].asked);
 }
 
-// Memory, or a file, that is released: transfers of it that nobody awaited are done first, or never.
+// Called before memory or a file is released: does its pending transfers, or cancels them (late).
 static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) {
     disk_finish();
     for (int way = 0; way < DISK_WAYS; way++) {
@@ -280,7 +280,7 @@ static void disk_forget(const void *memory, size_t bytes, const DiskFile *file) 
 }
 
 // ---- the file ------------------------------------------------------------------------------------------------------
-// File systems that are no disk of this machine
+// File systems that are not a disk of this machine
 static const struct {
     unsigned type;
     const char *name;
@@ -305,7 +305,7 @@ static void disk_folder_require(const char *folder) {
     }
 }
 
-// Bytes that each of so many ranks may take there; ends the program where the folder is none for files.
+// Returns the bytes that each of `ranks` ranks may take there; ends the program if the folder cannot hold the files.
 static size_t disk_bytes_left(const char *folder, size_t ranks) {
     struct statvfs system;
     struct rlimit limit;
@@ -316,7 +316,7 @@ static size_t disk_bytes_left(const char *folder, size_t ranks) {
     return limited ? min_size(left, (size_t)limit.rlim_cur) : left;
 }
 
-// Opens a file that has no name, or none for long.
+// Opens a nameless file, or unlinks a named one at once.
 static int disk_open(const char *folder) {
     char path[PATH_MAX];
     int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -338,7 +338,7 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
     if (file->bytes > left)
         die("--disk %s: %s are needed there, %s can be had; give another folder or lower --disk-limit", folder,
             human_bytes((double)bytes), human_bytes((double)left));
-    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is an error of writing
+    signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit is an error of write()
     file->fd = disk_open(folder);
     if (file->fd < 0) die("--disk %s: no file can be made there: %s", folder, strerror(errno));
     if (fallocate(file->fd, 0, 0, (off_t)file->bytes) &&
@@ -346,10 +346,10 @@ static void *disk_file_allocate(const char *folder, size_t bytes) {
         die("--disk %s: %s cannot be reserved there: %s; %s were free", folder, human_bytes((double)bytes),
             strerror(errno), human_bytes((double)left));
     if (!disk.files) disk_start();
-    // direct I/O, if the first block can be written so
+    // direct I/O, if it can write the first block
     const int flags = fcntl(file->fd, F_GETFL);
     char *const piece = disk.queue[DISK_WRITES].piece[0];
-    disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // the piece is free
+    disk_await(DISK_WRITES, disk.queue[DISK_WRITES].asked); // until the piece is free
     file->align = DISK_BLOCK;
     if (fcntl(file->fd, F_SETFL, flags | O_DIRECT) || pwrite(file->fd, piece, DISK_BLOCK, 0) != DISK_BLOCK)
         fcntl(file->fd, F_SETFL, flags), file->align = 1;

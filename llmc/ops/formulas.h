@@ -1,5 +1,5 @@
 /*
-Formulas that both op sets compute with, in floatS, which the including file has defined.
+Formulas that both op sets use, in floatS, which the including file defines.
 */
 #ifndef LLMC_FORMULAS_H
 #define LLMC_FORMULAS_H
@@ -11,12 +11,12 @@ Formulas that both op sets compute with, in floatS, which the including file has
 #define GELU_SCALE 1.5957691216057308 // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715
 
-// of a number or a vector
+// g: a number or a vector
 #define GELU_Z(g)     ((g) * ((floatS)GELU_SCALE + (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g)))
 #define GELU_SLOPE(g) ((floatS)GELU_SCALE + 3 * (floatS)(GELU_SCALE * GELU_CUBIC) * (g) * (g))
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-// In fp32, as transformers has it; the product is rounded before 1 is added.
+// Returns the queries' scale in fp32, as transformers does; the product is rounded before 1 is added.
 DEVICE_TOO static inline float rotation_scale(Rotation r, int32_t position) {
     if (r.growth == 0) return 1;
     const volatile float more = (float)r.growth * (float)log(1 + floor((double)position / r.original));
@@ -24,14 +24,16 @@ DEVICE_TOO static inline float rotation_scale(Rotation r, int32_t position) {
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
-// Over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of -inf
-// (masked words) then count as probability 0 even in a block of nothing else, while +inf and NaN reach the sum as NaN.
+// Sums over the vocabulary, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf:
+// logits of -inf (masked words) then count as probability 0 even if a block has no others, while +inf and NaN reach the
+// sum as NaN.
 typedef struct {
     floatS top;
-    double sum, weighted; // of exp z, and where entropy is wanted of z exp z
+    double sum, weighted; // sums of exp z and, for entropy, of z exp z
 } Exponentials;
 
-// Measures them from `top` on, which is no less than before. z exp z grows by what z falls: both are of one sign.
+// Rescales the sums to a new `top`, which is no less than before. Every z falls by the same amount; both terms of
+// `weighted` have one sign, so nothing cancels.
 DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
     const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
     if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);
@@ -39,14 +41,14 @@ DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inve
     e->top = top;
 }
 
-// z exp z is 0 in fp32 from here on; where z is -inf the product would be NaN.
+// z exp z is 0 in fp32 below this; at z = -inf the product would be NaN.
 #define LEAST_Z ((floatS)-1e4)
 
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 enum { ADAMW_W, ADAMW_M, ADAMW_V, ADAMW_ROLES };
 #define ADAMW_BLOCK 1024 // elements of a parameter that share a key of the random numbers
 
-// The factors of one step, the same for all elements; worked out in double.
+// The factors of one step, the same for all elements; computed in double.
 typedef struct {
     floatS gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
     floatS decay;           // learning_rate * weight_decay
@@ -54,7 +56,7 @@ typedef struct {
     floatS root_correction; // 1 / sqrt(1 - beta2^step)
     floatS epsilon;
     uint64_t seed, stream; // of the random numbers
-    size_t first;          // place of element 0 in its parameter
+    size_t first;          // index of element 0 in its parameter
 } AdamWFactors;
 
 static AdamWFactors adamw_factors(const AdamW *step) {
@@ -74,19 +76,19 @@ static AdamWFactors adamw_factors(const AdamW *step) {
     return f;
 }
 
-// Random bits of element `place` of a parameter.
+// Returns the random bits of element `place` of a parameter; ADAMW_BLOCK elements share them.
 DEVICE_TOO static inline uint64_t adamw_key(const AdamWFactors *f, int role, size_t place) {
     return random_bits(f->seed, f->stream + (uint64_t)role, place / ADAMW_BLOCK);
 }
 
-// A hash of 32 bits that vectorises everywhere, unlike random_mix: the finaliser of MurmurHash3.
+// Hashes 32 bits by the finaliser of MurmurHash3, which vectorises everywhere, unlike random_mix.
 DEVICE_TOO static inline uint32_t mix32(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;
     return x ^ (x >> 16);
 }
 
-// 16 random bits; index: of the elements that share the key
+// Returns 16 random bits; index: among the elements that share the key.
 DEVICE_TOO static inline uint32_t adamw_noise(uint64_t key, uint32_t index) {
     return mix32(mix32(index ^ (uint32_t)key) ^ (uint32_t)(key >> 32)) >> 16;
 }

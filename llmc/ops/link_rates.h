@@ -1,6 +1,6 @@
 /*
-Rates between the device and a place that tensors go to, measured through the ops that bring them there: through pinned
-memory and direct I/O as a run's transfers.
+Rates of the link between the device and a place, measured by the ops store and load: pinned memory and direct I/O, as a
+run's transfers use.
 */
 #ifndef LLMC_LINK_RATES_H
 #define LLMC_LINK_RATES_H
@@ -10,7 +10,7 @@ typedef struct {
     double out, in, both; // bytes/s from the device, to it, and each way while both ways are busy
 } LinkRates;
 
-// Seconds for `out` bytes from the device to the place and `in` bytes from its other half to the device's
+// Times a store of `out` bytes beside a load of `in` bytes between the second halves; returns seconds.
 static double link_seconds(const Ops *ops, char *place, char *device, size_t most, size_t out, size_t in) {
     int64_t store = 0, load = 0;
     ops->finish();
@@ -22,7 +22,7 @@ static double link_seconds(const Ops *ops, char *place, char *device, size_t mos
     return seconds_now() - begin;
 }
 
-// place[2 most] and device[2 most] are overwritten. Takes less than a tenth of a second where a link has a GB/s.
+// Measures the rates; overwrites place[2 most] and device[2 most]. Takes less than a tenth of a second at 1 GB/s.
 static LinkRates link_rates(const Ops *ops, char *place, char *device, size_t most) {
     size_t bytes = min_size(most, (size_t)4 << 20);
     double seconds;
@@ -32,12 +32,12 @@ static LinkRates link_rates(const Ops *ops, char *place, char *device, size_t mo
     while ((seconds = link_seconds(ops, place, device, most, bytes, 0)) < 0.01 && bytes < most)
         bytes = min_size(2 * bytes, most);
     rates.out = (double)bytes / seconds;
-    link_seconds(ops, place + most, device, most, bytes, 0); // a file gives zeros where nothing was written
+    link_seconds(ops, place + most, device, most, bytes, 0); // unwritten parts of a file read as zeros, faster
     rates.in = (double)bytes / link_seconds(ops, place, device, most, 0, bytes);
     rates.both = (double)bytes / link_seconds(ops, place, device, most, bytes, bytes);
     return rates;
 }
 
-#define SLOW_DISK 2e8 // bytes/s: a hard disk, a throttled volume; any SSD of PCIe is 5 times as fast
+#define SLOW_DISK 2e8 // bytes/s: a hard disk, a throttled volume; any PCIe SSD is 5 times as fast
 
 #endif

@@ -1,15 +1,15 @@
 /*
 The ops of struct Ops (ops.h), each with its contract: formula, shape of every pointer, what is written. This list is
-included wherever something is made of every op: the struct, the tables of op sets, op sets around others.
+included wherever every op is needed: the struct, the tables of op sets, op sets that wrap others.
 
     OP(type, name, (parameters), (arguments), touches)
 
 `touches` is a row of statements, in macros that the including file may define:
-    TENSOR(argument, elements, size)  it is device memory, or NULL; size: bytes of an element, STORED and SUMMED those
+    TENSOR(argument, elements, size)  device memory, or NULL; size: bytes of an element, STORED and SUMMED those
                                       of the types in ops.h
     KEYS(argument, size)              likewise, the rows of k, v, dk or dv that attention's `shape` reads
-    PLACE(argument, bytes)            it is memory of the device, or of another place
-    COUNT(...)                        what op set "dry" counts or checks besides (ops_dry.h)
+    PLACE(argument, bytes)            memory of the device, or of another place
+    COUNT(...)                        what op set "dry" also counts or checks (ops_dry.h)
 
 Kinds of ops; each is an OP where the including file defines no macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
@@ -30,56 +30,56 @@ Kinds of ops; each is an OP where the including file defines no macro for it:
 // clang-format off
 
 // ---- memory --------------------------------------------------------------------------------------------------------
-// NULL when there is not enough; contents undefined
+// returns NULL if there is not enough; contents undefined
 OP_HOST(void *, allocate, (size_t bytes), (bytes))
 OP_HOST(void, release, (void *memory, size_t bytes), (memory, bytes))
-// NULL: the device can be used. Else one sentence: what keeps it from that, and what to do
+// returns NULL if the device can be used, else one sentence: why not, and what to do
 OP_HOST(const char *, device_problem, (void), ())
-// most bytes this process has had in use, whoever allocated them
+// peak bytes of this process, whoever allocated them
 OP_HOST(size_t, memory_peak, (void), ())
-// bytes that could be allocated now; 0: the machine does not tell
+// bytes that could be allocated now; 0: not known
 OP_HOST(size_t, memory_available, (void), ())
-// what that counts, in words: "the memory available"
+// name of memory_available's figure: "the memory available"
 OP_HOST(const char *, memory_name, (void), ())
-// memory of any place = host memory. Transfers of its bytes that go there have been awaited, and in copy_out, too
+// memory of any place = host memory. Before either copy, await transfers into these bytes
 OP_MEMORY(void, copy_in, (void *place, const void *host, size_t bytes), (place, host, bytes), PLACE(place, bytes))
 OP_MEMORY(void, copy_out, (void *host, const void *place, size_t bytes), (host, place, bytes), PLACE(place, bytes))
 // device to device, no overlap
 OP_MEMORY(void, copy, (void *out, const void *in, size_t bytes), (out, in, bytes),
           TENSOR(out, bytes, 1) TENSOR(in, bytes, 1))
 OP_MEMORY(void, zero, (void *out, size_t bytes), (out, bytes), TENSOR(out, bytes, 1))
-// devices, driver, libraries, memory, each told with what is wrong and what to do; never ends the program
+// tells of devices, driver, libraries and memory: what is wrong and what to do; never ends the program
 OP_HOST(void, machine_findings, (TellFinding tell), (tell))
-// returns when everything asked for is done: before a clock is read
+// returns when all work is done: call before reading a clock
 OP_HOST(void, finish, (void), ())
 
 // ---- places that tensors go to and come back from, beside other ops: host memory and files on disk -----------------
-// memory that a device reaches at its full speed; NULL when there is not enough
+// memory that the device reaches at full speed; NULL if there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))
 // bytes that could be allocated once the device has `planned`; 0: not known
 OP_HOST(size_t, host_available, (size_t planned), (planned))
-// Addresses for the bytes of a file without a name in `folder`, whose space is reserved. Transfers and copies take
-// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line where
-// that cannot be: no folder, no right to write, too small, host memory (tmpfs), a network file system
+// Returns addresses for the bytes of a nameless file in `folder` and reserves its space. Transfers and copies take
+// them, arithmetic is as usual, reading through them faults. Contents undefined. Ends the program with one line if that
+// fails: no folder, not writable, too small, host memory (tmpfs), a network file system
 OP_HOST(void *, disk_allocate, (const char *folder, size_t bytes), (folder, bytes))
 OP_HOST(void, disk_release, (void *memory, size_t bytes), (memory, bytes))
-// bytes that could be allocated there by this rank; ends the program as disk_allocate does
+// bytes that this rank could allocate there; ends the program as disk_allocate does
 OP_HOST(size_t, disk_available, (const char *folder), (folder))
-// A transfer runs beside other ops until the ticket it returns is awaited. Until then nobody writes to its source or
-// touches what it changes. There are four kinds: stores to the host, loads from it, stores to disk, loads from it. A
-// ticket is 4 * number + kind, number from 1. Transfers of a kind are done in order, those of several in any: a load of
-// what a store writes is asked for when that store has been awaited. place = device
+// A transfer runs beside other ops until its ticket is awaited. Until then, write neither its source nor its target,
+// nor read its target. There are four kinds: stores to the host, loads from it, stores to disk, loads from it. A ticket
+// is 4 * number + kind, number from 1. Transfers of a kind are done in order, kinds in any order: await a store before
+// asking for a load of what it writes. place = device
 OP_MEMORY(int64_t, store, (void *place, const void *device, size_t bytes), (place, device, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
 // device = place
 OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (device, place, bytes),
           PLACE(place, bytes) TENSOR(device, bytes, 1))
-// later ops find this transfer done, and all before it of its kind; ticket 0: none. A transfer that failed ends the
+// later ops find this transfer and all earlier ones of its kind done; ticket 0: none. A failed transfer ends the
 // program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
 
-// The calls that follow stand for `factor` calls alike. Op set "dry" multiplies its counts by it; the others ignore it.
+// Op set "dry" counts each of the calls that follow `factor` times; the others ignore it.
 OP_HOST(void, repeat, (double factor), (factor))
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ OP(void, embedding_forward, (Stored *out, const int32_t *tokens, const int32_t *
    (out, tokens, position, wte, wpe, n, C, scale),
    TENSOR(out, n * C, STORED) TENSOR(tokens, n, sizeof(int32_t)) TENSOR(position, n, sizeof(int32_t))
    TENSOR(wte, C, STORED) TENSOR(wpe, C, STORED) COUNT(dry_move(2 * n * C, STORED)))
-// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, summed in Summed, added to dw once;
-// row `skip` gets nothing (NO_ROW: every row its sum)
+// dw[rows,C] += scale * sum of dx[t] over the tokens t with index[t] == row, accumulated in Summed, added to dw once;
+// row `skip` gets nothing (NO_ROW: skips none)
 OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const int32_t *index, size_t N, size_t rows,
                               size_t C, double scale, size_t skip, Summed *scratch),
    (dw, dw_type, dx, index, N, rows, C, scale, skip, scratch),
@@ -99,14 +99,14 @@ OP(void, embedding_backward, (void *dw, DType dw_type, const Stored *dx, const i
 OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, rows, C))
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
-// out[row[i],:] = in[i,:] of in[n,width], i < n; no two rows alike. Only the device knows where rows go
+// out[row[i],:] = in[i,:] of in[n,width], i < n; rows are distinct. Only the device knows them
 OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
    (out, in, row, n, width),
    TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
    COUNT(dry_move(2 * n * width, STORED)))
 
 // ---- weights in 4 bits ---------------------------------------------------------------------------------------------
-// out[n] = the elements of a matrix in 4 bits (llmc/base/quantise.h): quant_decode of its record, rounded to Stored
+// out[n] = the elements of a 4-bit matrix (llmc/base/quantise.h): quant_decode of its record, rounded to Stored
 OP(void, dequantise, (Stored *out, const void *record, const QuantFormat *format, size_t n), (out, record, format, n),
    TENSOR(out, n, STORED) TENSOR(record, quant_parts(*format, n).bytes, 1)
    COUNT(dry_move(n * STORED + quant_parts(*format, n).bytes, 1)))
@@ -120,8 +120,8 @@ OP(void, norm_forward, (Stored *out, const Stored *x, const Stored *w, const Sto
    COUNT(dry_norm(norm, "rmsnorm_forward", "layernorm_forward", C))
    TENSOR(out, n * C, STORED) TENSOR(x, n * C, STORED) TENSOR(residual, n * C, STORED) TENSOR(w, C, STORED)
    TENSOR(b, C, STORED) COUNT(dry_move((residual ? 3 : 2) * n * C, STORED)))
-// dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=;  dx may be dout or x when not
-// accumulating. With dw NULL (db then, too) dx alone is computed, and scratch may be NULL.
+// dx[n,C] = (or += with accumulate) gradient of x, dw[C] +=, LayerNorm: db[C] +=; dx may be dout or x when not
+// accumulating. With dw and db NULL only dx is computed, and scratch may be NULL.
 OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x, const Stored *w,
                          size_t n, size_t C, Norm norm, int accumulate, Summed *scratch),
    (dx, dw, db, dout, x, w, n, C, norm, accumulate, scratch),
@@ -132,8 +132,8 @@ OP(void, norm_backward, (Stored *dx, Summed *dw, Summed *db, const Stored *dout,
 OP_SCRATCH(norm_backward_scratch, (size_t n, size_t C), (n, C))
 
 // ---- linear: weight[OC,C], as in out = x weight^T + bias -----------------------------------------------------------
-// Rows of out, residual and dout [n,OC] are `stride` >= OC elements apart: columns of a wider matrix, to which an
-// adapter (LoRA) adds, and logits with padding. What lies between rows is neither read nor written.
+// Rows of out, residual and dout [n,OC] are `stride` >= OC elements apart: columns of a wider matrix that an adapter
+// (LoRA) adds to, or padded logits. Gaps between rows are neither read nor written.
 // out[n,OC] = x[n,C] weight^T (+ bias[OC]) (+ residual[n,OC]), rounded once;  bias, residual may be NULL; out may be
 // residual
 OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, const Stored *bias,
@@ -141,8 +141,8 @@ OP(void, linear_forward, (Stored *out, const Stored *x, const Stored *weight, co
    (out, x, weight, bias, residual, n, C, OC, stride),
    TENSOR(out, strided(n, OC, stride), STORED) TENSOR(x, n * C, STORED) TENSOR(weight, OC * C, STORED)
    TENSOR(bias, OC, STORED) TENSOR(residual, strided(n, OC, stride), STORED) COUNT(dry_product(n, C, OC, STORED)))
-// The same, weight being rows [first, first + OC) of what dequantise makes of a record of [rows,C]; nothing is decoded
-// to memory. Meant for few tokens
+// The same with weight = rows [first, first + OC) of the dequantised record of [rows,C], without decoding it to memory.
+// Meant for few tokens
 OP(void, linear_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                     size_t rows, size_t first, const Stored *bias, const Stored *residual, size_t n,
                                     size_t C, size_t OC, size_t stride),
@@ -165,7 +165,7 @@ OP(void, linear_backward_weight, (Summed *dweight, Summed *dbias, const Stored *
    TENSOR(x, n * C, STORED) COUNT(dry_product(n, C, OC, 2 * SUMMED)))
 
 // ---- adapters (LoRA): their products are linear ops ----------------------------------------------------------------
-// x[count] *= factor; x of the model's type or of sums
+// x[count] *= factor; type: the model's or that of sums
 OP(void, scale, (void *x, DType type, double factor, size_t count), (x, type, factor, count),
    TENSOR(x, count, dtype_size(type)) COUNT(dry_move(2 * count, dtype_size(type))))
 // out[n,width] = (or += with accumulate) in / (1 - rate) where dropout_keeps (random.h) element
@@ -178,7 +178,7 @@ OP(void, dropout, (Stored *out, const Stored *in, size_t n, size_t width, size_t
    COUNT(dry_move((accumulate ? 3 : 2) * n * width, STORED)))
 
 // ---- rotary position embedding, in place on the first R of x[n,heads,HD]: pairs turned by position * frequency[i] --
-// Pairs (i, i + R/2), or (2i, 2i + 1); times how (ops.h). back: turned back, which is the backward pass
+// Pairs (i, i + R/2), or (2i, 2i + 1), scaled as `how` says (ops.h). back: rotates back, the backward pass
 OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads, size_t HD,
                 size_t R, Rotation how, int back),
    (x, position, inverse_frequency, n, heads, HD, R, how, back),
@@ -187,7 +187,7 @@ OP(void, rope, (Stored *x, const int32_t *position, const float *inverse_frequen
    TENSOR(inverse_frequency, R / 2, sizeof(float)) COUNT(dry_move(2 * n * heads * R, STORED)))
 
 // ---- the gate of attention's output ---------------------------------------------------------------------------------
-// Rows [heads, first HD | second HD] become first[n,heads,HD] and second[n,heads,HD]; join: these become such rows
+// Splits rows [heads, first HD | second HD] into first[n,heads,HD] and second[n,heads,HD]; join: the reverse
 OP(void, split_heads, (Stored *joined, Stored *first, Stored *second, size_t n, size_t heads, size_t HD, int join),
    (joined, first, second, n, heads, HD, join),
    TENSOR(joined, 2 * n * heads * HD, STORED) TENSOR(first, n * heads * HD, STORED)
@@ -203,11 +203,11 @@ OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const St
    TENSOR(gate, count, STORED) COUNT(dry_move(5 * count, STORED)))
 
 // ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
-// Tokens of a document are those of its spans, in order. A span that begins its document finds a state of zeros,
-// whatever is stored; one that goes on finds the stored state of its slot. Afterwards that holds the state behind the
-// span. With slot_tokens 0 only the first span of a call may go on, and the state is left as it is behind the last.
+// A document's tokens are those of its spans, in order. A span that begins its document starts from a state of zeros,
+// any other from the stored state of its slot. The state after the span is stored there. With slot_tokens 0 only the
+// first span of a call may continue a document, and the state after the last span is stored.
 //
-// out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x 0 before a document; columns
+// out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document; columns
 // [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart
 OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const DeltaShape *shape),
    (out, columns, x, weight, shape),
@@ -216,10 +216,10 @@ OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Sto
    TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
    COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
-// dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as forward found them. dcolumns
-// [taps-1,W]: on the way in the gradient that tokens behind the call have for x of its last taps - 1 tokens, 0 for
-// tokens of another document; those before row 0 are before the call. On the way out for the taps - 1 tokens before the
-// call, 0 where the first span begins its document. slot_tokens is 0
+// dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as before forward. dcolumns
+// [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 for another
+// document's; with fewer rows, the first are of tokens before the call. Out, those for the taps - 1 tokens before this
+// call, 0 if the first span begins its document. slot_tokens is 0
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
                          const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
    (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
@@ -234,13 +234,12 @@ OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const St
    COUNT(dry_move(4 * delta_rows(shape) * delta_channels(shape), STORED)))
 OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 
-// The gated delta rule. x[n,W]: q, k, v behind the convolution; b, a: rows of HV elements, shape->stride apart. With q,
-// k of a head divided by sqrt(sum of squares + 1e-6), q also by sqrt(K), beta = 1 / (1 + exp(-b)), decay =
+// The gated delta rule. x[n,W]: q, k, v after the convolution; b, a: rows of HV elements, shape->stride apart. Each
+// head's q and k are divided by sqrt(sum of squares + 1e-6), q also by sqrt(K). With beta = 1 / (1 + exp(-b)), decay =
 // exp(-exp(A_log) log(1 + exp(a + dt_bias))), at each token and value head
 //     S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
-// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: the state alone. transfer[HV,K,K] (may be NULL; slot_tokens
-// 0): becomes T transfer, where a state before the call adds T state to the one behind it; T is 0 where a document
-// begins
+// state[slots,HV,K,V] = S, Summed; out[n,HV,V], or NULL: only the state. transfer[HV,K,K] (may be NULL; slot_tokens 0):
+// becomes T transfer, with state after = T * state before + U; T is 0 if a document begins in the call
 OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *b,
                          const Stored *a, const Stored *A_log, const Stored *dt_bias, const DeltaShape *shape,
                          Summed *scratch),
@@ -254,10 +253,10 @@ OP(void, delta_forward, (Stored *out, Summed *state, Summed *transfer, const Sto
    TENSOR(A_log, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
    TENSOR(scratch, ops_device->delta_forward_scratch(shape), SUMMED)
    COUNT(dry_delta(shape, out ? DELTA_FORWARD : DELTA_STATE, transfer != NULL)))
-// dstate[HV,K,V]: on the way in the gradient of the state behind the call, on the way out of the one before it, 0 where
-// the first span begins its document. dx[n,W], db, da (rows shape->stride apart) overwritten, dA_log[HV], ddt_bias[HV]
-// += (may be NULL). state: before the call; it is left as it is. With dx NULL dstate alone is computed; db, da, dA_log,
-// ddt_bias and state are then NULL, too. slot_tokens is 0
+// dstate[HV,K,V]: in, the gradient of the state after the call; out, of the state before it, 0 if the first span begins
+// its document. dx[n,W], db, da (rows shape->stride apart) overwritten, dA_log[HV], ddt_bias[HV] += (may be NULL).
+// state: before the call, only read. With dx NULL only dstate is computed; db, da, dA_log, ddt_bias and state are then
+// NULL, too. slot_tokens is 0
 OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Summed *ddt_bias, Summed *dstate,
                           const Stored *dout, const Stored *x, const Stored *b, const Stored *a, const Stored *A_log,
                           const Stored *dt_bias, const Summed *state, const DeltaShape *shape, Summed *scratch),
@@ -275,14 +274,15 @@ OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Su
    TENSOR(state, delta_state_elements(shape), SUMMED)
    TENSOR(scratch, ops_device->delta_backward_scratch(shape), SUMMED)
    COUNT(dry_delta(shape, dx ? DELTA_BACKWARD : DELTA_STATE_BACKWARD, 0)))
-// never less for more rows: plans rely on it
+// never decreases with rows: plans rely on it
 OP_SCRATCH(delta_forward_scratch, (const DeltaShape *shape), (shape))
 OP_SCRATCH(delta_backward_scratch, (const DeltaShape *shape), (shape))
-// transfer[HV,K,K] = identity matrices, which delta_forward turns into the transfer of a range of tokens
+// transfer[HV,K,K] = identity matrices; delta_forward turns them into the transfer of a range of tokens
 OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer, shape),
    TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
-// state[HV,K,V] += T before[HV,K,V], each head's T = transfer[K,K]: the state behind a range, from what it adds to a
-// state of zeros. back: T^T, of gradients from behind a range to before it. Neither spans nor slots are looked at
+// state[HV,K,V] += T before[HV,K,V], each head's T = transfer[K,K]: state: in, that after a range begun at zeros; out,
+// after a range begun at `before`. back: T^T, takes gradients from a range's end to its start. Spans and slots are
+// ignored
 OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back,
                          const DeltaShape *shape),
    (state, transfer, before, back, shape),
@@ -309,12 +309,12 @@ OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, 
 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =
-// softmax(scale q k^T) v, causal within the document and no more than spans.window keys back; lse = log sum exp of the
-// scaled scores. Keys that no query sees are not read.
-// With shape->partial keys come a range at a time, in any order (ring attention, arXiv 2310.01889): out and lse are
-// those of this range, with accumulate those of this range and the ones they hold. Rows of k, v outside of the range
-// are not read: they need not be memory. A query may see no key of the range; spans.pairs are those of the range. As
-// long as a row has met no key its out is 0 and its lse -infinity. out: Stored, partial: Summed
+// softmax(scale q k^T) v, causal within the document, at most spans.window keys; lse = log sum exp of the scaled
+// scores. Keys that no query sees are not read.
+// With shape->partial a call takes one range of keys, in any order (ring attention, arXiv 2310.01889): out and lse are
+// those of this range; accumulate: of this range and those they hold. Rows of k, v outside the range are not read and
+// need not be memory. A query may see no key of the range; spans.pairs are those of the range. Before a row has seen a
+// key, its out is 0 and its lse -infinity. out: Stored, partial: Summed
 OP(void, attention_forward, (void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
                              const AttentionShape *shape, Summed *scratch),
    (out, lse, q, k, v, shape, scratch),
@@ -333,15 +333,15 @@ OP(void, attention_backward, (void *dq, Summed *dk, Summed *dv, const Stored *do
    TENSOR(out, attention_rows(shape) * shape->HD, STORED) TENSOR(q, attention_rows(shape) * shape->HD, STORED)
    TENSOR(scratch, ops_device->attention_scratch(spans_rows(shape->spans), shape->NH, shape->NKV, shape->HD), SUMMED)
    KEYS(k, STORED) KEYS(v, STORED) KEYS(dk, SUMMED) KEYS(dv, SUMMED))
-// enough for both; never less for more queries: plans rely on it
+// enough for both; never decreases with n: plans rely on it
 OP_SCRATCH(attention_scratch, (size_t n, size_t NH, size_t NKV, size_t HD), (n, NH, NKV, HD))
-// how later calls and attention_scratch work; called before plans are made. An op set may have nothing to choose
+// sets how later calls and attention_scratch work; call before planning. An op set may ignore it
 OP_HOST(void, attention_choose, (AttentionChoice choice), (choice))
-// the library that takes what it can of attention with these heads, "cuDNN 9.19.0"; NULL: our own kernels
+// library that computes attention with these heads where it can, "cuDNN 9.19.0"; NULL: our own kernels
 OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size_t window), (NH, NKV, HD, window))
 
 // ---- activations ---------------------------------------------------------------------------------------------------
-// out[n,FF] of in[n,2FF] = [gate, up] in each row; GELU: of in[n,FF]
+// out[n,FF] of in[n,2FF], each row [gate, up]; GELU: of in[n,FF]
 OP(void, activation_forward, (Stored *out, const Stored *in, ActivationKind kind, size_t n, size_t FF),
    (out, in, kind, n, FF), COUNT(dry_activation(kind, "swiglu_forward", "gelu_forward", "geglu_forward"))
    TENSOR(out, n * FF, STORED) TENSOR(in, n * activation_width(kind, FF), STORED)
@@ -356,10 +356,10 @@ OP(void, activation_backward, (Stored *din, const Stored *dout, const Stored *in
 
 // ---- loss head -----------------------------------------------------------------------------------------------------
 // logp[n] = log softmax(logits[n,V] / temperature)[target], 0 where target < 0. With weight (dL/dlogp, [n]) the logits
-// become their own gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are afterwards what
-// they were before, but not read-only: a row's target stands aside while the others are summed.
+// are overwritten by their gradient: weight/temperature * (onehot(target) - softmax). With weight NULL they are
+// unchanged afterwards, but not read-only: a row's target is replaced while the others are summed.
 // entropy[n] (may be NULL) = -sum_v p log p of p = softmax(logits / temperature), nats; 0 where target < 0.
-// Rows of logits are `stride` >= V elements apart; what lies between them is neither read nor written.
+// Rows of logits are `stride` >= V elements apart; gaps between them are neither read nor written.
 OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t *targets, const Summed *weight,
                    size_t n, size_t V, size_t stride, double temperature),
    (logp, entropy, logits, targets, weight, n, V, stride, temperature),
@@ -368,9 +368,9 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
 
 // token[i] = a draw from row i of logits, i < n, rows `stride` >= V elements apart. Temperature 0: the likeliest token
 // (of the highest logit, of equal ones the lowest id). Else, with probabilities softmax(logits / temperature), of the
-// top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in the order of
-// likelihood the first at which the sum passes uniform[i], in [0, 1), of the whole. Without top_k and top_p that order
-// is by falling ids. In a row with a logit that is not finite: -1 - the first one's id
+// top_k likeliest tokens (0: all) and of these the fewest likeliest that hold the share top_p: in falling order of
+// likelihood, the first token at which the sum exceeds uniform[i], in [0, 1), times the total. Without top_k and top_p
+// the order is by falling ids. A row with a logit that is not finite: -1 - the first one's id
 OP(void, draw, (int32_t *token, const Stored *logits, const double *uniform, size_t n, size_t V, size_t stride,
                 const SamplingSettings *settings, Summed *scratch),
    (token, logits, uniform, n, V, stride, settings, scratch),
@@ -388,11 +388,11 @@ OP_STEP(void, widen, (float *out, const Stored *in, size_t count), (out, in, cou
 // gradient += in
 OP(void, gradient_add, (void *gradient, DType type, const Summed *in, size_t count), (gradient, type, in, count),
    TENSOR(gradient, count, dtype_size(type)) TENSOR(in, count, SUMMED))
-// returned to the host
+// returns the sum to the host
 OP_STEP(double, sum_of_squares, (const void *x, DType type, size_t count), (x, type, count),
         TENSOR(x, count, dtype_size(type)))
-// w[count] stepped by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding. m and v
-// of int8 are codes of the dynamic maps (quantise.h), with and without sign, of which a block shares a scale
+// Updates w[count] by AdamW (decoupled decay); master (fp32, may be NULL) holds the weights, w their rounding. int8 m
+// and v are codes of the dynamic maps (quantise.h), with and without sign; a block shares a scale
 OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step),
         (w, master, gradient, gradient_type, m, v, moment_type, count, step),
@@ -402,19 +402,18 @@ OP_STEP(void, adamw, (Stored *w, float *master, const void *gradient, DType grad
         TENSOR(step->v_scales, moment_blocks(moment_type, step, count), sizeof(float)))
 
 // ---- between processes (world.h); called by every rank of the group, in the same order; never in a group of one ----
-// An op may run beside others until the ticket it returns is awaited. Until then nobody writes to its memory or reads
-// what it changes. Tickets grow; ops are done in order. A rank's part of x is shard_range(count, unit, ranks of the
-// group, rank). x[count] of all ranks are added up: each rank's own part of x becomes that of the sums; the rest is
-// undefined
+// An op may run beside others until its ticket is awaited. Until then, do not write its memory or read its results.
+// Tickets grow; ops are done in order. A rank's part of x is shard_range(count, unit, ranks of the group, rank). Adds
+// up x[count] of all ranks: each rank's part of x becomes that of the sums, the rest undefined
 OP_MEMORY(int64_t, reduce_scatter, (RankGroup group, Summed *x, size_t count, size_t unit), (group, x, count, unit),
           TENSOR(x, count, SUMMED))
-// x[count] of elements of `size` bytes: each rank's own part comes to all others
+// x[count] of elements of `size` bytes: each rank's part is copied to all others
 OP_MEMORY(int64_t, all_gather, (RankGroup group, void *x, size_t count, size_t unit, size_t size),
           (group, x, count, unit, size), TENSOR(x, count, size))
-// messages[n] to and from other ranks; every out has its in on the other side, in the order of this list
+// messages[n] to and from other ranks; every out matches an in of its peer, in the order of this list
 OP_MEMORY(int64_t, exchange, (RankGroup group, const Message *messages, size_t n), (group, messages, n),
           COUNT(dry_messages(messages, n)))
-// later ops, and copies, find this op done, and all before it
+// later ops and copies find this op and all before it done
 OP_MEMORY(void, await, (int64_t ticket), (ticket), )
 
 // clang-format on

@@ -1,40 +1,40 @@
 /*
 Op set "dry": computes nothing. It counts floating-point operations (a multiply-add is two) of matrix products and
-attention, and the bytes that other ops of a pass move; it checks that every tensor lies within one live region of the
-arena, to its last element. It makes plans, and in the tests it holds the driver to its own arena. Any build plans for
-any element type; scratch sizes are those of the op set that was linked.
+attention, and the bytes that other ops of a pass move. It checks that every tensor lies within one live region of the
+arena, to its last element. Plans are made with it; tests check the driver's use of its arena by it. Any build plans for
+any element type; scratch sizes are those of the linked op set.
 */
 #ifndef LLMC_OPS_DRY_H
 #define LLMC_OPS_DRY_H
 #include "arena.h"
 #include "attention_calls.h"
 
-// The work of the ops of a pass.
+// Work of the ops of a pass
 typedef struct {
-    double flops;                                 // of products and attention
+    double flops;                                 // products and attention
     double attention_forward, attention_backward; // of flops
-    double delta;                                 // of flops: the delta rule
-    double operands;                              // bytes that the products of flops read and write
-    double stalled; // FLOPs that products could do while they wait for operands (DryCount.ridge)
-    double moved;   // bytes that the ops between products move, and what attention stages
-    // where a machine is planned (DryCount.library)
-    double own_forward, own_backward;        // of attention's: by our own kernels
-    double any_order;                        // of attention_backward: by the library, sums in any order
-    double masked_forward, masked_any_order; // of what the library does: AttentionCounts.masked
-    double library_calls, staged;            // of the library; bytes of `moved` that its calls stage
-    double launches;                         // kernels of the ops that are counted
+    double delta;                                 // part of flops: the delta rule
+    double operands;                              // bytes that those products read and write
+    double stalled; // FLOPs that products could do while waiting for operands (DryCount.ridge)
+    double moved;   // bytes that other ops move, and that attention stages
+    // counted for a known machine (DryCount.library)
+    double own_forward, own_backward;        // attention FLOPs in our own kernels
+    double any_order;                        // part of attention_backward: in the library, sums in any order
+    double masked_forward, masked_any_order; // part in the library: AttentionCounts.masked
+    double library_calls, staged;            // calls of the library; bytes of `moved` that they stage
+    double launches;                         // kernel launches of the counted ops
 } OpCounts;
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
 typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
-    double ridge;          // FLOPs of products that a machine does in the time of a byte; 0: no machine is known
-    int library;           // attention is counted as the calls of a library (attention_calls.h)
-    double factor;         // calls that a call stands for
+    double ridge;          // product FLOPs per byte of memory traffic, in equal time; 0: machine not known
+    int library;           // attention is counted as a library's calls (attention_calls.h)
+    double factor;         // a call counts this many times
     AttentionChoice attention;
     OpCounts counts;
-    // the call counted last: its op, by kind where it has kinds, and its weight [rows, cols], a norm's [cols]; else 0
+    // the last call: its op, with its kind, and its weight's [rows, cols], a norm's [cols]; else 0
     const char *op;
     size_t rows, cols;
 } DryCount;
@@ -47,7 +47,7 @@ static void dry_range(const char *tensor, const void *pointer, size_t count, siz
             size);
 }
 
-// A range of any place
+// Checks a range of any place.
 static void dry_place(const char *name, const void *pointer, size_t bytes) {
     for (int place = 0; place < PLACES && dry.arena; place++)
         if (arena_holds(&dry.arena[place], pointer, bytes)) return;
@@ -67,7 +67,7 @@ static void dry_activation(ActivationKind kind, const char *swiglu, const char *
     dry.op = kind == ACTIVATION_SWIGLU ? swiglu : kind == ACTIVATION_GELU ? gelu : geglu;
 }
 
-// weight: its bytes, or those of its gradient in and out
+// weight: bytes of the weight, or of its gradient read and written
 static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
@@ -77,16 +77,17 @@ static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
     if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
 }
 
-// matrix: likewise, of an element
+// matrix: the same bytes per element
 static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix));
 }
 
-// Kernels of a library's call with those around it: log-sum-exp turned; cuDNN's own five, three that add what is staged
+// Kernels of a library call. Forward: its one, log-sum-exp transposed; backward: its five, three that add staged
+// results
 static const double library_kernels[2] = {2, 8}; // forward, backward
 
-// Counts a library's calls; returns whose the pairs are. Where a plan's pairs are of more blocks of keys than it visits
-// (ring.h), so are the calls.
+// Counts a library's calls; returns its and our own query-key pairs. A plan may visit fewer blocks of keys than
+// spans.pairs counts (ring.h): then calls are scaled by the pairs.
 static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const AttentionCut cut = attention_cut_of(shape, dry.attention);
     const double rows = (double)(spans_rows(shape->spans) * shape->NH), HD = (double)shape->HD;
@@ -103,13 +104,13 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     const double pairs = c.own + c.library, visits = pairs > 0 ? dry.factor * shape->spans.pairs / pairs : 0;
     dry.counts.library_calls += visits * c.calls;
     dry.counts.launches += visits * c.calls * library_kernels[backward];
-    // beside what calls stage: log-sum-exp turned; sums of dq zeroed, and rounded in the end
+    // also: log-sum-exp transposed; sums of dq zeroed, and rounded at the end
     c.staged += rows * (2 * sizeof(float) + (backward ? HD * (2 * sizeof(float) + (double)dry.stored) : 0));
     dry.counts.staged += visits * c.staged, dry.counts.moved += visits * c.staged;
     return c;
 }
 
-// Products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv
+// Counts products of length HD for each pair and query head: q k^T, p v; backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
     const double flops = dry.factor * 2 * products * shape->spans.pairs * NH * HD;
@@ -124,7 +125,7 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     counts->flops += flops;
 }
 
-// By the chunked form: products of blocks of DELTA_BLOCK tokens, of triangular matrices the half that is not zero.
+// Counts the chunked form: products of blocks of DELTA_BLOCK tokens; triangular matrices count half.
 static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
     static const double launches[] = {3, 3, 6, 3};
     const double n = (double)delta_rows(shape), elements = (double)(delta_channels(shape) + shape->HV * shape->V);
@@ -137,14 +138,14 @@ static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
     dry.counts.launches += dry.factor * launches[work];
 }
 
-// A product [K,K] [K,V] for each value head
+// Counts a product [K,K] [K,V] for each value head.
 static void dry_combine(const DeltaShape *shape) {
     const double flops = 2 * (double)shape->K * (double)delta_state_elements(shape);
     dry.counts.flops += dry.factor * flops, dry.counts.delta += dry.factor * flops;
     dry_move(delta_transfer_elements(shape) + 3 * delta_state_elements(shape), dry.summed);
 }
 
-// Rows of k, v, dk or dv that each span sees: tokens [the first query's first key, last query] of the range.
+// Checks the rows of k, v, dk or dv that each span sees: tokens [the first query's first key, last query] of the range.
 static void dry_keys(const char *name, const void *base, const AttentionShape *shape, size_t size) {
     const size_t row = shape->NKV * shape->HD;
     for (size_t i = 0; i < shape->spans.count; i++) {
@@ -162,7 +163,7 @@ static void dry_messages(const Message *messages, size_t n) {
     }
 }
 
-// ---- the op set: an op counts, and returns nothing, ticket 0 or 0.0 -------------------------------------------------
+// ---- the op set: an op counts and returns nothing, ticket 0 or 0.0 -------------------------------------------------
 static void *dry_allocate(size_t bytes) {
     (void)bytes;
     return NULL;
@@ -172,11 +173,11 @@ static void dry_finish(void) {}
 static void dry_repeat(double factor) { dry.factor = factor; }
 static void dry_attention_choose(AttentionChoice choice) {
     dry.attention = choice;
-    ops_device->attention_choose(choice); // whose scratch is planned for
+    ops_device->attention_choose(choice); // scratch is planned by its sizes
 }
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter" // counts need no values
+#pragma GCC diagnostic ignored "-Wunused-parameter" // counting needs no values
 #define STORED                         dry.stored
 #define SUMMED                         dry.summed
 #define TENSOR(tensor, elements, size) dry_range(#tensor, tensor, elements, size);
@@ -195,9 +196,9 @@ static void dry_attention_choose(AttentionChoice choice) {
 #undef SUMMED
 #pragma GCC diagnostic pop
 
-// The op set for a plan in `stored`, with its counts at zero. ridge: see DryCount
+// Returns the op set for a plan in `stored`, with its counts at zero. ridge: see DryCount.
 static Ops ops_dry(DType stored, const Arena *arena, double ridge) {
-    Ops ops = *ops_device; // scratch and chunk sizes are those of the op set that will run
+    Ops ops = *ops_device; // with the scratch and chunk sizes of the op set that will run
     memset(&dry, 0, sizeof(dry));
     dry.arena = arena, dry.ridge = ridge, dry.factor = 1;
     dry.stored = dtype_size(stored), dry.summed = dtype_size(dtype_of_sums(stored));

@@ -1,8 +1,7 @@
 /*
-The ops of ops.h in double, one element at a time, written from the formulas of their comments and nothing else: what
-the verb `doctor` and the tests hold op sets against. Parameters are an op's own, and so is what is overwritten, what is
-added to and what may be the same tensor; scratch is not used. test_ops.c holds each backward against central
-differences of its forward.
+The ops of ops.h in double, one element at a time, written only from the formulas of their comments. The verb `doctor`
+and the tests compare op sets with it. Parameters, the write contract and allowed aliases are the op's; scratch is not
+used. test_ops.c compares each backward with central differences of its forward.
 */
 #ifndef LLMC_OPS_REFERENCE_H
 #define LLMC_OPS_REFERENCE_H
@@ -40,7 +39,7 @@ static void reference_dequantise(double *out, const void *record, const QuantFor
     for (size_t i = 0; i < n; i++) {
         const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
         memcpy(&scale, bytes + p.scales + at * sizeof(float), sizeof(scale));
-        volatile float product = scale; // volatile: a compiler may see that fp32 would do, and round once
+        volatile float product = scale; // volatile: else a compiler may see that fp32 suffices, and round once
         if (format->nested) product = (float)((double)map[bytes[p.scale_codes + block]] * (double)scale);
         scale = (float)((double)product + (double)offset);
         const double code = (double)quant_codes[format->type][i % 2 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4];
@@ -145,7 +144,7 @@ static void reference_dropout(double *out, const double *in, size_t n, size_t wi
 }
 
 // ---- rotary position embedding, in place ----------------------------------------------------------------------------
-// The angle is the fp32 product, its cosine and sine, and their products with factor, too; so is the queries' scale.
+// The angle, its cosine and sine, their products with factor, and the queries' scale are rounded to fp32.
 static void reference_rope(double *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,
                            size_t HD, size_t R, Rotation how, int back) {
     const size_t half = R / 2, step = how.interleaved ? 2 : 1, apart = how.interleaved ? 1 : half;
@@ -165,14 +164,14 @@ static void reference_rope(double *x, const int32_t *position, const float *inve
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-// The first key that query t of a span sees, by the window's definition.
+// Returns the first key that query t of a span sees, by the window's definition.
 static size_t attention_first_key(Spans spans, size_t s, size_t t) {
     size_t first = spans.span[s].document;
     while (spans.window && t - first >= spans.window) first++;
     return first;
 }
 
-// Probabilities of a query over keys [first, end) into p[end - first]; returns log sum exp.
+// Computes a query's probabilities over keys [first, end) into p[end - first]; returns log sum exp.
 static double attention_row(double *p, const double *q, const double *k, size_t first, size_t end, size_t key_head,
                             const AttentionShape *a) {
     size_t count = end - first;
@@ -189,7 +188,7 @@ static double attention_row(double *p, const double *q, const double *k, size_t 
     return largest + log(sum);
 }
 
-// Probabilities of one row; the caller frees them.
+// Allocates the probabilities of one row; the caller frees them.
 static double *attention_memory(Spans spans) {
     size_t most = 0;
     for (size_t s = 0; s < spans.count; s++)
@@ -197,7 +196,7 @@ static double *attention_memory(Spans spans) {
     return (double *)malloc(most * sizeof(double));
 }
 
-// One range of keys, without what was found before: shape->accumulate is not for the reference.
+// Computes one range of keys; the reference ignores shape->accumulate.
 static void reference_attention_forward(double *out, double *lse, const double *q, const double *k, const double *v,
                                         const AttentionShape *a, void *scratch) {
     const Spans spans = a->spans;
@@ -222,8 +221,8 @@ static void reference_attention_forward(double *out, double *lse, const double *
     free(p);
 }
 
-// With s = scale q k, p = softmax(s), out = p v:   dv += p dout,   ds = p (dout v - dout out),   dq, dk += scale ds k,
-// q. out is an input, as it is of the op, so that the rounding it has been through counts on both sides.
+// With s = scale q k, p = softmax(s), out = p v: dv += p dout, ds = p (dout v - dout out), dq, dk += scale ds k, q. out
+// is an input, as in the op, so that its rounding affects both sides alike.
 static void reference_attention_backward(double *dq, double *dk, double *dv, const double *dout, const double *out,
                                          const double *q, const double *k, const double *v, const double *lse,
                                          const AttentionShape *a, void *scratch) {
@@ -259,8 +258,8 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
 // ---- activations ----------------------------------------------------------------------------------------------------
 static double logistic(double x) { return x >= 0.0 ? 1.0 / (1.0 + exp(-x)) : exp(x) / (1.0 + exp(x)); }
 
-// The tanh of GELU is of this. In terms of the sigmoid s(2z): (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 =
-// 2 s(2z) s(-2z), which do not cancel where tanh z is near -1 or 1.
+// Returns z, the argument of GELU's tanh. By the sigmoid s: (1 + tanh z) / 2 = s(2z) and (1 - tanh^2 z) / 2 = 2 s(2z)
+// s(-2z), which do not cancel if tanh z is near -1 or 1.
 static double gelu_inner(double x) { return sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x); }
 
 static double gelu_of(double x) { return x * logistic(2.0 * gelu_inner(x)); }
@@ -292,7 +291,8 @@ static void reference_activation_backward(double *din, const double *dout, const
 }
 
 // ---- loss head ------------------------------------------------------------------------------------------------------
-// log of the sum of exp((logit - *largest) / temperature). The largest is kept apart: added in, it would cost digits.
+// Returns log sum exp((logit - *largest) / temperature). The largest is returned separately: adding it would lose
+// digits.
 static double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
     double sum = 0.0;
     *largest = -INFINITY;
@@ -301,7 +301,7 @@ static double row_logsumexp(const double *logits, size_t V, double temperature, 
     return log(sum);
 }
 
-// A row without a target does not depend on its logits: its gradient is 0 whatever its weight.
+// A row without a target has gradient 0, whatever its weight.
 static void reference_logprob(double *logp, double *entropy, double *logits, const int32_t *targets,
                               const double *weight, size_t n, size_t V, size_t stride, double temperature) {
     for (size_t t = 0; t < n; t++) {
@@ -346,7 +346,7 @@ static int32_t reference_draw_row(ReferenceToken *token, const double *logits, d
         held += exp((token[i].logit - largest) / T);
         if (held >= s->top_p * whole) count = i + 1, whole = held;
     }
-    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // all of them, by falling ids
+    for (i = 0; s->top_p >= 1.0 && count == V && i < V; i++) // all tokens, by falling ids
         token[i].id = (int32_t)(V - 1 - i), token[i].logit = logits[V - 1 - i];
     for (i = 0, held = 0.0; i + 1 < count; i++)
         if ((held += exp((token[i].logit - largest) / T)) > uniform * whole) break;
@@ -363,7 +363,7 @@ static void reference_draw(int32_t *token, const double *logits, const double *u
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static void reference_round_sums(double *out, const double *in, size_t count) {
-    memcpy(out, in, count * sizeof(double)); // the rounding is for who compares
+    memcpy(out, in, count * sizeof(double)); // the comparison rounds
 }
 
 static void reference_widen(double *out, const double *in, size_t count) {
@@ -392,7 +392,7 @@ static void reference_gradient_add(double *gradient, DType type, const double *i
 }
 
 // ---- AdamW (Loshchilov and Hutter 2019, algorithm 2, with the decay scaled by the learning rate) --------------------
-// Steps *m and *v; returns by how much w changes.
+// Updates *m and *v; returns the change of w.
 static double reference_adamw(double w, double *m, double *v, double gradient, const AdamW *step) {
     double g = gradient * step->gradient_scale;
     *m = step->beta1 * *m + (1.0 - step->beta1) * g;

@@ -1,6 +1,6 @@
 /*
-The ops of linear attention and of the gate of attention's output in double, one element at a time: as ops_reference.h,
-from the formulas of op_list.h and nothing else. The delta rule goes token by token.
+The ops of linear attention and of the gate of attention's output in double, one element at a time: as in
+ops_reference.h, only from the formulas of op_list.h. The delta rule goes token by token.
 */
 #ifndef LLMC_OPS_REFERENCE_LINEAR_H
 #define LLMC_OPS_REFERENCE_LINEAR_H
@@ -32,8 +32,7 @@ static void reference_gate_backward(double *dx, double *dgate, const double *dou
 }
 
 // ---- linear attention: the convolution ------------------------------------------------------------------------------
-// x of token t of a span, t counted from the span's first: a row of the call, or one of columns; NULL: before the
-// document
+// Returns x of token t, counted from the span's first: a row of the call or of columns; NULL: before the document.
 static const double *conv_token(const double *x, const double *columns, const DeltaShape *shape, const Span *span,
                                 ptrdiff_t t) {
     if (t < (ptrdiff_t)span->document - (ptrdiff_t)span->begin) return NULL;
@@ -41,7 +40,7 @@ static const double *conv_token(const double *x, const double *columns, const De
     return columns + (size_t)(t + (ptrdiff_t)shape->taps - 1) * delta_channels(shape);
 }
 
-// SiLU's argument: channel c at token t of a span
+// Returns SiLU's argument: channel c at token t of a span.
 static double conv_of(const double *x, const double *columns, const double *weight, const DeltaShape *shape,
                       const Span *span, size_t t, size_t c) {
     double sum = 0.0;
@@ -97,14 +96,14 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
 }
 
 // ---- linear attention: the gated delta rule, token by token ---------------------------------------------------------
-// A row as a value head sees it, and the gradients of its gates
+// A token's row for one value head, and the gradients of its gates
 typedef struct {
     const double *q, *k, *v; // of x
-    double q_scale, k_scale; // what q and k are multiplied by
+    double q_scale, k_scale; // factors of q and k
     double beta, decay, log_decay;
-    double slope; // of log decay in its input a + dt_bias
+    double slope; // d log decay / d (a + dt_bias)
     double dbeta, dlog_decay;
-    int begins; // a document
+    int begins; // the token begins a document
 } RuleRow;
 
 static double inverse_length(const double *x, size_t K) {
@@ -113,7 +112,7 @@ static double inverse_length(const double *x, size_t K) {
     return 1.0 / sqrt(squares + 1e-6);
 }
 
-// The rows of a call for a value head; the caller frees them.
+// Makes a value head's rows of a call; the caller frees them.
 static RuleRow *rule_rows_of(const double *x, const double *b, const double *a, const double *A_log,
                              const double *dt_bias, const DeltaShape *shape, size_t head) {
     const size_t K = shape->K, HK = shape->HK, key = head / (shape->HV / HK);
@@ -137,7 +136,7 @@ static RuleRow *rule_rows_of(const double *x, const double *b, const double *a, 
     return rows;
 }
 
-// Column S[K] of a state, `stride` apart, with value v: S = decay S, u = beta (v - S^T k), S += k u
+// Updates column S[K] of a state, elements `stride` apart, with value v: S = decay S, u = beta (v - S^T k), S += k u
 static void rule_step(double *S, size_t stride, const RuleRow *row, double v, size_t K) {
     double product = 0.0;
     for (size_t i = 0; i < K; i++) S[i * stride] *= row->decay;
@@ -172,9 +171,9 @@ static void reference_delta_forward(double *out, double *state, double *transfer
     }
 }
 
-// Backward through rule_step and out = S^T q of column j: dS[K] from the gradient of the column behind a token to that
-// of the one before, which is `before` (NULL: unknown, and dS alone is wanted). d = dout[j]; dq, dk: of q and k as they
-// are in the formulas. With S the column behind the token, D = decay before, u = beta (v - D^T k):
+// Backward through rule_step and out = S^T q for column j. dS[K]: in, the gradient of the column after a token; out, of
+// that before it. before: the column before it (NULL: only dS is computed). d = dout[j]; dq, dk: gradients of the
+// scaled q and k. With S the column after the token, D = decay before, u = beta (v - D^T k):
 //     dS += q d;   du = dS^T k;   dD = dS - beta du k
 //     dq += S d;   dk += u dS - beta du D;   dv = beta du;   dbeta += du (v - D^T k);   dlog_decay += dD^T D
 static double rule_step_back(double *dS, RuleRow *row, const double *before, double *dq, double *dk, double v, double d,
@@ -198,7 +197,7 @@ static double rule_step_back(double *dS, RuleRow *row, const double *before, dou
     return row->beta * du;
 }
 
-// dx[K] += the gradient of x, where y = scale x, scale in proportion to 1 / sqrt(sum of squares + 1e-6)
+// dx[K] += the gradient of x for y = scale x, scale proportional to 1 / sqrt(sum of squares + 1e-6)
 static void rule_scale_back(double *dx, const double *dy, const double *x, double scale, size_t K) {
     double product = 0.0;
     const double inverse = inverse_length(x, K);
@@ -206,7 +205,7 @@ static void rule_scale_back(double *dx, const double *dy, const double *x, doubl
     for (size_t i = 0; i < K; i++) dx[i] += scale * (dy[i] - x[i] * product * inverse * inverse);
 }
 
-// Gradients of a head's gates, and of its rows' q and k from those as they are in the formulas, dqk[n,2K]
+// Computes the gradients of a head's gates, and of q and k from those of the scaled q and k, dqk[n,2K].
 static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, double *ddt_bias, const RuleRow *rows,
                            const double *dqk, const double *x, const DeltaShape *shape, size_t head) {
     const size_t K = shape->K;
@@ -221,7 +220,7 @@ static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, d
     }
 }
 
-// Columns of a state do not meet: each goes forward, every column[n,K] before a token kept, and back.
+// Columns of a state are independent: each runs forward, keeping column[n,K] before every token, then backward.
 static void reference_delta_backward(double *dx, double *db, double *da, double *dA_log, double *ddt_bias,
                                      double *dstate, const double *dout, const double *x, const double *b,
                                      const double *a, const double *A_log, const double *dt_bias, const double *state,
