@@ -14,7 +14,7 @@ digits, where 1 + tanh would cancel.
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-// out[FF] = act(gate) * up; up NULL: nothing gates. `gelu` is a constant where these are inlined, silu otherwise.
+// out[FF] = act(gate) * up; up NULL: nothing gates. gelu: a constant once inlined; 0: silu.
 VECTOR_INLINE void activate(floatX *out, const floatX *gate, const floatX *up, size_t FF, const int gelu) {
     for (size_t i = 0; i < FF; i += VECTOR_LANES) {
         const Vector g = vector_load_first(gate + i, FF - i, 0);

@@ -1,14 +1,14 @@
 /*
-AdamW (Loshchilov & Hutter), with the steps and the place of epsilon as in PyTorch:
+AdamW (Loshchilov & Hutter), with the order of steps and epsilon of PyTorch:
 
     m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
     w -= rate * weight_decay * w  +  rate * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
 
-Rounding to nearest would stall what is held in bf16 (8 bits): most updates of w without a master copy, and nearly all
-of v, are below half a step of the grid. So w (without master), m and v in bf16 are rounded stochastically: up or down
-with the probabilities that make the expected value right. The random bits are a hash of (seed, step, tensor role,
-element index): reproducible, and the same for any number of threads. The caller gives every tensor another seed.
-m and v in 8 bits are rounded to nearest: their blocks have scales, and codes lie denser towards 0.
+In bf16 (8 significant bits) rounding to nearest would lose most updates of w and nearly all of v: they are below half a
+step. So w (without master copy), m and v in bf16 are rounded stochastically: up or down so that the expected value is
+exact. The random bits are a hash of (seed, step, tensor role, element index): reproducible, and the same for any number
+of threads. The caller gives every tensor its own seed. m and v in 8 bits are rounded to nearest: their blocks have
+scales, and codes are denser near 0.
 */
 #ifndef LLMC_CPU_ADAMW_H
 #define LLMC_CPU_ADAMW_H
@@ -26,7 +26,8 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
         floatS g = f.gradient_scale * gradient[i];
         floatS new_m = f.beta1 * m[i] + f.one_minus_beta1 * g;
         floatS new_v = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
-        // One small update is taken from w: 1 - decay would itself be rounded, at usual rates by several percent.
+        // One small update is subtracted: a factor 1 - decay would be rounded, at usual rates by several percent of
+        // decay.
         w[i] -= f.decay * w[i] + f.rate * new_m / (square_root(new_v) * f.root_correction + f.epsilon);
         m[i] = new_m;
         v[i] = new_v;
@@ -35,8 +36,8 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
 
 // ---- stochastic rounding to bf16 ------------------------------------------------------------------------------------
 
-// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
-// first: of the elements that share the key, the one at out[0].
+// Adds 16 random bits below the last kept bit, then truncates; infinities and NaN are rounded to nearest. first: index
+// of out[0] among the elements that share the key.
 static void round_stochastically(uint16_t *out, const floatS *in, size_t count, uint64_t key, uint32_t first) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
@@ -47,7 +48,7 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
     }
 }
 
-// block_close for what AdamW keeps: bf16 stochastically, everything else as usual.
+// block_close for AdamW's tensors: rounds bf16 stochastically.
 static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values,
                         const AdamWFactors *f, int role) {
     const size_t place = f->first + begin;
@@ -60,16 +61,15 @@ static void adamw_close(void *memory, DType type, size_t begin, size_t count, co
 
 // ---- moments in 8 bits ----------------------------------------------------------------------------------------------
 /*
-As bitsandbytes' AdamW8bit on a CPU has them (arXiv 2110.02861): a moment is a code of the dynamic map, m's with sign,
-v's without, times the scale of its block, the largest magnitude in it. The step is the one above, from what is decoded;
-then new scales are found, and what was computed is encoded, to nearest. The weights are stepped by moments that are not
-rounded yet.
+As in bitsandbytes' AdamW8bit on a CPU (arXiv 2110.02861): a moment is a code of the dynamic map, m's with sign, v's
+without, times its block's scale, the largest magnitude. The step above uses decoded moments. The new moments get new
+scales and are encoded to nearest; the weights are updated from them before that rounding.
 */
 static void moments_decode(floatS *out, const QuantScales *s, const uint8_t *codes, float scale, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (floatS)(s->map[codes[i]] * scale);
 }
 
-// Returns the scale.
+// Encodes a block of moments; returns its scale.
 static float moments_encode(uint8_t *codes, const QuantScales *s, const floatS *in, size_t count) {
     float value[MOMENT_BLOCK], most = 0;
     int32_t point[MOMENT_BLOCK];
@@ -85,7 +85,7 @@ static float moments_encode(uint8_t *codes, const QuantScales *s, const floatS *
     const float inverse = 1 / most;
 #pragma omp simd
     for (size_t i = 0; i < count; i++) value[i] = (float)in[i] * inverse;
-#pragma omp simd // a loop of its own: a product is rounded before 1 is added
+#pragma omp simd // a separate loop: the product is rounded before 1 is added
     for (size_t i = 0; i < count; i++) {
         const float at = (value[i] + 1) * 32767.5f + 0.5f;
         point[i] = at > 0 ? (at < QUANT_GRID - 1 ? (int32_t)at : QUANT_GRID - 1) : 0; // NaN: 0
@@ -120,14 +120,14 @@ static void adamw_in_8_bits(void *weights, DType weights_type, const void *gradi
 static void cpu_adamw(Stored *w_, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                       DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors factors = adamw_factors(step);
-    void *weights = master ? (void *)master : (void *)w_;    // what the step is applied to
+    void *weights = master ? (void *)master : (void *)w_;    // the weights that are updated
     DType weights_type = master ? DTYPE_FP32 : FLOATX_DTYPE; // NOLINT(bugprone-branch-clone): equal in fp32 builds
     if (moment_type == DTYPE_INT8) {
         adamw_in_8_bits(weights, weights_type, gradient, gradient_type, (uint8_t *)m, (uint8_t *)v, count, step,
                         master ? (floatX *)w_ : NULL);
         return;
     }
-    const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's own, whatever part of it this is
+    const size_t before = step->first % BLOCK_ELEMENTS; // blocks are the parameter's, whichever part this is
     size_t blocks = block_count(before + count);
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t b = 0; b < blocks; b++) {

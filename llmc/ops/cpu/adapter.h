@@ -1,7 +1,6 @@
 /*
-What adapters (LoRA, Hu et al. 2021) need beside their products (linear.h): scaling and dropout. Dropout keeps
-elements by the seed and their place in the stream alone: the same for every cut into chunks, forward and backward, and
-on every op set.
+Scaling and dropout of adapters (LoRA, Hu et al. 2021); their products are in linear.h. Dropout depends only on the seed
+and an element's index in the stream: the same for any chunks, forward and backward, and on every op set.
 */
 #ifndef LLMC_CPU_ADAPTER_H
 #define LLMC_CPU_ADAPTER_H

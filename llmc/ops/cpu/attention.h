@@ -1,15 +1,15 @@
 /*
-Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in
-op_list.h). Keys are taken in blocks with a running softmax, so nothing of size T x T exists. A key/value head's block
-is packed once for all query heads that read it. The arithmetic is in attention_block.h, for processors with AMX in
-attention_amx.h; this file says which block meets which, and in which order sums are made.
+Op set "cpu": attention of one chunk's queries over their documents' keys, forward and backward (contract in op_list.h).
+Keys are taken in blocks with a running softmax, so nothing of size T x T exists. A key/value head's block is packed
+once for all query heads that read it. The arithmetic is in attention_block.h, for AMX in attention_amx.h; this file
+pairs blocks and fixes the order of sums.
 
-Threads take the tasks of attention_tasks.h; whatever is a sum of several is made in a fixed order. So no result depends
-on which thread did what; forward not even on the chunk or on the number of threads.
+Threads take the tasks of attention_tasks.h; sums over tasks have a fixed order. So no result depends on which thread
+did what, and forward depends neither on the chunk nor on the number of threads.
 
-A row's output is a sum over keys, on whose digits backward lives (delta = dout . out is taken from every dout . v). So
-it is made in steps: of a block's keys, of FOLD_BLOCKS blocks, of all; no step is more than 128 additions up to 10^6
-keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of its weights is double.
+Backward needs the last digits of a row's output, a sum over keys: delta = dout . out is subtracted from every dout . v.
+So it is summed in steps: over a block's keys, FOLD_BLOCKS blocks, all. No step has more than 128 additions up to 10^6
+keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of the weights is double.
 */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
@@ -24,10 +24,10 @@ keys (by AMX 128 FOLD_BLOCKS; its weights are bf16). The sum of its weights is d
 #define LOG2_E      1.4426950408889634074
 #define LN_2        0.69314718055994530942
 
-// One thread's packed blocks.
+// One thread's packed blocks
 typedef struct {
     floatS *q;                // [rows][width]
-    floatS *dout;             // [rows][width]  forward: the unfinished output, as far as it is folded
+    floatS *dout;             // [rows][width]  forward: the folded part of the unfinished output
     floatS *out;              // [rows][width]  forward: the rest of it; backward: out, then dq
     floatS *keys;             // [BLOCK_KEYS][width]  k or v
     floatS *kt, *vt;          // [width][SCORE_STRIDE]  their transposes
@@ -63,7 +63,7 @@ static size_t attention_cut(AttentionScratch *s, floatS *base, size_t rows, size
     return used;
 }
 
-// Counters of the tasks of a phase of backward
+// Returns the size of a backward phase's counters.
 static size_t progress_size(size_t tasks) { return round_up((2 * tasks + 2) * sizeof(unsigned), 64) / sizeof(floatS); }
 
 static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) {
@@ -76,7 +76,7 @@ static size_t cpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD) 
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-// The keys of [key, key + keys) that rows [row, row + rows) of a query block see (attention_block.h).
+// Which of keys [key, key + keys) the rows [row, row + rows) of a query block see (attention_block.h)
 typedef struct {
     size_t seen[BLOCK_ROWS], hidden[BLOCK_ROWS];
 } Sight;
@@ -91,24 +91,25 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     }
 }
 
-// These end at whole numbers of blocks from the document's start: sums hardly depend on where the query block begins.
+// Returns the keys of a block: blocks are aligned to the document's start, so that sums hardly depend on where the
+// query block begins.
 static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
     return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }
 
-// Behind the last row of a query block that sees one of keys [key, key + keys).
+// Returns the end of the rows of a query block that see one of keys [key, key + keys).
 static size_t end_row(const Attention *a, QueryBlock b, size_t key, size_t keys) {
     const size_t end = a->window ? min_size(b.end, key + keys - 1 + a->window) : b.end;
     return end > b.begin ? (end - b.begin) * a->group : 0;
 }
 
-// The first row that sees `key`, rounded down to a tile.
+// Returns the first row that sees `key`, rounded down to a tile.
 static size_t first_row(QueryBlock b, size_t key, size_t group) {
     const size_t row = key > b.begin ? (key - b.begin) * group : 0;
     return row - row % TILE_ROWS;
 }
 
-// The index of row r among all rows [n][NH] of q, out, dout, dq and lse.
+// Returns the index of row r among all rows [n][NH] of q, out, dout, dq and lse.
 static size_t row_place(const Attention *a, QueryBlock b, size_t r) {
     return (b.place + r / a->group) * a->NH + b.head * a->group + r % a->group;
 }
@@ -162,7 +163,7 @@ static void open_queries(const Attention *a, QueryBlock b, const AttentionScratc
     for (size_t r = rows; r < round_up(rows, TILE_ROWS); r++) s->lse[r] = s->delta[r] = 0;
 }
 
-// dK, dV += and dq[rows][width] += (unscaled) of a query block against keys [key, key + keys)
+// dK, dV += and dq[rows][width] += (unscaled): a query block against keys [key, key + keys)
 static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t key, size_t keys,
                           const AttentionScratch *s) {
     const size_t HD = a->HD, width = packed_width(HD), last = end_row(a, b, key, keys);
@@ -192,7 +193,7 @@ static void backward_keys(floatS *dq, const Attention *a, QueryBlock b, size_t k
 
 #if defined(ATTENTION_AMX)
 static void pack_queries_amx(floatS *block, const floatX *x, const Attention *a, QueryBlock b, double scale) {
-    (void)scale; // the scores'
+    (void)scale; // applied to the scores
     amx_pack((floatX *)block, x + row_place(a, b, 0) * a->HD, b.end - b.begin, a->group, a->NH * a->HD, a->HD);
 }
 
@@ -235,7 +236,7 @@ static void add_keys_amx(floatS *dk, const floatS *block, const Attention *a, si
         }
 }
 
-// The rows of q and dout as they are and, behind them, every AMX_SIDE of them transposed; lse (to base 2) and delta
+// Packs rows of q and dout and, after them, each AMX_SIDE of them transposed; lse (to base 2) and delta.
 static void open_queries_amx(const Attention *a, QueryBlock b, const AttentionScratch *s) {
     const size_t HD = a->HD, rows = (b.end - b.begin) * a->group, all = round_up(rows, AMX_SIDE);
     floatX *q = (floatX *)s->q, *dout = (floatX *)s->dout;
@@ -286,7 +287,7 @@ static void backward_keys_amx(floatS *dq, const Attention *a, QueryBlock b, size
 
 // ---- a query block and all its keys ---------------------------------------------------------------------------------
 
-// A query block before any key: its rows are what `out` and lse hold, or nothing. Returns what is folded, or NULL.
+// Starts the rows of a query block from `out` and lse, or from nothing. Returns the folded part, or NULL.
 static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, QueryBlock b,
                          const AttentionScratch *s) {
     const size_t width = packed_width(a->HD), rows = (b.end - b.begin) * a->group, all = round_up(rows, BLOCK_ROWS);
@@ -303,11 +304,11 @@ static floatS *open_rows(RowResult out, const floatS *lse, const Attention *a, Q
     return s->dout;
 }
 
-// Writes out and lse from the folded parts and the rest, or from the rest alone. A row without a key has sum 0.
+// Writes out and lse from the folded part, if any, and the rest. A row without a key has sum 0.
 static void close_rows(RowResult out, floatS *lse, const floatS *folded, const Attention *a, QueryBlock b,
                        const AttentionScratch *s) {
     const floatS *parts = folded ? folded : s->out;
-    out.accumulate = 0; // what was there is in the rows
+    out.accumulate = 0; // the rows include it already
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++) {
         const size_t place = row_place(a, b, r);
         block_unpack(out, place, parts + r * packed_width(a->HD), (size_t)(s->out - parts), folded ? 2 : 1, a->HD,
@@ -333,7 +334,7 @@ static void forward_block(RowResult out, floatS *lse, const Attention *a, QueryB
     close_rows(out, lse, folded, a, b, s);
 }
 
-// Backward of a query block against a range of its keys
+// Runs a query block backward against a range of its keys.
 static void backward_block(floatS *dq, const Attention *a, QueryBlock b, KeyRange range, const AttentionScratch *s) {
     const size_t rows = round_up((b.end - b.begin) * a->group, BLOCK_ROWS);
     BLOCKS(a, open_queries)(a, b, s);
@@ -344,7 +345,7 @@ static void backward_block(floatS *dq, const Attention *a, QueryBlock b, KeyRang
     }
 }
 
-// dq = scale * the sum of the segments' partial sums, which are `stride` elements apart
+// dq = scale * the sum of the segments' partial sums, `stride` elements apart
 static void close_queries(RowResult dq, const floatS *part, size_t stride, size_t segments, const Attention *a,
                           QueryBlock b) {
     for (size_t r = 0; r < (b.end - b.begin) * a->group; r++)
@@ -358,7 +359,7 @@ static RowResult result_rows(void *rows, const AttentionShape *shape) {
     return shape->partial ? sums : stored;
 }
 
-// Query-key pairs of all spans.
+// Counts the query-key pairs of all spans.
 static double call_pairs(const AttentionShape *shape) {
     double pairs = 0;
     for (size_t i = 0; i < shape->spans.count; i++)
@@ -366,7 +367,7 @@ static double call_pairs(const AttentionShape *shape) {
     return pairs;
 }
 
-// Too little for several threads.
+// Returns whether a call is too small for several threads.
 static int attention_is_small(const AttentionShape *shape) {
     return 2 * call_pairs(shape) * (double)(shape->NH * shape->HD) < (double)PARALLEL_WORK;
 }
@@ -401,7 +402,7 @@ static void cpu_attention_forward(void *out, Summed *lse, const Stored *q, const
     }
 }
 
-// Backward of a whole document for one key/value head: its dk and dv are this thread's, its dq final.
+// Runs a whole document backward for one key/value head: no other thread adds to its dk and dv.
 static void backward_document(RowResult dq, const Attention *a, Span span, size_t head, size_t size,
                               const AttentionScratch *s) {
     for (size_t begin = span.begin; begin < span.end; begin += size) {
@@ -411,21 +412,21 @@ static void backward_document(RowResult dq, const Attention *a, Span span, size_
     }
 }
 
-// What is done of the phases, for those who wait: done[parity][tasks] holds the number after that of the last phase
-// with this parity whose task is done, closed[parity] the closing tasks of such phases.
+// Progress of the phases, for waiting tasks. done[parity][task]: 1 + the number of the last phase of this parity whose
+// task is done. closed[parity]: closing tasks done of such phases
 typedef struct {
     floatS *parts[2]; // [segments][NKV][part] of partial dQ
     size_t part;
     unsigned *done[2], *closed;
 } Progress;
 
-// Others are at work on it: seldom, and not for long.
+// Waits for another thread's *count to reach `least`: seldom, and not for long.
 static void wait_for(const unsigned *count, size_t least) {
     for (size_t spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; spins++)
         if (spins > 1000) sched_yield();
 }
 
-// A task of a segment: see attention_tasks.h for what it waits for.
+// Runs a segment's task; attention_tasks.h says what it waits for.
 static void backward_segment(const Attention *a, const Phases *p, size_t task, const Progress *progress,
                              const AttentionScratch *s) {
     const size_t parity = p->number % 2;
@@ -442,7 +443,7 @@ static void backward_segment(const Attention *a, const Phases *p, size_t task, c
     __atomic_store_n(&progress->done[parity][task], (unsigned)p->number + 1, __ATOMIC_RELEASE);
 }
 
-// A task that closes the last phase for some tokens of a head.
+// Closes the last phase for some tokens of a head.
 static void backward_close(RowResult dq, const Attention *a, const Phases *p, size_t task, const Progress *progress) {
     const size_t parity = (p->number - 1) % 2, head = task % a->NKV, slice = task / a->NKV, part = progress->part;
     const size_t tokens = p->last.block.end - p->last.block.begin;

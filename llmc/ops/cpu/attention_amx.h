@@ -1,7 +1,7 @@
 /*
-Attention's blocks on processors with AMX (bf16 build): the five products are tiles of 16 x 16 sums over 32 pairs of
-bf16. What attention_block.h packs as fp32 is packed as bf16 here, in the same scratch memory; q, k, v and dout are
-taken as they are, weights and dscores are rounded to bf16 before they are multiplied, and sums are fp32.
+Attention's blocks on processors with AMX (bf16 build): the five products use tiles of 16 x 16 sums of 32 products of
+bf16. Blocks are packed as bf16, in the scratch memory of attention_block.h's fp32. q, k, v and dout are used unscaled;
+weights and dscores are rounded to bf16 before they are multiplied; sums are fp32.
 
 The right operand of a tile product has its rows in pairs: word [i][j] holds elements [2 i][j] and [2 i + 1][j]. So
 
@@ -9,7 +9,7 @@ The right operand of a tile product has its rows in pairs: word [i][j] holds ele
     out = weights v       dq = dscores k            v and k with rows in pairs
     dv^T = dout^T weights dk^T = q^T dscores        weights and dscores with rows in pairs, q and dout transposed
 
-Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; HD has to be one, too.
+Denormals count as 0. BLOCK_KEYS and BLOCK_ROWS are multiples of AMX_SIDE; so must HD be.
 
 An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the rate of the fp32 tiles.
 */
@@ -21,9 +21,9 @@ An Intel Xeon with AMX, 2 cores, HD = 128, T = 2048 and 8192: about 4 times the 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AMX_SIDE 32 // rows and columns of a product's result: 2 x 2 tiles, and the depth of a step
+#define AMX_SIDE 32 // rows and columns of a result, 2 x 2 tiles, and the depth of a step
 
-// Linux lets a process use tiles that asks for them; false: refused, or not known.
+// Asks Linux for the use of tiles; returns 0 if it refuses or does not know them.
 static int amx_allowed(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     static int asked, allowed;
@@ -31,7 +31,8 @@ static int amx_allowed(void) {
     return allowed;
 }
 
-// Every thread, before its products: eight tiles of 16 rows of 64 bytes. amx_end: switching threads is cheap again.
+// Configures eight tiles of 16 rows of 64 bytes, in each thread before its products. amx_end makes thread switches
+// cheap again.
 static void amx_begin(void) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
@@ -47,7 +48,7 @@ static void amx_product(floatS *c, size_t c_stride, const void *a, size_t a_stri
                         size_t steps, int accumulate) {
     const char *left = (const char *)a, *right = (const char *)b;
     char *out = (char *)c;
-    __asm__ volatile("" ::: "memory"); // gcc's loads of tiles do not say that they read what was stored before
+    __asm__ volatile("" ::: "memory"); // gcc does not know that tile loads read memory stored before
     if (accumulate) {
         _tile_loadd(0, out, c_stride);
         _tile_loadd(1, out + 64, c_stride);
@@ -77,7 +78,7 @@ static void amx_product(floatS *c, size_t c_stride, const void *a, size_t a_stri
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// block[rows][HD] = x as block_pack takes it, with zeros up to whole products.
+// block[rows][HD] = x, with block_pack's parameters; rows of zeros up to a multiple of AMX_SIDE.
 static void amx_pack(floatX *block, const floatX *x, size_t tokens, size_t heads, size_t stride, size_t HD) {
     const size_t rows = tokens * heads;
     for (size_t r = 0; r < rows; r++)
@@ -92,7 +93,7 @@ static VECTOR_FUNCTION void amx_transpose(floatS *out, const floatX *block, size
             vector_transpose(out + i * BLOCK_KEYS + j, BLOCK_KEYS, (const floatS *)(block + j * HD) + i, HD / 2);
 }
 
-// Rows `row` and row + HD, in pairs
+// Interleaves rows `row` and row + HD, in pairs.
 VECTOR_INLINE Vector amx_pair(const floatX *row, size_t HD) {
     const VectorBits low = (VectorBits)vector_load_stored(row), high = (VectorBits)vector_load_stored(row + HD);
     return (Vector)(low >> 16 | high);
@@ -115,7 +116,7 @@ static VECTOR_FUNCTION void amx_transpose_rows(floatX *out, const floatX *block,
         }
 }
 
-// a . b of two rows as they are
+// Returns a . b of two rows of bf16.
 static VECTOR_FUNCTION floatS amx_row_dot(const floatX *a, const floatX *b, size_t HD) {
     Vector sum = {0};
     for (size_t d = 0; d < HD; d += VECTOR_LANES) sum += vector_load_stored(a + d) * vector_load_stored(b + d);
@@ -124,7 +125,7 @@ static VECTOR_FUNCTION floatS amx_row_dot(const floatX *a, const floatX *b, size
 
 // ---- products: rows is a multiple of AMX_SIDE; seen and hidden as in attention_block.h ------------------------------
 
-// Keys that the product of row r reads
+// Returns the keys that the product of row r reads.
 static inline size_t amx_extent(const size_t *seen, size_t r) {
     return round_up(seen[r - r % AMX_SIDE + AMX_SIDE - 1], AMX_SIDE);
 }
@@ -164,13 +165,13 @@ static void amx_apply_transposed(floatS *out, const floatS *weights, const float
 
 // ---- softmax --------------------------------------------------------------------------------------------------------
 
-// `low` and `high` rounded to bf16: high's lanes behind low's.
+// Rounds `low` and `high` to bf16, low's lanes first.
 VECTOR_INLINE VectorBits amx_round(Vector low, Vector high) {
     return (VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// block_largest and block_weights in one: scores (to base 2 when they are multiplied by scale) become bf16 weights,
-// each row's at its beginning.
+// block_largest and block_weights in one: scores (to base 2 once multiplied by scale) become bf16 weights in the first
+// half of each row.
 static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                         const size_t *seen, const size_t *hidden, size_t rows, size_t HD,
                                         floatS scale) {
@@ -204,8 +205,8 @@ static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *fol
     }
 }
 
-// As block_softmax_backward. Out: weights in place of scores and dscores in place of dweights, both with rows in pairs;
-// and dscores again, in rows[rows][BLOCK_KEYS].
+// As block_softmax_backward. Out: weights replace scores and dscores replace dweights, both with rows in pairs;
+// dscores[rows][BLOCK_KEYS] has them by rows.
 static VECTOR_FUNCTION void amx_softmax_backward(floatS *scores, floatS *dweights, floatX *dscores, const floatS *lse,
                                                  const floatS *delta, const size_t *seen, const size_t *hidden,
                                                  size_t rows, floatS scale) {

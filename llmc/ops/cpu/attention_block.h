@@ -1,12 +1,12 @@
 /*
 Attention on blocks packed in a thread's scratch memory: at most BLOCK_ROWS query rows against BLOCK_KEYS keys. The work
-is three small matrix products, all of them one register tile, and an exponential between them. Query rows are tokens x
-the query heads of one key/value head, so a key block serves the whole group.
+is three small matrix products, all on one register tile, and an exponential between them. Query rows are tokens x the
+query heads of one key/value head, so a key block serves the whole group.
 
 seen[r] is the number of a block's keys up to row r's own (causality), hidden[r] the number before its window; neither
-falls with r. A tile of TILE_ROWS rows does the work of its last row up to seen; what no row should see is masked
-afterwards, by a weight of 0. 0 times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1 rows
-before it. Harmless, since a run with such values is stopped.
+falls with r. A tile of TILE_ROWS rows computes as many keys as its last row sees; weight 0 then masks the others. 0
+times NaN is NaN: a NaN or infinite value of one token reaches up to TILE_ROWS - 1 rows before it. Harmless, since a run
+with such values is stopped.
 
 Sizes. The tile is that of tile.h. A block's keys, their transposes, dk and dv (72 KiB each for HD = 128) and the scores
 (36 KiB) stay in L2. 192 keys, or 128 rows, were not faster; 64 keys were slower.
@@ -67,15 +67,15 @@ static VECTOR_FUNCTION void block_apply_transposed(floatS *out, const floatS *we
 
 // ---- softmax --------------------------------------------------------------------------------------------------------
 
-// Keys of row r that the products read: those its tile sees, in whole vectors (and whole tiles of keys).
+// Returns the keys of row r that the products read: those its tile sees, in whole vectors (and whole tiles of keys).
 static inline size_t row_extent(const size_t *seen, size_t r) {
     return round_up(seen[r - r % TILE_ROWS + TILE_ROWS - 1], ROW_MULTIPLE);
 }
 
-// The mask of those of keys j, j + 1, ... that come before key `end`.
+// Returns the mask of keys j, j + 1, ... before key `end`.
 VECTOR_INLINE VectorBits lanes_before(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 
-// The mask of those that a row sees.
+// Returns the mask of those that a row sees.
 VECTOR_INLINE VectorBits lanes_seen(size_t seen, size_t hidden, size_t j) {
     return lanes_before(seen, j) & ~lanes_before(hidden, j);
 }
@@ -85,8 +85,7 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// Where a row's largest score grows, its sum and its unfinished output, folded (NULL: nothing is yet) and not, shrink
-// to the new measure.
+// If a row's largest score grows, rescales its sum and its unfinished output: folded (NULL: none yet) and not.
 VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *out, floatS *folded, size_t HD) {
     if (!(now > *largest)) return;
     const Vector shrink = vector_exp2(vector_of(*largest - now));
@@ -96,7 +95,7 @@ VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *o
     *largest = now;
 }
 
-// Finds the rows' largest scores so far (row_raise). Scores of keys that the row does not see become -inf.
+// Updates the rows' largest scores (row_raise). Scores of unseen keys become -inf.
 static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                           const size_t *seen, const size_t *hidden, size_t rows, size_t HD) {
     const size_t width = packed_width(HD);
@@ -115,7 +114,7 @@ static VECTOR_FUNCTION void block_largest(floatS *scores, floatS *out, floatS *f
     }
 }
 
-// Scores (to base 2) become weights relative to the row's largest score; 0 for keys that the row does not see.
+// Turns scores (to base 2) into weights relative to the row's largest score; 0 for unseen keys.
 static VECTOR_FUNCTION void block_weights(floatS *scores, const floatS *largest, double *sum, const size_t *seen,
                                           const size_t *hidden, size_t rows) {
     for (size_t r = 0; r < rows; r++) {
@@ -142,8 +141,8 @@ static VECTOR_FUNCTION void block_fold(floatS *folded, floatS *out, size_t rows,
     }
 }
 
-// The backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and
-// dscores = p * (dweights - delta) in place of dweights; both 0 for keys that the row does not see.
+// Backward of softmax. In: scores (to base 2) and dweights = dout v^T. Out: weights p = 2^(score - lse), and dscores =
+// p * (dweights - delta) in place of dweights; both 0 for unseen keys.
 static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweights, const floatS *lse,
                                                    const floatS *delta, const size_t *seen, const size_t *hidden,
                                                    size_t rows) {
@@ -163,7 +162,7 @@ static VECTOR_FUNCTION void block_softmax_backward(floatS *scores, floatS *dweig
     }
 }
 
-// a . b of two packed rows
+// Returns a . b of two packed rows.
 static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t HD) {
     Vector sum = {0};
     for (size_t d = 0; d < HD; d += VECTOR_LANES) sum += vector_load(a + d) * vector_load(b + d);
@@ -172,11 +171,11 @@ static VECTOR_FUNCTION floatS row_dot(const floatS *a, const floatS *b, size_t H
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// A token's row is far from the next one's, further than the processor looks ahead by itself.
+// Rows of consecutive tokens are too far apart for the processor's own prefetching.
 #define PREFETCH_TOKENS 8
 
-// block[tokens * heads][HD] = scale * x, where a token's heads lie together and tokens are `stride` elements apart.
-// Zeros fill HD up to whole vectors, and the rows up to whole tiles and vectors.
+// block[tokens * heads][HD] = scale * x, with a token's heads contiguous and tokens `stride` elements apart. Zeros pad
+// HD to whole vectors, and the rows to whole tiles and vectors.
 static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t tokens, size_t heads, size_t stride,
                                        size_t HD, floatS scale) {
     const size_t width = packed_width(HD), rows = tokens * heads, whole = HD - HD % VECTOR_LANES;
@@ -196,14 +195,14 @@ static VECTOR_FUNCTION void block_pack(floatS *block, const floatX *x, size_t to
         for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(block + r * width + d, (Vector){0});
 }
 
-// The destination of rows of out or dq: rounded, or as sums.
+// The destination of rows of out or dq: rounded, or as sums
 typedef struct {
     floatX *stored;
-    floatS *sums;   // where `stored` is NULL
-    int accumulate; // to the sums
+    floatS *sums;   // if `stored` is NULL
+    int accumulate; // adds to the sums
 } RowResult;
 
-// Row `place` of a result = scale * the sum of `count` packed rows, which are `stride` elements apart, in order
+// Row `place` of a result = scale * the sum in order of `count` packed rows, `stride` elements apart
 static VECTOR_FUNCTION void block_unpack(RowResult to, size_t place, const floatS *row, size_t stride, size_t count,
                                          size_t HD, double scale) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) {

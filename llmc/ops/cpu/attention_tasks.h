@@ -1,14 +1,14 @@
 /*
-The tasks that a call of attention on op set "cpu" is cut into; threads take them in their order. They depend on shapes
-and on the number of threads alone, so that shares of work can be counted without doing the work (test/ops does).
+Cuts a call of attention on op set "cpu" into tasks, which threads take in order. Tasks depend only on shapes and the
+number of threads, so the threads' shares can be counted without computing (test/ops does).
 
-A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is a task and
-shares nothing. Backward, dK and dV belong to one task at a time, a key/value head of a document; where that would leave
-threads idle, a document's query blocks follow each other as phases: the keys of each are cut into segments of about the
-same number of query-key pairs, a task adds to dK and dV of its segment and leaves a partial dQ, and further tasks close
-the block: they add these in the order of the segments. A task of phase p waits for those of phase p - 1 that add to the
-same keys, and for the closing of phase p - 2, whose memory for partial dQ it takes. What a task waits for comes before
-it in the order, so that something always runs; and there is no barrier until the end.
+A query block is up to 2^17 elements: tokens x the query heads of one key/value head x HD. Forward, each is an
+independent task. Backward, a task owns dK and dV of one key/value head of a document. If that would leave threads idle,
+each query block of a document is a phase. Its keys are cut into segments with about equal numbers of query-key pairs; a
+task adds to dK and dV of its segment and leaves a partial dQ. Closing tasks then add up the partial dQ in the order of
+the segments. A task of phase p waits for those of phase p - 1 that add to the same keys, and for the closing of phase
+p - 2, whose memory for partial dQ it reuses. A task waits only for earlier ones, so some task always runs; there is no
+barrier until the end.
 */
 #ifndef LLMC_CPU_ATTENTION_TASKS_H
 #define LLMC_CPU_ATTENTION_TASKS_H
@@ -20,33 +20,33 @@ it in the order, so that something always runs; and there is no barrier until th
 // 4 - 11 %. (NH = 32, NKV = 8, HD = 128, chunks of 1024: 4.3 MiB with 2 threads, 70 with 16, 91 with 64.)
 #define QUERY_ELEMENTS_MOST  ((size_t)1 << 17)
 #define QUERY_ELEMENTS_LEAST ((size_t)1 << 15)
-#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // of all threads together, between these limits
+#define QUERY_ELEMENTS_ALL   ((size_t)1 << 21) // all threads together, within these limits
 #define TASKS_PER_THREAD     ((size_t)4)       // enough to even out triangles of different size
-#define PHASE_TASKS          ((size_t)2)       // for a thread in a phase of backward
-#define WHOLE_TASKS          ((size_t)10)      // for a thread where documents are not cut, or a call has few phases
+#define PHASE_TASKS          ((size_t)2)       // tasks per thread in a phase of backward
+#define WHOLE_TASKS          ((size_t)10)      // tasks per thread of uncut documents, or of few phases
 #define SEGMENT_KEYS         32                // segments end at multiples of them
 
-// The arguments of one call, which all its blocks share. Tensors as in ops.h.
+// The arguments of a call, shared by its blocks. Tensors as in op_list.h.
 typedef struct {
     const floatX *q, *k, *v;
-    const floatX *dout, *out; // backward only, as are the next two lines
+    const floatX *dout, *out; // backward only, like the next two lines
     const floatS *lse;
     floatS *dk, *dv;
     size_t NH, NKV, HD, window;
-    KeyRange keys;                // that may be read
+    KeyRange keys;                // keys that may be read
     size_t group;                 // query heads per key/value head
-    size_t threads, tokens, rows; // that share the work; of the largest query block
+    size_t threads, tokens, rows; // threads that share the work; tokens and rows of the largest query block
     double scale;
-    int amx; // blocks are those of attention_amx.h
+    int amx; // blocks are computed by attention_amx.h
 } Attention;
 
-// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place` is where the first
-// stands among the rows of q and its like. Row r of the block is query head r % group of token begin + r / group.
+// Queries [begin, end) of a document, of the query heads that read key/value head `head`; `place`: row of the first in
+// q, out, ... Row r of the block is query head r % group of token begin + r / group.
 typedef struct {
     size_t head, document, begin, end, place;
 } QueryBlock;
 
-// Tokens of a query block, at most, in a chunk of n tokens.
+// Returns the most tokens of a query block in a chunk of n tokens.
 static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threads) {
     const size_t share = max_size(QUERY_ELEMENTS_ALL / threads, QUERY_ELEMENTS_LEAST);
     return min_size(n, max_size(1, min_size(share, QUERY_ELEMENTS_MOST) / HD / group));
@@ -54,14 +54,14 @@ static size_t query_block_tokens(size_t n, size_t group, size_t HD, size_t threa
 
 static size_t query_block_rows(size_t tokens, size_t group) { return round_up(tokens * group, BLOCK_ROWS); }
 
-// The keys that a query block walks: those that one of its queries sees. None where begin >= end.
+// Returns the keys that some query of the block sees; none if begin >= end.
 static KeyRange keys_of(const Attention *a, QueryBlock b) {
     const KeyRange keys = {max_size(first_key(b.document, b.begin, a->window), a->keys.begin),
                            min_size(b.end, a->keys.end)};
     return keys;
 }
 
-// Queries [begin, begin + most) of a span, as far as it goes.
+// Returns the block of queries [begin, begin + most) of a span, cut at its end.
 static QueryBlock block_of(Span span, size_t head, size_t begin, size_t most) {
     const QueryBlock b = {head, span.document, begin, min_size(begin + most, span.end), span.row + begin - span.begin};
     return b;
@@ -73,13 +73,13 @@ static size_t even_tokens(Span span, size_t most) {
     return (n + blocks - 1) / blocks;
 }
 
-// The number of these blocks.
+// Returns the number of these blocks.
 static size_t even_blocks(Span span, size_t most) {
     const size_t size = even_tokens(span, most);
     return (span.end - span.begin + size - 1) / size;
 }
 
-// What of a call's arguments its tasks depend on.
+// Returns the arguments that a call's tasks depend on.
 static Attention attention_of(const AttentionShape *shape, size_t threads) {
     Attention a = {.NH = shape->NH, .NKV = shape->NKV, .HD = shape->HD, .window = shape->spans.window};
     a.keys = shape->keys, a.scale = shape->scale, a.group = a.NH / a.NKV, a.threads = threads;
@@ -96,8 +96,8 @@ static size_t span_blocks(Spans spans, size_t most) {
     return blocks;
 }
 
-// Tokens of a query block, at most: fewer where there would be too few for the threads, or where the last of a few
-// tasks would keep some threads waiting for others.
+// Returns the most tokens of a query block: fewer if there would be too few blocks for the threads, or if threads would
+// idle during the last tasks.
 static size_t forward_tokens(const Attention *a, Spans spans) {
     const size_t rows = spans_rows(spans), least = max_size(BLOCK_ROWS / a->group / 2, 1);
     const size_t most =
@@ -111,7 +111,7 @@ static size_t forward_tokens(const Attention *a, Spans spans) {
         if (now == last) continue;
         if (now > 2 * blocks) break;
         const size_t turns = (tasks + a->threads - 1) / a->threads;
-        // shares of the threads over their mean, and what smaller blocks cost
+        // the largest share of a thread over the mean, times the cost of smaller blocks
         const double cost =
             (double)(turns * a->threads) / (double)tasks * (1 + 0.02 * ((double)now / (double)blocks - 1));
         if (cost < lowest) lowest = cost, best = tokens;
@@ -120,8 +120,8 @@ static size_t forward_tokens(const Attention *a, Spans spans) {
     return best;
 }
 
-// The query block of task `task`, from the last to the first: a document's last queries see the most keys, and long
-// tasks come first. The tasks asked for grow; `span` and `before` are of the last one (at first spans.count - 1, 0).
+// Returns the query block of task `task`, last block first: a document's last queries see the most keys, and long tasks
+// go first. Tasks grow from call to call; `span` and `before` are those of the last call (at first spans.count - 1, 0).
 static QueryBlock forward_task(const Attention *a, Spans spans, size_t most, size_t task, size_t *span,
                                size_t *before) {
     const size_t block = task / a->NKV;
@@ -133,8 +133,8 @@ static QueryBlock forward_task(const Attention *a, Spans spans, size_t most, siz
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// Segments into which backward cuts the keys of a query block, for a document with `share` of the call's work; 1: not.
-// For a document that is most of the call, as many as let the tasks of a phase fill the threads' turns best.
+// Returns how many segments backward cuts the keys of a query block into, for a document with `share` of the call's
+// work; 1: none. For a document that is most of the call, the number whose tasks fill the threads' turns best.
 static size_t key_segments(double share, size_t NKV, size_t threads) {
     if (NKV % threads == 0 || share * (double)(WHOLE_TASKS * threads) <= (double)NKV) return 1;
     if (share > 0.5) share = 1;
@@ -145,13 +145,13 @@ static size_t key_segments(double share, size_t NKV, size_t threads) {
     return best;
 }
 
-// Segments that the keys of a document are cut into in backward.
+// Returns the segments of a document's keys in backward.
 static size_t document_segments(const Attention *a, Span span, double all_pairs) {
     const double pairs = span_pairs(span, a->keys, a->window);
     return pairs > 0 ? key_segments(pairs / all_pairs, a->NKV, a->threads) : 1;
 }
 
-// Keys of segment `segment` of a query block.
+// Returns the keys of segment `segment` of a query block.
 static KeyRange segment_keys(const Attention *a, QueryBlock b, size_t segment, size_t segments) {
     const Span span = {b.document, b.begin, b.end, 0};
     const KeyRange keys = keys_of(a, b);
@@ -162,7 +162,7 @@ static KeyRange segment_keys(const Attention *a, QueryBlock b, size_t segment, s
         size_t low = keys.begin, high = max_size(keys.end, keys.begin);
         if (segment + i == 0) high = low;
         if (segment + i == segments) low = high;
-        while (low < high) { // the first key with as many pairs before it
+        while (low < high) { // finds the first key with as many pairs before it
             const KeyRange part = {keys.begin, (low + high) / 2};
             if (span_pairs(span, part, a->window) < before)
                 low = part.end + 1;
@@ -177,7 +177,7 @@ static KeyRange segment_keys(const Attention *a, QueryBlock b, size_t segment, s
     return part;
 }
 
-// The first segment of a query block that has keys behind `key`.
+// Returns the first segment of a query block with keys after `key`.
 static size_t segment_behind(const Attention *a, QueryBlock b, size_t key, size_t segments) {
     size_t low = 0, high = segments;
     while (low < high) {
@@ -190,14 +190,14 @@ static size_t segment_behind(const Attention *a, QueryBlock b, size_t key, size_
     return low;
 }
 
-// One query block of all heads: its segments' tasks [segments][NKV], and the tasks that close it [slices][NKV]
+// A query block of all heads: tasks of its segments [segments][NKV], and those that close it [slices][NKV]
 typedef struct {
     QueryBlock block;
     size_t segments, slices;
 } Phase;
 
-// A walk along the phases of a call: tasks of phase `number`, then those that close `last`, the phase before. At the
-// end there is nothing but to close. closed: closing tasks of all phases before `last` with numbers even and odd.
+// A walk through the phases of a call: tasks of phase `number`, then those that close the phase before, `last`. ended:
+// only closing is left. closed: closing tasks of all even and odd phases before `last`
 typedef struct {
     Phase now, last;
     size_t number, span, token, closed[2];
@@ -207,7 +207,8 @@ typedef struct {
 static size_t segment_tasks(const Attention *a, const Phases *p) { return p->ended ? 0 : p->now.segments * a->NKV; }
 static size_t closing_tasks(const Attention *a, const Phases *p) { return p->number ? p->last.slices * a->NKV : 0; }
 
-// Tokens of a document's query blocks in backward: fewer where few phases would leave some threads without a last task.
+// Returns the tokens of a document's query blocks in backward: fewer if, in few phases, threads would idle in the last
+// turn.
 static size_t phase_tokens(const Attention *a, Span span, size_t segments) {
     const size_t size = even_tokens(span, a->tokens), tasks = even_blocks(span, size) * segments * a->NKV;
     const size_t turns = (tasks + a->threads - 1) / a->threads;
@@ -215,7 +216,7 @@ static size_t phase_tokens(const Attention *a, Span span, size_t segments) {
     return even_tokens(span, max_size(1, size * tasks / (WHOLE_TASKS * a->threads)));
 }
 
-// Fills p->now with the query block at token `token` of span p->span - 1 or with the next document's first
+// Sets p->now to the query block at token p->token of span p->span - 1, or to the next document's first.
 static void phase_find(Phases *p, const Attention *a, Spans spans, double pairs) {
     for (; p->span > 0; p->span--, p->token = 0) {
         const Span span = spans.span[p->span - 1];
@@ -245,7 +246,7 @@ static void phase_next(Phases *p, const Attention *a, Spans spans, double pairs)
     phase_find(p, a, spans, pairs);
 }
 
-// Tasks of all phases.
+// Returns the tasks of all phases.
 static size_t phases_tasks(const Attention *a, Spans spans, double pairs) {
     size_t tasks = 0;
     for (Phases p = phases_begin(a, spans, pairs);; phase_next(&p, a, spans, pairs)) {

@@ -1,6 +1,6 @@
 /*
-The collectives of op set "cpu", over MPI. A call only joins a queue, which is worked off, in its order, when a ticket
-is awaited. That is as late as the contract allows, so reading or overwriting a tensor too early shows here, too.
+The collectives of op set "cpu", over MPI. A call joins a queue; awaiting a ticket executes it in order. That is as late
+as the contract allows, so reading or overwriting a tensor too early shows on the CPU, too.
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H
@@ -22,14 +22,14 @@ static Collective queue[COLLECTIVES];
 static int64_t asked, done; // queue[i % COLLECTIVES] of done <= i < asked wait
 
 #ifdef HAVE_MPI
-// All three go directly from rank to rank, in pieces, so that MPI needs no memory of the tensor's size, and each rank
-// sends what has to be sent and no more. Ranks begin with their neighbour: nobody is everybody's first.
+// All three send directly from rank to rank, in pieces: MPI needs no memory of the tensor's size, and nothing is sent
+// twice. Ranks begin with their neighbour, so that no rank is everybody's first.
 static Range piece_of(Range p, size_t begin, size_t most) {
     const Range piece = {p.begin + min_size(begin, p.count), min_size(most, p.count - min_size(begin, p.count))};
     return piece;
 }
 
-// Begins to send a piece to a peer, or to receive one, as request n; returns the number of requests.
+// Starts sending a piece to a peer, or receiving one, as request n; returns the number of requests.
 static int move_piece(int n, const Collective *c, int sends, void *data, size_t bytes, size_t peer) {
     if (!bytes) return n;
     if (sends)
@@ -39,7 +39,7 @@ static int move_piece(int n, const Collective *c, int sends, void *data, size_t 
     return n + 1;
 }
 
-// x[count] = the sums over ranks, added in their order; of the others' terms, rank r's are from staging[r * stride] on.
+// x[count] = the sums over ranks, added in their order; terms of another rank r begin at staging[r * stride].
 static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size_t rank) {
     enum { BLOCK = 1024 };
     const floatS *staging = (const floatS *)(const void *)job.staging;
@@ -55,7 +55,8 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
     }
 }
 
-// A reduce-scatter sends pieces of the other ranks' parts to be added up there; an all-gather sends those of its own.
+// Runs a reduce-scatter, which sends pieces of the other ranks' parts to be added there, or an all-gather, which sends
+// pieces of its own.
 static void run_parts(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
     const int reduces = c->kind == REDUCE_SCATTER;
@@ -99,7 +100,7 @@ static void cpu_await(int64_t ticket) {
 }
 
 #else
-static void cpu_await(int64_t ticket) { done = ticket; } // nobody is there
+static void cpu_await(int64_t ticket) { done = ticket; } // no other ranks
 #endif
 
 static int64_t enqueue(CollectiveKind kind, RankGroup group, void *x, size_t count, size_t unit, size_t size) {

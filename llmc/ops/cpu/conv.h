@@ -1,14 +1,13 @@
 /*
-The causal convolution of linear attention, a channel on its own, and SiLU behind it (contract in op_list.h). The last
-taps - 1 inputs of a document pass from call to call, and their gradient back. With y_t the sum at token t and d_t its
-gradient,
+The causal, depthwise convolution of linear attention, then SiLU (contract in op_list.h). The last taps - 1 inputs of a
+document pass from call to call, their gradients back. With y_t the sum at token t and d_t its gradient,
 
     y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
     dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]
 
-Rows are walked in strips of channels, which stay in the L1 cache for taps rows, their weights for all. Backward cuts
-the rows into parts, a function of their number alone, each with its own dw; d of the taps - 1 tokens behind a part is
-computed twice. So the result does not depend on the number of threads.
+Rows are walked in strips of channels: a strip's last taps rows and its weights stay in the L1 cache. Backward cuts the
+rows into parts by their number alone, each with its own dw; d of the taps - 1 tokens after a part is computed twice. So
+the result does not depend on the number of threads.
 */
 #ifndef LLMC_CPU_CONV_H
 #define LLMC_CPU_CONV_H
@@ -18,20 +17,20 @@ computed twice. So the result does not depend on the number of threads.
 
 enum { CONV_STRIP = 512, CONV_ROWS = 128 }; // channels; rows of a thread's piece of forward
 
-typedef floatS ConvStrip[CONV_STRIP + CACHE_LINE]; // rows of several begin in other sets of the cache
+typedef floatS ConvStrip[CONV_STRIP + CACHE_LINE]; // padding: rows start in different cache sets
 
 static const floatX conv_nothing[CONV_STRIP]; // x of tokens before a document
-static const ConvStrip conv_no_slope;         // d of tokens behind a document or the call
+static const ConvStrip conv_no_slope;         // d of tokens after a document or the call
 
-// The weights of a strip, tap by tap
+// Loads the weights of a strip, tap by tap.
 static void conv_weights(ConvStrip *w, const floatX *weight, size_t taps, size_t count) {
     memset(w, 0, taps * sizeof(*w));
     for (size_t c = 0; c < count; c++)
         for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[c * taps + j]);
 }
 
-// x of channels from `channel` on, of the tokens that the sum of token t of a span reads. Tokens are counted from the
-// span's first: before it they are in columns, before the document there are none
+// Finds x, from `channel` on, of the taps tokens that token t of a span reads. t counts from the span's first token;
+// tokens before it are in columns, or zeros before the document.
 static void conv_inputs(const floatX **in, const floatX *x, const floatX *columns, const DeltaShape *shape,
                         const Span *span, ptrdiff_t t, size_t channel) {
     const ptrdiff_t taps = (ptrdiff_t)shape->taps;
@@ -53,7 +52,7 @@ VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_
     return sum;
 }
 
-// ahead: where a later row's input is
+// out = silu(y) of one row. ahead: a later row's input, prefetched
 VECTOR_INLINE void conv_row(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w, size_t taps,
                             size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
@@ -72,7 +71,7 @@ static VECTOR_FUNCTION void conv_row_of(floatX *out, const floatX *ahead, const 
         conv_row(out, ahead, in, w, taps, count);
 }
 
-// Rows [from, end) of the call, `count` channels
+// Computes rows [from, end) of the call, `count` channels.
 static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *x, const floatX *weight,
                               const DeltaShape *shape, size_t from, size_t end, size_t channel, size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
@@ -96,7 +95,7 @@ static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape,
     const size_t W = delta_channels(shape), taps = shape->taps;
     const floatX *in[CONV_TAPS_MAX];
     conv_inputs(in, x, columns, shape, span, (ptrdiff_t)(span->end - span->begin) - 1, channel);
-    for (size_t j = 0; j + 1 < taps; j++) // first to last: what moves up is read before it is overwritten
+    for (size_t j = 0; j + 1 < taps; j++) // first to last: rows are read before they are overwritten
         memmove(columns + j * W + channel, in[j + 1], count * sizeof(floatX));
 }
 
@@ -128,7 +127,7 @@ static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
     return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);
 }
 
-// d of a row; dw_j += d in_j, unless NULL
+// Computes d of a row; dw_j += d in_j unless dw is NULL.
 VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, const floatX *const *in,
                                   const ConvStrip *w, size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
@@ -152,7 +151,7 @@ static VECTOR_FUNCTION void conv_row_slope_of(floatS *d, ConvStrip *dw, const fl
         conv_row_slope(d, dw, dout, in, w, taps, count);
 }
 
-// dx = sum over j of w_j later_j + carried (NULL: 0), later_j being d of the token that reads x by tap j
+// dx = sum over j of w_j later_j + carried (NULL: 0), later_j = d of the token that reads x by tap j
 VECTOR_INLINE void conv_row_back(floatX *dx, const floatS *const *later, const floatS *carried, const ConvStrip *w,
                                  size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
@@ -177,8 +176,8 @@ typedef struct {
     const DeltaShape *shape;
 } ConvBackward;
 
-// Tokens [from, end) of a span, last to first. dw: of this part and strip. The last span of a call is read from behind
-// it
+// Backward through tokens [from, end) of a span, last to first. dw: of this part and strip. Later calls read the end of
+// the last span (dcolumns).
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];
@@ -217,8 +216,8 @@ static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size
         memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
 }
 
-// Gradients of the last tokens before the call, of which the first span's sums read, and tokens behind a call that is
-// shorter than they reach
+// Computes dcolumns, of the taps - 1 tokens before the call: from the first span's sums and, if the call is shorter,
+// from later calls.
 static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
@@ -229,9 +228,9 @@ static void conv_columns_back(const ConvBackward *b, size_t channel, size_t coun
         conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
         conv_row_slope_of(d[t], NULL, b->dout + (span->row + t) * W + channel, in, w, taps, count);
     }
-    for (size_t i = taps - 1; i-- > 0;) { // last to first: what moves down is read before it is overwritten
+    for (size_t i = taps - 1; i-- > 0;) { // last to first: rows are read before they are overwritten
         floatS *to = b->dcolumns + i * W + channel;
-        const int is_read = b->shape->spans.count == 1 && i >= length; // from behind the call
+        const int is_read = b->shape->spans.count == 1 && i >= length; // by later calls
         for (size_t c = 0; c < count; c++) {
             floatS sum = is_read ? b->dcolumns[(i - length) * W + channel + c] : 0;
             for (size_t j = 0; j <= i; j++)

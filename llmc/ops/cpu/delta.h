@@ -1,26 +1,26 @@
 /*
 Op set "cpu": the gated delta rule of linear attention (arXiv 2412.06464), forward and backward (contract in op_list.h),
-in blocks of DELTA_BLOCK tokens from a span's first on. With c_i the logarithm of the decay from the block's begin to
-behind token i, S the state before the block and D_ij = exp(c_i - c_j), j <= i, a block is
+in blocks of DELTA_BLOCK tokens from a span's first on. With c_i the logarithm of the decay over tokens up to i of the
+block, S the state before the block and D_ij = exp(c_i - c_j), j <= i, a block is
 
     A_ij = beta_i k_i . k_j D_ij, j < i        (I + A) u = beta (v - exp(c) k S)
     P_ij = q_i . k_j D_ij, j <= i              out = exp(c) q S + P u
                                                S' = exp(c_last) S + (exp(c_last - c) k)^T u
 
-and its gradient, where dS' is that of S' (of decays: delta_decays_back),
+and its gradient, with dS' that of S' (for decays see delta_decays_back),
 
     (I + A)^T r = P^T dout + exp(c_last - c) k dS'        dv = beta r        dA = -r u^T        dP = dout u^T
     dq = exp(c) dout S^T + (dP D) k
     dk = (dP D)^T q + (dA beta D) k + (dA beta D)^T k - beta exp(c) r S^T + exp(c_last - c) u dS'^T
     dS = exp(c_last) dS' + (exp(c) q)^T dout - (beta exp(c) k)^T r
 
-The system is solved for the values at hand: no matrix that maps states to values is needed. The arithmetic is in
-delta_block.h; this file says in which order.
+The system is solved for the block's values: no matrix from states to values is needed. The arithmetic is in
+delta_block.h, its order here.
 
-A thread takes a key head with all of its value heads, which share k k^T and q k^T and whose gradients of q and k add up
-there. Forward, where there are more threads than key heads, it takes a value head. Backward first walks a span's blocks
-forward and keeps the transposed state before each, and its u. The arithmetic of a head is the same whoever does it: no
-result depends on the number of threads.
+A thread takes a key head with all of its value heads: they share k k^T and q k^T and add up their gradients of q and k.
+Forward, with more threads than key heads, it takes one value head. Backward first walks a span's blocks forward and
+saves the transposed state before each, and its u. A head's arithmetic is the same in any thread: no result depends on
+the number of threads.
 */
 #ifndef LLMC_CPU_DELTA_H
 #define LLMC_CPU_DELTA_H
@@ -28,9 +28,9 @@ result depends on the number of threads.
 #include "delta_block.h"
 #include "elements.h"
 
-enum { DELTA_STEPS = 2 }; // tokens of a span up to which forward goes token by token
+enum { DELTA_STEPS = 2 }; // spans of at most this many tokens go forward token by token
 
-// A thread's work: the call's inputs, its scratch memory, the block at hand
+// A thread's work: the call's inputs, its scratch memory, the current block
 typedef struct {
     const DeltaShape *shape;
     const floatX *x, *b, *a, *A_log, *dt_bias;
@@ -63,11 +63,11 @@ static Delta delta_call(const Stored *x, const Stored *b, const Stored *a, const
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 
-// A span's history: one block and value head of it
+// Returns the elements of history of a block and value head.
 static size_t delta_history(const Delta *d) { return d->wide_v * d->wide_k + DELTA_BLOCK * d->wide_v; }
 
 // Cuts a thread's share from `base` and returns its size in elements; with base NULL only the size means anything.
-// blocks: of the history, 0: forward
+// blocks: of the history; 0: forward
 static size_t delta_cut(Delta *d, floatS *base, size_t blocks) {
     const size_t square = DELTA_BLOCK * DELTA_STRIDE, keys = DELTA_BLOCK * d->wide_k, values = DELTA_BLOCK * d->wide_v;
     size_t used = 0;
@@ -119,7 +119,7 @@ static size_t cpu_delta_backward_scratch(const DeltaShape *shape) {
     return CACHE_LINE + delta_threads(shape->HK) * delta_cut(&d, NULL, max_size(delta_blocks(delta_rows(shape)), 1));
 }
 
-// Worth waking other threads for
+// Returns whether other threads are worth waking.
 static int delta_is_large(const DeltaShape *shape) {
     return delta_rows(shape) * delta_state_elements(shape) >= PARALLEL_WORK;
 }
@@ -130,7 +130,7 @@ static const floatX *delta_value_row(const Delta *d, size_t head) {
     return d->x + d->row * d->W + 2 * d->shape->HK * d->K + head * d->V;
 }
 
-// Packs a key head's keys, and its queries unless the state alone is wanted, and multiplies them.
+// Packs a key head's keys and, for more than the state, its queries; computes k k^T and q k^T.
 static void delta_open_keys(Delta *d, size_t key, size_t row, size_t tokens, int queries) {
     const floatX *q = d->x + row * d->W + key * d->K, *k = q + d->shape->HK * d->K;
     d->row = row, d->tokens = tokens, d->rows = padded_rows(tokens);
@@ -205,7 +205,7 @@ static void delta_triangle(floatS *c, const floatS *a, const floatS *b, size_t V
     block_product(&p);
 }
 
-// u of a state S[K][V] before the block; fresh: which is 0; v NULL: of values 0
+// Computes u from the state S[K][V] before the block; fresh: S is 0; v NULL: values are 0.
 static void delta_block_values(const Delta *d, floatS *u, const floatS *S, const floatX *v, size_t V, int fresh) {
     if (!fresh) delta_times_state(u, d->k, S, d->K, V, d->rows, NULL);
     delta_values(u, v, d->W, &d->gates, d->tokens, d->rows, V, fresh);
@@ -243,7 +243,7 @@ static void delta_forward_block(Delta *d, const DeltaForward *f, size_t first, i
     }
 }
 
-// Token by token, on the state as it is stored
+// Goes token by token, on the state as stored.
 static void delta_forward_steps(Delta *d, const DeltaForward *f, const Span *span, size_t first, int transfer) {
     const size_t K = d->K, V = d->V, key = first / d->group;
     for (size_t t = 0; t < span->end - span->begin; t++) {
@@ -288,10 +288,10 @@ static void delta_forward_span(Delta *d, const DeltaForward *f, const Span *span
     }
 }
 
-// Value heads [first, first + heads) over all spans
+// Runs value heads [first, first + heads) over all spans.
 static void delta_forward_heads(Delta *d, const DeltaForward *f, size_t first) {
     const size_t K = d->K;
-    int transfer = f->transfer != NULL; // and not 0 for the rest of the call
+    int transfer = f->transfer != NULL; // until it is 0 for the rest of the call
     for (size_t i = 0; i < d->shape->spans.count; i++) {
         const Span *span = &d->shape->spans.span[i];
         if (transfer && span->begin == span->document) {
@@ -319,7 +319,7 @@ static void cpu_delta_forward(Stored *out, Summed *state, Summed *transfer, cons
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// The tensors of a call; dx NULL: dstate alone
+// The tensors of a call; dx NULL: only dstate
 typedef struct {
     floatX *dx, *db, *da;
     floatS *dA_log, *ddt_bias, *dstate;
@@ -334,7 +334,7 @@ static floatS *history_values(const Delta *d, size_t block, size_t i) {
     return history_state(d, block, i) + d->wide_v * d->wide_k;
 }
 
-// The state before each block of a span, transposed, and the block's u
+// Saves the transposed state before each block of a span, and the block's u.
 static void delta_record(Delta *d, const DeltaBackward *g, const Span *span, size_t key) {
     const size_t tokens = span->end - span->begin, size = d->rows_k * d->wide_v;
     const int fresh = span->begin == span->document;
@@ -354,7 +354,7 @@ static void delta_record(Delta *d, const DeltaBackward *g, const Span *span, siz
     }
 }
 
-// r[rows][V], the gradient of beta (v - exp(c) k S), of dout and dS, unless that is 0
+// Computes r[rows][V], the gradient of beta (v - exp(c) k S), from dout and dS (NULL: 0).
 static void delta_block_r(const Delta *d, const floatS *dS) {
     delta_triangle(d->r, d->P, d->dout, d->V, d->rows, 1, NULL, 0);
     if (dS) delta_times_state(d->r, d->k_end, dS, d->K, d->V, d->rows, scale_one);
@@ -376,7 +376,7 @@ static void delta_pairs(const Delta *d, floatS *c, const floatS *a) {
     block_product(&p);
 }
 
-// Sum over all elements of S dS, transposed
+// Returns the sum over all elements of S dS, both transposed.
 static VECTOR_FUNCTION double delta_state_dot(const Delta *d, const floatS *S, const floatS *dS) {
     double total = 0;
     for (size_t i = 0; i < d->V; i++) {
@@ -388,7 +388,7 @@ static VECTOR_FUNCTION double delta_state_dot(const Delta *d, const floatS *S, c
     return total;
 }
 
-// Gradients of b, a, A_log and dt_bias of a head's block from those of beta and of the logarithms of decays
+// Computes a head's gradients of b, a, A_log and dt_bias in a block from those of beta and of the log decays.
 static void delta_store_gates(const Delta *d, const DeltaBackward *g, size_t head, const double *dbeta,
                               const double *dlog) {
     double dA_log = 0, ddt_bias = 0;
@@ -403,8 +403,8 @@ static void delta_store_gates(const Delta *d, const DeltaBackward *g, size_t hea
     if (g->ddt_bias) g->ddt_bias[head] += (floatS)ddt_bias;
 }
 
-// dq, dk, dscores, dgram += what a value head of the block has for them; dv and what its gates came from. u, S before
-// the block (transposed; NULL: 0), dS behind it (NULL: 0)
+// dq, dk, dscores, dgram += a value head's share; computes its dv and the gradients of its gates' inputs. u: of the
+// block; S: before it (transposed; NULL: 0); dS: after it (NULL: 0)
 static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, const floatS *u, const floatS *S,
                                const floatS *dS) {
     const DeltaGates *gates = &d->gates;
@@ -423,9 +423,10 @@ static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, co
         delta_times_state(d->z, d->r, S, d->V, d->K, d->rows, NULL);
         delta_add_rows(d->dk, by_k, d->z, d->k, gates->minus_both, d->rows, d->K);
     }
-    // 3. the state behind
+    // 3. the state after
     double written = 0,
-           read = 0; // what decays of a token weaken: of earlier tokens in the state, of the state in later ones
+           read = 0; // terms that a token's decay scales: earlier tokens' in the state after, the state before's in
+                     // later tokens
     if (dS) {
         delta_transpose(d->dS_transposed, d->wide_k, dS, d->wide_v, d->rows_k, d->V);
         delta_times_state(d->z, u, d->dS_transposed, d->V, d->K, d->rows, NULL);
@@ -446,7 +447,7 @@ static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, co
     delta_store_gates(d, g, head, dbeta, dlog);
 }
 
-// Gradients of a key head's queries and keys, from all value heads
+// Finishes the gradients of a key head's queries and keys, from all value heads.
 static void delta_close_keys(Delta *d, const DeltaBackward *g, size_t key) {
     const size_t K = d->K, at = d->row * d->W + key * K;
     delta_triangle(d->dq, d->dscores, d->k, K, d->rows, 0, scale_one, 0);
@@ -457,7 +458,7 @@ static void delta_close_keys(Delta *d, const DeltaBackward *g, size_t key) {
     delta_unpack_unit(g->dx + at + d->shape->HK * K, d->dk, d->k, d->k_inverse, d->tokens, d->W, K, 1);
 }
 
-// A block of a span, of which dS becomes that of the state before it. fresh: that state is 0; last: dS is 0
+// Runs a block backward; dS becomes that of the state before it. fresh: that state is 0; last: dS is 0
 static void delta_backward_block(Delta *d, const DeltaBackward *g, size_t key, size_t block, int fresh, int last) {
     const size_t row = d->shape->HV * d->V, keys = d->rows * d->wide_k * sizeof(floatS);
     const size_t square = d->rows * DELTA_STRIDE * sizeof(floatS);
@@ -481,7 +482,7 @@ static void delta_backward_block(Delta *d, const DeltaBackward *g, size_t key, s
     if (g->dx) delta_close_keys(d, g, key);
 }
 
-// A key head over all spans, last to first
+// Runs a key head backward over all spans, last to first.
 static void delta_backward_heads(Delta *d, const DeltaBackward *g, size_t key) {
     const size_t size = d->rows_k * d->wide_v, elements = d->K * d->V, count = d->shape->spans.count;
     floatS *dstate = g->dstate + key * d->group * elements;

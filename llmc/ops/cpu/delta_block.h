@@ -1,11 +1,10 @@
 /*
-The arithmetic of a block of at most DELTA_BLOCK tokens of the gated delta rule (delta.h), on what is packed in a
-thread's scratch memory: products on the register tile of tile.h, the triangular system, decays, and what is made of
-rows between them. A packed block has its rows rounded up to ROW_MULTIPLE, its columns to packed_width; what is beyond
-the block's own is 0.
+The arithmetic of a block of at most DELTA_BLOCK tokens of the gated delta rule (delta.h), on blocks packed in a
+thread's scratch memory: products on the register tile of tile.h, the triangular system, decays, and operations on rows.
+A packed block's rows are padded to ROW_MULTIPLE, its columns to packed_width, with zeros.
 
-c_i is the logarithm of the decay from the block's begin to behind token i. Decays are taken as exp(c_i - c_j), j <= i,
-never as quotients, and c is double: neither a decay of 0 nor one that comes behind a strong one loses a digit.
+c_i is the logarithm of the decay over tokens up to i of the block. Decays are exp(c_i - c_j), j <= i, never quotients,
+and c is double: neither a decay of 0 nor one after a strong one loses a digit.
 */
 #ifndef LLMC_CPU_DELTA_BLOCK_H
 #define LLMC_CPU_DELTA_BLOCK_H
@@ -13,14 +12,14 @@ never as quotients, and c is double: neither a decay of 0 nor one that comes beh
 #include "simd_math.h"
 #include "tile.h"
 
-// Elements from row to row of a block's [tokens][tokens] matrices and of what is transposed to [dimensions][tokens]
+// Elements from row to row of a block's [tokens][tokens] and transposed [dimensions][tokens] matrices
 #define DELTA_STRIDE (DELTA_BLOCK + CACHE_LINE)
 
 static inline size_t padded_rows(size_t rows) { return round_up(rows, ROW_MULTIPLE); }
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-// Terms of a row of the product; those of a triangle by whole tiles, beyond it a is 0
+// Terms of a row of the product; a triangle's in whole tiles, beyond it a is 0
 typedef enum { TERMS_ALL, TERMS_TO_ROW, TERMS_FROM_ROW } ProductTerms;
 
 // c[rows][columns] = (scale[row * scale_step] c +, unless NULL) a[rows][length] b[length][columns]
@@ -31,7 +30,7 @@ typedef struct {
     size_t rows, length, columns; // rows: padded
     int a_transposed;             // a is stored as [length][rows]
     ProductTerms terms;
-    int lower; // of c only the tiles and vectors that have an element j <= i
+    int lower; // only the tiles and vectors of c with an element j <= i
     const floatS *scale;
     size_t scale_step;
 } BlockProduct;
@@ -76,7 +75,7 @@ static VECTOR_FUNCTION void block_product(const BlockProduct *p) {
     }
 }
 
-// A tile of rows of the system: what is solved already is taken from it, the rest stays in registers.
+// Solves a tile of rows of the system: subtracts the solved rows, then substitutes in registers.
 VECTOR_INLINE void solve_tile(floatS *x, size_t stride, const floatS *A, size_t row, size_t rows, int vectors,
                               int transposed) {
     const size_t next = row + TILE_ROWS, a_row = transposed ? 1 : DELTA_STRIDE, a_step = transposed ? DELTA_STRIDE : 1;
@@ -106,8 +105,7 @@ VECTOR_INLINE void solve_panel(floatS *x, size_t stride, const floatS *A, size_t
         solve_tile(x, stride, A, transposed ? rows - TILE_ROWS - done : done, rows, vectors, transposed);
 }
 
-// x[rows][columns] becomes (I + A)^-1 x, or transposed (I + A)^-T x, for a strictly lower triangle
-// A[rows][DELTA_STRIDE]
+// x[rows][columns] = (I + A)^-1 x, or transposed (I + A)^-T x, for a strictly lower triangle A[rows][DELTA_STRIDE]
 static VECTOR_FUNCTION void block_solve(floatS *x, size_t stride, const floatS *A, size_t rows, size_t columns,
                                         int transposed) {
     for (size_t column = 0, vectors; column < columns; column += vectors * VECTOR_LANES) {
@@ -133,7 +131,7 @@ static VECTOR_FUNCTION void delta_transpose(floatS *out, size_t out_stride, cons
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
-// A token's row is far from the next one's, further than the processor looks ahead by itself.
+// Rows of consecutive tokens are too far apart for the processor's own prefetching.
 enum { DELTA_AHEAD = 2 }; // tokens
 VECTOR_INLINE void delta_look_ahead(const floatX *x, size_t t, size_t tokens, size_t stride, size_t width) {
     if (t + DELTA_AHEAD < tokens)
@@ -217,7 +215,7 @@ static VECTOR_FUNCTION void delta_add_rows(floatS *d, floatS *out, const floatS 
     }
 }
 
-// dx[token][K], the gradient of x, where y = scale x inverse is packed and dy is y's gradient
+// dx[token][K] = the gradient of x; packed: y = scale x inverse and its gradient dy
 static VECTOR_FUNCTION void delta_unpack_unit(floatX *dx, const floatS *dy, const floatS *y, const floatS *inverse,
                                               size_t tokens, size_t stride, size_t K, double scale) {
     const size_t width = packed_width(K);
@@ -246,21 +244,21 @@ static void delta_close_state(floatS *state, const floatS *S, size_t K, size_t V
 
 // ---- decays ---------------------------------------------------------------------------------------------------------
 
-// A value head's gates at the tokens of a block; 0 behind the last
+// A value head's gates at the tokens of a block; 0 after the last
 typedef struct {
-    double c[DELTA_BLOCK];          // sum of logarithms up to the token
-    double log_decay[DELTA_BLOCK];  // of the token alone
+    double c[DELTA_BLOCK];          // sum of log_decay up to the token
+    double log_decay[DELTA_BLOCK];  // of the token
     double beta_slope[DELTA_BLOCK]; // beta (1 - beta)
     double slope[DELTA_BLOCK];      // 1 / (1 + exp(-(a + dt_bias)))
     floatS beta[DELTA_BLOCK];       // 1 / (1 + exp(-b))
-    floatS from_begin[DELTA_BLOCK]; // exp(c_i): decay from before the block
+    floatS from_begin[DELTA_BLOCK]; // exp(c_i): decay since the block's start
     floatS to_end[DELTA_BLOCK];     // exp(c_last - c_i)
     floatS minus_both[DELTA_BLOCK]; // -beta exp(c_i)
     floatS whole;                   // exp(c_last)
     double rate;                    // exp(A_log)
 } DeltaGates;
 
-// Stronger decays than exp(-this) are this one: differences of sums stay finite.
+// Strongest decay is exp(-this): differences of sums stay finite.
 #define MOST_LOG_DECAY 1e5
 
 static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const floatX *a, size_t stride, floatX A_log,
@@ -294,8 +292,8 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
 VECTOR_INLINE VectorBits lanes_to(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 VECTOR_INLINE Vector masked(Vector x, VectorBits mask) { return (Vector)((VectorBits)x & mask); }
 
-// By the decays D_ij = exp(c_i - c_j), j <= i: A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij (NULL: not
-// wanted), and D itself (may be NULL); 0 above the diagonal as far as tiles read
+// With decays D_ij = exp(c_i - c_j), j <= i: A = beta_i D_ij gram_ij for j < i, P = D_ij scores_ij, and D itself (P, D:
+// NULL: not wanted); 0 above the diagonal up to where tiles read
 static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const floatS *gram, const floatS *scores,
                                          const DeltaGates *g, size_t tokens, size_t rows) {
     floatS past[DELTA_BLOCK];
@@ -330,14 +328,14 @@ static VECTOR_FUNCTION void delta_values(floatS *u, const floatX *v, size_t stri
 
 // ---- the gradient of a block's matrices -----------------------------------------------------------------------------
 
-// In: dP = dout u^T and du u^T = -dA, in the lower triangle. dscores += dP D, dgram += dA beta D; dbeta[i] = sum over j
-// of dA_ij D_ij gram_ij; dlog[i] = sum of dP P + dA A over the pairs between which token i lies, r >= i > j: what the
-// decay of token i weakens. Sums of such terms alone: no difference of larger ones
+// In: dP = dout u^T and r u^T = -dA, in the lower triangle. dscores += dP D, dgram += dA beta D; dbeta[i] = sum over j
+// of dA_ij D_ij gram_ij; dlog[i] = sum of dP P + dA A over pairs (r, j), r >= i > j, which the decay of token i scales:
+// no difference of larger sums
 static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, double *dbeta, double *dlog,
                                               const floatS *dP, const floatS *minus_dA, const floatS *A,
                                               const floatS *P, const floatS *D, const floatS *gram, const DeltaGates *g,
                                               size_t tokens) {
-    Vector across[DELTA_BLOCK / VECTOR_LANES] = {{0}}; // of each j, over rows from i on
+    Vector across[DELTA_BLOCK / VECTOR_LANES] = {{0}}; // for each j, over rows from i on
     for (size_t i = tokens; i-- > 0;) {
         Vector to_beta = {0}, to_log = {0};
         for (size_t j = 0; j <= i; j += VECTOR_LANES) {
@@ -357,8 +355,8 @@ static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, do
 
 // ---- one token ------------------------------------------------------------------------------------------------------
 
-// Columns [0, vectors) of a state with rows of `stride`: S = decay S + k u^T, u = beta (v - decay S^T k); out = S^T q.
-// v NULL: 0; out may be NULL
+// Updates columns [0, vectors) of a state with rows of `stride`: S = decay S + k u^T, u = beta (v - decay S^T k); out =
+// S^T q. v NULL: 0; out may be NULL
 VECTOR_INLINE void step_panel(floatS *S, size_t stride, floatX *out, const floatS *k, const floatS *q, const floatX *v,
                               floatS beta, floatS decay, floatS kq, size_t K, int vectors) {
     Vector by_k[TILE_ROWS], by_q[TILE_ROWS];
@@ -390,7 +388,7 @@ static void step_column(floatS *S, size_t stride, floatX *out, const floatS *k, 
     for (size_t d = 0; d < K; d++) S[d * stride] = decay * S[d * stride] + k[d] * by_k;
 }
 
-// All columns of a state[K][V] as it is stored
+// Updates all columns of a stored state[K][V].
 static VECTOR_FUNCTION void delta_step(floatS *S, floatX *out, const floatS *k, const floatS *q, const floatX *v,
                                        floatS beta, floatS decay, size_t K, size_t V) {
     enum { PANEL = TILE_ROWS * VECTOR_LANES };

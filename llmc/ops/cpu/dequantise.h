@@ -1,7 +1,7 @@
 /*
-Matrices in 4 bits (llmc/base/quantise.h) to floatX. The 16 codes of a block times its scale, rounded, are a table of 16
-values of floatX, from which elements are picked by their codes: in registers on AVX2 and AVX-512. So what an element
-costs is its bytes, and what is rounded is a fourth of a block or less.
+Matrices in 4 bits (llmc/base/quantise.h) to floatX. A block's 16 codes times its scale, rounded, are a table of 16
+values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element costs little more
+than its bytes, and at most a fourth as many values are rounded.
 */
 #ifndef LLMC_CPU_DEQUANTISE_H
 #define LLMC_CPU_DEQUANTISE_H
@@ -9,12 +9,12 @@ costs is its bytes, and what is rounded is a fourth of a block or less.
 #include "elements.h"
 #include "vector.h"
 
-enum { PICKED = 32 }; // elements at once: 16 bytes of codes. A divisor of every block's length
+enum { PICKED = 32 }; // elements picked at once: 16 bytes of codes; divides every block's length
 
 // out[PICKED] = table[code] of 16 bytes of codes
 #if defined(__AVX2__) && !defined(PRECISION_DOUBLE)
-// The codes in order, the first of two in the high half: in the low four bits of each byte of two vectors. What is
-// above these bits is not looked at by permutations of 16 values.
+// Unpacks codes, the first of two in the high half, into the low four bits of each byte of two vectors. Permutations of
+// 16 values ignore the bits above.
 static inline void codes_in_order(__m128i order[2], const uint8_t *codes) {
     const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)codes), high = _mm_srli_epi16(low, 4);
     order[0] = _mm_unpacklo_epi8(high, low), order[1] = _mm_unpackhi_epi8(high, low);
@@ -52,7 +52,7 @@ VECTOR_INLINE void pick_vectors(Vector w[PICKED_VECTORS], const uint8_t *codes, 
 #endif
 #endif
 #if defined(__AVX512BW__) && defined(PRECISION_BF16)
-typedef __m512i PickTable; // twice the 16 values: bit 4 of an index does not matter
+typedef __m512i PickTable; // the 16 values twice: bit 4 of an index does not matter
 static inline PickTable pick_table(const floatX table[16]) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
 }
@@ -98,7 +98,8 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
 }
 #endif
 
-// Float in every build, as wide as registers: of wider ones gcc 12 makes moves of 16 bytes, which loads then wait for.
+// Floats in every build, as wide as registers: gcc 12 splits wider ones into moves of 16 bytes, which stall later
+// loads.
 enum { FLOATS = VECTOR_BYTES / sizeof(float) };
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t FloatBits __attribute__((vector_size(VECTOR_BYTES)));
@@ -121,7 +122,7 @@ VECTOR_INLINE Floats floats_to_fp16(Floats v) {
 #endif
 }
 
-// The 16 values of a block, as float; rounded to floatX, too
+// Computes the 16 values of a block as float, also rounded to floatX.
 VECTOR_INLINE void block_floats(float value[16], const float *codes, DType rounding, float scale) {
     for (size_t k = 0; k < 16; k += FLOATS) {
         Floats v;
@@ -148,10 +149,10 @@ VECTOR_INLINE void block_values(floatX table[16], const float *codes, DType roun
     }
 }
 
-// A block's length is a power of two, and a division by it a shift.
+// Returns the log2 of a block's length: divisions by it are shifts.
 static inline int block_shift(QuantFormat f) { return __builtin_ctzll((unsigned long long)f.block); }
 
-// out[count] = elements [begin, begin + count) of a matrix; p: of its record. quant_scales() was made before
+// out[count] = elements [begin, begin + count) of a matrix; p: of its record. Call quant_scales() before
 static void decode_elements(floatX *out, const void *record, QuantFormat f, const QuantParts *p, size_t begin,
                             size_t count) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
@@ -177,7 +178,7 @@ static void decode_elements(floatX *out, const void *record, QuantFormat f, cons
 static void cpu_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
     enum { PART = 4096 };
     const QuantParts p = quant_parts(*format, n);
-    quant_scales(); // made before threads want it
+    quant_scales(); // filled before threads need it
 #pragma omp parallel for schedule(static) if (parallel : n >= PARALLEL_MIN)
     for (size_t begin = 0; begin < n; begin += PART)
         decode_elements((floatX *)out + begin, record, *format, &p, begin, min_size(PART, n - begin));

@@ -1,8 +1,8 @@
 /*
-The draw of a token from its logits: temperature, top-k, top-p and a uniform number. Rows go to threads, and nothing of
-a row's length is sorted. With temperature alone a row's weights are summed in blocks; the block that the number hits is
-walked token by token. Else weights are summed in bins of the logit, from the largest down, which are skipped as a whole
-until the k-th token, the end of top-p or the number lies in one; that bin's tokens alone come one by one, by a heap.
+Draws a token from its logits by temperature, top-k, top-p and a uniform number. Each thread takes rows, and no row is
+sorted. With temperature alone a row's weights are summed in blocks, and the block that the number hits is walked token
+by token. Else weights are summed in bins of the logit. Whole bins are skipped, from the largest down, until one holds
+the k-th token, the end of top-p or the number; only its tokens are taken one by one, from a heap.
 */
 #ifndef LLMC_CPU_DRAW_H
 #define LLMC_CPU_DRAW_H
@@ -12,9 +12,9 @@ until the k-th token, the end of top-p or the number lies in one; that bin's tok
 enum {
     DRAW_BLOCK = 256,
     DRAW_BINS = 2048,
-    DRAW_ROWS = 16, // at once, at most: each has scratch memory of its own
+    DRAW_ROWS = 16, // most rows at once: each has its own scratch memory
 };
-#define DRAW_WIDTH 40.0 // of all bins but the last, in units of the temperature, at most: e^-40 of the largest weight
+#define DRAW_WIDTH 40.0 // most width of all bins but the last, in temperatures: down to e^-40 of the largest weight
 
 typedef struct {
     const floatX *logits;
@@ -24,12 +24,12 @@ typedef struct {
     double bins_per_logit;
     double weight[DRAW_BINS];
     int32_t count[DRAW_BINS];
-    size_t left;   // in the heap
+    size_t left;   // tokens in the heap
     int32_t *heap; // [V] ids, likelier ones above
 } DrawRow;
 
 // ---- weights --------------------------------------------------------------------------------------------------------
-// exp(x), x <= 0, to about 1e-15 of it; 0 below -708. As simd_sincos: straight-line code, the Taylor series.
+// Returns exp(x), x <= 0, within a relative 1e-15; 0 below -708. As simd_sincos: straight-line code, the Taylor series.
 static inline double simd_exp(double x) {
     const double magic = 6755399441055744.0, y = x > -708.0 ? x : -708.0; // 1.5 * 2^52
     const double shifted = fused_double(y, 1.4426950408889634, magic), n = shifted - magic;
@@ -55,7 +55,7 @@ static inline double simd_exp(double x) {
     return x > -708.0 ? p * power : 0.0;
 }
 
-// A token's probability up to a factor; that of the likeliest is 1.
+// Returns a token's probability up to a factor; the likeliest one's is 1.
 static inline double token_weight(const DrawRow *row, size_t id) {
     return simd_exp(((double)load(row->logits[id]) - row->largest) / row->temperature);
 }
@@ -66,7 +66,7 @@ static void weights_of_block(const DrawRow *row, size_t first, size_t count, dou
 }
 
 // ---- temperature alone ----------------------------------------------------------------------------------------------
-// By falling ids. sums: of blocks, [V / DRAW_BLOCK + 1]
+// Draws by falling ids. sums[V / DRAW_BLOCK + 1]: of blocks
 static int32_t draw_of_all(const DrawRow *row, double uniform, double *sums) {
     const size_t blocks = (row->V + DRAW_BLOCK - 1) / DRAW_BLOCK;
     double weight[DRAW_BLOCK], whole = 0, passed = 0;
@@ -87,12 +87,12 @@ static int32_t draw_of_all(const DrawRow *row, double uniform, double *sums) {
 }
 
 // ---- the likeliest --------------------------------------------------------------------------------------------------
-// Before b in the order of likelihood: the higher logit, of equal ones the lower id.
+// Returns whether a is likelier than b: the higher logit, among equal ones the lower id.
 static int likelier(const floatX *logits, int32_t a, int32_t b) {
     return load(logits[a]) > load(logits[b]) || (load(logits[a]) == load(logits[b]) && a < b);
 }
 
-// heap[count], likelier tokens above: restores the order below `root`.
+// Restores the order below `root` of heap[count], likelier tokens above.
 static void heap_sift(int32_t *heap, size_t count, size_t root, const floatX *logits) {
     int32_t id = heap[root];
     size_t child;
@@ -105,7 +105,7 @@ static void heap_sift(int32_t *heap, size_t count, size_t root, const floatX *lo
     heap[root] = id;
 }
 
-// Bins of a block's tokens: 0 has the largest logit, the last one all that lie far below.
+// Finds the bins of a block's tokens: 0 has the largest logit, the last one all far below.
 static void bins_of_block(const DrawRow *row, size_t first, size_t count, int32_t *bin) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
@@ -127,7 +127,7 @@ static void bins_fill(DrawRow *row, double smallest) {
     }
 }
 
-// The bin's tokens become the heap.
+// Makes the heap of a bin's tokens.
 static void bin_open(DrawRow *row, size_t b) {
     row->left = 0;
     for (size_t first = 0; first < row->V && row->left < (size_t)row->count[b]; first += DRAW_BLOCK) {
@@ -151,12 +151,12 @@ static int32_t heap_pop(DrawRow *row) {
 }
 
 typedef struct {
-    size_t tokens; // in the order of likelihood, at least one
-    double weight; // of all of them
+    size_t tokens; // number of the likeliest tokens, at least one
+    double weight; // their total weight
     int32_t last;
 } Likeliest;
 
-// The likeliest tokens until their weight reaches `target`, or with `pass` is more than it; at most `most`.
+// Takes the likeliest tokens until their weight reaches `target`, or with `pass` exceeds it; at most `most`.
 static Likeliest likeliest_until(DrawRow *row, size_t most, double target, int pass) {
     Likeliest held = {0, 0, 0};
     row->left = 0;
@@ -186,7 +186,7 @@ static int32_t draw_of_likeliest(DrawRow *row, const SamplingSettings *settings,
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
-// Ids of a heap, or sums of blocks; in whole lines of the cache
+// Returns the bytes of a heap's ids or of the sums of blocks, in whole cache lines.
 static size_t draw_row_bytes(size_t V) { return round_up((V + 2) * sizeof(int32_t), 64); }
 
 static int32_t draw_row(const SamplingSettings *settings, const floatX *logits, size_t V, void *memory,

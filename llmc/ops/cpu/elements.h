@@ -1,7 +1,7 @@
 /*
 Runs of elements whose type is known at run time only: stored gradients, AdamW's moments, a file's tensors. An op walks
-them in blocks of BLOCK_ELEMENTS, seen as floatS: in place where the memory holds floatS already, otherwise in a small
-buffer that stays in the first-level cache.
+them in blocks of BLOCK_ELEMENTS, as floatS: in place if the memory holds floatS, else in a small buffer that stays in
+the L1 cache.
 */
 #ifndef LLMC_CPU_ELEMENTS_H
 #define LLMC_CPU_ELEMENTS_H
@@ -16,21 +16,22 @@ static int omp_get_thread_num(void) { return 0; }
 
 enum {
     BLOCK_ELEMENTS = 1024,  // also ADAMW_BLOCK
-    PARALLEL_MIN = 1 << 14, // elements below which waking the other threads costs more than they save
+    PARALLEL_MIN = 1 << 14, // below this, waking the other threads costs more than they save
 };
 
-#ifndef PARALLEL_WORK                   // tests: 1, for small shapes to go where large ones go
+#ifndef PARALLEL_WORK                   // tests: 1, so that small shapes take the path of large ones
 #define PARALLEL_WORK ((size_t)1 << 17) // multiply-adds of a product or of attention, likewise
 #endif
 
-// Sums over tokens are made in groups: rounding errors grow with their number and the length of one, not the product.
+// Sums over tokens are made in groups: rounding errors grow with the number of groups plus a group's length, not their
+// product.
 enum { TOKEN_GROUP = 64 };
 
 #define FLOATS_DTYPE dtype_of_sums(FLOATX_DTYPE)
 
 static inline size_t block_count(size_t count) { return (count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS; }
 
-// Elements [begin, begin + count) of memory as floatS. `buffer` is used only where the type differs.
+// Returns elements [begin, begin + count) of memory as floatS, in `buffer` if the type differs.
 static floatS *block_open(void *memory, DType type, size_t begin, size_t count, floatS *buffer) {
     void *block = (char *)memory + begin * dtype_size(type);
     if (type == DTYPE_FP16)
@@ -44,7 +45,7 @@ static const floatS *block_read(const void *memory, DType type, size_t begin, si
     return block_open((void *)memory, type, begin, count, buffer);
 }
 
-// Rounds a block that block_open gave, and that was changed since, to its place in memory.
+// Rounds a changed block of block_open back to memory.
 static void block_close(void *memory, DType type, size_t begin, size_t count, const floatS *block) {
     if (type != FLOATS_DTYPE)
         elements_convert((char *)memory + begin * dtype_size(type), type, block, FLOATS_DTYPE, count);

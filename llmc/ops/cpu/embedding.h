@@ -1,7 +1,7 @@
 /*
-Token and learned position embeddings: rows of a table gathered forward, scattered back. Backward sorts the stream by
-row first (counting sort): every row of the table belongs to one thread, which adds up its tokens in stream order. No
-atomics, the same bits for any number of threads, and a bf16 gradient is rounded once per row and call.
+Token and learned position embeddings: forward gathers rows of a table, backward scatters to them. Backward first sorts
+the stream by row (counting sort); one thread adds up a row's tokens in stream order. So there are no atomics, the bits
+are the same for any number of threads, and a bf16 gradient is rounded once per row and call.
 */
 #ifndef LLMC_CPU_EMBEDDING_H
 #define LLMC_CPU_EMBEDDING_H
@@ -30,7 +30,7 @@ static void cpu_embedding_forward(Stored *out_, const int32_t *tokens, const int
     }
 }
 
-// Columns of a row that are summed at a time; few, so that several threads share a frequent token's row.
+// Columns of a row summed at a time: few, so that several threads share a frequent token's row
 enum { EMBEDDING_COLUMNS = 256 };
 
 // scratch, as int32: end[rows], then order[N]
@@ -39,14 +39,14 @@ static size_t cpu_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
     return ((rows + N) * sizeof(int32_t) + sizeof(floatS) - 1) / sizeof(floatS);
 }
 
-// order[] becomes the tokens sorted by row, each row's in stream order; row r owns order[end[r - 1] .. end[r]).
+// Sorts the tokens by row into order[], each row's in stream order; row r owns order[end[r - 1] .. end[r]).
 static void sort_by_row(int32_t *end, int32_t *order, const int32_t *index, size_t N, size_t rows) {
     int32_t before = 0;
     memset(end, 0, rows * sizeof(*end));
     for (size_t t = 0; t < N; t++) end[index[t]]++;
     for (size_t r = 0; r < rows; r++) {
         int32_t count = end[r];
-        end[r] = before; // for now the beginning; placing the row's tokens moves it to the end
+        end[r] = before; // the beginning for now; placing the row's tokens moves it to the end
         before += count;
     }
     for (size_t t = 0; t < N; t++) order[end[index[t]]++] = (int32_t)t;
@@ -76,7 +76,7 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     int32_t *end = (int32_t *)scratch, *order = end + rows;
     size_t blocks = (C + EMBEDDING_COLUMNS - 1) / EMBEDDING_COLUMNS;
     sort_by_row(end, order, index, N, rows);
-    // The tokens of a row are one run of order[]: the first of them does the work.
+    // A row's tokens are one run of order[]: the first does the work.
 #pragma omp parallel for collapse(2) schedule(dynamic, 16) if (N * C >= PARALLEL_MIN)
     for (size_t i = 0; i < N; i++) {
         for (size_t b = 0; b < blocks; b++) {
@@ -89,7 +89,7 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     }
 }
 
-// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
+// ---- scattered rows -------------------------------------------------------------------------------------------------
 
 static void cpu_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)

@@ -1,5 +1,5 @@
 /*
-What the verb `doctor` tells of op set "cpu": processor and instruction sets, threads, oneDNN.
+What the verb `doctor` reports on op set "cpu": processor and instruction sets, threads, oneDNN.
 */
 #ifndef LLMC_CPU_FINDINGS_H
 #define LLMC_CPU_FINDINGS_H
@@ -11,8 +11,8 @@ What the verb `doctor` tells of op set "cpu": processor and instruction sets, th
 #include <omp.h>
 #endif
 
-// The instruction sets that decide about speed: those that this program was compiled for, of which a processor without
-// them would not have come so far, and those of the processor.
+// Compares the instruction sets that matter for speed: the program's and the processor's. A processor without the
+// program's would have stopped before this.
 static void find_processor(TellFinding tell) {
     char name[128] = "unknown processor", line[256];
     FILE *file = fopen("/proc/cpuinfo", "r");

@@ -1,6 +1,6 @@
 /*
-The gate of attention's output: out = x s(gate) with the logistic function s, and the halves of q_proj's rows, which are
-queries and gates head by head.
+The gate of attention's output: out = x s(gate) with the logistic function s, and the split of q_proj's rows into
+queries and gates, head by head.
 */
 #ifndef LLMC_CPU_GATE_H
 #define LLMC_CPU_GATE_H

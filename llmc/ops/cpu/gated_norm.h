@@ -1,7 +1,7 @@
 /*
 The gated norm of linear attention: out = w xhat z s(z) with xhat = x / sqrt(mean(x^2) + eps) over a head of V elements
-and the logistic function s. Statistics and gates are recomputed in backward. dw is a sum over tokens and heads: in
-parts, as that of norm.h.
+and the logistic function s. Statistics and gates are recomputed in backward. dw is a sum over tokens and heads, in
+parts as in norm.h.
 */
 #ifndef LLMC_CPU_GATED_NORM_H
 #define LLMC_CPU_GATED_NORM_H

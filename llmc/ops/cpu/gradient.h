@@ -33,7 +33,7 @@ static void cpu_gradient_add(void *gradient, DType type, const Summed *in_, size
     }
 }
 
-// In double, over a fixed number of parts added in order: the same bits for any number of threads.
+// Adds up squares in double, in a fixed number of parts added in order: the same bits for any number of threads.
 static double cpu_sum_of_squares(const void *x, DType type, size_t count) {
     enum { PARTS = 64 };
     double part[PARTS], sum = 0;

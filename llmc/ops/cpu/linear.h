@@ -1,7 +1,6 @@
 /*
 Linear layers, weight[OC,C]: forward out = x weight^T, and the two products of the backward pass. In the bf16 build
-every sum is fp32 and is rounded once, after bias, residual or the accumulated gradient have joined it; dweight stays
-fp32.
+every sum is fp32 and is rounded once, after adding bias, residual or the accumulated gradient; dweight stays fp32.
 */
 #ifndef LLMC_CPU_LINEAR_H
 #define LLMC_CPU_LINEAR_H
@@ -25,7 +24,7 @@ static void cpu_linear_forward(Stored *out, const Stored *x, const Stored *weigh
 static void cpu_linear_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                          size_t rows, size_t first, const Stored *bias, const Stored *residual,
                                          size_t n, size_t C, size_t OC, size_t stride) {
-    quant_scales(); // made before threads want it
+    quant_scales(); // filled before threads need it
     for (size_t row = 0; row < n; row += FEW_MOST) {
         Product p = product_of("linear_forward_quantised", min_size(FEW_MOST, n - row), OC, C, x, NULL, out);
         p.record = record, p.format = format, p.record_rows = rows, p.record_first = first;

@@ -1,11 +1,11 @@
 /*
-Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice: block by block
-for a block's maximum and, while it is in the L1 cache, its sum of exponentials (a maximum above those before rescales
-the sum), then to be overwritten by its gradient. In fp32 the exponentials themselves are left where the logits were:
-the second reading only scales them, each block by the distance of its maximum from the row's. bf16 would round them
-once more, so there they are computed again. Exponentials are fp32, their sum over blocks is double.
+Log-probabilities and the gradient of the logits: the only op over [n,V]. A row of logits is read twice. First, block by
+block, for a block's maximum and, from the L1 cache, its sum of exponentials; a new maximum rescales the sum. Then to
+overwrite it with its gradient. In fp32 the exponentials replace the logits: the second reading only scales them, each
+block by its maximum relative to the row's. bf16 would round them once more, so it recomputes them. Exponentials are
+fp32, their sum over blocks is double.
 
-Entropy comes from the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
+Entropy is found in the first reading: with z = (x - top) / temperature and S = sum exp z it is log S - (sum z exp z) /
 S, two terms that are never negative and so do not cancel.
 */
 #ifndef LLMC_CPU_LOGPROB_H
@@ -15,13 +15,13 @@ S, two terms that are never negative and so do not cancel.
 #include "simd_math.h"
 #include "llmc/ops/formulas.h"
 
-// Blocks of a row; of up to 256 k words they have 1024 logits.
+// Blocks of a row: 1024 logits each up to a vocabulary of 256 k
 enum { LOGIT_BLOCKS = 256, KEEPS_EXPONENTIALS = sizeof(floatX) == sizeof(floatS) };
 static size_t logit_block(size_t V) {
     return max_size(round_up((V + LOGIT_BLOCKS - 1) / LOGIT_BLOCKS, VECTOR_LANES), BLOCK_ELEMENTS);
 }
 
-// The larger of top and the maximum of x[0..count), NaN aside.
+// Returns the larger of top and the maximum of x[0..count), ignoring NaN.
 VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
     Vector most[2] = {vector_of(top), vector_of(top)};
     size_t i = 0;
@@ -31,12 +31,12 @@ VECTOR_INLINE floatS maximum(const floatX *x, size_t count, floatS top) {
     return vector_max_across(vector_max(most[0], most[1]));
 }
 
-// (x - top) / temperature of lanes [0, count); -inf, whose exponential is 0, in others
+// Returns (x - top) / temperature in lanes [0, count); -inf, with exponential 0, in others.
 VECTOR_INLINE Vector logits_below(const floatX *x, size_t count, floatS top, floatS inverse_temperature) {
     return (vector_load_first(x, count, -INFINITY) - top) * inverse_temperature;
 }
 
-// The row's exponentials summed; with tops the logits of block b become exp((x - tops[b]) / temperature).
+// Sums the row's exponentials; with tops, logits of block b become exp((x - tops[b]) / temperature).
 VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inverse_temperature, const int weighted,
                                                floatS *tops) {
     Exponentials e = {-FLT_MAX, 0, 0};
@@ -59,7 +59,7 @@ VECTOR_INLINE Exponentials sum_of_exponentials(floatX *x, size_t V, floatS inver
     return e;
 }
 
-// The gradient of all words as if none were the target: scale * exp((x - top) / temperature)
+// x = scale * exp((x - top) / temperature): the gradient of all words but the target
 VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const Exponentials *e, const floatS *tops,
                                       double inverse_temperature) {
     const size_t block = logit_block(V);
@@ -77,8 +77,8 @@ VECTOR_INLINE void scale_exponentials(floatX *x, size_t V, floatS scale, const E
 }
 
 /*
-One row; weight NULL leaves the logits as they are. The target stands aside (-inf) while the others are summed: 1 - p of
-the target, which is its gradient, is then others / sum, without cancellation where the model is nearly certain.
+Computes one row; weight NULL leaves the logits unchanged. The target is -inf while the others are summed: its gradient,
+1 - p, is then others / sum, without cancellation when the model is nearly certain.
 */
 static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS *weight, floatS *entropy, size_t V,
                                           double temperature) {
@@ -97,7 +97,7 @@ static VECTOR_FUNCTION floatS logprob_row(floatX *x, size_t target, const floatS
     double sum = itself + others.sum;
     double logp = itself > others.sum ? -log1p(others.sum / itself) : (value - (double)top) * inverse - log(sum);
     if (entropy) {
-        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty the others are its digits
+        const double logsum = itself == 1 ? log1p(others.sum) : log(sum); // near certainty, log1p keeps the digits
         *entropy = (floatS)(logsum -
                             (others.weighted + itself * fmax((value - (double)top) * inverse, (double)LEAST_Z)) / sum);
     }
@@ -112,7 +112,7 @@ static void cpu_logprob(Summed *logp_, Summed *entropy_, Stored *logits_, const 
                         size_t n, size_t V, size_t stride, double temperature) {
     floatS *logp = (floatS *)logp_, *entropy = (floatS *)entropy_;
     const floatS *weight = (const floatS *)weight_;
-    // dynamic, `turn` rows at a time: rows that do not count cost next to nothing and come in long runs (prompts)
+    // dynamic, `turn` rows at a time: rows without a target cost little and form long runs (prompts)
     size_t turn = 1 + 4 * PARALLEL_MIN / V;
     (void)turn; // without OpenMP
 #pragma omp parallel for schedule(dynamic, turn) if (n * V >= PARALLEL_MIN)

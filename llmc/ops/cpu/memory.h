@@ -1,6 +1,6 @@
 /*
-Memory of op set "cpu": anonymous memory of this process. Pages become resident when they are first touched, so an
-allocation may be planned generously. Huge pages are asked for: fewer TLB misses and far cheaper first touches.
+Memory of op set "cpu": anonymous memory of this process. Pages become resident when first touched, so allocations may
+be generous. Huge pages are requested: fewer TLB misses and far cheaper first touches.
 */
 #ifndef LLMC_CPU_MEMORY_H
 #define LLMC_CPU_MEMORY_H
@@ -10,13 +10,13 @@ allocation may be planned generously. Huge pages are asked for: fewer TLB misses
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-// bytes, at least one, rounded up to whole pages (huge ones where the allocation has any).
+// Rounds bytes, at least one, up to whole pages, huge ones from HUGE_PAGE on.
 static size_t allocation_size(size_t bytes) {
     size_t page = bytes < HUGE_PAGE ? (size_t)4096 : HUGE_PAGE;
     return bytes ? (bytes + page - 1) / page * page : page;
 }
 
-// Large allocations start at a multiple of HUGE_PAGE: more is mapped, and what lies before and behind goes back.
+// Allocates memory; large allocations start at a multiple of HUGE_PAGE: more is mapped, and both ends are unmapped.
 static void *cpu_allocate(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * HUGE_PAGE) return NULL; // size + slack would wrap around
     size_t size = allocation_size(bytes), slack = size < HUGE_PAGE ? 0 : HUGE_PAGE;
@@ -28,7 +28,7 @@ static void *cpu_allocate(size_t bytes) {
     if (before) munmap(memory, before);
     if (behind) munmap(memory + before + size, behind);
 #ifdef MADV_HUGEPAGE
-    madvise(memory + before, size, MADV_HUGEPAGE); // a wish: without it everything works, a little slower
+    madvise(memory + before, size, MADV_HUGEPAGE); // optional: a little slower without
 #endif
     return memory + before;
 }
@@ -38,7 +38,7 @@ static void memory_unmap(void *memory, size_t bytes) {
 }
 
 // ---- copies and clears ---------------------------------------------------------------------------------------------
-// Large copies and clears are shared by all threads: one core alone does not reach the memory's bandwidth.
+// All threads share large copies and clears: one core does not reach the memory's bandwidth.
 #define COPY_PIECE ((size_t)1 << 20)
 
 static void cpu_copy(void *out, const void *in, size_t bytes) {
@@ -57,8 +57,8 @@ static void cpu_zero(void *out, size_t bytes) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// To and from the host: two queues, worked off in their order when a ticket is awaited or the queue is full: as late as
-// may be. To and from disk: disk.h. Ticket 4 n + kind is transfer n of its kind.
+// To and from the host: two queues, executed in order when a ticket is awaited or the queue is full: as late as the
+// contract allows. To and from disk: disk.h. Ticket 4 n + kind is transfer n of its kind.
 enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS, TRANSFERS = 16 };
 
 typedef struct {
@@ -106,7 +106,7 @@ static int64_t cpu_load(void *device, const void *place, size_t bytes) {
     return TRANSFER_KINDS * disk_ask(DISK_READS, file, place, device, bytes, 0) + LOAD_DISK;
 }
 
-// Transfers of memory that is released will not happen.
+// Cancels pending transfers of memory that is released.
 static void transfers_forget(const void *memory, size_t bytes) {
     disk_forget(memory, bytes, NULL);
     for (TransferQueue *queue = transfers; queue < transfers + 2; queue++)
@@ -123,7 +123,7 @@ static void cpu_release(void *memory, size_t bytes) {
     memory_unmap(memory, bytes);
 }
 
-// The device's memory is the host's. What is promised here is there: another process may take memory before it is used.
+// Host memory is the device's. Pages are made resident now: another process might take them before they are used.
 static void *cpu_host_allocate(size_t bytes) {
     char *memory = (char *)cpu_allocate(bytes);
     if (memory && host_memory_touch(memory, allocation_size(bytes), 0)) return memory;

@@ -3,12 +3,11 @@ RMSNorm and LayerNorm over the last dimension of x[n,C]. Both are
 
     out = xhat * (w + offset) (+ shift)    with    xhat = (x - mean) * rstd,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 
-where RMSNorm takes 0 for the mean and is shifted by a residual, if by anything; LayerNorm is shifted by b and has no
-offset. The statistics are taken in two passes (mean, then squares of deviations), which loses no digits where the mean
-is large, and are recomputed in backward.
+RMSNorm has mean 0 and may be shifted by a residual; LayerNorm is shifted by b and has no offset. The statistics take
+two passes (mean, then squares of deviations), which keeps all digits if the mean is large; backward recomputes them.
 
-dw and db are sums over tokens: the rows are cut into parts, a function of n alone, each with a row of scratch; the
-parts are added in order. So the result does not depend on the number of threads.
+dw and db are sums over tokens: the rows are cut into parts by n alone, each with a row of scratch; the parts are added
+in order. So the result does not depend on the number of threads.
 */
 #ifndef LLMC_CPU_NORM_H
 #define LLMC_CPU_NORM_H
@@ -35,7 +34,7 @@ VECTOR_INLINE RowStatistics row_statistics(const floatX *x, size_t C, double eps
     return row;
 }
 
-// shift NULL, centred 0, constants where this is inlined: none
+// Norms a row. shift NULL: none; centred 0: mean 0; both constants once inlined
 VECTOR_INLINE void norm_row(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t C, double eps,
                             floatS offset, int centred) {
     const RowStatistics s = row_statistics(x, C, eps, centred);
@@ -60,7 +59,7 @@ static VECTOR_FUNCTION void norm_row_of(floatX *out, const floatX *x, const floa
 
 static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, const Stored *b, const Stored *residual,
                              size_t n, size_t C, Norm norm) {
-    const floatX *shift = (const floatX *)(b ? b : residual); // row t is shifted by shift + t * stride
+    const floatX *shift = (const floatX *)(b ? b : residual); // row t's is shift + t * stride
     const size_t stride = b ? 0 : C;
 #pragma omp parallel for schedule(static) if (n * C >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++)
@@ -72,14 +71,13 @@ static void cpu_norm_forward(Stored *out, const Stored *x, const Stored *w, cons
 
 static size_t norm_parts(size_t n) { return n < 32 ? 1 : min_size(n / 16, 64); }
 
-// scratch[parts][2][C, rounded up to whole vectors of any machine]: a part's dw, then its db; none of it where dw is
-// NULL
+// scratch[parts][2][C, rounded up to whole vectors of any machine]: a part's dw, then its db; unused if dw is NULL
 static size_t norm_part_row(size_t C) { return round_up(C, 16); }
 static size_t cpu_norm_backward_scratch(size_t n, size_t C) { return norm_parts(n) * 2 * norm_part_row(C); }
 
 /*
-One row. With g = dout * (w + offset):  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
-and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: dx alone.
+One row. With g = dout * (w + offset): dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) in RMSNorm,
+and dw += dout * xhat, db += dout. dx may be dout or x: every column is read before it is written. dw NULL: only dx.
 */
 VECTOR_INLINE void norm_backward_row(floatX *dx, floatS *dw, floatS *db, const floatX *dout, const floatX *x,
                                      const floatX *w, size_t C, double eps, floatS offset, int centred,

@@ -1,6 +1,6 @@
 /*
-Op set "cpu": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled
-once per precision (precision.h) and linked to the driver.
+Op set "cpu": fills the table of ops.h. One file per op family, forward and backward together; this one is compiled once
+per precision (precision.h) and linked to the driver.
 */
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE // MAP_ANONYMOUS, madvise
@@ -34,8 +34,8 @@ once per precision (precision.h) and linked to the driver.
 
 static size_t cpu_memory_peak(void) { return host_memory_peak(); }
 
-// Less what libraries and files take beside the plan: in a control group the kernel would end this process for it.
-// oneDNN and the OpenMP runtime do not come through where an allocation of theirs is refused.
+// Subtracts what libraries and files take beside the plan: in a control group the kernel would kill this process.
+// oneDNN and the OpenMP runtime do not survive a failed allocation.
 static size_t cpu_memory_available(void) {
     const size_t most = host_memory_available(), left = address_space_left(), files = (size_t)48 << 20;
     const size_t available = most > files ? most - files : most ? 1 : 0;
@@ -60,7 +60,7 @@ static const char *cpu_memory_name(void) {
 static const char *cpu_device_problem(void) { return NULL; }
 static void cpu_finish(void) { disk_finish(); } // every op is done when it returns
 
-// Every chunk of a pass comes here, and every token and part of a file that is written.
+// Called for every chunk of a pass: tells the other ranks that this one is at work.
 static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }
 static void cpu_attention_choose(AttentionChoice choice) { (void)choice; }
 static const char *cpu_attention_library(size_t NH, size_t NKV, size_t HD, size_t window) {
@@ -80,7 +80,7 @@ static const Ops ops_cpu = {
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
-    .logits_chunk = 512, // of any vocabulary: larger ones are hardly faster (dev/README.md) and cost memory
+    .logits_chunk = 512, // larger ones are hardly faster (dev/README.md) and cost memory
     .row_multiple = 1,
     .quantised_rows = QUANTISED_ROWS,
 #define OP(type, op, ...) .op = cpu_##op,

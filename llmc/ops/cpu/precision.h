@@ -1,6 +1,6 @@
 /*
-floatX, the storage type of weights and activations, and floatS, the type of sums that cross tokens (and of all
-arithmetic inside an op). One build has one pair: -DPRECISION_BF16, -DPRECISION_DOUBLE, or fp32 without either.
+floatX, the storage type of weights and activations, and floatS, the type of sums over tokens and of all arithmetic
+inside an op. A build has one pair: -DPRECISION_BF16, -DPRECISION_DOUBLE, or fp32 without either.
 Only op set "cpu" includes this; the driver sees Stored and Summed (ops.h), which it cannot dereference.
 */
 #ifndef LLMC_CPU_PRECISION_H

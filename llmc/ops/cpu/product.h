@@ -27,7 +27,7 @@ left to reference code), explicit transposition first (no faster than packing).
 #include "product_onednn.h"
 #endif
 
-// The table of who serves, by vectors and shape: not a race, whose winner would change digits from run to run.
+// Chooses by vectors and shape, not by a race, which would change digits from run to run.
 static int onednn_is_better(const Product *p) {
     if (product_is_small(p)) return 0; // its call takes longer
 #if defined(PRECISION_BF16)

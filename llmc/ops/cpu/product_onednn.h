@@ -1,8 +1,8 @@
 /*
 The matrix product by oneDNN, 2.6 (Debian 12, Ubuntu 22.04) and 3.x: the matmul primitive, and for two layouts of fp32
-dnnl_sgemm (on x86-64: elsewhere it may be reference code). Which was measured (product.h). A primitive is made once per
-shape and kept; its scratchpad is ours and shared, so what oneDNN holds is bounded: below 3 MiB for the primitives,
-below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide products are cut.
+dnnl_sgemm (only on x86-64: other machines may have reference code). The choice was measured (product.h). A primitive is
+made once per shape and kept; its scratchpad is ours and shared. That bounds oneDNN's memory: below 3 MiB for the
+primitives, below 20 MiB for dnnl_sgemm (2 threads), which packs its operands: wide products are cut.
 */
 #ifndef LLMC_CPU_PRODUCT_ONEDNN_H
 #define LLMC_CPU_PRODUCT_ONEDNN_H
@@ -13,10 +13,10 @@ below 20 MiB for dnnl_sgemm (2 threads), which packs what it is given: wide prod
 #endif
 #include "product_plain.h"
 
-#define KEPT_PRIMITIVES 128  // the oldest goes when there are more: no shape of a training run comes back that late
-#define SGEMM_COLUMNS   2048 // in one call
+#define KEPT_PRIMITIVES 128  // beyond this the oldest is dropped: a training run reuses its shapes sooner
+#define SGEMM_COLUMNS   2048 // of one call
 
-// Compared as bytes: without padding
+// Compared as bytes, so without padding
 typedef struct {
     size_t m, n, k, a_stride, out_stride;
     size_t a_transposed, b_transposed, out_summed, accumulate, bias;
@@ -26,7 +26,7 @@ enum { MATRIX_A, MATRIX_B, MATRIX_OUT, MATRIX_BIAS, SCRATCHPAD, ARGUMENTS };
 
 typedef struct {
     ProductShape shape;
-    dnnl_primitive_t primitive; // NULL: oneDNN has none, or only its slow reference code
+    dnnl_primitive_t primitive; // NULL: oneDNN has none worth calling
     dnnl_memory_t memory[ARGUMENTS];
     size_t scratch_bytes;
 } KeptPrimitive;
@@ -47,7 +47,7 @@ static void onednn_check(dnnl_status_t status, const char *call, const Product *
 }
 #define ONEDNN_CALL(call, arguments) onednn_check(call arguments, #call, p)
 
-// ---- what the two major versions spell differently -----------------------------------------------------------------
+// ---- spelling of the two major versions -----------------------------------------------------------------------------
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MemoryDescription;
 #define DESCRIPTION(md)         (md) // as an argument
@@ -77,7 +77,7 @@ static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *description, const M
 
 // ---- the matmul primitive ------------------------------------------------------------------------------------------
 
-// The storage of a row-major matrix [rows,columns], or of its transpose; stored rows are `stride` elements apart.
+// Describes a row-major matrix [rows,columns], or its transpose, with stored rows `stride` elements apart.
 static MemoryDescription describe_matrix(const Product *p, size_t rows, size_t columns, size_t stride, int transposed,
                                          int summed) {
     const dnnl_dims_t size = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
@@ -94,7 +94,8 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
     return memory;
 }
 
-// Accumulates by adding out itself. A residual is copied there first: faster than oneDNN's "binary" operation.
+// Makes the attributes: accumulation adds out itself. (A residual is copied to out first: faster than oneDNN's
+// "binary".)
 static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;
@@ -107,8 +108,8 @@ static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     return attributes;
 }
 
-// True for an implementation worth calling (product.h): no reference code, no bf16 that is slower than ours. With an
-// inner dimension of 63 AMX code of oneDNN 2.6 dies of an illegal instruction (oneDNN's issue 1661).
+// Returns whether an implementation is worth calling (product.h): no reference code, no bf16 slower than ours. At an
+// inner dimension of 63, AMX code of oneDNN 2.6 hits an illegal instruction (oneDNN's issue 1661).
 static int onednn_is_fast(const char *implementation, const Product *p) {
     if (strstr(implementation, "ref")) return 0;
 #if defined(PRECISION_BF16) && defined(__x86_64__) && !defined(ALWAYS_ONEDNN) // defined: for tests and comparisons
@@ -125,7 +126,7 @@ static int onednn_is_fast(const char *implementation, const Product *p) {
 #endif
 }
 
-// The primitive for p, made ready for execution; its .primitive stays NULL where oneDNN has none worth calling.
+// Makes the primitive for p; its .primitive stays NULL if oneDNN has none worth calling.
 static void make_primitive(KeptPrimitive *kept, const Product *p) {
     MemoryDescription matrix[] = {
         describe_matrix(p, p->m, p->k, a_stride(p), p->a_transposed, 0),
@@ -217,7 +218,7 @@ static int onednn_matmul(const Product *p) {
 
 // ---- both ----------------------------------------------------------------------------------------------------------
 
-// True where oneDNN serves this build on this processor; asked once, for a product of middling size.
+// Returns whether oneDNN serves this build on this processor; tried once, on a product of medium size.
 static int onednn_serves(void) {
     static int asked, serves;
     static const Product probe = {.op = "a first trial", .m = 256, .n = 256, .k = 256, .b_transposed = 1};
@@ -226,12 +227,12 @@ static int onednn_serves(void) {
     asked = 1;
     if (dnnl_engine_create(&onednn.engine, dnnl_cpu, 0) != dnnl_success) return 0;
     ONEDNN_CALL(dnnl_stream_create, (&onednn.stream, onednn.engine, dnnl_stream_default_flags));
-    ONEDNN_CALL(dnnl_set_primitive_cache_capacity, (0)); // it would keep what we forget
+    ONEDNN_CALL(dnnl_set_primitive_cache_capacity, (0)); // it would keep primitives that we drop
     serves = find_primitive(p)->primitive != NULL;
     return serves;
 }
 
-// 0: left to product_plain.
+// Returns 0 if the product is left to product_plain.
 static int product_onednn(const Product *p) {
     if (!onednn_serves()) return 0;
 #if !defined(PRECISION_BF16) && defined(__x86_64__)

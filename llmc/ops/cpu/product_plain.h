@@ -1,15 +1,15 @@
 /*
-The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). product.h says where it serves. A few
-rows (decoding) always come here, to product_streamed; to product_of_few those whose b is in 4 bits.
+The plain-C matrix product: out[m,n] = (or +=) op(a) op(b), by vectors (vector.h). product.h says when it is used. A few
+rows (decoding) always take product_streamed; with b in 4 bits, product_of_few.
 
-Out is cut into items, each one thread's work from beginning to end: threads meet once in a product. For a block of the
-depth an item packs its rows of op(a) into contiguous floatS panels, and then one panel of op(b) after the other, which
-meets all of them in a register tile; packing converts bf16 and transposes. What is needed next is asked for, a line of
-memory with a step of a tile. The terms of every element are added in a fixed order: the result does not depend on the
-threads, nor on how out is cut.
+Out is cut into items, each one thread's work from beginning to end: threads synchronise once a product. For a block of
+the depth an item packs its rows of op(a) into contiguous floatS panels. Then it packs op(b) panel by panel and
+multiplies each with all of them in a register tile; packing converts bf16 and transposes. Each step of a tile
+prefetches a cache line of what is next. The terms of every element are added in a fixed order: the result does not
+depend on the threads, nor on how out is cut.
 
 Sizes. With 32 registers a tile is 14 rows x 2 vectors: 28 sums, 2 loaded vectors, a broadcast; 28 multiply-adds for 16
-loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row panels of the item (592 KiB, L2) pass.
+loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the item's row panels (592 KiB, L2) pass.
 */
 #ifndef LLMC_CPU_PRODUCT_PLAIN_H
 #define LLMC_CPU_PRODUCT_PLAIN_H
@@ -27,32 +27,32 @@ loads. A panel of b, 256 deep, is 32 KiB and stays in the L1 cache while the row
 #define PANEL_HEIGHT       ((PANEL_ROWS + VECTOR_LANES - 1) / VECTOR_LANES * VECTOR_LANES) // rows as packed
 #define PANEL_COLUMNS      (2 * VECTOR_LANES)
 #define PANEL_DEPTH        256
-#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // begins in other sets of the cache
+#define PANEL_A_SIZE       (PANEL_HEIGHT * PANEL_DEPTH + CACHE_LINE) // padded: starts in different cache sets
 #define PANEL_B_SIZE       (PANEL_COLUMNS * PANEL_DEPTH)
-#define ITEM_PANELS        ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of one thread's piece of work
+#define ITEM_PANELS        ((512 + PANEL_ROWS - 1) / PANEL_ROWS)  // row panels of an item
 #define ITEM_TILES         (ITEM_PANELS * (1024 / PANEL_COLUMNS)) // tiles: the fewer rows, the more columns
-#define PACKING_COST       6.0                                    // of an element, in multiply-adds
-#define PACKED_STEPS       4                                      // rows of transposed a at a time
-#define STREAMED_DEPTH     512 // of rows that are streamed, in the L1 cache; and of those they meet, in the L2 cache
+#define PACKING_COST       6.0                                    // cost of packing an element, in multiply-adds
+#define PACKED_STEPS       4                                      // rows of transposed a packed at a time
+#define STREAMED_DEPTH     512                                    // elements of the streamed rows, in the L1 cache
 #define STREAMED_LENGTH    4096
-#define MOST_STREAMED_ROWS (sizeof(floatX) < sizeof(floatS) ? 4 : 32) // of products that do not pack transposed b
-#define FEW_COLUMNS        (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16)  // likewise, of out
-#define MOST_ROWS          2                                          // of products that do not pack b
+#define MOST_STREAMED_ROWS (sizeof(floatX) < sizeof(floatS) ? 4 : 32) // most rows if transposed b is not packed
+#define FEW_COLUMNS        (PANEL_COLUMNS < 16 ? PANEL_COLUMNS : 16)  // most columns, likewise
+#define MOST_ROWS          2                                          // most rows if b is not packed
 
 // out[m,n] = (or += with accumulate) op(a)[m,k] op(b)[k,n] (+ bias[n]) (+ residual[m,n]); row-major
 typedef struct {
-    const char *op; // whose product it is, for messages
+    const char *op; // the op, for messages
     size_t m, n, k;
     const floatX *a, *b;
     int a_transposed, b_transposed; // a is stored as [k,m]; b is stored as [n,k]
-    size_t a_stride, out_stride;    // elements from row to row of a as stored, of out and residual; 0: as long as a row
+    size_t a_stride, out_stride;    // elements from row to row of stored a, of out and residual; 0: contiguous
     void *out;
     int out_summed;                // out holds floatS, else floatX
     int accumulate;                // out +=; residual is then NULL
     const floatX *bias, *residual; // may be NULL
-    const void *record;            // b in 4 bits: `b` is NULL then, and m at most FEW_MOST; else NULL
+    const void *record;            // b in 4 bits: then `b` is NULL and m at most FEW_MOST; else NULL
     const QuantFormat *format;
-    size_t record_rows, record_first; // the record is of [record_rows,k], b rows of it from record_first on
+    size_t record_rows, record_first; // the record has [record_rows,k]; b is its rows from record_first on
 } Product;
 
 static inline Product product_of(const char *op, size_t m, size_t n, size_t k, const Stored *a, const Stored *b,
@@ -68,11 +68,11 @@ static inline int out_is_summed(const Product *p) { return p->out_summed || size
 static inline size_t panels_of(size_t size, size_t panel) { return (size + panel - 1) / panel; }
 static inline size_t out_stride(const Product *p) { return p->out_stride ? p->out_stride : p->n; }
 
-// An item of work: rows [row, row + rows) x columns [column, column + columns) of out, over all of the depth, which it
-// walks in blocks [from, from + depth). Its memory is one thread's.
+// An item of work: rows [row, row + rows) x columns [column, column + columns) of out, over the whole depth, in blocks
+// [from, from + depth). Its memory belongs to one thread.
 typedef struct {
     size_t row, rows, column, columns, from, depth;
-    int first, last; // of the blocks along the depth
+    int first, last; // whether this is the first, the last block of the depth
     floatS *a;       // [row panels][depth][PANEL_HEIGHT] packed
     floatS *b;       // [depth][PANEL_COLUMNS] packed: one panel, in the L1 cache
     floatS *tiles;   // the sums of rows x columns so far, tile by tile
@@ -80,17 +80,17 @@ typedef struct {
 
 // ---- the register tile -------------------------------------------------------------------------------------------
 
-// Lines of memory that will be wanted soon. A tile asks for one with each step of its depth: they come meanwhile.
+// Cache lines needed soon: a tile prefetches one with each step of its depth.
 #define MOST_AHEAD 128
 typedef struct {
     size_t count;
     const char *line[MOST_AHEAD];
 } Ahead;
 
-// Rows of a matrix that are asked for bit by bit
+// Rows of a matrix, prefetched little by little
 typedef struct {
     const char *row;
-    size_t stride, bytes, rows, at; // rows that are left; bytes of the first that were asked for
+    size_t stride, bytes, rows, at; // rows left; bytes of the first already prefetched
 } AheadRows;
 
 VECTOR_INLINE void look_ahead(Ahead *ahead, AheadRows *rows, size_t lines) {
@@ -107,7 +107,7 @@ VECTOR_INLINE void look_ahead(Ahead *ahead, AheadRows *rows, size_t lines) {
 
 VECTOR_INLINE void panel_step(int rows, int vectors, Vector sum[PANEL_ROWS][2], const floatS *a, const floatS *b) {
     Vector right[2];
-    if (VECTOR_BYTES == 64) __builtin_prefetch(a + 128); // a comes from the L2 cache
+    if (VECTOR_BYTES == 64) __builtin_prefetch(a + 128); // a is in the L2 cache
     for (int v = 0; v < vectors; v++) right[v] = vector_load(b + v * VECTOR_LANES);
     for (int r = 0; r < rows; r++) {
         const Vector left = vector_of(a[r]);
@@ -194,7 +194,7 @@ VECTOR_INLINE void pack_transposed(floatS *out, size_t width, const floatX *in, 
     }
 }
 
-// All row panels. Rows of transposed a are read as far as they go, each a column of every panel.
+// Packs all row panels. Transposed a is read along its stored rows, a few at a time, through all panels.
 static VECTOR_FUNCTION void pack_a(const Product *p, const ProductItem *item, size_t panels) {
     const size_t stride = a_stride(p);
     for (size_t i = 0; i < item->depth && p->a_transposed; i += PACKED_STEPS)
@@ -221,7 +221,7 @@ static VECTOR_FUNCTION void pack_panel_b(const Product *p, const ProductItem *it
 
 // ---- one item of work ----------------------------------------------------------------------------------------------
 
-// Bias and residual join the finished sums, which then become, or are added to, a row of out.
+// Adds bias and residual to finished sums, then stores them to, or adds them to, a row of out.
 VECTOR_INLINE void finish_row(const Product *p, int finished, int accumulate, floatS *sum, size_t at, size_t column,
                               size_t columns) {
     if (p->bias && finished)
@@ -241,7 +241,7 @@ VECTOR_INLINE void finish_row(const Product *p, int finished, int accumulate, fl
     }
 }
 
-// `columns` is a constant in the common case, for loops without remainders.
+// Finishes a tile's rows; `columns` is constant in the common case, for loops without remainders.
 static VECTOR_FUNCTION void finish_tile(const Product *p, int finished, int accumulate, floatS *tile, size_t row,
                                         size_t rows, size_t column, size_t columns) {
     for (size_t r = 0; r < rows; r++, tile += PANEL_COLUMNS) {
@@ -253,7 +253,7 @@ static VECTOR_FUNCTION void finish_tile(const Product *p, int finished, int accu
     }
 }
 
-// Rows of op(a) or op(b) as they are stored: `count` of its rows or columns from `first` on, `depth` deep
+// Returns the stored rows that hold `count` rows of op(a), or columns of op(b), from `first` on, `depth` deep.
 VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by_row, size_t first, size_t count,
                                     size_t from, size_t depth) {
     const AheadRows along = {(const char *)(x + first * stride + from), stride * sizeof(floatX), depth * sizeof(floatX),
@@ -265,14 +265,15 @@ VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by
 
 static inline size_t lines_of(const AheadRows *rows) { return rows->rows * (rows->bytes / 64 + 1); }
 
-// One block of the depth: a is packed, then each panel of b, which meets all row panels of a. Meanwhile the next panel
-// of b and the next block of a are asked for. Sums of several blocks grow in out where it holds floatS, else in tiles.
+// Computes one block of the depth: packs a, then each panel of b, and multiplies that with all row panels of a.
+// Prefetches the next panel of b and the next block of a meanwhile. Sums of several blocks accumulate in out if it
+// holds floatS, else in tiles.
 static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *item) {
     const size_t panels = panels_of(item->rows, PANEL_ROWS), column_panels = panels_of(item->columns, PANEL_COLUMNS);
     const size_t stride = out_stride(p), next = item->from + item->depth;
     const int in_out = out_is_summed(p);
     const size_t element = in_out ? sizeof(floatS) : sizeof(floatX);
-    floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // need not wait: stays in the L1 cache
+    floatS only[PANEL_ROWS * PANEL_COLUMNS] __attribute__((aligned(64))); // a tile finished at once, in the L1 cache
     AheadRows a = stored_rows(p->a, a_stride(p), p->a_transposed, item->row, item->rows, next,
                               min_size(item->depth, p->k - next));
     const size_t a_share = lines_of(&a) / (panels * column_panels) + 1;
@@ -312,7 +313,7 @@ static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *i
 
 // ---- scratch memory ------------------------------------------------------------------------------------------------
 
-// Packed panels and tiles of each thread, or packed rows. Made by the first product, kept for all others.
+// Returns memory for packed panels and tiles of each thread, or for packed rows; kept for later products.
 #define ITEM_A    (ITEM_PANELS * PANEL_A_SIZE)
 #define ITEM_SIZE (ITEM_A + PANEL_B_SIZE + (sizeof(floatX) < sizeof(floatS)) * ITEM_TILES * PANEL_ROWS * PANEL_COLUMNS)
 static floatS *product_scratch(size_t elements) {
@@ -330,20 +331,21 @@ static floatS *product_scratch(size_t elements) {
 // ---- a few rows ----------------------------------------------------------------------------------------------------
 
 // Dot products of a few rows with many, all of length k: the many are read from memory once. The few are packed so that
-// a tile of FEW_ROWS of them is read straight on; they stay in the L2 cache, MANY_ROWS of the others in the L1 cache
-// while all of the few meet them. Rows that fill the last tile are zeros. A row's sums do not depend on the others.
+// a tile of FEW_ROWS is read contiguously. They stay in the L2 cache, and MANY_ROWS of the others in the L1 cache while
+// they are multiplied with all of the few. Rows of zeros fill the last tile. A row's sums do not depend on the other
+// rows.
 #define FEW_ROWS  (PANEL_ROWS > 6 ? 4 : 2)
 #define MANY_ROWS (PANEL_ROWS > 6 ? 6 : 5)
 #define FEW_MOST  32        // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
-#if defined(PICKED_VECTORS) // of a product with weights in 4 bits that is faster than decoding them first
-#define QUANTISED_ROWS (sizeof(floatX) < sizeof(floatS) ? 8 : FEW_MOST) // oneDNN is fast in bf16
+#if defined(PICKED_VECTORS) // most rows for which 4-bit weights are faster than decoding them first
+#define QUANTISED_ROWS (sizeof(floatX) < sizeof(floatS) ? 8 : FEW_MOST) // in bf16 oneDNN is fast
 #else
 #define QUANTISED_ROWS 4
 #endif
-#define STREAMED_ROWS (8 * MANY_ROWS) // of an item of work, at most
+#define STREAMED_ROWS (8 * MANY_ROWS) // most rows of an item of work
 
-// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Meanwhile `asked` rows
-// of `ahead` are asked for.
+// total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Prefetches `asked` rows
+// of `ahead` meanwhile.
 VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
@@ -367,21 +369,21 @@ VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], in
 typedef struct {
     const floatS *few; // packed, [tiles][whole / VECTOR_LANES][FEW_ROWS][VECTOR_LANES]
     const floatX *x, *many;
-    const Product *coded; // the many are its record, in place of `many`; else NULL
-    QuantParts parts;     // of that
+    const Product *coded; // its record holds the many, in place of `many`; else NULL
+    QuantParts parts;     // of the record
     size_t x_stride, stride;
-    size_t count, tiles, rows; // of the few; of the many
-    size_t whole, k;           // elements of a row, in whole vectors; all
+    size_t count, tiles, rows; // count, tiles: of the few; rows: of the many
+    size_t whole, k;           // elements of a row: in whole vectors, and all
 } FewRows;
 
-// out[count] = elements from element `begin` on of the many, which are in 4 bits
+// out[count] = elements of the many, in 4 bits, from element `begin` on
 static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t count) {
     const Product *p = f->coded;
     decode_elements(out, p->record, *p->format, &f->parts, p->record_first * f->k + begin, count);
 }
 
-// row[MANY_ROWS]: elements [from, from + depth) of rows from `first` on, decoded. What follows up to `end`, or from
-// `begin` on in the next rows, is asked for.
+// Decodes elements [from, from + depth) of rows from `first` on into row[MANY_ROWS]. Prefetches what follows up to
+// `end`, or from `begin` on in the next rows.
 static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][STREAMED_DEPTH], const FewRows *f,
                         size_t first, size_t begin, size_t from, size_t end) {
     const size_t depth = min_size(STREAMED_DEPTH, end - from), next = first + (from + depth < end ? 0 : MANY_ROWS);
@@ -394,8 +396,8 @@ static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][
     }
 }
 
-// sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; where
-// there are fewer, the last one again. It has room for a vector more.
+// sum[tiles * FEW_ROWS][MANY_ROWS] += dot products of elements [begin, end) with MANY_ROWS rows from `first` on; if
+// there are fewer, the last one again. sum has room for one more vector.
 VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_t first, size_t begin, size_t end) {
     Vector total[FEW_MOST * MANY_ROWS + VECTOR_LANES];
     floatX decoded[MANY_ROWS][STREAMED_DEPTH] __attribute__((aligned(64))); // in the L1 cache
@@ -410,9 +412,9 @@ VECTOR_INLINE void dots_of_group(int coded, floatS *sum, const FewRows *f, size_
             next[c] = row[c] + depth;
             if (from + depth == end && !coded)
                 next[c] = f->many + min_size(first + MANY_ROWS + c, f->rows - 1) * f->stride + begin;
-            next[MANY_ROWS + c] = row[c]; // which are here: nothing is left to ask for
+            next[MANY_ROWS + c] = row[c]; // in the cache already: nothing left to prefetch
         }
-        for (size_t t = 0; t < f->tiles; t++) { // each tile asks for a share of what comes next
+        for (size_t t = 0; t < f->tiles; t++) { // each tile prefetches a share of the next rows
             Vector(*tile)[MANY_ROWS] = (Vector(*)[MANY_ROWS])(total + t * FEW_ROWS * MANY_ROWS);
             const floatS *few = f->few + (t * f->whole + from) * FEW_ROWS;
             const floatX *const *ahead = next + min_size(t * asked, MANY_ROWS);
@@ -436,7 +438,8 @@ static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_
 }
 
 #if defined(PICKED_VECTORS)
-// dot[rows]: of row `row` of the many, which is whole blocks of 4 bits, with one or two others. Decoded in registers.
+// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with one or two others; decodes in
+// registers.
 VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t row) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const Product *p = f->coded;
@@ -466,7 +469,7 @@ VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t
     }
 }
 
-// True where it made the sums of rows [first, first + count) of the many.
+// Makes the sums of rows [first, first + count) of the many; returns 0 if it cannot.
 static VECTOR_FUNCTION int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], const FewRows *f,
                                          size_t first, size_t count) {
     floatS dot[2];
@@ -488,7 +491,7 @@ static int item_of_codes(floatS sums[][FEW_MOST * MANY_ROWS + VECTOR_LANES], con
 }
 #endif
 
-// Rows [first, first + count) of the many, at most STREAMED_ROWS, which become columns of out, or rows of it
+// Computes rows [first, first + count) of the many, at most STREAMED_ROWS: columns of out, or rows of it.
 static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int columns, size_t first, size_t count) {
     floatS sums[STREAMED_ROWS / MANY_ROWS][FEW_MOST * MANY_ROWS + VECTOR_LANES], out[STREAMED_ROWS];
     const size_t groups = panels_of(count, MANY_ROWS);
@@ -519,17 +522,16 @@ static VECTOR_FUNCTION void item_of_few(const Product *p, const FewRows *f, int 
     }
 }
 
-// A tile of x[rows], which may be fewer than FEW_ROWS
+// Packs a tile of x[rows], which may be fewer than FEW_ROWS.
 static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride, size_t rows, size_t whole) {
     for (size_t i = 0; i < whole; i += VECTOR_LANES)
         for (size_t r = 0; r < FEW_ROWS; r++, out += VECTOR_LANES)
             vector_store(out, r < rows ? vector_load_stored(x + r * stride + i) : (Vector){0});
 }
 
-// out[m,n] where rows of a and of b lie as long as they are, and there are few of one of them: the others pass once, as
-// they lie, STREAMED_LENGTH of their elements at a time.
+// Skinny product: one operand has few rows; the other's are read once, unpacked, STREAMED_LENGTH elements at a time.
 static void product_of_few(const Product *p) {
-    const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // there are few of a
+    const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // the few rows are a's
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
     FewRows f = {.whole = p->k / VECTOR_LANES * VECTOR_LANES, .k = p->k, .coded = p->record ? p : NULL};
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
@@ -569,8 +571,8 @@ VECTOR_INLINE void row_times_matrix(floatS *out, const floatX *a, const floatX *
     }
 }
 
-// One or two rows of a, and b as it is stored: packing it would cost more than the product. Sums are in blocks of
-// PANEL_DEPTH, as those of the panels are.
+// Multiplies one or two rows of a with b unpacked: packing would cost more than the product. Sums are in blocks of
+// PANEL_DEPTH, as those of the panels.
 static VECTOR_FUNCTION void product_of_rows(const Product *p) {
 #pragma omp parallel for schedule(dynamic) if (!product_is_small(p))
     for (size_t column = 0; column < p->n; column += PANEL_COLUMNS) {
@@ -584,7 +586,7 @@ static VECTOR_FUNCTION void product_of_rows(const Product *p) {
     }
 }
 
-// True where it took the product: what is stored is read once and not packed.
+// Computes a product of few rows: b is read once and not packed. Returns 0 if there are too many.
 static int product_streamed(const Product *p) {
     if (p->a_transposed || p->m > (p->b_transposed ? MOST_STREAMED_ROWS : MOST_ROWS)) return 0;
     if (p->b_transposed)
@@ -596,7 +598,7 @@ static int product_streamed(const Product *p) {
 
 // ---- the whole product -------------------------------------------------------------------------------------------
 
-// The blocks' size when `size` is cut into equal blocks of at most `limit`, in whole panels.
+// Returns the size of equal blocks of at most `limit` that `size` is cut into, in whole panels.
 static size_t block_size(size_t size, size_t limit, size_t panel) {
     return round_up(panels_of(size, panels_of(size, limit)), panel);
 }
@@ -606,8 +608,8 @@ typedef struct {
     size_t row_items, items;
 } ProductGrid;
 
-// Cuts out into items so that the thread with the most work has the least: multiply-adds of whole tiles, and packing a
-// and b for each item.
+// Cuts out into items so that the busiest thread's work is least: multiply-adds of whole tiles, and packing a and b for
+// each item.
 static ProductGrid product_grid(const Product *p, size_t threads) {
     const size_t row_panels = panels_of(p->m, PANEL_ROWS), column_panels = panels_of(p->n, PANEL_COLUMNS);
     const size_t least = panels_of(row_panels, ITEM_PANELS);

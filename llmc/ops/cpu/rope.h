@@ -1,8 +1,8 @@
 /*
 Rotary position embedding: in every head of x[n,heads,HD] the pair (x[i], x[i + R/2]), or (x[2i], x[2i + 1]), of the
-first R elements is turned by the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine and
-its cosine, these times the factor, and the scale of later queries are rounded to fp32 in every build, as transformers
-does: models are trained with these very angles.
+first R elements is rotated by the angle position * inverse_frequency[i], and scaled by a factor. The angle, its sine
+and its cosine, these times the factor, and the scale of later queries are rounded to fp32 in every build, as
+transformers does: models are trained with these very angles.
 */
 #ifndef LLMC_CPU_ROPE_H
 #define LLMC_CPU_ROPE_H
@@ -11,9 +11,9 @@ does: models are trained with these very angles.
 #include "llmc/ops/formulas.h"
 #include "simd_math.h"
 
-enum { ROPE_PAIRS = 64 }; // pairs turned at a time; all of them up to HD = 128
+enum { ROPE_PAIRS = 64 }; // pairs at a time; all of them up to HD = 128
 
-// sine and cosine of position * inverse_frequency[0..pairs), scaled; direction -1 turns back
+// Computes sine and cosine of position * inverse_frequency[0..pairs), scaled; direction -1 rotates back.
 static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const float *inverse_frequency, size_t pairs,
                         Rotation how, float direction) {
     const float p = (float)position;
@@ -27,7 +27,7 @@ static void rope_angles(floatS *cosine, floatS *sine, int32_t position, const fl
     }
 }
 
-// pairs (a[i], b[i]) turned by angles of that cosine and sine, of arrays that are filled up to whole vectors
+// Rotates pairs (a[i], b[i]) by the angles of cosine and sine, arrays padded to whole vectors.
 VECTOR_INLINE void rope_turn(floatX *a, floatX *b, const floatS *cosine, const floatS *sine, size_t pairs) {
     for (size_t i = 0; i < pairs; i += VECTOR_LANES) {
         const Vector xa = vector_load_first(a + i, pairs - i, 0), xb = vector_load_first(b + i, pairs - i, 0);
@@ -37,7 +37,7 @@ VECTOR_INLINE void rope_turn(floatX *a, floatX *b, const floatS *cosine, const f
     }
 }
 
-// The same of neighbours: pairs (x[2i], x[2i + 1])
+// Rotates neighbours: pairs (x[2i], x[2i + 1]).
 static inline void rope_turn_neighbours(floatX *x, const floatS *cosine, const floatS *sine, size_t pairs) {
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {

@@ -7,7 +7,7 @@ below 1.5e-7 in fp32; the double build, which exists for tests, calls libm. NaN 
 #define LLMC_CPU_SIMD_MATH_H
 #include "vector.h"
 
-// a * b + c, in one rounding where the machine has the instruction (fma() is a slow library call where it has not).
+// a * b + c, rounded once if the machine has the instruction (else fma() would be a slow library call).
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 static inline float fused_float(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fused_double(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -56,9 +56,9 @@ VECTOR_INLINE Vector vector_logistic(Vector x, Vector *slope) {
 }
 
 /*
-Sine and cosine of an angle given in fp32, |angle| < 2^31, to about 1e-13: enough to be rounded to fp32 afterwards.
-The angle is reduced by the nearest multiple of pi/2. pi/2 stands in three parts, the first two of 22 bits, so that
-n * part and the differences are exact for every n that occurs; then come the Taylor series, cut off below 1e-13.
+Sine and cosine of an angle given in fp32, |angle| < 2^31, to about 1e-13: enough to be rounded to fp32 afterwards. The
+angle is reduced by the nearest multiple of pi/2. pi/2 is split into three parts, the first two of 22 bits: n * part and
+the differences are exact for every n that occurs. Then the Taylor series, cut off below 1e-13.
 */
 static inline void simd_sincos(float angle, double *sine, double *cosine) {
     const double magic = 6755399441055744.0; // 1.5 * 2^52 rounds to an integer and leaves it in the low bits

@@ -16,7 +16,7 @@ broadcast: 24 multiply-adds for 11 loads. The right operand is walked in panels 
 #endif
 #define TILE_VECTORS 3
 
-// Blocks are padded to whole tiles, and to whole vectors where they are transposed.
+// Blocks are padded to whole tiles, and to whole vectors if they are transposed.
 #define ROW_MULTIPLE (VECTOR_LANES > TILE_ROWS ? VECTOR_LANES : TILE_ROWS)
 
 // A packed row is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
@@ -39,8 +39,8 @@ VECTOR_INLINE void tile_sums(Vector sum[TILE_ROWS][TILE_VECTORS], const floatS *
     }
 }
 
-// c[TILE_ROWS][vectors] = or += such sums. A fresh sum is added to c at the end: blocked summation, whose rounding
-// error grows with the number of blocks, not of terms.
+// c[TILE_ROWS][vectors] = (or += with accumulate) such sums. A fresh sum is added to c at the end: the rounding error
+// grows with the number of blocks, not of terms.
 VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                 const floatS *b, size_t b_stride, size_t length, int vectors, int accumulate) {
     Vector sum[TILE_ROWS][TILE_VECTORS];
@@ -53,7 +53,7 @@ VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, siz
             }
 }
 
-// The same where the number of vectors is known only at run time.
+// The same for a number of vectors known only at run time.
 VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                    const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
     switch (vectors) {
@@ -63,7 +63,7 @@ VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, 
     }
 }
 
-// Vectors of the next panel, with `columns` left. No panel is left with a single one: 4 are 2 + 2.
+// Returns the vectors of the next panel, with `columns` left. Panels are even: 4 vectors are 2 + 2, not 3 + 1.
 static inline size_t panel_vectors(size_t columns) {
     const size_t vectors = (columns + VECTOR_LANES - 1) / VECTOR_LANES;
     const size_t panels = (vectors + TILE_VECTORS - 1) / TILE_VECTORS;

@@ -1,7 +1,7 @@
 /*
-A vector of floatS as wide as the machine's registers, in the vector extensions of gcc and clang, and what attention and
-the plain-C matrix product need of it; all else is plain loops (simd_math.h). The compiler must be allowed to contract
-a * b + c into one instruction: gcc is in its gnu11 mode, or with -ffp-contract=fast; clang always is.
+A vector of floatS as wide as the machine's registers, by the vector extensions of gcc and clang, with its operations.
+Other code is plain loops (simd_math.h). The compiler must contract a * b + c into one instruction: gcc does in its
+gnu11 mode, or with -ffp-contract=fast; clang always does.
 */
 #ifndef LLMC_CPU_VECTOR_H
 #define LLMC_CPU_VECTOR_H
@@ -29,13 +29,13 @@ typedef uint32_t VectorWord;
 
 typedef floatS Vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef VectorWord VectorBits __attribute__((vector_size(VECTOR_BYTES))); // also: a mask of lanes
-typedef floatS VectorInMemory __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // of any alignment
+typedef floatS VectorInMemory __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias)); // unaligned
 
 #define CACHE_LINE (64 / sizeof(floatS)) // elements
 
 static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// clang cuts 64-byte vectors in two on processors where it prefers 32 bytes, except in functions that ask for them.
+// clang splits 64-byte vectors on processors where it prefers 32 bytes, except in functions with this attribute.
 #if defined(__clang__) && VECTOR_BYTES == 64
 #define VECTOR_FUNCTION __attribute__((min_vector_width(512)))
 #else
@@ -68,8 +68,8 @@ static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple 
 VECTOR_INLINE Vector vector_load(const floatS *x) { return *(const VectorInMemory *)x; }
 VECTOR_INLINE void vector_store(floatS *x, Vector v) { *(VectorInMemory *)x = v; }
 
-// The same from and to the storage type; rounding as store() does it (AVX512-BF16 makes 0 of denormals, too). By
-// instruction where gcc takes several for a conversion.
+// The same from and to the storage type, rounded as by store(); AVX512-BF16 also flushes denormals to 0. Intrinsics
+// where gcc would take several instructions.
 #if defined(PRECISION_BF16)
 typedef uint16_t VectorHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
 VECTOR_INLINE Vector vector_load_stored(const floatX *x) {
@@ -102,7 +102,7 @@ VECTOR_INLINE Vector vector_load_stored(const floatX *x) { return vector_load(x)
 VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v); }
 #endif
 
-// Keeps a loaded vector in its register: gcc would rather load it again for each multiply-add, and be bound by loads.
+// Keeps a loaded vector in its register: else gcc reloads it for each multiply-add and is bound by loads.
 #if defined(__x86_64__)
 #define VECTOR_KEEP(v) __asm__("" : "+v"(v))
 #elif defined(__aarch64__)
@@ -113,8 +113,7 @@ VECTOR_INLINE void vector_store_stored(floatX *x, Vector v) { vector_store(x, v)
 
 VECTOR_INLINE Vector vector_of(floatS x) { return x - (Vector){0}; }
 
-// The end of a row: lanes [0, count) alone are read and written, where count is less than a vector has; the others are
-// `rest`.
+// Load and store the end of a row: only lanes [0, count) if count is less than a vector; other lanes load as `rest`.
 VECTOR_INLINE Vector vector_load_first(const floatX *x, size_t count, floatS rest) {
     if (__builtin_expect(count >= VECTOR_LANES, 1)) return vector_load_stored(x);
     floatS lane[VECTOR_LANES];
@@ -131,12 +130,12 @@ VECTOR_INLINE void vector_store_first(floatX *x, Vector v, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = lane[i];
 }
 
-// a where the mask has ones, b elsewhere; comparisons make such masks.
+// Returns a where the mask has ones, else b; comparisons make such masks.
 VECTOR_INLINE Vector vector_select(VectorBits mask, Vector a, Vector b) {
     return (Vector)(((VectorBits)a & mask) | ((VectorBits)b & ~mask));
 }
 
-// a > b ? a : b, so where one is NaN the result is b. One instruction, which gcc does not find by itself.
+// Returns a > b ? a : b, so b if either is NaN. One instruction, which gcc does not find by itself.
 VECTOR_INLINE Vector vector_max(Vector a, Vector b) {
 #if VECTOR_BYTES == 64 && !defined(PRECISION_DOUBLE)
     return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
@@ -147,14 +146,14 @@ VECTOR_INLINE Vector vector_max(Vector a, Vector b) {
 #endif
 }
 
-// The mask of the first `count` lanes.
+// Returns the mask of the first `count` lanes.
 VECTOR_INLINE VectorBits vector_first_lanes(size_t count) {
 #define LANE_ITSELF(i) i
     const VectorBits lane = {EACH_LANE(LANE_ITSELF)};
     return (VectorBits)(lane < (VectorWord)count);
 }
 
-// Reductions across the lanes fold the vector in halves: lane i meets lane i + 8, then i + 4, i + 2, i + 1.
+// Reductions across the lanes fold the vector in halves: lane i with lane i + 8, then i + 4, i + 2, i + 1.
 #define LANE_PLUS_8(i) ((i + 8) % VECTOR_LANES)
 #define LANE_PLUS_4(i) ((i + 4) % VECTOR_LANES)
 #define LANE_PLUS_2(i) ((i + 2) % VECTOR_LANES)
@@ -176,8 +175,8 @@ VECTOR_INLINE floatS vector_sum_across(Vector v) {
     return v[0];
 }
 
-// a[j][i] = a[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: it
-// turns an element's address (row bits, then lane bits) left by one bit, until row and lane have changed places.
+// a[j][i] = a[i][j] for a square of VECTOR_LANES x VECTOR_LANES. Each round interleaves row i with row i + half: that
+// rotates an element's address (row bits, then lane bits) left by one bit, until row and lane are exchanged.
 VECTOR_INLINE void vector_transpose_square(Vector *a) {
 #define LANE_INTERLEAVE_LOW(i)  (i / 2 + i % 2 * VECTOR_LANES)
 #define LANE_INTERLEAVE_HIGH(i) (i / 2 + i % 2 * VECTOR_LANES + VECTOR_LANES / 2)
@@ -191,8 +190,8 @@ VECTOR_INLINE void vector_transpose_square(Vector *a) {
     }
 }
 
-// Lane i is the sum across a[i], to the bit what vector_sum_across says. Each round adds halves of two vectors: one has
-// its sums in even lanes, the other in odd ones.
+// Returns in lane i the sum across a[i], bit-equal to vector_sum_across. Each round adds the halves of two vectors:
+// sums of one are in even lanes, of the other in odd ones.
 VECTOR_INLINE Vector vector_sums(const Vector *a) {
     Vector sum[VECTOR_LANES];
     for (int i = 0; i < VECTOR_LANES; i++) sum[i] = a[i];
@@ -212,11 +211,11 @@ VECTOR_INLINE void vector_transpose(floatS *out, size_t out_stride, const floatS
 }
 
 /*
-2^x for x <= 0 and the little above that rounding may bring; NaN gives NaN. 2^x = 2^n 2^r with n the nearest integer.
-Adding 1.5 * 2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits, from where
-it becomes the exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor
-series. Below -100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals,
-which would make products slow.
+Returns 2^x for x <= 0, or a rounding error above; NaN gives NaN. 2^x = 2^n 2^r with n the nearest integer. Adding 1.5 *
+2^23 (2^52 in double) and the exponent's bias rounds to n and leaves n + bias in the low bits; shifted, it is the
+exponent of 2^n. fp32: 2^r = 1 + r q(r) with the minimax polynomial q, within 1e-7; double: its Taylor series. Below
+-100 the result stays at 2^-100: negligible beside a row's largest weight, 1, and far from the denormals, which would
+make products slow.
 */
 VECTOR_INLINE Vector vector_exp2(Vector x) {
 #if defined(PRECISION_DOUBLE)
