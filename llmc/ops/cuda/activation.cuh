@@ -1,14 +1,14 @@
 /*
-SwiGLU, GELU and GeGLU of op set "cuda", forward and backward, in the formulas of llmc/ops/cpu/activation.h: everything
-through the logistic function, so that the far negative side keeps its digits. A thread takes a pack of 16 bytes of
-each tensor. Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
+SwiGLU, GELU and GeGLU of op set "cuda", forward and backward, in the formulas of llmc/ops/cpu/activation.h: all by the
+logistic function, so that the far negative side keeps its digits. A thread takes a pack of 16 bytes of each tensor.
+Bytes moved per element of out: a gated one 3 s forward, 5 s backward; gelu 2 s and 3 s.
 */
 #ifndef LLMC_CUDA_ACTIVATION_CUH
 #define LLMC_CUDA_ACTIVATION_CUH
 #include "platform.cuh"
 #include "llmc/ops/formulas.h"
 
-// s(z) = 1 / (1 + exp(-z)), and 1 - s(z) without cancellation
+// Returns s(z) = 1 / (1 + exp(-z)), and 1 - s(z) without cancellation.
 __device__ inline float sigmoid(float z, float *one_minus) {
     const float e = fast_exp2(-LOG2_E * fabsf(z)), large = fast_reciprocal(1.0f + e), small = e * large;
     *one_minus = z >= 0.0f ? small : large;
@@ -53,7 +53,7 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
     }
 }
 
-// Calls launch(W, KIND, rows, columns of out); without `up` all is one row.
+// Calls launch(W, KIND, rows, columns of out); GELU: all in one row.
 template <typename F> static void with_activation(ActivationKind kind, size_t n, size_t FF, bool aligned, F launch) {
     const size_t rows = kind == ACTIVATION_GELU ? 1 : n, columns = n * FF / rows;
     with_width<floatX>(columns % full_pack<floatX> == 0 && aligned, [&](auto W) {

@@ -1,8 +1,8 @@
 /*
-AdamW of op set "cuda": the formulas, and to the bit the random numbers, of llmc/ops/cpu/adamw.h. w (without a master
-copy), m and v are rounded stochastically where they are bf16. A thread takes ADAMW_PACK elements, so that every type
-is read in one access. Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy; of m and v
-in 8 bits 2 (1 + 4/256) each.
+AdamW of op set "cuda": the formulas and the same random bits as llmc/ops/cpu/adamw.h. w (without a master copy), m and
+v in bf16 are rounded stochastically. A thread takes ADAMW_PACK elements, so that every type is read in one access.
+Bytes moved per element: 2 (w + m + v) + gradient, and 2 * 4 more with a master copy; m and v in 8 bits: 2 (1 + 4/256)
+each.
 */
 #ifndef LLMC_CUDA_ADAMW_CUH
 #define LLMC_CUDA_ADAMW_CUH
@@ -14,14 +14,14 @@ constexpr int ADAMW_PACK = full_pack<float>;
 
 __device__ inline void set_rounded(float *x, float value, uint64_t, uint32_t) { *x = value; }
 
-// Adds 16 random bits below the last bit that stays, then cuts; infinities and NaN are kept by rounding to nearest.
+// Adds 16 random bits below the last kept bit, then truncates; infinities and NaN are rounded to nearest.
 __device__ inline void set_rounded(Bf16 *x, float value, uint64_t key, uint32_t index) {
     uint32_t bits, noise = adamw_noise(key, index);
     memcpy(&bits, &value, sizeof(bits));
     x->bits = (bits & 0x7f800000u) == 0x7f800000u ? bf16_nearest(value) : (uint16_t)((bits + noise) >> 16);
 }
 
-// Elements [first, first + W): the step is applied to `weights`; rounded gets their rounding where it is not NULL.
+// Updates `weights`; rounded = their rounding unless it is NULL.
 template <typename T, typename G, typename M, int W>
 __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *m, M *v, size_t packs, AdamWFactors f) {
     FOR_EACH_PACK(i, packs) {
@@ -51,8 +51,8 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
     }
 }
 
-// ---- moments in 8 bits: a block of threads takes a block of elements, a thread one ----------------------------------
-// Of m and v: the values of codes, and the least point of QuantScales' grid that has a code, or a greater one.
+// ---- moments in 8 bits: a thread block takes a block of elements, a thread one ---------------------------------- For
+// m and v: values of the codes, and the lowest point of QuantScales' grid with that code or a greater one
 struct MomentMaps {
     float value[2][256];
     uint16_t first[2][256];
@@ -72,7 +72,7 @@ static const MomentMaps &moment_maps() {
     return maps;
 }
 
-// The code of a value whose block has the scale that `inverse` is of (llmc/ops/cpu/adamw.h)
+// Returns the code of a value (llmc/ops/cpu/adamw.h); inverse: 1 / the block's scale.
 __device__ inline uint8_t moment_code(float value, float inverse, const uint16_t *first) {
     const float at = (rounded_product(value, inverse) + 1) * 32767.5f + 0.5f;
     const int point = at > 0 ? (at < (float)(QUANT_GRID - 1) ? (int)at : QUANT_GRID - 1) : 0;
@@ -82,7 +82,7 @@ __device__ inline uint8_t moment_code(float value, float inverse, const uint16_t
     return (uint8_t)code;
 }
 
-// The largest x of the block's threads; partial[MOMENT_BLOCK / LANES] is free again after the next barrier.
+// Returns the largest x of the block's threads; partial[MOMENT_BLOCK / LANES] may be reused after the next barrier.
 __device__ inline float moment_block_max(float x, float *partial) {
     x = warp_max(x);
     if (threadIdx.x % LANES == 0) partial[threadIdx.x / LANES] = x;
@@ -108,7 +108,7 @@ __global__ void adamw_8_bits_kernel(T *weights, floatX *rounded, const G *gradie
         const bool is_there = i < next && i < count;
         const size_t place = f.first + begin; // the block's elements share a key
         float new_m = 0, new_v = 0;
-        __syncthreads(); // the maps are there; partial is free
+        __syncthreads(); // the maps are loaded; partial is free
         if (is_there) {
             const float g = f.gradient_scale * load(gradient[i]);
             new_m = f.beta1 * (value_m[m[i]] * m_scales[block]) + f.one_minus_beta1 * g;
@@ -131,7 +131,7 @@ __global__ void adamw_8_bits_kernel(T *weights, floatX *rounded, const G *gradie
 static void cuda_adamw(Stored *w, float *master, const void *gradient, DType gradient_type, void *m, void *v,
                        DType moment_type, size_t count, const AdamW *step) {
     const AdamWFactors f = adamw_factors(step);
-    void *const weights = master ? (void *)master : (void *)w; // what the step is applied to
+    void *const weights = master ? (void *)master : (void *)w; // the weights that are updated
     floatX *const rounded = master ? (floatX *)w : NULL;
     if (moment_type == DTYPE_INT8) {
         static_assert(LOOP_THREADS == MOMENT_BLOCK && LOOP_THREADS == 256, "a thread for each element and each code");

@@ -1,7 +1,7 @@
 /*
-What adapters (LoRA) need beside their products (linear.cuh): scaling, and dropout of what goes in. Dropout keeps the
-same elements as op set "cpu" does: a function of the seed and of an element's place in the stream. Bytes moved per
-element: 2 s; 3 s where dropout accumulates.
+Scaling and dropout of adapters (LoRA); their products are in linear.cuh. Dropout keeps the same elements as op set
+"cpu": a function of the seed and an element's index in the stream. Bytes moved per element: 2 s; 3 s if dropout
+accumulates.
 */
 #ifndef LLMC_CUDA_ADAPTER_CUH
 #define LLMC_CUDA_ADAPTER_CUH
@@ -25,7 +25,7 @@ static void cuda_scale(void *x, DType type, double factor, size_t count) {
     });
 }
 
-// first: the place of element 0
+// first: the stream's index of element 0
 template <int W>
 __global__ void dropout_kernel(floatX *out, const floatX *in, size_t packs, uint64_t first, float kept, uint64_t seed,
                                uint64_t threshold, int accumulate) {

@@ -1,12 +1,12 @@
 /*
 Attention of op set "cuda" without cuDNN, and the check of the path with it: causal, any ratio of query to key/value
-heads, in the manner of FlashAttention-2 (arXiv 2307.08691): tiles of keys pass by, softmax is kept up to date with the
-largest score so far, and no matrix of scores is ever stored.
+heads, in the manner of FlashAttention-2 (arXiv 2307.08691): a running softmax over tiles of keys; no matrix of scores
+is ever stored.
 
-Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys
-of one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that
-shares them, then adds to dk and dv once. A sum has one owner, so there are no atomics; scores are computed once more
-than with atomics. Head sizes are padded with zeros to the next of with_head_size.
+Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of
+one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that shares
+them, then adds to dk and dv once. Each sum has one owner, so there are no atomics; scores are computed once more than
+with atomics. Head sizes are padded with zeros to the next of HEAD_SIZES.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
@@ -14,21 +14,20 @@ than with atomics. Head sizes are padded with zeros to the next of with_head_siz
 
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Elements of out and dq: rounded, or sums over ranges of keys, whose kernels need more registers.
+// Elements of out and dq: rounded, or sums over ranges of keys (their kernels need more registers)
 template <bool SUMS> using Result = std::conditional_t<SUMS, float, floatX>;
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// A row's output is a sum over keys, on whose digits backward lives. The fp32 build puts the sum over so many keys
-// aside, so that no step of it has many terms, as op set "cpu" does; in bf16 the rounding of the weights is larger
-// than what this would save. It waits in `out`, which is fp32 then, for registers are few.
+// Backward needs the last digits of a row's output, a sum over keys. The fp32 build sets the sum over FOLD_KEYS keys
+// aside, as op set "cpu" does, so that no step has many terms. In bf16, rounding the weights costs more than this would
+// save. Registers are few, so the sum waits in `out`, which is fp32 in that build.
 constexpr bool FOLDS = sizeof(floatX) == 4;
 constexpr unsigned FOLD_KEYS = 2048;
 
-// For the same reason weights are summed in double, tile by tile; bf16 leaves the few units for double alone.
+// For the same reason weights are summed in double, tile by tile; the bf16 build spares the few units for double.
 using WeightSum = std::conditional_t<FOLDS, double, float>;
 
-// accumulate: out and lse are those of other keys, which come first. RANGE: a query may see no key, or keys that end
-// before it.
+// accumulate: starts from out and lse, those of other keys. RANGE: a query may see no key, or keys that end before it
 template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
     attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             for (unsigned j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
             top = fmaxf(largest[i], quad_max(top) * scale);
             if (((RANGE && sight.first < 0) || has_far(sight, key, blocks.window)) &&
-                top == -INFINITY) { // the row has not met a key
+                top == -INFINITY) { // the row has seen no key yet
                 shrink[i] = 1.0f;
 #pragma unroll
                 for (unsigned j = 0; j < KEYS / 8; j++) s[j][2 * i] = s[j][2 * i + 1] = 0.0f;
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
                 }
             sum[i] = sum[i] * shrink[i] + tile_sum;
         }
-        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // new largest scores get rare
+        if (shrink[0] != 1.0f || shrink[1] != 1.0f) // new largest scores become rare
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         if (folded) shrink[i] = exp2f(folded_largest[i] - largest[i]);
         if (row + 8 * i < end && lane % 4 == 0)
             lse[(row + 8 * i - block.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
-        if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has met no key: its output is 0
+        if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has seen no key: its output is 0
     }
     for_outputs([&](int i, float sum, Result<SUMS> &to) {
         if (FOLDS && folded) sum += load(to) * shrink[i];
@@ -142,7 +141,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 // ---- backward: p = exp(s - lse), ds = p (dout v^T - delta), delta = dout . out --------------------------------------
 constexpr unsigned DELTA_THREADS = 128;
 
-// delta[rows] of rows = queries x heads: a warp for each
+// Computes delta[rows], rows = queries x heads, a warp for each.
 __global__ void attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, size_t HD) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     float sum = 0.0f;
@@ -207,11 +206,11 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
 }
 
-// Rows of results are keys here, columns queries: p and ds can be the left operands of dv and dk. The sums of 16 keys
-// take HD registers; above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
+// Rows of results are keys, columns queries: so p and ds can be the left operands of dv and dk. The sums of 16 keys
+// take HD registers. Above 128 two warps share 16 keys: one owns dv, the other dk, and both compute the scores.
 template <int HD> constexpr unsigned OWNERS = HD > 128 ? 2 : 1;
 
-// The padding behind a row of a tile: it holds lse behind the row of q, delta behind the row of dout.
+// Returns the padding after a row of a tile: it holds lse for a row of q, delta for a row of dout.
 template <int HD> __device__ inline float *beside_row(const floatX *tile, unsigned row) {
     return (float *)(tile + row * tile_stride<HD> + HD);
 }
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
     const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin,
                  query_end = end - key_end >= window ? key_end + window - 1 : end;
     const float scale = shape.scale * LOG2_E;
-    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one that this warp owns
+    float sums[SHARED_KEYS ? 1 : 2][HD / 8][4] = {}; // dv, dk; or the one this warp owns
     float(*const sum_v)[4] = sums[0], (*const sum_k)[4] = sums[SHARED_KEYS ? 0 : 1];
     size_t coming = first, coming_head = blockIdx.y * group, next = first;
     const auto bring = [&](unsigned, unsigned stage) {
@@ -252,13 +251,13 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
         coming += QUERIES;
         if (coming >= query_end) coming = first, coming_head++;
     };
-    // Rows beyond the end are zero, and so are their products, whatever p is there.
+    // Rows beyond the end are zero, so their products are, whatever p is.
     const auto use = [&](unsigned, unsigned stage) {
         const floatX *const tq = stages + 2 * stage * TILE, *const td = tq + TILE;
         const size_t query = next;
         float p[QUERIES / 8][4] = {}, ds[QUERIES / 8][4] = {};
-        next = query + QUERIES < query_end ? query + QUERIES : first; // then of the next head
-        // None of them sees a key of this warp
+        next = query + QUERIES < query_end ? query + QUERIES : first; // then the next head's
+        // no query of the tile sees a key of this warp
         if (query + QUERIES <= warp_first || warp_first >= key_end) return;
         if (query >= warp_first + 15 && query - warp_first - 15 >= window) return;
         product_of_rows<HD, QUERIES>(p, tk, warp_row, tq);
@@ -295,7 +294,7 @@ __global__ void __launch_bounds__(block_threads<T> *OWNERS<HD>)
 // ---- launches -------------------------------------------------------------------------------------------------------
 constexpr size_t MOST_HEAD_SIZE = 256;
 
-// Calls launch(HD) with the padded head size as a constant, the first of SIZE, LARGER... that is large enough.
+// Calls launch(HD) with the padded head size as a constant: the first of SIZE, LARGER... that is large enough.
 template <size_t SIZE, size_t... LARGER, typename F> static void with_head_size(size_t HD, F launch) {
     if constexpr (sizeof...(LARGER))
         if (HD > SIZE) return with_head_size<LARGER...>(HD, launch);
@@ -309,7 +308,7 @@ template <typename... Pointers> static HeadShape head_shape(const AttentionShape
                      HD % full_pack<floatX> == 0 && all_aligned(pointers...)};
 }
 
-// Plans ask for this, so a head size that has no kernel is refused before anything is allocated.
+// Plans call this, so a head size without a kernel is refused before anything is allocated.
 static size_t cuda_attention_scratch(size_t n, size_t NH, size_t, size_t HD) {
     if (HD > MOST_HEAD_SIZE) die("head_dim is %zu; op set cuda has attention up to %zu", HD, MOST_HEAD_SIZE);
     return n * NH; // delta

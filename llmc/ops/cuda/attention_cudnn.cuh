@@ -1,13 +1,12 @@
 /*
 Attention of op set "cuda" with cuDNN (cudnn_attention.h): executes the calls that attention_calls.h cuts spans into.
-What is cuDNN's goes there, what is left and everything that cuDNN refuses goes to our own kernels (attention.cuh). Who
-does what depends on shapes and the machine alone, so results are the same every time (with any_order but for the last
-bits).
+cuDNN does its calls; our own kernels (attention.cuh) do the others and everything that cuDNN refuses. The choice
+depends only on shapes and the machine, so results are the same every time (with any_order except for the last bits).
 
-cuDNN overwrites its results in bf16. Backward's are staged and added in fp32: dk and dv to the caller's, dq to sums of
-up to a block of queries, to which our kernels add their part as well, and which are rounded at the end. Results of a
-range of keys (ring attention) are staged and merged in fp32, too; such a range's backward is the same as any other,
-because out and log-sum-exp are those of all ranges.
+cuDNN overwrites its results in bf16. Backward's are staged and added in fp32: dk and dv to the caller's, dq to sums for
+up to a block of queries. Our kernels add to the same sums, which are rounded at the end. Results of a range of keys
+(ring attention) are staged and merged in fp32, too. A range's backward is like any other, because out and log-sum-exp
+are those of all ranges.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUDNN_CUH
 #define LLMC_CUDA_ATTENTION_CUDNN_CUH
@@ -19,7 +18,7 @@ because out and log-sum-exp are those of all ranges.
 constexpr size_t CUDNN_FORWARD_WORKSPACE = 64 << 10; // bytes; cuDNN 9.19 asks for 256
 
 // ---- staged results -------------------------------------------------------------------------------------------------
-// lse[n][NH] of ours, staged[NH][rows] of cuDNN: the rows before the last n count nothing
+// staged[NH][rows] (cuDNN's) = lse[n][NH] (ours), +infinity in the rows before the last n
 __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size_t NH, size_t rows) {
     FOR_EACH_PACK(i, rows * NH) {
         const size_t row = i % rows, padded = rows - n;
@@ -27,7 +26,7 @@ __global__ void stage_lse_kernel(float *staged, const float *lse, size_t n, size
     }
 }
 
-// lse[n][NH] from the last n of staged[NH][rows]
+// lse[n][NH] = the last n of staged[NH][rows]
 __global__ void unstage_lse_kernel(float *lse, const float *staged, size_t n, size_t NH, size_t rows) {
     FOR_EACH_PACK(i, n * NH) lse[i] = staged[i % NH * rows + rows - n + i / NH];
 }
@@ -59,8 +58,8 @@ __device__ inline void put(float *to, float value) { *to = value; }
 __device__ inline void put(floatX *to, float value) { *to = store(value); }
 #endif
 
-// out, lse of n queries' keys so far become those of these and of the keys whose staged[n][NH * HD] and last n of
-// staged_lse[NH][rows] cuDNN has given: a warp for each query and head
+// Merges cuDNN's results staged[n][NH * HD] and the last n of staged_lse[NH][rows], of other keys, into out and lse of
+// n queries: a warp for each query and head
 template <typename Out>
 __global__ void merge_staged_kernel(Out *out, float *lse, const floatX *staged, const float *staged_lse, size_t n,
                                     size_t NH, size_t HD, size_t rows) {
@@ -129,7 +128,7 @@ static ForwardStage forward_stage(char *memory, size_t n, const AttentionCut &cu
     return stage;
 }
 
-// The queries of a call that has `padded` elements before them: zeros and a copy in `staged`, or x itself
+// Returns a call's queries with `padded` zeros before them: a copy in `staged`, or x itself if there are none.
 static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded, size_t elements) {
     if (!padded) return x;
     cuda_zero(staged, padded * sizeof(floatX));
@@ -137,9 +136,9 @@ static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded,
     return staged;
 }
 
-// ---- what our kernels do of a call: parts of its spans, in order ----------------------------------------------------
+// ---- our kernels' part of a call: parts of its spans, in order ----------------------------------------------------
 template <typename Run> struct OwnSpans {
-    Run run;              // of our kernels, on spans with gaps between their rows
+    Run run;              // calls our kernels, on spans with gaps between their rows
     AttentionShape whole; // of all spans
     Span span[MOST_SPANS] = {};
     size_t count = 0;
@@ -150,7 +149,7 @@ template <typename Run> struct OwnSpans {
         if (count) run(&shape);
         count = 0;
     }
-    // Parts of one document need calls of their own: a key has one owner in a call.
+    // Parts of one document need separate calls: a key has one owner in a call.
     void add(Span part, KeyRange keys) {
         const bool same = count && span[count - 1].document == part.document;
         const bool others = keys.begin != whole.keys.begin || keys.end != whole.keys.end;
@@ -272,14 +271,14 @@ static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const 
     own.flush(), rest.flush();
 }
 
-// Tensors of backward whose row 0 is the first of a block of queries
+// Backward's tensors from the first row of a block of queries on
 struct CudnnQueries {
     const floatX *q, *out, *dout;
     const float *lse;
     float *dq;
 };
 
-// The queries of a piece, as cuDNN reads them: with the rows that pad them before them, and log-sum-exp of all
+// Returns a piece's queries as cuDNN reads them: padding rows first, and log-sum-exp of all.
 static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stage, const AttentionCall &call, size_t NH,
                                 size_t HD) {
     const size_t n = call.span.end - call.span.begin, padded = (call.rows - n) * NH * HD, row = call.span.row * NH;
@@ -292,7 +291,7 @@ static CudnnQueries cudnn_piece(const CudnnQueries &from, const CudnnStage &stag
                         from.dq + row * HD};
 }
 
-// One call for each group of heads; what it gives is added to piece.dq, dk and dv.
+// Makes one call for each group of heads and adds its results to piece.dq, dk and dv.
 static void cudnn_backward(const CudnnCut &cut, const AttentionCall &call, const CudnnQueries &piece, float *dk,
                            float *dv, const floatX *k, const floatX *v, const CudnnStage &stage) {
     const CudnnAttention asked = cudnn_call(&cut, &call, 1);

@@ -1,6 +1,6 @@
 /*
-What the attention kernels of op set "cuda" are made of: which queries and keys a block has, tiles of rows that pass
-through shared memory, products with them, and what a query sees of a tile's keys.
+Parts of the attention kernels of op set "cuda": the queries and keys of a block, tiles of rows streamed through shared
+memory, products with them, and the keys of a tile that a query sees.
 */
 #ifndef LLMC_CUDA_ATTENTION_TILES_CUH
 #define LLMC_CUDA_ATTENTION_TILES_CUH
@@ -8,35 +8,36 @@ through shared memory, products with them, and what a query sees of a tile's key
 
 // ---- blocks of spans: a launch takes up to MOST_SPANS of them as an argument ----------------------------------------
 constexpr unsigned MOST_SPANS = 64;
-constexpr int MOST_POSITIONS = 1 << 30; // of a document, so that distances are ints
+constexpr int MOST_POSITIONS = 1 << 30; // most tokens of a document, so that distances are ints
 
 struct SpanBlocks {
     Span span[MOST_SPANS];
-    unsigned first[MOST_SPANS + 1]; // block of each span, the last being their number
+    unsigned first[MOST_SPANS + 1]; // first block of each span; the last: their number
     unsigned count;
-    int window;    // keys that a query sees at most; MOST_POSITIONS: all
-    KeyRange keys; // that may be read
+    int window;    // most keys that a query sees; MOST_POSITIONS: all
+    KeyRange keys; // keys that may be read
 };
 
 struct SpanBlock {
     Span span;
     size_t begin, end; // of the block's queries or keys
-    KeyRange keys;     // that one of these queries sees, or of the span's; none where begin >= end
-    size_t origin; // the token that would be row 0 of q, out, lse: maybe before the stream, as unsigned numbers wrap
+    KeyRange keys;     // keys that a query of the block sees, or of the span; none if begin >= end
+    size_t origin;     // token of row 0 of q, out, lse; wraps if before the stream
 };
 
 __host__ __device__ inline size_t first_key_in(size_t document, size_t t, int window) {
     return t - document >= (size_t)window ? t + 1 - (size_t)window : document;
 }
 
-// Keys that one of the queries [begin, end) of a document sees; none where begin >= end
+// Returns the keys that some of the queries [begin, end) of a document sees; none if begin >= end.
 __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t document, size_t begin, size_t end) {
     const size_t first = first_key_in(document, begin, blocks.window);
     return KeyRange{first > blocks.keys.begin ? first : blocks.keys.begin,
                     end < blocks.keys.end ? end : blocks.keys.end};
 }
 
-// by_keys: blocks of `size` keys that a query of the span sees, otherwise of its queries [begin, end)
+// Cuts spans from `from` on into blocks of `size` queries, or, by_keys, of keys that a query sees; returns the next
+// span.
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
@@ -53,14 +54,14 @@ static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_
     return from;
 }
 
-// The span of a block
+// Returns the span of a block.
 __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     unsigned i = 0;
     while (block >= blocks.first[i + 1]) i++;
     return i;
 }
 
-// The last blocks come first: causal ones have the most work.
+// Returns this block's part of a span, last blocks first: causal ones have the most work.
 __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
     const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x, i = span_of(blocks, block);
     const Span span = blocks.span[i];
@@ -75,26 +76,27 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
-// A block keeps `held` rows, 16 for each warp that owns sums of them, of one or two tensors; of two others tiles of
-// `passing` rows come one after the other, with room for `stages`: one comes while the one before is computed with.
+// A block holds `held` rows of one or two tensors, 16 per warp that owns their sums, and streams `passing`-row tiles of
+// two others through `stages` buffers, prefetching ahead.
 struct Tiles {
     unsigned held, passing, stages;
 };
 
-// Shared memory of a block on architectures 86, 89 and 120; the others have more.
+// Shared memory of a block on architectures 86, 89 and 120; others have more
 constexpr size_t SHARED_LIMIT = 99 << 10;
 
 template <Tiles T> constexpr unsigned block_threads = T.held / 16 * LANES;
 
-// Blocks for a processor: six leave 80 registers for each of 128 threads, four 128. Left alone (0), the compiler
-// spills some of the smallest head's to fit more.
+// Blocks per processor: six leave 80 registers for each of 128 threads, four 128. Unbounded (0), the compiler spills
+// some of the smallest heads' to fit more
 template <int HD> constexpr unsigned LEAST_BLOCKS = HD > 32 ? 0 : sizeof(floatX) == 2 ? 6 : 4;
 
 template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned own_tensors) {
     return (own_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
-// The first that fits. 32 rows are 16 registers of scores, or twice that in backward, beside HD / 2 or HD of sums.
+// Returns the first choice that fits. 32 rows take 16 registers of scores, twice that in backward, beside HD / 2 or HD
+// of sums.
 template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
     const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
@@ -117,7 +119,7 @@ __device__ inline void tile_fetch(floatX *tile, const floatX *x, HeadRows h, siz
     const unsigned first = threadIdx.x / PACKS, d = threadIdx.x % PACKS * W;
     const unsigned valid = end - begin < rows ? (unsigned)(end - begin) : rows;
     const floatX *from = x + ((begin + first) * h.heads + h.head) * h.HD + d;
-    if (first >= STEP) return; // threads that are no whole row
+    if (first >= STEP) return; // threads beyond whole rows
 #pragma unroll
     for (unsigned row = first; row < rows; row += STEP, from += STEP * h.heads * h.HD) {
         floatX *to = tile + row * tile_stride<HD> + d;
@@ -132,14 +134,14 @@ template <unsigned ROWS> __device__ inline unsigned tiles_in(size_t rows) {
     return (unsigned)((rows + ROWS - 1) / ROWS);
 }
 
-// Tile after tile: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile: what has come
-// for a thread is there for all, and all are done with the tile whose place the next one takes.
+// Streams tiles: bring(i, stage) fetches tile i, use(i, stage) computes with it. One barrier a tile publishes the
+// fetched tile and frees the buffer that the next one overwrites.
 template <unsigned STAGES, typename Bring, typename Use>
 __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
     unsigned stage = 0;
     for (unsigned i = 0; i + 1 < STAGES; i++) {
         if (i < count) bring(i, i);
-        fetch_commit(); // of nothing, too: the number of groups stays right
+        fetch_commit(); // even an empty one, so that the count of groups is right
     }
     for (unsigned i = 0; i < count; i++) {
         if constexpr (STAGES == 1) {
@@ -161,14 +163,14 @@ __device__ inline void pass_tiles(unsigned count, Bring bring, Use use) {
 // c[16 rows of this warp][N] += a[rows, HD] b[N, HD]^T
 template <int HD, int N>
 __device__ inline void product_of_rows(float (*c)[4], const floatX *a, unsigned row, const floatX *b) {
-#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough
+#pragma unroll(sizeof(floatX) == 2 ? HD / 16 : 1) // an fp32 product is long enough already
     for (int d = 0; d < HD; d += 16) {
         const OperandA left = load_a(a, tile_stride<HD>, row, d);
         mma_columns<N>(c, left, [&](int n) { return load_b(b, tile_stride<HD>, n, d); });
     }
 }
 
-// c[16 rows][HD] += w[rows, N] b[N, HD], w in registers as a result
+// c[16 rows][HD] += w[rows, N] b[N, HD], w in registers, a result's layout
 template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4], float (*w)[4], const floatX *b) {
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
@@ -177,7 +179,7 @@ template <int HD, int N> __device__ inline void product_with_rows(float (*c)[4],
     }
 }
 
-// Scores become -inf where hidden(j, e) for c[j][e].
+// Sets scores s[j][e] to -inf where hidden(j, e).
 template <int N, typename Hidden> __device__ inline void hide_where(float (*s)[4], Hidden hidden) {
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
@@ -186,23 +188,23 @@ template <int N, typename Hidden> __device__ inline void hide_where(float (*s)[4
             if (hidden(j, e)) s[j][e] = -INFINITY;
 }
 
-// Causality, in tiles that reach the diagonal: keys after their query. `first` is the first row of the lane less the
-// tile's first column; rows are queries and columns keys, or the other way round.
+// Hides keys after their query, in tiles that reach the diagonal. first: the lane's first row minus the tile's first
+// column; rows are queries and columns keys, or the reverse.
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_unseen(float (*s)[4], int first) {
     first -= threadIdx.x % 4 * 2;
     hide_where<N>(s, [&](int j, int e) {
-        const int column = j * 8 + e % 2 - e / 2 * 8; // against the lane's first row
+        const int column = j * 8 + e % 2 - e / 2 * 8; // relative to the lane's first row
         return ROWS_ARE_KEYS ? column < first : column > first;
     });
 }
 
-// The window, in tiles at its far end: keys that are `window` or more before their query. `first` as above, less the
-// window where rows are queries, with it where they are keys.
+// Hides keys `window` or more before their query, in tiles at the window's far end. first: as above, minus the window
+// if rows are queries, plus it if they are keys.
 template <int N, bool ROWS_ARE_KEYS> __device__ inline void hide_far(float (*s)[4], int first) {
     hide_unseen<N, !ROWS_ARE_KEYS>(s, ROWS_ARE_KEYS ? first - 1 : first + 1);
 }
 
-// Behind the last key, in the last tile: columns from `keys` on.
+// Hides columns from `keys` on, beyond the last key, in the last tile.
 template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys) {
     const unsigned lane_column = threadIdx.x % 4 * 2;
     hide_where<N>(s, [&](int j, int e) { return lane_column + j * 8 + e % 2 >= keys; });
@@ -211,8 +213,8 @@ template <int N> __device__ inline void hide_behind(float (*s)[4], unsigned keys
 // ---- what a warp's 16 queries see of the keys that pass a block -----------------------------------------------------
 // Positions count from the block's first key.
 struct WarpSight {
-    int first;            // its first query: negative where keys begin later
-    unsigned end, length; // behind the last key that one of them sees; behind all keys of the block
+    int first;            // its first query; negative if keys begin later
+    unsigned end, length; // end: of the keys that one of them sees; length: keys of the block
 };
 
 __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row) {
@@ -223,17 +225,17 @@ __device__ inline WarpSight warp_sight(const SpanBlock &block, unsigned warp_row
     return sight;
 }
 
-// True where a query of the warp sees one of keys [key, key + keys)
+// Returns whether a query of the warp sees one of keys [key, key + keys).
 __device__ inline bool sees(const WarpSight &sight, unsigned key, unsigned keys, int window) {
     return key < sight.end && (int)(key + keys) > sight.first + 1 - window;
 }
 
-// True where keys from `key` on are too far from the warp's last query
+// Returns whether `key` is outside the window of the warp's last query.
 __device__ inline bool has_far(const WarpSight &sight, unsigned key, int window) {
     return (int)key < sight.first + 16 - window;
 }
 
-// Scores of what they do not see of the tile at `key` become -inf. PART: keys may end before the block's last query.
+// Sets the scores of unseen keys of the tile at `key` to -inf. PART: keys may end before the block's last query
 template <int N, bool PART>
 __device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key, unsigned lane_row, int window) {
     const int row = sight.first + (int)lane_row - (int)key;
@@ -242,7 +244,7 @@ __device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key,
     if (PART && key + N > sight.length) hide_behind<N>(s, sight.length - key);
 }
 
-// Over the four lanes that share a row of a result
+// Reduce over the four lanes that share a row of a result.
 template <typename T> __device__ inline T quad_sum(T x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);

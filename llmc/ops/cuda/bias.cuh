@@ -1,8 +1,8 @@
 /*
-Column sums in op set "cuda", and a bias where cuBLASLt does not add it; its gradient is dbias[OC] += column sums of
+Column sums in op set "cuda", and a bias that cuBLASLt does not add; its gradient is dbias[OC] += column sums of
 dout[n,OC]. A block sums a strip of columns, its warps every COLUMN_WARPS-th row each, COLUMN_ROWS of them read at a
-time; rows are taken in groups, so that the rounding error of a long sum grows with the number of groups and the length
-of one. Bytes moved per element: s.
+time; rows are summed in groups: the rounding error grows with the number of groups plus a group's length. Bytes moved
+per element: s.
 */
 #ifndef LLMC_CUDA_BIAS_CUH
 #define LLMC_CUDA_BIAS_CUH
@@ -10,7 +10,7 @@ of one. Bytes moved per element: s.
 
 constexpr unsigned COLUMN_WARPS = 16, COLUMN_ROWS = 8;
 
-namespace { // of each program's own: dev/cuda/bench.cu has this file beside the op set
+namespace { // private to each program: dev/cuda/bench.cu includes this file beside the op set
 template <typename T> __global__ void column_sums_kernel(float *sums, const T *x, size_t n, size_t C, size_t stride) {
     constexpr size_t GROUP = 64 / COLUMN_ROWS;
     SHARED(float, parts, COLUMN_WARPS *LANES);

@@ -1,14 +1,14 @@
 /*
-The collectives of op set "cuda", by NCCL on a stream of their own, beside the kernels of the default stream: a
-collective begins behind an event of the default stream, and `await` makes the default stream wait for the event behind
-it; the host never does. NCCL is loaded, and connected over MPI (dist.h), where a run has several ranks.
+The collectives of op set "cuda", by NCCL on their own stream, beside the kernels of the default stream. A collective
+starts after an event of the default stream; `await` makes the default stream wait for the event after it, never the
+host. NCCL is loaded, and connected over MPI (dist.h), if a run has several ranks.
 
-A rank's device is that of its place on the host, or the one that its launcher lets it see (CUDA_VISIBLE_DEVICES).
+A rank's device is that of its local rank, or the one that its launcher shows it (CUDA_VISIBLE_DEVICES).
 
-Same bits. A sum depends on the order in which it goes around, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is
-set. The order of a ring, its channels and its protocol follow from the topology that NCCL finds, the element count and
-the NCCL_* variables; NCCL does not tune by measuring. Another set of devices, another NCCL or another NCCL_ALGO may add
-in another order; NVLS and CollNet add in the network's switches.
+Same bits. A sum depends on its order, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set. The order of a ring,
+its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_* variables; NCCL
+does not tune by measuring. Another set of devices, another NCCL or another NCCL_ALGO may add in another order; NVLS and
+CollNet add in the network's switches.
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
@@ -43,7 +43,7 @@ static struct {
 
 static void nccl_load(void) {
     char error[500];
-    // Without a prefix it is for every collective; with one (allreduce:ring) NCCL refuses those that are not named.
+    // Without a prefix it applies to every collective; with one (allreduce:ring) NCCL refuses those not named.
     setenv("NCCL_ALGO", "Ring", 0);
     void *library = library_open(&LIBRARY_NCCL, error);
     if (!library) die("%zu ranks on GPUs need %s", dist_ranks(), error);
@@ -58,11 +58,11 @@ static void nccl_check(ncclResult_t result, ncclComm_t communicator, const char 
     die("NCCL, %s: %s%s%s", doing, nccl.GetErrorString(result), *cause ? ": " : "", cause);
 }
 
-// ---- what was asked for ---------------------------------------------------------------------------------------------
-constexpr int64_t IN_FLIGHT = 16; // collectives that the host may ask for ahead of the device
+// ---- the queue of collectives ---------------------------------------------------------------------------------------
+constexpr int64_t IN_FLIGHT = 16; // collectives that the host may queue ahead of the device
 
 typedef struct {
-    cudaEvent_t ready, done; // on the default stream: its tensors are; on the stream of collectives: it has been done
+    cudaEvent_t ready, done; // on the default stream: its tensors are ready; on the stream of collectives: it is done
     const char *what;
     ncclComm_t communicator;
 } Collective;
@@ -70,26 +70,26 @@ typedef struct {
 static struct {
     ncclComm_t communicator[RANK_GROUPS];
     cudaStream_t stream;
-    Collective ring[IN_FLIGHT]; // of ticket t: ring[(t - 1) % IN_FLIGHT]
-    int64_t asked, done;        // tickets; done: as far as the host has seen
+    Collective ring[IN_FLIGHT]; // ticket t: ring[(t - 1) % IN_FLIGHT]
+    int64_t asked, done;        // tickets; done: known to the host
     int64_t stalled;            // the ticket that waits for other ranks; 0: none
-    cudaEvent_t here, mark[2];  // of the default stream: where the host waits for it, and where it keeps up with it
+    cudaEvent_t here, mark[2];  // on the default stream: where the host waits, and where it throttles launches
     size_t launches;
 } collectives;
 
 static bool event_happened(cudaEvent_t event) {
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) {
-        cudaGetLastError(); // no failure, and not to be found as one by the next check
+        cudaGetLastError(); // not a failure: hides it from the next check
         return false;
     }
     CUDA_CHECK(error, "waiting for the device");
     return true;
 }
 
-// ---- waiting, with an eye on the other ranks (dist_watch.h) ---------------------------------------------------------
-// Ends the job where NCCL has failed. Returns the collective that this rank's tensors are ready for while others' are
-// not, or that does not end; NULL while the device has work of its own.
+// ---- waiting while watching the other ranks (dist_watch.h) ---------------------------------------------------------
+// Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
+// device has work of its own.
 static const Collective *collective_stalled(void) {
     for (ncclComm_t communicator : collectives.communicator) {
         ncclResult_t state = ncclSuccess;
@@ -101,7 +101,7 @@ static const Collective *collective_stalled(void) {
         collectives.done++;
     const Collective *first = &collectives.ring[collectives.done % IN_FLIGHT];
     int64_t ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
-    if (ticket && ticket != collectives.stalled) { // what other ranks are told that ask
+    if (ticket && ticket != collectives.stalled) { // the answer to other ranks that ask
         snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
         watch.own.moves++;
     }
@@ -109,8 +109,8 @@ static const Collective *collective_stalled(void) {
     return ticket ? first : NULL;
 }
 
-// The time that counts towards --timeout begins with the collective, not with the work of this device before it. That
-// is work, too, unless one wait for it takes longer.
+// Waits for an event. --timeout counts from the start of the collective. Until then the device has work of its own,
+// which counts as being at work for one --timeout.
 static void event_wait(cudaEvent_t event) {
     const double begin = seconds_now();
     Wait wait = wait_from(begin);
@@ -131,16 +131,16 @@ static void event_wait(cudaEvent_t event) {
     }
 }
 
-// Called before the host waits for the default stream (finish: for all streams), where nothing could be watched.
+// Called before the host waits for the default stream (all: for all streams): CUDA's own waits cannot watch.
 static void wait_watched(bool all) {
     CUDA_CHECK(cudaEventRecord(collectives.here), "marking the default stream");
     event_wait(collectives.here);
     if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
 }
 
-// After every launch: a device that waits for other ranks takes some 1000, then the next one would never return.
+// Called after every launch: a device that waits for other ranks queues some 1000, then the next never returns.
 static void keep_up(void) {
-    constexpr size_t LAUNCHES = 128; // ours; there are those of libraries between them
+    constexpr size_t LAUNCHES = 128; // our own; libraries add theirs between
     if (++collectives.launches % LAUNCHES) return;
     cudaEvent_t mark = collectives.mark[collectives.launches / LAUNCHES % 2];
     event_wait(mark);
@@ -173,7 +173,7 @@ static const Collective *ask(const char *what, RankGroup group) {
     return c;
 }
 
-// One call of NCCL's within it
+// Adds an NCCL call to the group.
 template <typename Call, typename... Arguments> static void add_call(const Collective *c, Call call, Arguments... x) {
     nccl_check(call(x..., c->communicator, collectives.stream), c->communicator, c->what);
 }
@@ -185,7 +185,7 @@ static int64_t asked_for(const Collective *c) {
 }
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
-// Portions are equal but for what the last rank has beyond: that goes by a reduction to it, or a broadcast from it.
+// Shards are equal except for the last rank's remainder, which is reduced to it, or broadcast from it.
 static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     const size_t each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
@@ -216,7 +216,7 @@ static int64_t cuda_exchange(RankGroup group, const Message *messages, size_t n)
     return asked_for(c);
 }
 
-// The default stream, where all other ops are, waits. What has left the ring has been waited for by the host.
+// Makes the default stream, with all other ops, wait. The host has awaited what has left the ring.
 static void cuda_await(int64_t ticket) {
     if (ticket > 0 && ticket > collectives.asked - IN_FLIGHT)
         CUDA_CHECK(cudaStreamWaitEvent(NULL, collectives.ring[(ticket - 1) % IN_FLIGHT].done),
@@ -224,7 +224,7 @@ static void cuda_await(int64_t ticket) {
 }
 
 // ---- the beginning --------------------------------------------------------------------------------------------------
-// No two ranks have one device. All ranks come here, so that none connects before the others are on their way.
+// Checks that no two ranks share a device. All ranks call it, so none connects before the others have started.
 static void devices_check(void) {
     const size_t ranks = dist_ranks(), rank = dist_rank();
     cudaDeviceProp properties;
@@ -240,8 +240,8 @@ static void devices_check(void) {
     free(all);
 }
 
-// Every collective once, tiny: NCCL connects, and takes its memory, when it first needs to. Exchanges with all ranks of
-// a sequence: a pair that connects later does so within ncclGroupEnd, where the host answers nobody.
+// Runs every collective once, tiny: NCCL connects and takes its memory at first use. Exchanges with all ranks of a
+// sequence: a pair that connects later does so within ncclGroupEnd, where the host answers nobody.
 static void communicator_warm(RankGroup group, char *x) {
     const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
     size_t n = 0;
@@ -257,12 +257,12 @@ static void communicator_warm(RankGroup group, char *x) {
     free(messages);
 }
 
-// At exit, before CUDA's handlers, for which a kernel that waits for another rank might never end.
+// Called at exit, before CUDA's handlers, which might wait forever for a kernel that waits for another rank.
 static void end_failed_job(void) {
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }
 
-// This rank's device, NCCL and its connections, before anything else is done with the device.
+// Sets up this rank's device, NCCL and its connections, before any other use of the device.
 static void collectives_require(void) {
     const size_t bytes = (dist_ranks() + 16) * sizeof(float);
     int low, high;
@@ -293,7 +293,7 @@ static void collectives_require(void) {
             dist_ranks());
 }
 constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr, cuda_exchange = nullptr; // alone
-static void cuda_await(int64_t) {} // nothing was asked for: ticket 0
+static void cuda_await(int64_t) {}                                                                          // no collectives: ticket 0
 #endif
 
 #endif

@@ -1,9 +1,9 @@
 /*
-The causal convolution of linear attention in op set "cuda", and SiLU behind it. A thread has a pack of channels and
-walks a block of tokens of one span, the last taps - 1 inputs in registers. Backward computes the convolution's sums
-again; a block also meets the taps - 1 tokens behind its own, whose gradients reach its inputs. Its part of dweight goes
-to a line of scratch. Bytes moved per element: forward 2 s, backward 3 s, and as many more as there are taps - 1 tokens
-to a block's; lines of dweight.
+The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks a
+block of tokens of one span, the last taps - 1 inputs in registers. Backward recomputes the convolution's sums. A block
+also reads the taps - 1 tokens after its own: their gradients reach its inputs. Its part of dweight is a line of
+scratch. Bytes moved per element: forward 2 s; backward 3 s, the taps - 1 further tokens of each block, and lines of
+dweight.
 */
 #ifndef LLMC_CUDA_CONV_CUH
 #define LLMC_CUDA_CONV_CUH
@@ -22,7 +22,8 @@ static ConvShape conv_shape(const DeltaShape *shape) {
     return ConvShape{delta_channels(shape), shape->stride, shape->slot_tokens, (unsigned)shape->taps};
 }
 
-// The pack of channels at c, `back` tokens before token t of a span; zeros before its document, and where no tap is
+// Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document and beyond the
+// taps.
 template <int W>
 __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *columns, const Span &span, size_t t,
                                              unsigned back, size_t c, const ConvShape &s) {
@@ -37,7 +38,7 @@ __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *colu
     return pack_read<W>(columns + row * s.channels + c);
 }
 
-// weights[j]: of the input TAPS - 1 - j tokens back
+// Loads weights[j], of the input TAPS - 1 - j tokens back.
 template <int W, int TAPS>
 __device__ inline void conv_weights(float (&weights)[TAPS][W], const floatX *weight, size_t c, unsigned taps) {
 #pragma unroll
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
     }
 }
 
-// columns of a span's slot become x of the tokens before its end: first to last, as some may move up
+// columns of a span's slot = x of the tokens before its end: first to last, as some may move up
 template <int W>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_columns_kernel(floatX *columns, const floatX *x, SpanBlocks blocks, ConvShape s) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
                    conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS) with constants; fewer taps than TAPS have weights of 0 before them.
+// Calls launch(W, TAPS) with constants; with fewer taps the first weights are 0.
 template <typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
     with_width<floatX>(aligned && packed, [&](auto W) {
@@ -119,7 +120,7 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
                    0)
             ((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight, blocks, s);
         }
-        // without slots only the last span's are left
+        // without slots only the last span's are stored
         for (size_t from = shape->slot_tokens || !spans.count ? 0 : spans.count - 1;
              from < spans.count && shape->taps > 1;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
@@ -130,13 +131,13 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// With y the convolution's sum of a token, d = dout silu'(y): dx[t] = sum over later taps of weight d,  dweight[j] +=
-// d x. What tokens behind the call have for the last inputs comes in dcolumns, what is found for those before goes out.
+// With y the convolution's sum of a token, d = dout silu'(y): dx[t] = sum over later taps of weight d, dweight[j] += d
+// x. dcolumns: in, gradients of the last inputs from later calls; out, of the inputs before this call.
 static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
     return min_size(delta_rows(shape), CONV_LINES) * delta_channels(shape) * shape->taps;
 }
 
-// d of token t, whose inputs are `in`
+// Computes d of a token from its inputs `in`.
 template <int W, int TAPS>
 __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> (&in)[TAPS], const float (&weights)[TAPS][W],
                                   const floatX *dout) {
@@ -150,7 +151,7 @@ __device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> (&in)[TAP
     }
 }
 
-// lines NULL: dx alone. last: the call's last span is among these
+// lines NULL: only dx. last: the call's last span is among these
 template <int W, int TAPS>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
         const size_t end = span.end - begin > CONV_BACK_ROWS ? begin + CONV_BACK_ROWS : span.end;
         const bool call_ends = last && i_span + 1 == blocks.count;
         Pack<floatX, W> in[TAPS];
-        float sums[TAPS][W] = {}; // of dx, of tokens t - (TAPS - 1) to t
+        float sums[TAPS][W] = {}; // dx of tokens t - (TAPS - 1) to t
 #pragma unroll
         for (int j = 1; j < TAPS; j++) in[j] = conv_input<W>(x, columns, span, begin, TAPS - j, c, s);
 #pragma unroll 2
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
                     }
             }
             if (t < begin + TAPS - 1) continue;
-            const size_t found = t - (TAPS - 1), behind = span.end - found; // all tokens that read `found` are past
+            const size_t found = t - (TAPS - 1), behind = span.end - found; // every token that reads `found` is done
             Pack<floatX, W> result;
             for (int i = 0; i < W; i++) {
                 const float carried =
@@ -205,18 +206,18 @@ __global__ void __launch_bounds__(CONV_THREADS)
             lines[((size_t)blockIdx.x * s.channels + c + i) * s.taps + s.taps - (TAPS - j)] = dweight[j][i];
 }
 
-// dcolumns, of the call's first span; only: it is its last, too
+// Computes dcolumns, of the call's first span; only: it is the last, too.
 template <int W, int TAPS>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_dcolumns_kernel(float *dcolumns, const floatX *dout, const floatX *x, const floatX *columns,
                          const floatX *weight, Span span, ConvShape s, bool only) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W, tokens = span.end - span.begin;
     if (c >= s.channels) return;
-    float weights[TAPS][W], sums[TAPS][W] = {}; // [back]: of the token that many before the span's first
+    float weights[TAPS][W], sums[TAPS][W] = {}; // sums[back]: of the token `back` before the span's first
     Pack<floatX, W> in[TAPS];
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int back = 1; back < TAPS; back++) { // token span.end - behind, of dcolumns on the way in, is before the span
+    for (int back = 1; back < TAPS; back++) { // incoming dcolumns of token span.end - behind, before the span
         const size_t behind = back + tokens;
         for (int i = 0; i < W && only && behind < s.taps; i++)
             sums[back][i] = dcolumns[(s.taps - 1 - behind) * s.channels + c + i];

@@ -1,23 +1,22 @@
 /*
 cuDNN's fused attention (cudnn_attention.h), by its graphs. The front end is NVIDIA's header library over cuDNN's C
-interface. Loaded at run time, like cuDNN itself (libcudnn.so.9), never linked. STREAMBP_CUDNN=0 in the environment
-leaves it alone.
+interface. cuDNN (libcudnn.so.9) is loaded at run time, never linked. STREAMBP_CUDNN=0 in the environment turns it off.
 
-A deterministic backward keeps dS, which would be added atomically, in memory (heads x queries x keys x 2 bytes on most
-GPUs) and makes dq of it in a second product. That is what determinism costs: NVIDIA's published figures for an H200,
-cuDNN 9.19, have 560 TFLOP/s without it at 4096 x 4096 and 404 with it, at another head size (cudnn-frontend,
+A deterministic backward stores dS (heads x queries x keys x 2 bytes on most GPUs) and makes dq from it in a second
+product, instead of adding to dq atomically. The cost, in NVIDIA's published figures for an H200, cuDNN 9.19: 560
+TFLOP/s without it at 4096 x 4096, 404 with it, at another head size (cudnn-frontend,
 benchmark/sdpa_benchmark_training/results, column deterministic_bwd).
 
-Each length is compiled for itself. Kernels that serve any length of causal forward (dynamic shapes and a kernel cache)
-are accepted by cuDNN 9.19, but give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md).
+Each length is compiled separately. cuDNN 9.19 accepts kernels for any length of causal forward (dynamic shapes and a
+kernel cache), but they give wrong results for all lengths but the first, seen on an H100 (dev/gpu_speed.md).
 */
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cuda_runtime_api.h>
 #include "cudnn_attention.h"
 #include "library.h"
 
-// Opens a library for the front end. Where a machine has two CUDA runtimes it gets that of this build; up to 1.23 it
-// refuses both.
+// Opens a library for the front end. On a machine with two CUDA runtimes it gets that of this build; up to 1.23 the
+// front end refuses both.
 static void *front_end_open(const char *file) {
     char why[200];
     const char runtime[] = "libcudart.so.";
@@ -31,9 +30,9 @@ static void *front_end_open(const char *file) {
 namespace fe = cudnn_frontend;
 namespace graph = cudnn_frontend::graph;
 
-void *cudnn_frontend::cudnn_dlhandle; // what the front end takes cuDNN's functions from
+void *cudnn_frontend::cudnn_dlhandle; // where the front end looks up cuDNN's functions
 
-constexpr size_t MOST_PLANS = 512; // of either direction; the one not used for longest goes
+constexpr size_t MOST_PLANS = 512; // of each direction; the least recently used is dropped
 constexpr size_t OLDEST_CUDNN = 90700;
 
 enum Uid : int64_t { Q = 1, K, V, OUT, LSE, DOUT, DQ, DK, DV };
@@ -42,14 +41,14 @@ struct ShapeLess {
     bool operator()(const CudnnAttention &a, const CudnnAttention &b) const { return memcmp(&a, &b, sizeof(a)) < 0; }
 };
 struct CudnnPlan {
-    std::shared_ptr<graph::Graph> graph; // NULL where cuDNN has none
+    std::shared_ptr<graph::Graph> graph; // NULL if cuDNN has none
     size_t workspace, used;
 };
 
 static struct {
     int asked;
     cudnnHandle_t handle;                            // NULL without cuDNN
-    std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here: its plans can be made all the same
+    std::shared_ptr<fe::DeviceProperties> imaginary; // a GPU that is not here, to make its plans
     int imaginary_version;
     std::map<CudnnAttention, CudnnPlan, ShapeLess> plans[2];
     size_t clock, calls[2];
@@ -57,7 +56,7 @@ static struct {
 } cudnn;
 
 static bool refuse(const std::string &why) {
-    cudnn.refusal = why.substr(0, why.find('\n')); // the front end tells the story of every engine
+    cudnn.refusal = why.substr(0, why.find('\n')); // the front end reports every engine
     return false;
 }
 
@@ -66,7 +65,7 @@ static bool cudnn_load(void) {
     if (wanted && !strcmp(wanted, "0")) return refuse("STREAMBP_CUDNN=0 is set");
     char error[500];
     fe::cudnn_dlhandle = library_open(&LIBRARY_CUDNN, error);
-    // The front end opens the runtime, cuDNN opens NVRTC, by names: they find what is open.
+    // The front end opens the runtime and cuDNN opens NVRTC, by name: they find the ones opened here.
     if (!fe::cudnn_dlhandle || !library_open(&LIBRARY_CUDART, error)) return refuse(error);
     (void)library_file("libnvrtc.so." CUDA_MAJOR, error);
     return true;
@@ -75,7 +74,7 @@ static bool cudnn_load(void) {
 int cudnn_attention_start(void) {
     if (cudnn.asked++) return cudnn.handle || cudnn.imaginary;
     if (!cudnn_load()) return 0;
-    try { // the front end throws where a library lacks what it wants
+    try { // the front end throws if a library lacks a function
         const size_t version = fe::detail::get_backend_version();
         if (version < OLDEST_CUDNN)
             return refuse("cuDNN " + std::to_string(version) + " is older than " + std::to_string(OLDEST_CUDNN));
@@ -105,7 +104,7 @@ static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t row
     tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * s, d, s, 1});
 }
 
-// Slices of larger tensors: of queries or of keys
+// Describe slices of larger tensors, of queries or of keys.
 static void set_queries(TensorPointer tensor, int64_t uid, const CudnnAttention &s) {
     set_rows(tensor, uid, s.heads, s.queries, s.HD, s.NH * s.HD);
 }
@@ -123,7 +122,7 @@ static void set_lse(TensorPointer tensor, const CudnnAttention &s) {
     tensor->set_uid(LSE).set_dim({1, h, r, 1}).set_stride({h * r, r, 1, 1}).set_data_type(fe::DataType_t::FLOAT);
 }
 
-// Bottom-right, which is top-left where there are as many keys as queries: more GPUs know that.
+// Sets the mask: bottom-right; with as many keys as queries the equal top-left, which more GPUs support.
 template <typename Options> static void set_mask(Options &options, const CudnnAttention &s) {
     options.set_attn_scale((float)s.scale);
     if (s.causal)
@@ -178,7 +177,7 @@ static CudnnPlan make_plan(const CudnnAttention &s, int backward) {
         if (error.is_good()) error = g.get_workspace_size(workspace);
         if (error.is_good()) return plan.workspace = (size_t)workspace, plan;
         refuse(error.get_message());
-    } catch (const std::exception &error) { // a library that it wanted to load
+    } catch (const std::exception &error) { // a library that it failed to load
         refuse(error.what());
     }
     plan.graph = NULL;
@@ -193,7 +192,7 @@ static CudnnPlan &plan_of(const CudnnAttention &shape, int backward) {
             auto oldest = plans.begin();
             for (auto i = plans.begin(); i != plans.end(); i++)
                 if (i->second.used < oldest->second.used) oldest = i;
-            if (cudnn.handle) (void)fe::detail::cuda_device_synchronize(); // its kernels may still run
+            if (cudnn.handle) (void)fe::detail::cuda_device_synchronize(); // its kernels may still be running
             plans.erase(oldest);
         }
         found = plans.emplace(shape, make_plan(shape, backward)).first;

@@ -1,10 +1,10 @@
 /*
-The gated delta rule of op set "cuda". Forward: a kernel for what blocks of DELTA_BLOCK tokens need no state for
-(delta_blocks.cuh), then a walk over each span's blocks with the state in hand; spans of a few tokens are walked token
-by token (delta_tokens.cuh). Backward: blocks, a walk forward that leaves the state before each block and what each
-token adds, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh). Scratch is
-that of DELTA_SEGMENT blocks, whatever the call's length: longer calls go segment by segment, backward from the last,
-from states at their borders that a walk finds first.
+The gated delta rule of op set "cuda". Forward: a kernel for the parts of blocks of DELTA_BLOCK tokens that need no
+state (delta_blocks.cuh), then a walk over each span's blocks that carries the state. Spans of a few tokens are walked
+token by token (delta_tokens.cuh). Backward: the same blocks, a walk forward that saves the state before each block and
+each token's addition, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh).
+Scratch holds DELTA_SEGMENT blocks, whatever the call's length. Longer calls go segment by segment, backward from the
+last; a first walk saves the states at their borders.
 */
 #ifndef LLMC_CUDA_DELTA_CUH
 #define LLMC_CUDA_DELTA_CUH
@@ -18,7 +18,7 @@ constexpr size_t DELTA_SEGMENT = 2; // tests have few tokens
 constexpr size_t DELTA_SEGMENT = 32;
 #endif
 constexpr size_t SEGMENT_TOKENS = DELTA_SEGMENT * BLOCK;
-constexpr size_t DELTA_FEW_TOKENS = 8; // spans of so many are walked token by token
+constexpr size_t DELTA_FEW_TOKENS = 8; // spans of up to this many are walked token by token
 
 static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, const Stored *A_log,
                             const Stored *dt_bias, const DeltaShape *shape) {
@@ -40,7 +40,7 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
 struct DeltaScratch {
-    float *state; // the state as it was before a call that overwrites it
+    float *state; // a copy of the state that the call overwrites
     float *inverse, *scores;
     BlockGates *gates;
     BlockLengths *lengths;
@@ -75,15 +75,16 @@ static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return delta
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, true, NULL).count; }
 
 // ---- segments -------------------------------------------------------------------------------------------------------
-// Whole spans whose blocks fit in a segment, or a part of one that does not: as spans that begin later
+// Position in a call's spans. A segment takes whole spans whose blocks fit, or a part of a longer one, as a span of its
+// own.
 struct DeltaPlace {
-    size_t span, done; // tokens of it that are behind
+    size_t span, done; // tokens of it already done
 };
 
 struct DeltaSegment {
     Span span[MOST_SPANS];
     size_t count;
-    bool cut; // the last one goes on in the next segment
+    bool cut; // the last one continues in the next segment
     SpanBlocks blocks;
 };
 
@@ -110,27 +111,27 @@ static void delta_blocks(const DeltaScratch &s, const DeltaCall &d, const SpanBl
     (pairs ? s.inverse : NULL, s.scores, s.gates, s.lengths, d, blocks);
 }
 
-// Forward of spans, from state_in to state_out; they may be the same where one span is read and written. leaves: the
-// last span's state is left, with slots every span's. tiled: by the blocks that delta_blocks has prepared in s
+// Walks spans forward, from state_in to state_out, which may be the same for a single span. leaves: stores the last
+// span's state, with slots every span's. tiled: by the blocks that delta_blocks prepared in s
 static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, const SpanBlocks &blocks, bool leaves,
                        bool tiled) {
     w.first_in = 0, w.last_in = d.slot_tokens ? blocks.count : 1;
     w.first_out = d.slot_tokens ? 0 : leaves ? blocks.count - 1 : blocks.count;
-    const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values, and out
+    const bool packed = d.packed && d.V % full_pack<floatX> == 0 && all_aligned(w.out); // values and out
     if (tiled)
         delta_tiled_walk(w, DeltaPairs{s.inverse, s.scores, s.gates, s.lengths, NULL, packed}, d, blocks, false);
     else
         delta_tokens(w, d, blocks);
 }
 
-// The walk of a call's blocks, from the state in place to the one behind its last span, and of transfer
+// Walks a call's blocks, updating state in place to that after the last span, and transfer likewise.
 static void delta_forward_walk(floatX *out, Summed *state, Summed *transfer, const DeltaScratch &s, const DeltaCall &d,
                                const SpanBlocks &blocks, bool leaves, bool tiled) {
     DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, out};
     w.width = (unsigned)d.V, w.values = true;
     if (!d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document) {
         cuda_copy(s.state, state,
-                  d.HV * d.K * d.V * sizeof(float)); // the last span overwrites what the first one reads
+                  d.HV * d.K * d.V * sizeof(float)); // the last span overwrites the first one's input
         w.state_in = s.state;
     }
     delta_walk(w, s, d, blocks, leaves, tiled);
@@ -173,7 +174,7 @@ static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, con
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// States between the segments of long spans, each from the one before
+// Computes the states between the segments of long spans, each from the previous one.
 static void delta_borders(const DeltaScratch &s, const DeltaCall &d, Spans spans, const Summed *state, size_t states) {
     DeltaSegment segment;
     size_t border = 0;
@@ -196,7 +197,8 @@ struct DeltaBack {
     const floatX *dout;
 };
 
-// One segment: state: before its first span; behind: dstate holds the gradient of the state behind its last one
+// Runs one segment backward. state: before its first span; behind: dstate holds the gradient of the state after its
+// last
 static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
                                const DeltaSegment &segment, const float *state, bool behind) {
     const SpanBlocks &blocks = segment.blocks;
@@ -212,7 +214,7 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
     DeltaWalk back = {to.dstate, to.dstate, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
     back.width = (unsigned)d.V;
     back.first_in = behind ? count - 1 : count, back.last_in = count;
-    if (behind && count > 1) { // the first span leaves another
+    if (behind && count > 1) { // the first span overwrites it
         cuda_copy(s.state, to.dstate, states * sizeof(float));
         back.state_in = s.state;
     }

@@ -1,6 +1,7 @@
 /*
-The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: what the kernels
-of op set "cuda" share, and the first of them, which has a block of one key head and works out what needs no state.
+The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: code shared by
+the kernels of op set "cuda", and the first of them. It takes a block of one key head and computes everything that needs
+no state.
 
 With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) =
 exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
@@ -11,12 +12,12 @@ exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
     out_i = exp(c_i) S^T q_i + sum_j P_ij N_j
     S <- exp(c_L) S + sum_j decay(L, j) k_j N_j^T
 
-No exponent is positive, and nothing is divided by a decay. A block that ends early has rows of zeros behind its last
-token, whose beta is 0 and whose decay is 1.
+No exponent is positive, and nothing is divided by a decay. A short block is padded with rows of zeros, beta 0 and decay
+1.
 
 Matrix instructions take bf16 in the bf16 build. q, k, v and dout are bf16 already; their lengths and all other factors
-are put on the other side or on the result. What was computed is split into a bf16 number and the rest, again in bf16
-(TERMS): a product with it is two, and its relative error about 2^-17.
+are applied to the other operand or to the result. Computed operands are split into a bf16 number and the rest, again in
+bf16 (TERMS): a product with them is two, with a relative error of about 2^-17.
 */
 #ifndef LLMC_CUDA_DELTA_BLOCKS_CUH
 #define LLMC_CUDA_DELTA_BLOCKS_CUH
@@ -72,12 +73,12 @@ __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
     return gate;
 }
 
-// A block's gates and lengths, as its kernels read them; c is high + low, so that a difference of two keeps its digits
+// A block's gates and lengths for the kernels; c is high + low, so that a difference of two keeps its digits
 struct BlockGates {
     float high[BLOCK], low[BLOCK], beta[BLOCK];
 };
 struct BlockLengths {
-    float query[BLOCK], key[BLOCK]; // 1 / sqrt(squares + eps), of queries / sqrt(K)
+    float query[BLOCK], key[BLOCK]; // 1 / sqrt(squares + eps), for queries also / sqrt(K)
 };
 constexpr float DELTA_EPS = 1e-6f;
 
@@ -87,7 +88,7 @@ __device__ inline float decay_between(const BlockGates &g, unsigned i, unsigned 
 }
 __device__ inline float decay_to(const BlockGates &g, unsigned i) { return natural_exp(g.high[i] + g.low[i]); }
 
-// A sum and what its rounding left
+// A sum and its rounding error
 struct LongSum {
     float high, low;
 };
@@ -96,7 +97,7 @@ __device__ inline LongSum long_sum(LongSum a, LongSum b) {
     return LongSum{sum, rest + (a.low + b.low)};
 }
 
-// gates of a block by one warp: a lane has two tokens
+// Computes a block's gates by one warp, two tokens a lane.
 __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock block, size_t head) {
     const unsigned lane = threadIdx.x % LANES;
     LongSum c[2] = {};
@@ -106,7 +107,7 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
         c[i].high = gate.log_decay;
         g->beta[2 * lane + i] = gate.beta;
     }
-    LongSum sum = long_sum(c[0], c[1]); // of the lanes so far
+    LongSum sum = long_sum(c[0], c[1]); // over the lanes so far
     for (unsigned step = 1; step < LANES; step *= 2) {
         const unsigned from = lane >= step ? lane - step : lane;
         const LongSum left = {__shfl_sync(ALL_LANES, sum.high, from), __shfl_sync(ALL_LANES, sum.low, from)};
@@ -123,7 +124,7 @@ __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int N> constexpr unsigned padded = N + 8; // a tile's row, as in attention's tiles
 
-// tile[BLOCK][N] = rows of x from `from` on, `stride` elements apart; zeros behind `rows` and `columns` of them
+// tile[BLOCK][N] = rows of x from `from` on, `stride` elements apart; zeros beyond `rows` and `columns`
 template <int N, unsigned THREADS>
 __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t stride, unsigned rows, size_t columns,
                                   bool packed) {
@@ -143,7 +144,7 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t strid
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
-// Numbers that were computed, as operands: terms of them, one tile each. In fp32 there is one.
+// Split a computed number into its terms, one tile each; fp32 has one term.
 __device__ inline void split(floatX (&term)[TERMS], float value) {
     term[0] = store(value);
     if constexpr (TERMS == 2) term[1] = store(value - load(term[0]));
@@ -182,7 +183,7 @@ struct SplitA {
     OperandA term[TERMS];
 };
 
-// A[16,16] of numbers that value(row, column) reads, rows and columns counted from its first
+// Makes a split A[16,16] from value(row, column).
 template <typename Value> __device__ inline SplitA split_operand(Value value) {
     const unsigned lane = threadIdx.x % LANES;
     SplitA a;
@@ -196,7 +197,7 @@ template <typename Value> __device__ inline SplitA split_operand(Value value) {
     return a;
 }
 
-// c[16][N] += a b, b(n, term) the operands of a split tile; the product of both rests is left out
+// c[16][N] += a b, b(n, term) the operands of a split tile; leaves out the product of both rests
 template <int N, typename B> __device__ inline void split_product(float (*c)[4], const SplitA &a, B b) {
 #pragma unroll
     for (unsigned i = 0; i < TERMS; i++)
@@ -232,8 +233,8 @@ template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f
         for (unsigned e = 0; e < 4; e += 2) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2, c[n][e], c[n][e + 1]);
 }
 
-// k k^T and q k^T of a block, 16 rows for each of four warps, once more for the next four; and the squares of its rows,
-// keys first, if wanted. Slices of K pass through tiles, SLICE_TILES elements.
+// Computes k k^T and q k^T of a block, 16 rows for each of four warps, repeated by the next four; and the squares of
+// its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
 constexpr int SLICE = 64;
 constexpr unsigned SLICE_TILES = 2 * BLOCK * padded<SLICE>;
 
@@ -266,12 +267,13 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
     }
 }
 
-// ---- what needs no state --------------------------------------------------------------------------------------------
-// Lower triangles of BLOCK rows in shared memory
+// ---- work that needs no state
+// -------------------------------------------------------------------------------------------- Lower triangles of BLOCK
+// rows in shared memory
 constexpr unsigned TRIANGLE_STRIDE = BLOCK + 1, TRIANGLE = BLOCK * TRIANGLE_STRIDE;
 
-// T = (I + A)^-1 on and below the diagonal; above there is something. First the blocks of 16 on the diagonal, a thread
-// for each column; then of two neighbours that are done, -T2 A21 T1 below.
+// T = (I + A)^-1 on and below the diagonal; above is scratch. First the blocks of 16 on the diagonal, a thread for each
+// column; then, below two finished neighbours, -T2 A21 T1.
 __device__ inline void triangle_inverse(float *T, const float *A) {
     constexpr unsigned S = TRIANGLE_STRIDE, FIRST = 16;
     if (threadIdx.x < BLOCK) {

@@ -1,7 +1,7 @@
 /*
-Gradients of the gated delta rule in op set "cuda", once the walks have left of each block the state S before it, the
-gradient dS of the state behind it, and of each token N and dR (delta_blocks.cuh): a block of BLOCK tokens and one key
-head for each of a grid's, its value heads one after the other. With
+Gradients of the gated delta rule in op set "cuda", after the walks have saved the state S before each block, the
+gradient dS of the state after it, and N and dR of each token (delta_blocks.cuh). Each thread block takes BLOCK tokens
+of one key head and its value heads one after the other. With
 
     dP_ij = dout_i . N_j for j <= i      dA_ij = -dR_i . N_j for j < i      dv = beta dR
 
@@ -11,9 +11,9 @@ and the gradients of q and k divided by their lengths
     dk_j = sum_i dP_ij decay(i, j) q_i + sum_i (dA_ij beta_i decay(i, j) + dA_ji beta_j decay(j, i)) k_i
            - beta_j exp(c_j) S dR_j + decay(L, j) dS N_j
 
-beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of all terms that have it in their decay,
-which are dot products of what is there already: pairs i, j with j before it and i not, reads of S from it on, what is
-added to the next state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a decay is.
+beta_i dbeta_i is dR_i . N_i. The gradient of a token's log decay is the sum of all terms with it in their decay. They
+are dot products of known values: pairs i, j with j before it and i not, reads of S from it on, additions to the next
+state before it, and exp(c_L) <S, dS>. No two of these cancel, however strong a decay is.
 */
 #ifndef LLMC_CUDA_DELTA_GRADIENT_CUH
 #define LLMC_CUDA_DELTA_GRADIENT_CUH
@@ -31,11 +31,11 @@ struct DeltaGradient {
     bool packed; // rows of dout are whole packs
 };
 
-// Warps of a block: 16 rows each; above 128 columns of K two warps share rows, with half of the columns each
+// Warps of a block: 16 rows each; above 128 columns of K two warps share rows, half of the columns each
 template <int KP> constexpr int KEY_COLUMNS = KP > 128 ? KP / 2 : KP;
 template <int KP> constexpr unsigned GRADIENT_THREADS = DELTA_THREADS_OF_BLOCK *(KP / KEY_COLUMNS<KP>);
 
-constexpr int STRIP = 32; // columns of V that are in shared memory at once
+constexpr int STRIP = 32; // columns of V in shared memory at once
 constexpr unsigned STRIP_TILE = BLOCK * padded<STRIP>, PAIR_TILE = BLOCK * padded<BLOCK>;
 constexpr unsigned PAIR_TILES = 2 * TERMS * PAIR_TILE;
 
@@ -44,7 +44,7 @@ template <int KP> constexpr size_t gradient_bytes() {
     return (PAIR_TILES + (states > slices ? states : slices)) * sizeof(floatX);
 }
 
-// Rows of tokens of a block: value(token, column) split into a strip's tiles; zeros behind rows and columns
+// Splits value(token, column) of a block's tokens into a strip's tiles; zeros beyond `rows` and `columns`.
 template <unsigned THREADS, typename Value>
 __device__ inline void strip_of_tokens(floatX *tiles, unsigned rows, size_t columns, Value value) {
     for (unsigned i = threadIdx.x; i < BLOCK * STRIP; i += THREADS) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
     constexpr unsigned THREADS = GRADIENT_THREADS<KP>, HALVES = KP / N;
     DYNAMIC_SHARED(floatX, memory);
     SHARED(BlockGates, g, 1);
-    SHARED(float, passed, BLOCK);            // of each token's log decay: what passes it from within the block
+    SHARED(float, passed, BLOCK);            // for each token's log decay: terms of pairs across it within the block
     SHARED(float, dots, 4 * HALVES * BLOCK); // four kinds of dots of rows
     SHARED(float, dbeta, BLOCK);             // times beta
     SHARED(float, overlaps, THREADS / LANES);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
         { // 1. dP, dA with the decays and lengths beside them; dv
             float kk[BLOCK / 8][4] = {}, qk[BLOCK / 8][4] = {}, dP[BLOCK / 8][4] = {}, dA[BLOCK / 8][4] = {};
             block_pairs<THREADS>(kk, qk, NULL, work, d, block, key_head);
-            floatX *const tN = memory, *const tdR = memory + TERMS * STRIP_TILE; // where the pairs will be
+            floatX *const tN = memory, *const tdR = memory + TERMS * STRIP_TILE; // later the pairs'
             for (size_t v = 0; v < V; v += STRIP) {
                 __syncthreads();
                 rows_fetch<STRIP, THREADS>(work, dout + v, d.HV * V, block.rows, V - v, G.packed);
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
                 }
             }
         }
-        // 5. dq, dk: of the group so far, or through the division by the length
+        // 5. dq, dk: sums of the group so far, or, after the last head, through the division by the length
         const auto finish = [&](float(*c)[4], const floatX *x, float *sums, size_t first_column, bool of_keys) {
             float dot[2] = {};
             for_results<N>(c, [&](unsigned i, unsigned column, float &value) {
@@ -276,8 +276,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
         finish(dq, q, G.dq, 0, false);
         finish(dk, k, G.dk, d.HK * K, true);
         __syncthreads();
-        // 6. gates: a lane has two tokens. All that passes one: pairs, what reads S behind it, what is added to S'
-        // before it
+        // 6. gates: two tokens a lane. Terms across a token: pairs, reads of S from it on, additions to S' before it
         if (warp) continue;
         float reads[2], adds[2], overlap_sum = 0.0f, sums[2] = {};
         for (unsigned e = 0; e < 2; e++) {
@@ -288,7 +287,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
         }
         for (unsigned w = 0; w < THREADS / LANES; w++) overlap_sum += overlaps[w];
         overlap_sum *= decay_to(*g, BLOCK - 1);
-        float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from, and up to, this one
+        float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from this one on, and up to
+                                                                        // it
         for (unsigned step = 1; step < LANES; step *= 2) {
             const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
                         left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);

@@ -1,12 +1,12 @@
 /*
-The gated delta rule of op set "cuda" token by token: for spans of a few tokens (generation), where the state is what
-is read and written, and for heads that the tiled kernels do not take. A block has 32 columns of a head's state in
-registers, a thread every DELTA_PARTS-th of its rows; one sum over the rows is needed for each token, as
+The gated delta rule of op set "cuda" token by token: for spans of a few tokens (generation), bound by reading and
+writing the state, and for heads that the tiled kernels do not take. A block has 32 columns of a head's state in
+registers, a thread every DELTA_PARTS-th of its rows. One sum over the rows is enough for each token, as
 
     out = S'^T q = decay S^T q + (k . q) u,  u = beta (v - decay S^T k),  S' = decay S + k u^T
 
-Backward, last to first, with dS the gradient of the state behind a token: dS += q dout^T, du = dS^T k, dS = decay (dS -
-beta k du^T). u and du of all tokens are what delta_gradient.cuh has as N and dR.
+Backward, last to first, with dS the gradient of the state after a token: dS += q dout^T, du = dS^T k, dS = decay (dS -
+beta k du^T). u and du of all tokens are N and dR of delta_gradient.cuh.
 */
 #ifndef LLMC_CUDA_DELTA_TOKENS_CUH
 #define LLMC_CUDA_DELTA_TOKENS_CUH
@@ -15,21 +15,21 @@ beta k du^T). u and du of all tokens are what delta_gradient.cuh has as N and dR
 constexpr unsigned DELTA_COLUMNS = LANES, DELTA_PARTS = 8, DELTA_TOKEN_THREADS = DELTA_COLUMNS * DELTA_PARTS;
 constexpr size_t DELTA_MOST_K = DELTA_TOKEN_THREADS; // a thread loads an element of q and k
 
-// A walk over the blocks of spans with a state in hand; NULL: not wanted. Blocks are numbered in the launch.
+// A walk over the blocks of spans that carries a state; NULL: not wanted. Blocks are numbered within the launch
 struct DeltaWalk {
-    const float *state_in;      // of slots; of spans that go on
+    const float *state_in;      // of slots, for spans that continue a document
     float *state_out;           // of slots
-    float *states;              // [blocks, HV, K, width]: before each block; backward: the gradient behind it
+    float *states;              // [blocks, HV, K, width]: before each block; backward: the gradient after it
     float *added;               // [blocks, BLOCK, HV, V]: N; backward: dR
     floatX *out;                // [n, HV, V]
     const floatX *dout;         // [n, HV, V]
-    unsigned first_in, last_in; // spans that find a state in state_in; forward: if they go on
-    unsigned first_out;         // spans from this one on leave a state in state_out, backward: the first one alone
-    unsigned width;             // columns of the state: V, or K of a transfer, whose values are 0
+    unsigned first_in, last_in; // spans that read state_in; forward: if they continue a document
+    unsigned first_out;         // spans from this one on write state_out; backward: only the first one
+    unsigned width;             // columns of the state: V, or K of a transfer
     bool values;
 };
 
-// The first element of a head's state
+// Returns the index of a head's state.
 __device__ inline size_t state_place(const DeltaCall &d, const DeltaWalk &w, const Span &span, size_t head) {
     const size_t slot = d.slot_tokens ? span.document / d.slot_tokens : 0;
     return (slot * d.HV + head) * d.K * w.width;
@@ -68,7 +68,7 @@ __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d
     return p;
 }
 
-// Sum of a column over the parts of a block; sums: [DELTA_PARTS][LANES], another one than at the token before
+// Sums a column over the parts of a block; sums[DELTA_PARTS][LANES]: not those of the previous token
 __device__ inline float column_total(const float *sums) {
     float sum = 0.0f;
     for (unsigned part = 0; part < DELTA_PARTS; part++) sum += sums[part * LANES + threadIdx.x];
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     const size_t column = (size_t)blockIdx.x * DELTA_COLUMNS + threadIdx.x, place = state_place(d, w, span, head);
     const bool inside = column < w.width, goes_on = state_is_there(w, span, number);
     float S[ROWS] = {};
-    // f(a row of the state that is this thread's, its element)
+    // f(row of the state, its element) for this thread's rows
     const auto for_state = [&](auto f) {
 #pragma unroll
         for (unsigned i = 0; i < ROWS; i++) {

@@ -1,16 +1,16 @@
 /*
 The gated delta rule of op set "cuda", block after block of a span by matrix instructions: forward with the state of a
-head, back with its gradient. A block of threads has WALK_COLUMNS columns of it, in fp32 in registers, 16 rows for each
-of its warps at a time, and split in shared memory, as an operand. In the notation of delta_blocks.cuh, forward
+head, back with its gradient. A thread block has WALK_COLUMNS columns of it, in fp32 in registers, in tiles of 16 rows
+dealt to its warps, and as a split operand in shared memory. In the notation of delta_blocks.cuh, forward
 
     R = beta (v - exp(c) K S),  N = inverse R,  out = exp(c) Q S + scores N,  S = exp(c_L) S + K^T (decay(L) N)
 
-and back, dS the gradient of the state behind the block, with dN = scores^T dout + decay(L) K dS
+and back, dS the gradient of the state after the block, with dN = scores^T dout + decay(L) K dS
 
     dR = inverse^T dN,  dS = exp(c_L) dS + Q^T (exp(c) dout) - K^T (beta exp(c) dR)
 
-A warp has 16 tokens of the products over tokens. Tiles of the next block's q and k come while this one's are used,
-where shared memory has room for two (stages).
+In products over tokens a warp has 16 of them. If shared memory has room for two stages, the next block's tiles of q and
+k are prefetched while this one's are used.
 */
 #ifndef LLMC_CUDA_DELTA_WALK_CUH
 #define LLMC_CUDA_DELTA_WALK_CUH
@@ -19,7 +19,7 @@ where shared memory has room for two (stages).
 constexpr int WALK_COLUMNS = 32, WALK_MOST_K = 128;
 constexpr size_t WALK_LEAST_K = 16;
 constexpr unsigned WALK_THREADS = DELTA_THREADS_OF_BLOCK, WALK_WARPS = WALK_THREADS / LANES;
-constexpr unsigned TOKENS_TILE = BLOCK * padded<WALK_COLUMNS>; // of rows of tokens
+constexpr unsigned TOKENS_TILE = BLOCK * padded<WALK_COLUMNS>; // rows of tokens
 
 // Results of delta_blocks_kernel
 struct DeltaPairs {
@@ -50,7 +50,7 @@ template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP
     }
 }
 
-// The state as an operand; with `states` also as it is
+// Stores the state as a split operand and, unless NULL, to `states` in fp32.
 template <int KP>
 __device__ inline void walk_state_store(WalkState<KP> &S, floatX *tile, float *states, size_t K, size_t columns,
                                         size_t width) {
@@ -381,8 +381,8 @@ template <typename F> static void with_walk_size(size_t K, F launch) {
         launch(Width<WALK_MOST_K>());
 }
 
-// True where the tiled kernels take heads with K columns of q and k on this device. Of few columns a state is forgotten
-// within a block, which differences of products do not show.
+// Returns whether the tiled kernels take heads with K columns of q and k on this device. With few columns a state is
+// almost forgotten within a block: a difference of products would lose it.
 static bool walk_takes(size_t K) {
     bool fits = false;
     if (K >= WALK_LEAST_K && K <= WALK_MOST_K)

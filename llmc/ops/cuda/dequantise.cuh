@@ -1,10 +1,10 @@
 /*
 Matrices in 4 bits (llmc/base/quantise.h) to floatX, of op set "cuda". A thread takes the 4 bytes of 8 elements, so that
-a warp reads and writes without gaps; they share a scale, which is looked up and rounded as quant_scales_of does it.
-Bytes moved per element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64.
+a warp reads and writes without gaps; they share a scale, looked up and rounded as by quant_scales_of. Bytes moved per
+element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64.
 
-linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x come from
-the caches. Where rows do not begin with a word of codes, a thread takes single elements.
+linear_forward_quantised: a warp for each element of a few rows of out reads a row of codes once; rows of x are in the
+caches. If rows do not start at a word of codes, a thread takes single elements.
 */
 #ifndef LLMC_CUDA_DEQUANTISE_CUH
 #define LLMC_CUDA_DEQUANTISE_CUH
@@ -56,7 +56,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     load_tables(code, map, tables);
     FOR_EACH_PACK(i, (n + CODES_OF_WORD - 1) / CODES_OF_WORD) {
         const size_t begin = i * CODES_OF_WORD;
-        const uint32_t word = ((const uint32_t *)record)[i]; // behind the last code there is padding
+        const uint32_t word = ((const uint32_t *)record)[i]; // the last code is followed by padding
         const float scale = block_scale(record, p, map, format.nested, begin >> shift);
         Pack<floatX, W> values[CODES_OF_WORD / W];
         for (unsigned j = 0; j < CODES_OF_WORD; j++)
@@ -69,7 +69,7 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     }
 }
 
-// Of a launch: the tables, and a shift for a division by the block's length, which is a power of two
+// Returns the tables of a launch; *shift: log2 of the block's length
 static DequantiseTables dequantise_tables(const QuantFormat *format, unsigned *shift) {
     DequantiseTables tables;
     memcpy(tables.code, quant_codes[format->type], sizeof(tables.code));

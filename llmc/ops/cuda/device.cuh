@@ -1,6 +1,6 @@
 /*
-The device of this process: whether it can be used, and what an error of CUDA's asks for. It is looked for when it is
-first needed: plans and conversions need none.
+The device of this process: whether it can be used, and advice on CUDA's errors. It is opened at first use: plans and
+conversions need none.
 */
 #ifndef LLMC_CUDA_DEVICE_CUH
 #define LLMC_CUDA_DEVICE_CUH
@@ -9,19 +9,19 @@ first needed: plans and conversions need none.
 #include "llmc/ranks/dist.h"
 #include <cuda_runtime.h>
 
-// Hooks of a run with other ranks, for which the device may wait without end (collective.cuh): called before the host
-// waits for the default stream, or for all streams, for an event of the default stream, and behind every launch.
+// Hooks of a run with other ranks, for which the device may wait forever (collective.cuh). Called before the host waits
+// for the default stream or all streams, before it waits for an event of the default stream, and after every launch.
 static void (*before_waiting)(bool all);
 static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);
 
 static struct {
-    int ready, number, count;   // number: of the `count` that this process sees
-    size_t in_use_before, peak; // bytes of the device, whoever uses it
+    int ready, number, count;   // number: among the `count` that this process sees
+    size_t in_use_before, peak; // bytes of the device in use, by any process
 } device;
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
-// Errors, and what to do about them; XID_ADVICE for one that is not listed
+// Errors and what to do about them; XID_ADVICE for others
 static const struct {
     cudaError_t error;
     const char *advice;
@@ -50,7 +50,7 @@ static const char *advice_on(cudaError_t error) {
 
 static const char *file_name(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
 
-// Ends the program where a call of CUDA's failed; `doing` says what it was for.
+// Ends the program if a CUDA call failed; doing: its purpose.
 static void cuda_check(cudaError_t error, const char *file, int line, const char *doing) {
     if (error != cudaSuccess)
         die("%s:%d: %s: %s (%s); %s", file_name(file), line, doing, cudaGetErrorString(error), cudaGetErrorName(error),
@@ -58,9 +58,9 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 }
 #define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 
-// ---- whether there is one -------------------------------------------------------------------------------------------
-// Is there in a form that this GPU runs where all our kernels are: they are compiled for the same architectures.
-static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu has this file beside the op set
+// ---- finding the device -------------------------------------------------------------------------------------------
+// Loads only if this GPU runs our kernels: all are compiled for the same architectures.
+static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu includes this file beside the op set
 
 static size_t device_in_use(void) {
     size_t left, total;
@@ -68,7 +68,7 @@ static size_t device_in_use(void) {
     return total - left;
 }
 
-// Takes the GPU of this rank's place on its host; *doing: what failed.
+// Takes the GPU of this local rank; *doing: what failed.
 static cudaError_t device_take(const char **doing) {
     cudaError_t error;
     cudaFuncAttributes attributes;
@@ -88,14 +88,14 @@ static cudaError_t device_take(const char **doing) {
     return cudaSuccess;
 }
 
-// NULL: this process has its device. Else a sentence: what keeps it from one, and what to do.
+// Returns NULL if this process has its device, else a sentence: why not, and what to do.
 static const char *cuda_device_problem(void) {
     static char text[320];
     const char *doing, *visible = getenv("CUDA_VISIBLE_DEVICES");
     int driver = 0, major = 0, minor = 0;
     const cudaError_t error = device.ready ? cudaSuccess : device_take(&doing);
     if (error == cudaSuccess) return NULL;
-    cudaDriverGetVersion(&driver); // 0: there is none
+    cudaDriverGetVersion(&driver); // 0: no driver
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number);
     if (!driver)
@@ -131,16 +131,16 @@ static void device_require(void) {
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
-// Those that LAUNCH names anywhere, listed before main
+// All kernels named by a LAUNCH, listed before main
 static struct {
     const void *list[1024];
     size_t count;
 } kernels;
 
-// Loads them all: CUDA would load each at its first launch, which then waits for collectives that are under way.
-// Returns the bytes of local memory that CUDA takes when the kernel with most of it is launched.
+// Loads all kernels: loaded by CUDA at first launch, they would wait for collectives in flight. Returns the bytes of
+// local memory that CUDA takes for the kernel that needs the most.
 static size_t kernels_load(void) {
-    static size_t most, loaded; // most: bytes of a thread
+    static size_t most, loaded; // most: bytes per thread
     int threads, multiprocessors;
     for (; loaded < kernels.count; loaded++) {
         cudaFuncAttributes attributes;

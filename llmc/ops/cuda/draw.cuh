@@ -1,14 +1,14 @@
 /*
-Sampling in op set "cuda", one block for a row of logits[n,V]: the tokens that llmc/ops/cpu/draw.h draws. Nothing is
-sorted. A logit's bits, in the order of values, are its key. The k-th likeliest token, the end of top-p and the token
-that a uniform number hits are each the key at which a sum of weights, from the largest key down, reaches a target:
-weights of 1, or of exp((x - largest) / temperature). It is found DRAW_DIGIT bits at a time: every thread adds up its
-weights by digit in shared memory of its own, and warps add those of all threads in a fixed order. Tokens of one key
-have one weight: how many of them it takes follows by division, and the last one's id by a search of ids.
+Sampling in op set "cuda", one block for a row of logits[n,V]: draws the same tokens as llmc/ops/cpu/draw.h. Nothing is
+sorted. A logit's key is its bits, mapped to the order of values. The k-th likeliest token, the end of top-p and the
+token that a uniform number hits are each a key at which a sum of weights, from the largest key down, reaches a target.
+Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every thread adds up its
+weights by digit in its own shared memory, and warps add those of all threads in a fixed order. Tokens of equal keys
+have equal weights: how many are needed follows by division, and the last one's id by a search of ids.
 
-A row is read twice and once per 4 bits of V with temperature alone; else 2 times, once per 4 bits of V, and once per 4
-bits of a logit for the draw, for top-k and for top-p: at most 19 times (bf16, V = 152k). Only the first reading comes
-from memory: such a row is 0.3 MB, and the L2 cache of a large GPU holds 64 of them.
+A row is read twice and once per 4 bits of V; except with temperature alone, also once per 4 bits of a logit for the
+draw, for top-k and for top-p: at most 19 times (bf16, V = 152k). Only the first reading is from memory: such a row is
+0.3 MB, and the L2 cache of a large GPU holds 64 of them.
 */
 #ifndef LLMC_CUDA_DRAW_CUH
 #define LLMC_CUDA_DRAW_CUH
@@ -32,7 +32,7 @@ __device__ inline float value_of(uint32_t key) {
     return x;
 }
 
-// Calls f(logit, id) for the tokens of a row that are this thread's.
+// Calls f(logit, id) for this thread's tokens of a row.
 template <typename F> __device__ inline void for_tokens(const floatX *x, RowCut cut, F f) {
     for_row<false>(cut, [&]<int W>(Width<W>, size_t first) {
         const Pack<floatX, W> pack = pack_read<W>(x + first);
@@ -40,7 +40,7 @@ template <typename F> __device__ inline void for_tokens(const floatX *x, RowCut 
     });
 }
 
-// The sum of f(logit, id) over a row, for all threads. bins: shared memory for DRAW_THREADS numbers at least
+// Returns the sum of f(logit, id) over a row, to all threads. bins: shared memory for at least DRAW_THREADS numbers
 template <typename F> __device__ inline double row_total(const floatX *x, RowCut cut, double *bins, F f) {
     double sum = 0.0;
     for_tokens(x, cut, [&](float logit, uint32_t id) { sum += f(logit, id); });
@@ -60,8 +60,8 @@ struct DrawPlace {
     double above; // weight of all larger keys
 };
 
-// The largest key, of `bits` bits, at which the weights of this key and all larger ones reach `target`, or with `pass`
-// are more than it; where rounding keeps them from that, the lowest key of any weight. bins[DRAW_BINS][DRAW_THREADS]
+// Returns the largest key, of `bits` bits, at which the weights of this key and all larger ones reach `target`, or with
+// `pass` exceed it; if rounding prevents that, the lowest key with a weight. bins[DRAW_BINS][DRAW_THREADS]
 template <typename Key, typename Weight>
 __device__ inline DrawPlace place_of(const floatX *x, RowCut cut, double *bins, unsigned bits, double target, bool pass,
                                      Key key, Weight weight) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, cons
     const double u = uniform[blockIdx.x];
     const auto by_value = [](float logit, uint32_t) { return key_of(logit); };
 
-    // 1. The likeliest token; one that is not finite stands above all
+    // 1. The likeliest token; a logit that is not finite ranks above all
     uint64_t top = 0;
     for_tokens(x, cut, [&](float logit, uint32_t id) {
         const uint32_t key = fabsf(logit) <= FLT_MAX ? key_of(logit) : NOT_FINITE;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, cons
         return;
     }
 
-    // 3. The end of the likeliest: so many tokens of one key, after all larger ones. No key is below the end of all.
+    // 3. The end of the likeliest: all larger keys, then `ties` tokens of key `end`. For all tokens, end.key is -1.
     DrawPlace end = {-1, 0.0};
     double ties = 0.0;
     if (!all) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(int32_t *token, cons
             end = place, ties = count, whole = place.above + count * each;
     }
 
-    // 4. The token, one of several of its key
+    // 4. The token, maybe one of several with its key
     DrawPlace place = place_of(x, cut, bins, KEY_BITS, u * whole, true, by_value, mass);
     double number = floor((u * whole - place.above) / mass_of_key(place.key)) + 1.0;
     if (place.key < end.key || (place.key == end.key && number > ties)) place.key = end.key, number = ties;

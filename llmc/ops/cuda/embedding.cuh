@@ -1,10 +1,10 @@
 /*
-Token and learned position embeddings of op set "cuda": rows of a table gathered forward, scattered back.
+Token and learned position embeddings of op set "cuda": forward gathers rows of a table, backward scatters to them.
 
-Backward sorts the stream by table row first. Equal rows are a run then, which one block sums in stream order, or where
-it is longer than FREQUENT several warps do for each strip of columns: no atomics. The sort is a stable radix sort,
-RADIX_BITS at a time: tiles count their digits, one block turns the counts into places, tiles move their tokens there.
-It costs a few integers per token, nothing beside the rows of dx.
+Backward sorts the stream by table row first. Equal rows are then a run: one block sums it in stream order, or, if it is
+longer than FREQUENT, several warps for each strip of columns; no atomics. The sort is a stable radix sort, RADIX_BITS
+at a time: tiles count their digits, one block turns the counts into places, tiles move their tokens there. It moves a
+few integers per token, little beside the rows of dx.
 */
 #ifndef LLMC_CUDA_EMBEDDING_CUH
 #define LLMC_CUDA_EMBEDDING_CUH
@@ -37,7 +37,7 @@ static void cuda_embedding_forward(Stored *out, const int32_t *tokens, const int
 // ---- sorting tokens by table row ------------------------------------------------------------------------------------
 constexpr unsigned RADIX_BITS = 8, DIGITS = 1u << RADIX_BITS, TILE = 1024, SCAN_THREADS = 1024;
 
-// The tile's digits, into shared memory; DIGITS where the tile is not full.
+// Loads the tile's digits into shared memory; DIGITS beyond the stream's end.
 __device__ inline void tile_digits(uint16_t *digit, const int32_t *order, const int32_t *index, size_t N,
                                    unsigned shift) {
     for (unsigned i = threadIdx.x; i < TILE; i += blockDim.x) {
@@ -58,7 +58,7 @@ __global__ void radix_count_kernel(int32_t *counts, const int32_t *order, const 
     counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x] = count;
 }
 
-// counts[length] -> the sums of all before, in place; one block, a stretch for each thread
+// counts[i] = the sum of counts before i, in place; one block, a stretch for each thread
 __global__ void scan_kernel(int32_t *counts, size_t length) {
     SHARED(int32_t, sums, SCAN_THREADS);
     const size_t stretch = (length + blockDim.x - 1) / blockDim.x;
@@ -85,7 +85,7 @@ __global__ void scan_kernel(int32_t *counts, size_t length) {
     }
 }
 
-// Tokens move to the places of their digits; one thread for each digit, so equal digits keep their order.
+// Moves tokens to the places of their digits; one thread for each digit, so equal digits keep their order.
 __global__ void radix_move_kernel(int32_t *out, const int32_t *counts, const int32_t *order, const int32_t *index,
                                   size_t N, unsigned shift) {
     SHARED(uint16_t, digit, TILE);
@@ -118,10 +118,10 @@ static const int32_t *sort_by_row(int32_t *scratch, const int32_t *index, size_t
 
 constexpr unsigned FREQUENT = 256, FREQUENT_WARPS = 16;
 
-// Adds the sum of a run to its table row, at the columns of thread x and of part blockIdx.y. Block x has the run that
-// begins at place x, if it is of at most `frequent` (a power of two, or N) tokens; LONG: a longer run, in which
-// x * frequent is the first place of this form, and of its batches warp y sums every blockDim.y-th. A batch is read at
-// once, and summed apart.
+// Adds the sum of a run to its table row, at the columns of thread x and of part blockIdx.y. Block x takes the run that
+// begins at place x, if it has at most `frequent` (a power of two, or N) tokens. LONG: it takes the longer run whose
+// first multiple of `frequent` is x * frequent; warp y sums every blockDim.y-th batch. A batch is read at once and
+// summed separately.
 template <typename T, int W, bool LONG>
 __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t *order, const int32_t *index, size_t N,
                                           size_t C, float scale, size_t skip, size_t frequent) {
@@ -133,7 +133,7 @@ __global__ void embedding_backward_kernel(T *dw, const floatX *dx, const int32_t
     size_t begin = place;
     if ((size_t)row == skip) return;
     if (LONG) {
-        if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most of them
+        if (!in_run(place + frequent / 2) && !(place && in_run(place - frequent / 2))) return; // most blocks
         if (place && in_run(place - frequent)) return;
         for (size_t step = frequent / 2; step && place; step /= 2)
             if (in_run(begin - step)) begin -= step;
@@ -194,7 +194,7 @@ static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, c
     });
 }
 
-// ---- rows put elsewhere ---------------------------------------------------------------------------------------------
+// ---- scattered rows -------------------------------------------------------------------------------------------------
 template <int W>
 __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
     FOR_EACH_ROW(t, c, W, n, width)

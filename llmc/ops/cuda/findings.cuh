@@ -1,6 +1,6 @@
 /*
-What the verb `doctor` tells of op set "cuda": driver, devices, libraries with their versions and files, and what to
-install where one is missing.
+What the verb `doctor` reports on op set "cuda": driver, devices, libraries with their versions and files, and what to
+install if one is missing.
 */
 #ifndef LLMC_CUDA_FINDINGS_CUH
 #define LLMC_CUDA_FINDINGS_CUH
@@ -58,7 +58,7 @@ static void find_devices(TellFinding tell) {
     }
 }
 
-// Opens a library as a run does. version: its function that tells, as major * 10000 + minor * 100 + patch
+// Opens a library as a run does. version: its function that returns major * 10000 + minor * 100 + patch
 static void find_library(TellFinding tell, const Library *which, const char *version, Finding missing) {
     char error[500];
     Dl_info file = {};
@@ -82,7 +82,7 @@ static void find_library(TellFinding tell, const Library *which, const char *ver
              which->package, which->wheel);
 }
 
-// A process must have one each of CUDA's libraries: two runtimes do not know each other's memory.
+// Checks that the process has each of CUDA's libraries once: two runtimes do not know each other's memory.
 static void find_doubles(TellFinding tell) {
     static const char *const names[] = {"libcudart.so", "libcublasLt.so", "libcudnn.so", "libnccl.so"};
     char first[4][PATH_MAX] = {}, line[PATH_MAX + 128];

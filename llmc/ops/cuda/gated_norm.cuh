@@ -1,7 +1,7 @@
 /*
 The gated norm of linear attention in op set "cuda": out = w xhat silu(z) with xhat = x rsqrt(mean(x^2) + eps) of each
-head, in norm.cuh's ways: blockDim.x threads have a head's packs in registers, P each; backward's blocks walk rows with
-the grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
+head, as in norm.cuh: blockDim.x threads have a head's packs in registers, P each; backward's blocks walk rows with the
+grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
 */
 #ifndef LLMC_CUDA_GATED_NORM_CUH
 #define LLMC_CUDA_GATED_NORM_CUH
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < s.rows; begin += (size_t)gridDim.x * blockDim.y) {
         const size_t row = begin + threadIdx.y, safe = row < s.rows ? row : s.rows - 1;
         RowPacks<W, P> in, gate, gradient;
-        float sum[2] = {}; // of x^2, of g x
+        float sum[2] = {}; // x^2, g x
         for_packs<W, P>(s.V, [&](int p, size_t c) {
             in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
             gradient[p] = pack_read<W>(dout + safe * s.V + c);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     if (!lines) return;
     const unsigned threads = blockDim.x * blockDim.y, self = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-    for (int p = 0; p < P; p++) { // the rows of a block at a time, in order
+    for (int p = 0; p < P; p++) { // adds up the block's rows (threadIdx.y) in order
         const unsigned c = (threadIdx.x + p * blockDim.x) * W;
         if (blockDim.y > 1) {
             for (int j = 0; j < W; j++) strips[j * threads + self] = dw[p][j];

@@ -1,7 +1,7 @@
 /*
-CUDA's libraries are opened when a run first needs them, and never linked: a program starts, plans and converts without
-them. Searched in this order: the folders of STREAMBP_LIBRARIES (a:b), lib/ in each, lib/ in each folder of it (wheels
-lie so in site-packages/nvidia); LD_LIBRARY_PATH; the folders that the build was given; the system's.
+Opens CUDA's libraries at first use; they are never linked, so a program starts, plans and converts without them.
+Searches in this order: the folders of STREAMBP_LIBRARIES (a:b), lib/ in each, lib/ in each folder of it (like wheels in
+site-packages/nvidia); LD_LIBRARY_PATH; the build's folders; the system's.
 */
 #ifndef LLMC_CUDA_LIBRARY_H
 #define LLMC_CUDA_LIBRARY_H
@@ -28,7 +28,7 @@ static const Library LIBRARY_CUBLASLT = {"cuBLASLt", "libcublasLt.so." CUDA_MAJO
                                        "nvidia-cuda-runtime" CUDA_WHEEL},
                      LIBRARY_NCCL = {"NCCL", "libnccl.so.2", "libnccl2", "nvidia-nccl-cu" CUDA_MAJOR};
 
-// A file that dlopen takes, or NULL; *why: what the first one that was found has against it
+// Opens the first file that dlopen takes, or returns NULL; why: the error of the first one found
 static void *library_file(const char *file, char why[200]) {
     const char *folders = getenv("STREAMBP_LIBRARIES");
     void *library = NULL;
@@ -48,12 +48,12 @@ static void *library_file(const char *file, char why[200]) {
         if (library) break;
     }
     if (!library) library = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
-    const char *error = dlerror(); // and none is left for others to find
+    const char *error = dlerror(); // also clears it for others
     if (!library && !*why) snprintf(why, 200, "%s", error ? error : file);
     return library;
 }
 
-// NULL where it cannot be opened; `error` then says why and what to do.
+// Opens a library, or returns NULL; error: why, and what to do.
 static void *library_open(const Library *which, char error[500]) {
     char why[200];
     void *library = library_file(which->file, why);
@@ -63,7 +63,7 @@ static void *library_open(const Library *which, char error[500]) {
     return library;
 }
 
-// Ends the program where the library is too old to have it.
+// Looks up a function; ends the program if the library is too old to have it.
 static void *library_function(void *library, const Library *which, const char *name) {
     void *function = dlsym(library, name);
     if (!function) die("%s: %s has no %s: install a later one (pip: %s)", which->name, which->file, name, which->wheel);

@@ -1,8 +1,7 @@
 /*
-Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after bias, residual or the
-accumulated gradient have joined; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major
-[rows, columns] is its [columns, rows]. The best of its heuristics' algorithms is kept for every shape: looking one up
-again costs nothing.
+Linear layers of op set "cuda" by cuBLASLt: floatX in, fp32 accumulation, rounded once after adding bias, residual or
+the accumulated gradient; dweight accumulates into fp32 (beta = 1). cuBLASLt is column-major, so a row-major [rows,
+columns] is its [columns, rows]. The first algorithm of its heuristics is kept for every shape.
 */
 #ifndef LLMC_CUDA_LINEAR_CUH
 #define LLMC_CUDA_LINEAR_CUH
@@ -49,20 +48,20 @@ static void cublas_check(cublasStatus_t status, const char *file, int line, cons
 }
 #define CUBLAS_CHECK(call, doing) cublas_check(call, __FILE__, __LINE__, doing)
 
-constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS asks for 32 MiB on Hopper
-constexpr size_t KEPT_MATMULS = 256;                  // the oldest goes when there are more
+constexpr size_t CUBLAS_WORKSPACE = (size_t)64 << 20; // beside the plan; cuBLAS wants 32 MiB on Hopper
+constexpr size_t KEPT_MATMULS = 256;                  // beyond this the oldest is dropped
 #ifndef MATMUL_ELEMENTS
-#define MATMUL_ELEMENTS (size_t)0x7fffffff // most of a matrix of one call
+#define MATMUL_ELEMENTS (size_t)0x7fffffff // most elements of a call's matrix
 #endif
-constexpr unsigned MOST_ALIGNMENT = 16; // bytes that any kernel asks for: more must not choose another one
+constexpr unsigned MOST_ALIGNMENT = 16; // bytes: no kernel asks for more, and more must not change the choice
 
 // out[n, m] (row-major) = a b (+ bias) (+ beta * in), as cuBLASLt's column-major [m, n] = op(A)[m, k] op(B)[k, n].
 // Compared byte by byte: no padding.
 struct Matmul {
     size_t m, n, k;
-    size_t stride_b, stride_out; // elements from row to row of B and out as stored; 0: as long as a row
+    size_t stride_b, stride_out; // elements from row to row of stored B and out; 0: contiguous
     int transposed_a, transposed_b, summed_out, bias;
-    size_t alignment; // bytes that divide all addresses
+    size_t alignment; // bytes: divides all addresses
 };
 static_assert(std::has_unique_object_representations_v<Matmul>);
 
@@ -71,7 +70,7 @@ struct KeptMatmul {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
-    int possible; // cuBLASLt has one
+    int possible; // cuBLASLt has an algorithm
 };
 
 static struct {
@@ -111,7 +110,7 @@ static void preference_set(cublasLtMatmulPreference_t preference, cublasLtMatmul
                  "choosing a product");
 }
 
-// Fills found[most] with what cuBLASLt's heuristics return, in their order; returns how many there are
+// Fills found[most] with the results of cuBLASLt's heuristics, best first; returns how many.
 static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResult_t *found, int most) {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -120,12 +119,12 @@ static int matmul_algorithms(const KeptMatmul *kept, cublasLtMatmulHeuristicResu
     int count = 0;
     CUBLAS_CHECK(cublaslt.MatmulPreferenceCreate(&preference), "choosing a product");
     preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLAS_WORKSPACE);
-    // Parts of a sum over k meet in fp32, not in out's type.
+    // Parts of a sum over k are added in fp32, not in out's type.
     preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     for (cublasLtMatmulPreferenceAttributes_t attribute : alignments)
         preference_set(preference, attribute, (uint32_t)kept->shape.alignment);
-    // It returns an error where it has none: the caller says for which product.
+    // An error means that it has none: the caller reports for which product.
     if (cublaslt.MatmulAlgoGetHeuristic(cublas.handle, kept->operation, kept->a, kept->b, kept->out, kept->out,
                                         preference, most, found, &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
@@ -175,7 +174,7 @@ static KeptMatmul *matmul_of(const Matmul *p, const void *bias) {
     return kept;
 }
 
-// in: what beta = 1 adds, or NULL
+// in: added by beta = 1, or NULL
 static void multiply(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const uintptr_t addresses =
         (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias | (uintptr_t)in | MOST_ALIGNMENT;
@@ -183,7 +182,7 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
     p.bias = bias != NULL;
     p.alignment = addresses & -addresses;
     KeptMatmul *kept = matmul_of(&p, bias);
-    if (!kept->possible && bias) { // not with this bias: it joins after the product is rounded
+    if (!kept->possible && bias) { // not with this bias: it is added after the product is rounded
         multiply(p, out, a, b, NULL, in);
         bias_add((Stored *)out, (const Stored *)bias, p.n, p.m, p.stride_out);
         return;
@@ -197,8 +196,8 @@ static void multiply(Matmul p, void *out, const void *a, const void *b, const vo
                  "multiplying matrices");
 }
 
-// Tokens are the rows of b, and of out, or of a where they are summed over (k). They come in parts, so that no matrix
-// of a call has 2^31 elements.
+// Multiplies in parts of the tokens, so that no matrix of a call has 2^31 elements. Tokens are the rows of b and out,
+// or, if summed over (k), of b and a.
 static void matmul(Matmul p, void *out, const void *a, const void *b, const void *bias, const void *in) {
     const bool summed = p.transposed_b;
     const size_t b_row = p.stride_b ? p.stride_b : summed ? p.n : p.k, row = p.stride_out ? p.stride_out : p.m;

@@ -1,10 +1,10 @@
 /*
 Op set "cuda": log-probabilities of the targets and the gradient of the logits, one block for a row of logits[n,V]. A
-row is read once for its maximum and its sum of exponentials together (a thread rescales its sum where its maximum
-grows), and once more, in the opposite direction so that its end may still be in a cache, to be overwritten by its
-gradient. As in llmc/ops/cpu/logprob.h the target stands aside while the others are summed, so that 1 - p does not
-cancel, and sums over the vocabulary are double. Bytes moved per logit: 3 s; how much of the second reading the L2 cache
-serves has not been measured (dev/cuda/logprob.cu).
+row is read once for its maximum and its sum of exponentials together; a thread rescales its sum when its maximum grows.
+It is read once more to be overwritten by its gradient, backwards, as its end may still be in a cache. As in
+llmc/ops/cpu/logprob.h the others are summed without the target, so that 1 - p does not cancel, and sums over the
+vocabulary are double. Bytes moved per logit: 3 s; how much of the second reading the L2 cache serves has not been
+measured (dev/cuda/logprob.cu).
 */
 #ifndef LLMC_CUDA_LOGPROB_CUH
 #define LLMC_CUDA_LOGPROB_CUH
@@ -35,7 +35,7 @@ __device__ inline Exponentials merged(Exponentials a, Exponentials b, float inve
     return Exponentials{top, a.sum + b.sum, a.weighted + b.weighted};
 }
 
-// A row begins anywhere (the stride may be odd): elements [head, tail) are whole packs, the rest is done one by one.
+// A row may start anywhere (odd strides): elements [head, tail) are whole packs, the others are read one by one
 struct RowCut {
     size_t head, packs, tail, singles;
 };
@@ -53,7 +53,7 @@ __device__ inline RowCut row_cut(const floatX *row, size_t V) {
 
 __device__ inline size_t single_of(RowCut cut, size_t i) { return i < cut.head ? i : cut.tail + i - cut.head; }
 
-// Calls f(W, first element) for the packs and the single elements that are this thread's.
+// Calls f(W, first element) for this thread's packs and single elements.
 template <bool BACKWARDS, typename F> __device__ inline void for_row(RowCut cut, F f) {
     constexpr int W = full_pack<floatX>;
     for (size_t i = threadIdx.x; i < cut.packs; i += blockDim.x)
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(LOGPROB_THREADS)
         if (threadIdx.x < step)
             parts[threadIdx.x] = merged(parts[threadIdx.x], parts[threadIdx.x + step], (float)inverse);
     }
-    __syncthreads(); // also: everybody has read the target's logit and may overwrite the row
+    __syncthreads(); // also: all have read the target's logit, so the row may be overwritten
     Exponentials all = parts[0];
     if (value > all.top) raise_top(&all, value, inverse);
     const float top = all.top;

@@ -8,10 +8,10 @@ Memory of op set "cuda".
 #include "platform.cuh"
 #include <sys/syscall.h>
 
-// True where memory did not suffice; every other error ends the program.
+// Returns whether memory did not suffice; any other error ends the program.
 static bool allocation_refused(cudaError_t error, const char *doing) {
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // it was said, and is not to be found again by the next check
+        cudaGetLastError(); // handled: hides it from the next check
         return true;
     }
     CUDA_CHECK(error, doing);
@@ -23,7 +23,7 @@ static void *memory_allocate(size_t bytes) {
     size_t left, total;
     device_require();
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has");
-    if (bytes > total) return NULL; // whatever CUDA would call it
+    if (bytes > total) return NULL; // whichever error CUDA would return
     return allocation_refused(cudaMalloc(&memory, bytes ? bytes : 1), "allocating device memory") ? NULL : memory;
 }
 
@@ -32,7 +32,8 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Since the context was made: our one allocation and what the libraries took. 0 before there is a device.
+// Returns the peak since the context was made: our one allocation and the libraries' memory. 0 before there is a
+// device.
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
@@ -40,7 +41,7 @@ static size_t cuda_memory_peak(void) {
     return device.peak - device.in_use_before;
 }
 
-// Assumed: kernels of libraries, loaded when first launched. Local memory of ours comes on top.
+// Assumed: library kernels, loaded at first launch. Our kernels' local memory is added.
 constexpr size_t BESIDE_PLANS = (size_t)256 << 20;
 
 static size_t memory_available(void) {
@@ -51,12 +52,12 @@ static size_t memory_available(void) {
     return left > beside ? left - beside : 1;
 }
 
-// The words for what memory_available counts
+// Returns a name for memory_available's figure.
 static const char *cuda_memory_name(void) {
     static char text[160];
     size_t left, total;
     CUDA_CHECK(cudaMemGetInfo(&left, &total), "asking how much memory the device has left");
-    if (device.in_use_before < (size_t)1 << 30) return "the memory of this GPU"; // a context's own
+    if (device.in_use_before < (size_t)1 << 30) return "the memory of this GPU"; // the context's own
     snprintf(text, sizeof(text), "what is free of this GPU's %s (others hold %s: see nvidia-smi)",
              human_bytes((double)total), human_bytes((double)device.in_use_before));
     return text;
@@ -79,15 +80,15 @@ static void cuda_finish(void) {
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
-// A kind has a stream of its own, so that both ways of the link are busy at once. A transfer begins behind an event of
-// the default stream. To and from the host, `await_transfer` makes the default stream wait for the event behind it, and
-// the host never waits. To and from disk it is the host that waits, for a thread (disk.h).
+// Each kind has its own stream, so that both directions of the link are busy at once. A transfer starts after an event
+// of the default stream. To and from the host, `await_transfer` makes the default stream wait for the event after it;
+// the host never waits. To and from disk, the host waits for a thread (disk.h).
 enum { STORE_HOST, LOAD_HOST, STORE_DISK, LOAD_DISK, TRANSFER_KINDS };
 constexpr int64_t TRANSFER_EVENTS = DISK_QUEUE;
 
 typedef struct {
     cudaStream_t stream;
-    // of number n: [n % TRANSFER_EVENTS], or of a later one, which is behind it
+    // transfer n: [n % TRANSFER_EVENTS], reused by later transfers, which end after it
     cudaEvent_t ready[TRANSFER_EVENTS]; // on the default stream; to and from the host: [0]
     cudaEvent_t done[TRANSFER_EVENTS];
     int64_t asked; // to and from the host
@@ -105,15 +106,15 @@ static void transfers_require(void) {
 }
 
 // ---- host memory, pinned -------------------------------------------------------------------------------------------
-// One range of addresses, pinned in pieces: each takes some tenths of a second, and a copy stays within one. Where no
-// more can be pinned the rest is pageable: copies of it pass through a buffer of the driver's, and the host waits.
+// One range of addresses, pinned in pieces: each takes some tenths of a second, and a copy stays within one. If no more
+// can be pinned, the rest is pageable: its copies pass through a buffer of the driver, and the host waits.
 #ifndef PINNED_PIECE
 #define PINNED_PIECE ((size_t)1 << 30)
 #endif
 
 static_assert(PINNED_PIECE % DISK_PIECE == 0, "a piece of disk.h lies within one");
 constexpr size_t HOST_PAGE = 4096;
-// Assumed: that the driver takes of the host, and with drivers from 580 on for each page that is pinned: 16 bytes
+// Assumed: host memory that the driver takes, and, from driver 580 on, bytes for each pinned page
 constexpr size_t HOST_BESIDE = (size_t)512 << 20, HOST_PAGE_BESIDE = 16;
 
 typedef struct {
@@ -128,7 +129,7 @@ static const HostMemory *host_memory_of(const void *pointer) {
     return NULL;
 }
 
-// Pages of [memory, memory + bytes) shall lie on the NUMA node that the card is connected to.
+// Asks for pages of [memory, memory + bytes) on the GPU's NUMA node.
 static void host_prefer_node(char *memory, size_t bytes) {
     char bus[32] = "", path[96];
     int node = -1;
@@ -139,10 +140,10 @@ static void host_prefer_node(char *memory, size_t bytes) {
     if (file && fscanf(file, "%d", &node) != 1) node = -1;
     if (file) fclose(file);
     const unsigned long nodes = node >= 0 && node < 64 ? 1ul << node : 0;
-    if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a wish
+    if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a preference
 }
 
-// True where a piece is pinned; an error that is not about pinning ends the program.
+// Pins a piece; returns 0 if it cannot be pinned. Other errors end the program.
 static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
     *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
     if (*error == cudaSuccess) return true;
@@ -173,7 +174,7 @@ static void *cuda_host_allocate(size_t bytes) {
     bytes = (max_size(bytes, 1) + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
     char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == (char *)MAP_FAILED) return NULL;
-    madvise(base, bytes, MADV_HUGEPAGE); // pinned in far less time
+    madvise(base, bytes, MADV_HUGEPAGE); // pins far faster
     host_prefer_node(base, bytes);
     memory->base = base, memory->bytes = bytes, memory->pinned = 0;
     for (size_t at = 0; at < bytes; at += PINNED_PIECE) {
@@ -194,20 +195,20 @@ static void *cuda_host_allocate(size_t bytes) {
     return base;
 }
 
-static size_t cuda_host_available(size_t) { // what is planned is the device's
+static size_t cuda_host_available(size_t) { // planned bytes are the device's
     const size_t available = host_memory_available();
     const size_t pages = available > HOST_BESIDE ? (available - HOST_BESIDE) / (HOST_PAGE + HOST_PAGE_BESIDE) : 0;
     return pages ? pages * HOST_PAGE : available ? 1 : 0;
 }
 
-// ---- copies: the other side is host memory that the caller has, of any kind ----------------------------------------
-// Host memory of ours is the host's own, once the default stream has come to what it was told to wait for.
+// ---- copies: the other side is any host memory of the caller ---------------------------------------- Waits for the
+// default stream, and so for its transfers: then the host may use our host memory.
 static void host_require(void) {
     if (before_waiting) before_waiting(false);
     CUDA_CHECK(cudaStreamSynchronize(NULL), "waiting for transfers");
 }
 
-// Beyond the 64 KiB that CUDA sets aside for it, the host waits until the kernels before are done.
+// Beyond 64 KiB, which CUDA buffers, the host waits until earlier kernels are done.
 static void cuda_copy_in(void *place, const void *host, size_t bytes) {
     if (disk_copy_in(place, host, bytes)) return;
     if (host_memory_of(place)) {
@@ -278,7 +279,7 @@ static void *cuda_disk_allocate(const char *folder, size_t bytes) {
 static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
 static size_t cuda_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
-// ---- for disk.h: a thread has one of two streams -------------------------------------------------------------------
+// ---- for disk.h: each thread has its own stream -------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { cuda_host_release(pieces, bytes); }
 static void disk_mark(int way, size_t slot) {

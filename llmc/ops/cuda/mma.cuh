@@ -1,14 +1,14 @@
 /*
-The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX
-in and fp32 sums, and the loads of its operands from tiles in shared memory: of B two at once, which is what ldmatrix
-can. With g = lane / 4 and q = lane % 4 a lane holds
+The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in
+and fp32 sums, and the loads of its operands from tiles in shared memory, two of B at once, as ldmatrix loads. With g =
+lane / 4 and q = lane % 4 a lane holds
 
     A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
     B   x[0..1] (2q.., g)   x[2..3] (8 + 2q.., g)   and x[4..7] of the next eight columns
     C   [0..1]  (g, 2q..)   [2..3]  (g + 8, 2q..)
 
-so that two C of neighbouring columns are, rounded, an A: a product's result becomes an operand without leaving
-registers. There is no such instruction for fp32: lanes exchange operands by shuffles, which is slow and exact.
+so two C of neighbouring columns, rounded, are an A: a result becomes an operand without leaving registers. fp32 has no
+such instruction: lanes exchange operands by shuffles, which is slow and exact.
 
     mma_columns<N>(c, a, operand)    C[16, N] += A B[16, N], N / 8 instructions; operand(n) is B's columns n to n + 15
 */
@@ -24,11 +24,11 @@ struct OperandB { // [16,16]
 };
 
 #ifdef CUDA_ON_CPU
-// Operands of a lane for J products with one A. The last lane to come multiplies for the whole warp; it finds the
-// others' operands, and leaves their results, where they lie.
+// Operands of a lane for J products with one A. The last lane to arrive multiplies for the whole warp: it reads the
+// other lanes' operands and writes their results in place.
 template <int J> struct MmaLane { float a[8], b[J][4], (*c)[4]; };
 
-// It stands for the instruction, not for a kernel, so sanitizers need not watch it.
+// Emulates the instruction; sanitizers need not watch it.
 template <int J>
 __attribute__((no_sanitize("address", "undefined"))) static void mma_warp(unsigned char (*set)[cuda_on_cpu::BROUGHT]) {
     float a[16][16], b[16][8], c[16][8];
@@ -77,7 +77,7 @@ __device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) 
 #else
 __device__ inline void mma(float (*c)[4], const OperandA &a, const OperandB &b) {
     const unsigned lane = threadIdx.x % LANES, quad = lane & ~3u, columns = lane % 4 * 8;
-#pragma unroll 1 // for the compiler's sake: attention has hundreds of these
+#pragma unroll 1 // keeps compile time down: attention has hundreds of these
     for (unsigned holder = 0; holder < 4; holder++)
 #pragma unroll
         for (unsigned k = 0; k < 4; k++) { // row 8 upper + 2 holder + odd of B
@@ -104,7 +104,7 @@ __device__ inline void mma_columns(float (*c)[4], const OperandA &a, Operand ope
 
 // ---- operands from row-major tiles in shared memory, rows `stride` elements apart (a multiple of 8, for ldmatrix) ---
 #if defined(PRECISION_BF16) && !defined(CUDA_ON_CPU)
-// Four matrices of eight rows of eight elements, each row's address from one lane: a register of every lane for each.
+// Loads four matrices of eight rows of eight elements, one register each; every lane gives one row's address.
 #define LOAD_MATRIX(operand, form, row)                                                                                \
     unsigned r[4];                                                                                                     \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0,%1,%2,%3}, [%4];"                               \

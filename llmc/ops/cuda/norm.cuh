@@ -3,26 +3,26 @@ RMSNorm and LayerNorm of op set "cuda" over rows of x[n,C], forward and backward
 llmc/ops/cpu/norm.h.
 
 blockDim.x threads share a row (a part of a warp, a warp, or several) and a block does blockDim.y rows at a time. Thread
-x has packs x, x + blockDim.x, ...: P of them, read into registers together with all else of the row before the first
-sum waits; P = 0: any number, read again where they are needed. Backward's blocks walk rows with the grid's
-stride, keep their part of dw (and db) in registers, and write it to a line of scratch; then the lines are summed. Bytes
-moved per element: forward 2 s, 3 s with a residual; backward 3 s, 4 s where dx accumulates.
+x has packs x, x + blockDim.x, ...: P of them, read into registers with the row's other inputs before the first sum; P =
+0: any number, read again when needed. Backward's blocks walk rows with the grid's stride, keep their part of dw (and
+db) in registers, and write it to a line of scratch; then the lines are summed. Bytes moved per element: forward 2 s, 3
+s with a residual; backward 3 s, 4 s where dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH
 #include "bias.cuh"
 
 constexpr unsigned NORM_THREADS = 256, NORM_MOST_THREADS = 512;
-constexpr unsigned NORM_WARPS = NORM_MOST_THREADS / LANES; // most of a block
+constexpr unsigned NORM_WARPS = NORM_MOST_THREADS / LANES; // most warps of a block
 constexpr int NORM_PACKS[] = {4, 2}; // P of RMSNorm's and LayerNorm's rows of more packs than a warp has threads
-constexpr size_t NORM_BLOCKS = 528;  // 4 for each of an H100's processors: a constant, so that a plan needs no device
+constexpr size_t NORM_BLOCKS = 528;  // 4 per processor of an H100: a constant, so that a plan needs no device
 
 struct NormShape {
     int P;
-    dim3 threads; // of a row; rows
+    dim3 threads; // x: threads of a row; y: rows
 };
 
-// packs: in a row; most: P of a long one. Rows of one pack a thread leave registers for 8 warps a block, others for 4.
+// packs: of a row; most: P of a long one. Rows of one pack a thread leave registers for 8 warps a block, others for 4.
 static NormShape norm_shape(size_t packs, int most) {
     NormShape s = {packs <= LANES ? 1 : most, dim3(4)};
     if (packs > NORM_MOST_THREADS * most) return NormShape{0, dim3(NORM_MOST_THREADS)};
@@ -47,13 +47,13 @@ template <int W, int P, typename F> __device__ inline void for_packs(size_t C, F
 
 template <int W, int P> using RowPacks = Pack<floatX, W>[P ? P : 1];
 
-// The pack of a row whose first element is at `from`: kept[p], or read
+// Returns the pack of a row that starts at `from`: kept[p], or read.
 template <int W, int P>
 __device__ inline Pack<floatX, W> row_pack(const RowPacks<W, P> &kept, int p, const floatX *from) {
     return P ? kept[p] : pack_read<W>(from);
 }
 
-// Has the compiler hold the packs between two passes over a row, not the floats that the first one made of them.
+// Makes the compiler hold the packs between two passes over a row, not the floats made from them.
 template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs) {
     (void)packs;
 #ifndef CUDA_ON_CPU
@@ -65,8 +65,8 @@ template <int W, int P> __device__ inline void hold_packs(RowPacks<W, P> &packs)
 #endif
 }
 
-// Sums over the threads of a row. partials: [NORM_WARPS, SUMS], others than those of the call before, so that one
-// barrier is enough
+// Sums over the threads of a row. partials[NORM_WARPS, SUMS]: not those of the previous call, so that one barrier
+// suffices
 template <int SUMS> __device__ inline void norm_sums(float (&sum)[SUMS], float *partials) {
     const unsigned warps = blockDim.x / LANES, lane = threadIdx.x % LANES;
     for (unsigned step = (warps ? LANES : blockDim.x) / 2; step; step /= 2)
@@ -81,8 +81,8 @@ template <int SUMS> __device__ inline void norm_sums(float (&sum)[SUMS], float *
     }
 }
 
-// Row t is shifted by shift + t * stride, NULL: by nothing. All threads of a block meet at every barrier: those without
-// a row do the last one again and write nothing.
+// Row t is shifted by shift + t * stride, NULL: by nothing. All threads of a block reach every barrier: those without a
+// row repeat the last one and write nothing.
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_forward_kernel(floatX *out, const floatX *x, const floatX *w, const floatX *shift, size_t stride, size_t n,
@@ -153,15 +153,15 @@ static void cuda_norm_forward(Stored *out, const Stored *x, const Stored *w, con
     });
 }
 
-// ---- backward: with g = dout * (w + offset),  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  dw += dout * xhat,
-// db += dout; mean(g) and db of LayerNorm alone. As mean(g * xhat) = rstd * mean(g * (x - mean)), all sums but the mean
-// come at once.
+// ---- backward: with g = dout * (w + offset), dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), dw += dout * xhat, db
+// += dout; mean(g) and db only for LayerNorm. As mean(g * xhat) = rstd * mean(g * (x - mean)), one pass makes all sums
+// but the mean.
 static size_t norm_blocks(size_t n, unsigned rows) { return min_size(blocks_for(n, rows), NORM_BLOCKS); }
 
-// [2, lines, C]: dw's lines, one for each block, then db's; none of it where dw is NULL
+// [2, lines, C]: dw's lines, one for each block, then db's; unused if dw is NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * norm_blocks(n, 1) * C; }
 
-// lines NULL: dx alone
+// lines NULL: only dx
 template <int W, int P, bool CENTRED>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     norm_backward_kernel(floatX *dx, float *lines, const floatX *dout, const floatX *x, const floatX *w, size_t n,
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             pack_write(dx + first + c, result);
         });
     }
-    // the rows of a block at a time, in order
+    // adds up the block's rows (threadIdx.y) in order
     const auto write = [&](float *to, float(&sums)[W], unsigned c) {
         const unsigned threads = blockDim.x * blockDim.y, self = threadIdx.y * blockDim.x + threadIdx.x;
         if (blockDim.y > 1) {

@@ -1,7 +1,7 @@
 /*
-Op set "cuda": the table of ops.h, filled. One file per op family, forward and backward together; this one is compiled
-once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), where memory and
-matrix products, which are the libraries' here, come from op set "cpu".
+Op set "cuda": fills the table of ops.h. One file per op family, forward and backward together; this one is compiled
+once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh), with memory and
+matrix products of op set "cpu" in place of the libraries'.
 */
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
@@ -35,13 +35,13 @@ matrix products, which are the libraries' here, come from op set "cpu".
 #ifndef CUDA_ON_CPU
 #include "findings.cuh" // what this machine is
 
-// The device of this rank is chosen before it is used.
+// Chooses this rank's device before its first use.
 static void *cuda_allocate(size_t bytes) {
     collectives_require();
     return memory_allocate(bytes);
 }
 
-// Libraries take their memory before a plan is held against what is left.
+// Lets libraries take their memory before a plan is compared with the rest.
 static size_t cuda_memory_available(void) {
     collectives_require();
     cublas_require();
@@ -68,11 +68,11 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 }
 #endif
 
-// Rows of logits begin at multiples of 16 bytes, which the fast products need (GPT-2: V = 50257).
+// Rows of logits start at multiples of 16 bytes, as fast products need (GPT-2: V = 50257).
 constexpr size_t ROW_MULTIPLE = 8;
 
 #ifdef HAVE_CUDNN
-#define CUDNN_LIBRARY ", cuDNN 9" // whichever of these is found
+#define CUDNN_LIBRARY ", cuDNN 9" // whichever 9.x is found
 #else
 #define CUDNN_LIBRARY ", without cuDNN"
 #endif

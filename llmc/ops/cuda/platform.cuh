@@ -1,11 +1,11 @@
 /*
-What every kernel of op set "cuda" stands on: floatX and its conversions, packed loads and stores, sums over a warp or
-a block, and launches. nvcc builds the kernels for GPUs; in the tests the host's compiler builds the same lines over
+The base of every kernel of op set "cuda": floatX and its conversions, packed loads and stores, sums over a warp or a
+block, and launches. nvcc builds the kernels for GPUs; in the tests the host's compiler builds the same lines over
 test/emulate/cuda_on_cpu.h (-DCUDA_ON_CPU), which runs them thread by thread.
 
-    LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checked where it is made
+    LAUNCH((kernel<...>), grid, threads, shared bytes)(arguments)   on the default stream; checks the launch
     SHARED(type, name, count)                                       shared memory of a size known at compile time
-    DYNAMIC_SHARED(type, name)                                      what LAUNCH gave the block
+    DYNAMIC_SHARED(type, name)                                      the shared bytes of LAUNCH
     fetch<BYTES>(to, from, valid)                                   from global to shared memory, in the background;
                                                                     zeros where not valid. 4 or 16 bytes, so aligned
     fetch_commit(), fetch_wait<LEFT>()                              the fetches since the last commit are a group; waits
@@ -25,7 +25,7 @@ floatS is float: there is no double build for GPUs.
 #include "device.cuh"
 #include <cuda_bf16.h>
 
-// Bytes that a block may ask for: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
+// Returns the bytes that a block may request: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static size_t shared_memory_limit(void) {
     static int limit;
     int number;
@@ -37,7 +37,7 @@ static size_t shared_memory_limit(void) {
     return (size_t)limit;
 }
 
-// A launch is checked at once; what goes wrong while it runs shows at the next copy.
+// A launch is checked at once; errors while it runs show at the next copy.
 template <typename Kernel> struct Launch {
     Kernel kernel;
     dim3 grid, threads;
@@ -45,7 +45,7 @@ template <typename Kernel> struct Launch {
     const char *name, *file;
     int line;
     template <typename... Arguments> void operator()(Arguments... arguments) const {
-        if (shared > 48 << 10) { // more than that has to be asked for, and not every GPU has it
+        if (shared > 48 << 10) { // more must be requested, and not every GPU has it
             if (shared > shared_memory_limit())
                 die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: it is too large a head_dim for "
                     "this GPU in this precision",
@@ -84,7 +84,7 @@ template <int LEFT> __device__ inline void fetch_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// 2^x and 1 / x in one instruction each: to 2 and 1 units in the last place, no subnormals
+// Return 2^x and 1 / x, one instruction each: within 2 and 1 units in the last place, subnormals are 0.
 __device__ inline float fast_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
     return x;
@@ -97,7 +97,7 @@ __device__ inline float fast_reciprocal(float x) {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// ---- floatX: what tensors hold. Arithmetic is float. ----------------------------------------------------------------
+// ---- floatX: the tensors' elements. Arithmetic is float. ------------------------------------------------------------
 typedef float floatS;
 #ifdef CUDA_ON_CPU
 __device__ inline float bf16_value(uint16_t bits) { return bf16_to_float(bits); }
@@ -131,7 +131,7 @@ __device__ inline floatX store(float s) { return s; }
 #endif
 
 // ---- packs: W elements that one thread reads or writes at once ------------------------------------------------------
-// A full pack is 16 bytes, the widest access there is; where a row's length or a pointer does not allow that, W is 1.
+// A full pack is 16 bytes, the widest access; W is 1 if a row's length or a pointer does not allow that.
 template <typename T> constexpr int full_pack = (int)(16 / sizeof(T));
 
 template <typename T, int W> struct alignas(W * sizeof(T)) Pack { T x[W]; };
@@ -172,8 +172,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Sum over the threads of a row: blockDim.x, a multiple of LANES. partial[blockDim.x / LANES] is the row's own shared
-// memory, which is free again after the caller's next barrier.
+// Sums over the threads of a row: blockDim.x, a multiple of LANES. partial[blockDim.x / LANES]: the row's own shared
+// memory, reusable after the caller's next barrier
 __device__ inline float row_sum(float x, float *partial) {
     x = warp_sum(x);
     if (blockDim.x == LANES) return x;
@@ -190,7 +190,7 @@ template <typename... Pointers> static inline bool all_aligned(Pointers... point
     return (((uintptr_t)pointers % 16 == 0) && ...);
 }
 
-// Calls launch(W) with the width of packs as a constant: full ones of T, or 1 where `packed` says that they do not fit.
+// Calls launch(W) with the width of packs as a constant: full ones of T if `packed`, else 1.
 template <int N> struct Width {
     constexpr operator int() const { return N; }
 };
@@ -209,7 +209,7 @@ template <typename F> static void with_flag(bool flag, F launch) {
         launch(std::false_type());
 }
 
-// Calls launch with a null pointer to an element type that is known at run time only.
+// Calls launch with a null pointer to the element type, known only at run time.
 template <typename F> static void with_type(DType type, const char *op, F launch) {
     if (type == DTYPE_FP32)
         launch((float *)NULL);
@@ -228,7 +228,7 @@ static inline dim3 loop_grid(size_t packs) {
 }
 
 // For loops over rows: a thread takes the pack at one column of every (gridDim.y * blockDim.y)-th row.
-static inline dim3 rows_threads(size_t packs) { // packs: of a row
+static inline dim3 rows_threads(size_t packs) { // packs: per row
     unsigned x = 4;
     while (x < LOOP_THREADS && x < packs) x *= 2;
     return dim3(x, LOOP_THREADS / x);

@@ -1,15 +1,15 @@
 /*
 Rotary position embedding of op set "cuda", in place on the first R elements of every head of x[n,heads,HD]: the pair
-(i, i + R/2), or (2i, 2i + 1), is turned by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
-llmc/ops/cpu/rope.h. A thread works out the sine and cosine of one pair of one token and turns that pair of every head
-it is given. Bytes moved per element: 2s.
+(i, i + R/2), or (2i, 2i + 1), is rotated by the angle position * inverse_frequency[i] and scaled, rounded to fp32 as in
+llmc/ops/cpu/rope.h. A thread computes the sine and cosine of one pair of one token and rotates that pair in up to
+ROPE_HEADS heads. Bytes moved per element: 2s.
 */
 #ifndef LLMC_CUDA_ROPE_CUH
 #define LLMC_CUDA_ROPE_CUH
 #include "platform.cuh"
 #include "llmc/ops/formulas.h"
 
-constexpr size_t ROPE_HEADS = 8; // of one thread: shares what a sine and a cosine cost
+constexpr size_t ROPE_HEADS = 8; // heads of a thread, which share a sine and a cosine
 
 // direction: 1 forward, -1 back
 __global__ void rope_kernel(floatX *x, const int32_t *position, const float *inverse_frequency, size_t n, size_t heads,

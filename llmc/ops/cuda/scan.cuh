@@ -1,5 +1,5 @@
 /*
-States of linear attention between ranks: what a range of tokens makes of the state before it. A block has
+States of linear attention between ranks: the state after a range of tokens from the state before it. A block has
 COMBINE_ROWS rows of a head's state: the state before is read K / COMBINE_ROWS times, from the L2 cache.
 */
 #ifndef LLMC_CUDA_SCAN_CUH
