@@ -251,8 +251,7 @@ static void visit_memory(const char *folder, int version, void *found) {
     if (most) *left = min_size(*left, held < most ? most - held : 1); // not 0, which means not known
 }
 
-// Returns the bytes that control groups leave, including file contents that the kernel can drop. SIZE_MAX without a
-// limit.
+// Returns the bytes that control groups leave, with file contents that the kernel can drop. SIZE_MAX without a limit.
 static size_t cgroup_left(void) {
     size_t left = SIZE_MAX;
     cgroups_visit("memory", visit_memory, &left);

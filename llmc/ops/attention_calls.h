@@ -130,7 +130,7 @@ static AttentionCut attention_cut(size_t NH, size_t NKV, size_t HD, size_t windo
     return cut;
 }
 
-// The cut for a shape's spans, with no more workspace than calls for its rows need
+// Returns the cut for a shape's spans, with no more workspace than calls for its rows need.
 static AttentionCut attention_cut_of(const AttentionShape *shape, AttentionChoice choice) {
     AttentionCut cut = attention_cut(shape->NH, shape->NKV, shape->HD, shape->spans.window, choice);
     cut.workspace = attention_most_bytes(&cut, spans_rows(shape->spans));
@@ -209,7 +209,7 @@ static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
     return step;
 }
 
-// The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
+// Makes the calls of a piece, the last of `rows` rows, in part p. Returns 0 if the library does not take one.
 static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                          void *to) {
     const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
@@ -236,7 +236,7 @@ static int library_call(const AttentionCut *cut, AttentionCall *call, size_t beg
            (!cut->takes || cut->takes(cut, call, 1));
 }
 
-// The calls of a piece: the last queries of `rows` rows of part p. 0 where the library does not take one of them.
+// Makes the calls of a piece, the last of `rows` rows, in part p. Returns 0 if the library does not take one.
 static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                           void *to) {
     const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
@@ -247,8 +247,7 @@ static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span 
     if (p->causal) {
         if (key < lowest + rows) return 0;
         key -= rows;
-        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // coarser at a document's start: fewer
-                                                                                // lengths
+        const size_t step = seen == piece.document ? cut->grid : cut->grid / 2; // fewer lengths at a document's start
         if (window && key > seen) key -= (key - seen) / step * step;
         if (!library_call(cut, &call, key, piece.end)) return 0;
         if (take) take(to, &call);
@@ -325,8 +324,8 @@ typedef struct {
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
 
-// Counts a call (an AttentionTake). Backward reads staged results in bf16 and adds them in fp32; the library's own
-// writes belong to its call.
+// Counts a call (an AttentionTake). Backward reads staged results in bf16 and adds in fp32; their writes are the
+// library's.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const double pairs = span_pairs(call->span, call->keys, c->cut->window);

@@ -42,7 +42,7 @@ typedef struct {
     int of_host; // memory is the host's, not the device's
 } DiskTransfer;
 
-// ---- defined by the op set ------------------------------------------------------------------------------------------
+// ---- defined by the op set -----------------------------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes); // host memory, whole pages; NULL: not enough
 static void disk_pieces_release(char *pieces, size_t bytes);
 static void disk_mark(int way, size_t slot);  // when asking: orders the transfer after the kernels so far

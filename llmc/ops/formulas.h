@@ -24,16 +24,14 @@ DEVICE_TOO static inline float rotation_scale(Rotation r, int32_t position) {
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
-// Sums over the vocabulary, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf:
-// logits of -inf (masked words) then count as probability 0 even if a block has no others, while +inf and NaN reach the
-// sum as NaN.
+// Sums over words, with z = (x - top) / temperature. top starts at the lowest finite number, not at -inf: logits of
+// -inf (masked words) then count as probability 0 even if a block has no others, and +inf and NaN make the sum NaN.
 typedef struct {
     floatS top;
     double sum, weighted; // sums of exp z and, for entropy, of z exp z
 } Exponentials;
 
-// Rescales the sums to a new `top`, which is no less than before. Every z falls by the same amount; both terms of
-// `weighted` have one sign, so nothing cancels.
+// Rescales the sums to a new `top`, no less than before. Both terms of `weighted` have one sign, so nothing cancels.
 DEVICE_TOO static inline void raise_top(Exponentials *e, floatS top, double inverse_temperature) {
     const double fall = ((double)top - (double)e->top) * inverse_temperature, shrink = exp(-fall);
     if (e->sum > 0) e->weighted = shrink * (e->weighted - fall * e->sum);

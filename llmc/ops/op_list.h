@@ -11,7 +11,7 @@ included wherever every op is needed: the struct, the tables of op sets, op sets
     PLACE(argument, bytes)            memory of the device, or of another place
     COUNT(...)                        what op set "dry" also counts or checks (ops_dry.h)
 
-Kinds of ops; each is an OP where the including file defines no macro for it:
+Kinds of ops; each is an OP unless the including file defines a macro for it:
     OP_HOST     touches no device memory             OP_MEMORY  moves bytes: copies, transfers, between processes
     OP_SCRATCH  elements of scratch that an op needs   OP_STEP    belongs to an optimizer's step, not to a pass
 */
@@ -53,7 +53,7 @@ OP_HOST(void, machine_findings, (TellFinding tell), (tell))
 // returns when all work is done: call before reading a clock
 OP_HOST(void, finish, (void), ())
 
-// ---- places that tensors go to and come back from, beside other ops: host memory and files on disk -----------------
+// ---- places that tensors are stored to, beside other ops: host memory and files on disk ----------------------------
 // memory that the device reaches at full speed; NULL if there is not enough
 OP_HOST(void *, host_allocate, (size_t bytes), (bytes))
 OP_HOST(void, host_release, (void *memory, size_t bytes), (memory, bytes))

@@ -58,7 +58,7 @@ static void dry_move(size_t elements, size_t size) {
     dry.counts.moved += dry.factor * (double)elements * (double)size, dry.counts.launches += dry.factor;
 }
 
-// ---- what op_list.h counts and checks besides ranges ----------------------------------------------------------------
+// ---- counts and checks of op_list.h beside ranges -------------------------------------------------------------------
 static void dry_norm(Norm norm, const char *rms, const char *layer, size_t C) {
     dry.op = norm.kind == NORM_RMS ? rms : layer, dry.cols = C;
 }
@@ -67,7 +67,7 @@ static void dry_activation(ActivationKind kind, const char *swiglu, const char *
     dry.op = kind == ACTIVATION_SWIGLU ? swiglu : kind == ACTIVATION_GELU ? gelu : geglu;
 }
 
-// weight: bytes of the weight, or of its gradient read and written
+// Counts a product; weight: bytes of the weight, or of its gradient read and written.
 static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
     const double flops = 2.0 * (double)n * (double)C * (double)OC;
     const double bytes = (double)n * (double)(C + OC) * (double)dry.stored + weight;
@@ -77,13 +77,12 @@ static void dry_product_of(size_t n, size_t C, size_t OC, double weight) {
     if (bytes * dry.ridge > flops) dry.counts.stalled += dry.factor * (bytes * dry.ridge - flops);
 }
 
-// matrix: the same bytes per element
+// Counts a product; matrix: those bytes per element.
 static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix));
 }
 
-// Kernels of a library call. Forward: its one, log-sum-exp transposed; backward: its five, three that add staged
-// results
+// Kernels of a library call. Forward: its one, and log-sum-exp transposed; backward: its five, and three additions
 static const double library_kernels[2] = {2, 8}; // forward, backward
 
 // Counts a library's calls; returns its and our own query-key pairs. A plan may visit fewer blocks of keys than
@@ -163,7 +162,7 @@ static void dry_messages(const Message *messages, size_t n) {
     }
 }
 
-// ---- the op set: an op counts and returns nothing, ticket 0 or 0.0 -------------------------------------------------
+// ---- the op set: an op counts and returns nothing, ticket 0 or 0.0 --------------------------------------------------
 static void *dry_allocate(size_t bytes) {
     (void)bytes;
     return NULL;

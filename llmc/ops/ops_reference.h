@@ -29,7 +29,7 @@ static void reference_scatter_rows(double *out, const double *in, const int32_t 
     for (size_t t = 0; t < n; t++) memcpy(out + (size_t)row[t] * width, in + t * width, width * sizeof(double));
 }
 
-// ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which gives what fp32 gives ---------
+// ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
 static void reference_dequantise(double *out, const void *record, const QuantFormat *format, size_t n) {
     const QuantParts p = quant_parts(*format, n);
     const unsigned char *bytes = (const unsigned char *)record;
@@ -291,8 +291,7 @@ static void reference_activation_backward(double *din, const double *dout, const
 }
 
 // ---- loss head ------------------------------------------------------------------------------------------------------
-// Returns log sum exp((logit - *largest) / temperature). The largest is returned separately: adding it would lose
-// digits.
+// Returns log sum exp((logit - *largest) / temperature); *largest stays apart, as adding it would lose digits.
 static double row_logsumexp(const double *logits, size_t V, double temperature, double *largest) {
     double sum = 0.0;
     *largest = -INFINITY;

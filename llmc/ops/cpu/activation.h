@@ -24,7 +24,7 @@ VECTOR_INLINE void activate(floatX *out, const floatX *gate, const floatX *up, s
     }
 }
 
-// dgate may be gate, dup up.
+// Computes dgate and dup; dgate may be gate, dup may be up.
 VECTOR_INLINE void activate_back(floatX *dgate, floatX *dup, const floatX *dout, const floatX *gate, const floatX *up,
                                  size_t FF, const int gelu) {
     for (size_t i = 0; i < FF; i += VECTOR_LANES) {

@@ -26,8 +26,7 @@ static void adamw_block(floatS *w, const floatS *gradient, floatS *m, floatS *v,
         floatS g = f.gradient_scale * gradient[i];
         floatS new_m = f.beta1 * m[i] + f.one_minus_beta1 * g;
         floatS new_v = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
-        // One small update is subtracted: a factor 1 - decay would be rounded, at usual rates by several percent of
-        // decay.
+        // One small update is subtracted: a factor 1 - decay would be rounded, at usual rates by several percent.
         w[i] -= f.decay * w[i] + f.rate * new_m / (square_root(new_v) * f.root_correction + f.epsilon);
         m[i] = new_m;
         v[i] = new_v;
@@ -48,7 +47,7 @@ static void round_stochastically(uint16_t *out, const floatS *in, size_t count, 
     }
 }
 
-// block_close for AdamW's tensors: rounds bf16 stochastically.
+// Does block_close for AdamW's tensors, rounding bf16 stochastically.
 static void adamw_close(void *memory, DType type, size_t begin, size_t count, const floatS *values,
                         const AdamWFactors *f, int role) {
     const size_t place = f->first + begin;

@@ -91,8 +91,7 @@ static void see_keys(Sight *sight, const Attention *a, QueryBlock b, size_t row,
     }
 }
 
-// Returns the keys of a block: blocks are aligned to the document's start, so that sums hardly depend on where the
-// query block begins.
+// Returns the keys of a block, aligned to the document's start: sums hardly depend on where the query block begins.
 static size_t block_keys(QueryBlock b, KeyRange keys, size_t key) {
     return min_size(BLOCK_KEYS - (key - b.document) % BLOCK_KEYS, keys.end - key);
 }

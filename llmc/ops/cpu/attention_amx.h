@@ -31,8 +31,7 @@ static int amx_allowed(void) {
     return allowed;
 }
 
-// Configures eight tiles of 16 rows of 64 bytes, in each thread before its products. amx_end makes thread switches
-// cheap again.
+// Configures eight tiles of 16 rows of 64 bytes, in each thread before its products. amx_end: cheap thread switches.
 static void amx_begin(void) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
@@ -170,8 +169,8 @@ VECTOR_INLINE VectorBits amx_round(Vector low, Vector high) {
     return (VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// block_largest and block_weights in one: scores (to base 2 once multiplied by scale) become bf16 weights in the first
-// half of each row.
+// Does block_largest and block_weights: scores (times scale, to base 2) become bf16 weights in the first half of each
+// row.
 static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                         const size_t *seen, const size_t *hidden, size_t rows, size_t HD,
                                         floatS scale) {
@@ -205,7 +204,7 @@ static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *fol
     }
 }
 
-// As block_softmax_backward. Out: weights replace scores and dscores replace dweights, both with rows in pairs;
+// Does block_softmax_backward. Out: weights replace scores and dscores replace dweights, both with rows in pairs;
 // dscores[rows][BLOCK_KEYS] has them by rows.
 static VECTOR_FUNCTION void amx_softmax_backward(floatS *scores, floatS *dweights, floatX *dscores, const floatS *lse,
                                                  const floatS *delta, const size_t *seen, const size_t *hidden,

@@ -85,7 +85,7 @@ VECTOR_INLINE void row_scale(floatS *row, Vector factor, size_t HD) {
     for (size_t d = 0; d < HD; d += VECTOR_LANES) vector_store(row + d, vector_load(row + d) * factor);
 }
 
-// If a row's largest score grows, rescales its sum and its unfinished output: folded (NULL: none yet) and not.
+// Rescales a row's sum and unfinished output, folded (NULL: none yet) and not, if its largest score grows.
 VECTOR_INLINE void row_raise(floatS now, floatS *largest, double *sum, floatS *out, floatS *folded, size_t HD) {
     if (!(now > *largest)) return;
     const Vector shrink = vector_exp2(vector_of(*largest - now));

@@ -6,9 +6,9 @@ A query block is up to 2^17 elements: tokens x the query heads of one key/value 
 independent task. Backward, a task owns dK and dV of one key/value head of a document. If that would leave threads idle,
 each query block of a document is a phase. Its keys are cut into segments with about equal numbers of query-key pairs; a
 task adds to dK and dV of its segment and leaves a partial dQ. Closing tasks then add up the partial dQ in the order of
-the segments. A task of phase p waits for those of phase p - 1 that add to the same keys, and for the closing of phase
-p - 2, whose memory for partial dQ it reuses. A task waits only for earlier ones, so some task always runs; there is no
-barrier until the end.
+the segments. A task of phase p waits for those of phase p - 1 that add to the same keys, and for the closing of phase p
+- 2, whose memory for partial dQ it reuses. A task waits only for earlier ones, so some task always runs; the only
+barrier is at the end.
 */
 #ifndef LLMC_CPU_ATTENTION_TASKS_H
 #define LLMC_CPU_ATTENTION_TASKS_H
@@ -96,8 +96,7 @@ static size_t span_blocks(Spans spans, size_t most) {
     return blocks;
 }
 
-// Returns the most tokens of a query block: fewer if there would be too few blocks for the threads, or if threads would
-// idle during the last tasks.
+// Returns the most tokens of a query block: fewer if blocks would be too few, or threads would idle at the end.
 static size_t forward_tokens(const Attention *a, Spans spans) {
     const size_t rows = spans_rows(spans), least = max_size(BLOCK_ROWS / a->group / 2, 1);
     const size_t most =
@@ -207,8 +206,7 @@ typedef struct {
 static size_t segment_tasks(const Attention *a, const Phases *p) { return p->ended ? 0 : p->now.segments * a->NKV; }
 static size_t closing_tasks(const Attention *a, const Phases *p) { return p->number ? p->last.slices * a->NKV : 0; }
 
-// Returns the tokens of a document's query blocks in backward: fewer if, in few phases, threads would idle in the last
-// turn.
+// Returns the tokens of a document's query blocks in backward: fewer if threads would idle in the last turn.
 static size_t phase_tokens(const Attention *a, Span span, size_t segments) {
     const size_t size = even_tokens(span, a->tokens), tasks = even_blocks(span, size) * segments * a->NKV;
     const size_t turns = (tasks + a->threads - 1) / a->threads;

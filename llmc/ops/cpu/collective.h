@@ -55,8 +55,7 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
     }
 }
 
-// Runs a reduce-scatter, which sends pieces of the other ranks' parts to be added there, or an all-gather, which sends
-// pieces of its own.
+// Runs a reduce-scatter, sending pieces of the others' parts to be added there, or an all-gather, sending its own.
 static void run_parts(const Collective *c) {
     const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
     const int reduces = c->kind == REDUCE_SCATTER;

@@ -45,7 +45,7 @@ static void conv_inputs(const floatX **in, const floatX *x, const floatX *column
     }
 }
 
-// sum over j of w_j in_j at channels c, c + 1, ...
+// Returns the sum over j of w_j in_j at channels c, c + 1, ...
 VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_t taps, size_t c, size_t count) {
     Vector sum = {0};
     for (size_t j = 0; j < taps; j++) sum += vector_load(w[j] + c) * vector_load_first(in[j] + c, count - c, 0);
@@ -176,8 +176,8 @@ typedef struct {
     const DeltaShape *shape;
 } ConvBackward;
 
-// Backward through tokens [from, end) of a span, last to first. dw: of this part and strip. Later calls read the end of
-// the last span (dcolumns).
+// Goes backward through tokens [from, end) of a span. dw: of this part and strip. The last span adds dcolumns at its
+// end.
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];
@@ -216,8 +216,8 @@ static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size
         memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
 }
 
-// Computes dcolumns, of the taps - 1 tokens before the call: from the first span's sums and, if the call is shorter,
-// from later calls.
+// Computes dcolumns, of the taps - 1 tokens before the call: from the first span's sums, in short calls also from
+// dcolumns.
 static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;

@@ -14,8 +14,7 @@ and its gradient, with dS' that of S' (for decays see delta_decays_back),
     dk = (dP D)^T q + (dA beta D) k + (dA beta D)^T k - beta exp(c) r S^T + exp(c_last - c) u dS'^T
     dS = exp(c_last) dS' + (exp(c) q)^T dout - (beta exp(c) k)^T r
 
-The system is solved for the block's values: no matrix from states to values is needed. The arithmetic is in
-delta_block.h, its order here.
+The system is solved for the block's values, without a matrix from states to values. The arithmetic is in delta_block.h.
 
 A thread takes a key head with all of its value heads: they share k k^T and q k^T and add up their gradients of q and k.
 Forward, with more threads than key heads, it takes one value head. Backward first walks a span's blocks forward and
@@ -425,8 +424,8 @@ static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, co
     }
     // 3. the state after
     double written = 0,
-           read = 0; // terms that a token's decay scales: earlier tokens' in the state after, the state before's in
-                     // later tokens
+           read = 0; // terms scaled by a token's decay: earlier writes to the state after, later reads of the one
+                     // before
     if (dS) {
         delta_transpose(d->dS_transposed, d->wide_k, dS, d->wide_v, d->rows_k, d->V);
         delta_times_state(d->z, u, d->dS_transposed, d->V, d->K, d->rows, NULL);

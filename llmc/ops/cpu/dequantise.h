@@ -98,8 +98,7 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table) {
 }
 #endif
 
-// Floats in every build, as wide as registers: gcc 12 splits wider ones into moves of 16 bytes, which stall later
-// loads.
+// Floats in every build, as wide as registers: gcc 12 splits wider ones into moves of 16 bytes, which stall loads.
 enum { FLOATS = VECTOR_BYTES / sizeof(float) };
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t FloatBits __attribute__((vector_size(VECTOR_BYTES)));

@@ -1,7 +1,7 @@
 /*
 Runs of elements whose type is known at run time only: stored gradients, AdamW's moments, a file's tensors. An op walks
-them in blocks of BLOCK_ELEMENTS, as floatS: in place if the memory holds floatS, else in a small buffer that stays in
-the L1 cache.
+them in blocks of BLOCK_ELEMENTS, as floatS: in place if the memory holds floatS, else in a small buffer in the L1
+cache.
 */
 #ifndef LLMC_CPU_ELEMENTS_H
 #define LLMC_CPU_ELEMENTS_H
@@ -23,8 +23,7 @@ enum {
 #define PARALLEL_WORK ((size_t)1 << 17) // multiply-adds of a product or of attention, likewise
 #endif
 
-// Sums over tokens are made in groups: rounding errors grow with the number of groups plus a group's length, not their
-// product.
+// Sums over tokens are made in groups: rounding errors grow with the number of groups plus their length.
 enum { TOKEN_GROUP = 64 };
 
 #define FLOATS_DTYPE dtype_of_sums(FLOATX_DTYPE)

@@ -60,7 +60,7 @@ static const char *cpu_memory_name(void) {
 static const char *cpu_device_problem(void) { return NULL; }
 static void cpu_finish(void) { disk_finish(); } // every op is done when it returns
 
-// Called for every chunk of a pass: tells the other ranks that this one is at work.
+// Tells the other ranks that this one is at work: called for every chunk of a pass.
 static void cpu_repeat(double factor) { (void)factor, watch_at_work(); }
 static void cpu_attention_choose(AttentionChoice choice) { (void)choice; }
 static const char *cpu_attention_library(size_t NH, size_t NKV, size_t HD, size_t window) {

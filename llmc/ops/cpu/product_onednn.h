@@ -47,7 +47,7 @@ static void onednn_check(dnnl_status_t status, const char *call, const Product *
 }
 #define ONEDNN_CALL(call, arguments) onednn_check(call arguments, #call, p)
 
-// ---- spelling of the two major versions -----------------------------------------------------------------------------
+// ---- spelling of the two major versions ----------------------------------------------------------------------------
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t MemoryDescription;
 #define DESCRIPTION(md)         (md) // as an argument
@@ -94,8 +94,7 @@ static dnnl_memory_t memory_of(const Product *p, const MemoryDescription *descri
     return memory;
 }
 
-// Makes the attributes: accumulation adds out itself. (A residual is copied to out first: faster than oneDNN's
-// "binary".)
+// Makes the attributes: accumulation adds out itself. A residual is copied there first: faster than "binary".
 static dnnl_primitive_attr_t matmul_attributes(const Product *p) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t added;

@@ -266,8 +266,8 @@ VECTOR_INLINE AheadRows stored_rows(const floatX *x, size_t stride, int depth_by
 static inline size_t lines_of(const AheadRows *rows) { return rows->rows * (rows->bytes / 64 + 1); }
 
 // Computes one block of the depth: packs a, then each panel of b, and multiplies that with all row panels of a.
-// Prefetches the next panel of b and the next block of a meanwhile. Sums of several blocks accumulate in out if it
-// holds floatS, else in tiles.
+// Prefetches the next panel of b and block of a meanwhile. Sums over blocks accumulate in out if it holds floatS, else
+// in tiles.
 static VECTOR_FUNCTION void product_block(const Product *p, const ProductItem *item) {
     const size_t panels = panels_of(item->rows, PANEL_ROWS), column_panels = panels_of(item->columns, PANEL_COLUMNS);
     const size_t stride = out_stride(p), next = item->from + item->depth;
@@ -332,8 +332,7 @@ static floatS *product_scratch(size_t elements) {
 
 // Dot products of a few rows with many, all of length k: the many are read from memory once. The few are packed so that
 // a tile of FEW_ROWS is read contiguously. They stay in the L2 cache, and MANY_ROWS of the others in the L1 cache while
-// they are multiplied with all of the few. Rows of zeros fill the last tile. A row's sums do not depend on the other
-// rows.
+// they are multiplied with all of the few. Rows of zeros fill the last tile. A row's sums do not depend on others.
 #define FEW_ROWS  (PANEL_ROWS > 6 ? 4 : 2)
 #define MANY_ROWS (PANEL_ROWS > 6 ? 6 : 5)
 #define FEW_MOST  32        // at least FEW_COLUMNS and MOST_STREAMED_ROWS, in whole tiles
@@ -345,7 +344,7 @@ static floatS *product_scratch(size_t elements) {
 #define STREAMED_ROWS (8 * MANY_ROWS) // most rows of an item of work
 
 // total[FEW_ROWS][MANY_ROWS] = (or += with accumulate) the sums of `depth` products, by lanes. Prefetches `asked` rows
-// of `ahead` meanwhile.
+// of `ahead`.
 VECTOR_INLINE void dot_products(int asked, Vector total[FEW_ROWS][MANY_ROWS], int accumulate, const floatS *few,
                                 const floatX *const *many, const floatX *const *ahead, size_t depth) {
     Vector sum[FEW_ROWS][MANY_ROWS], right[MANY_ROWS];
@@ -438,8 +437,7 @@ static VECTOR_FUNCTION void dots_of_decoded(floatS *sum, const FewRows *f, size_
 }
 
 #if defined(PICKED_VECTORS)
-// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with one or two others; decodes in
-// registers.
+// dot[rows] = dot products of row `row` of the many, in whole blocks of 4 bits, with one or two others.
 VECTOR_INLINE void dots_of_codes(int rows, floatS *dot, const FewRows *f, size_t row) {
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const Product *p = f->coded;
@@ -529,7 +527,8 @@ static VECTOR_FUNCTION void pack_few(floatS *out, const floatX *x, size_t stride
             vector_store(out, r < rows ? vector_load_stored(x + r * stride + i) : (Vector){0});
 }
 
-// Skinny product: one operand has few rows; the other's are read once, unpacked, STREAMED_LENGTH elements at a time.
+// Computes a skinny product: one operand has few rows; the other's are read once, unpacked, STREAMED_LENGTH elements at
+// a time.
 static void product_of_few(const Product *p) {
     const int columns = p->record || p->m <= MOST_STREAMED_ROWS; // the few rows are a's
     const size_t threads = product_is_small(p) ? 1 : (size_t)omp_get_max_threads();
@@ -608,8 +607,7 @@ typedef struct {
     size_t row_items, items;
 } ProductGrid;
 
-// Cuts out into items so that the busiest thread's work is least: multiply-adds of whole tiles, and packing a and b for
-// each item.
+// Cuts out into items so that the busiest thread has the least work: multiply-adds of whole tiles, and packing.
 static ProductGrid product_grid(const Product *p, size_t threads) {
     const size_t row_panels = panels_of(p->m, PANEL_ROWS), column_panels = panels_of(p->n, PANEL_COLUMNS);
     const size_t least = panels_of(row_panels, ITEM_PANELS);

@@ -19,7 +19,7 @@ broadcast: 24 multiply-adds for 11 loads. The right operand is walked in panels 
 // Blocks are padded to whole tiles, and to whole vectors if they are transposed.
 #define ROW_MULTIPLE (VECTOR_LANES > TILE_ROWS ? VECTOR_LANES : TILE_ROWS)
 
-// A packed row is an odd number of cache lines long, so that the rows of a panel spread over all sets of the cache.
+// Returns the length of a packed row: an odd number of cache lines, so that a panel's rows spread over all cache sets.
 static inline size_t packed_width(size_t HD) { return (((HD + CACHE_LINE - 1) / CACHE_LINE) | 1) * CACHE_LINE; }
 
 static floatS *cache_line_aligned(void *scratch) { return (floatS *)(((uintptr_t)scratch + 63) / 64 * 64); }
@@ -53,7 +53,7 @@ VECTOR_INLINE void tile_product(floatS *c, size_t c_stride, const floatS *a, siz
             }
 }
 
-// The same for a number of vectors known only at run time.
+// Does the same for a number of vectors known only at run time.
 VECTOR_INLINE void tile_product_of(floatS *c, size_t c_stride, const floatS *a, size_t a_row, size_t a_step,
                                    const floatS *b, size_t b_stride, size_t length, size_t vectors, int accumulate) {
     switch (vectors) {

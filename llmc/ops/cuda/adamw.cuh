@@ -51,8 +51,8 @@ __global__ void adamw_kernel(T *weights, floatX *rounded, const G *gradient, M *
     }
 }
 
-// ---- moments in 8 bits: a thread block takes a block of elements, a thread one ---------------------------------- For
-// m and v: values of the codes, and the lowest point of QuantScales' grid with that code or a greater one
+// ---- moments in 8 bits: a thread block takes a block of elements, a thread one --------------------------------------
+// For m and v: values of the codes, and the lowest point of QuantScales' grid with that code or a greater one
 struct MomentMaps {
     float value[2][256];
     uint16_t first[2][256];

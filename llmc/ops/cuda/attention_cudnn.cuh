@@ -136,7 +136,7 @@ static const floatX *padded_rows(const floatX *x, floatX *staged, size_t padded,
     return staged;
 }
 
-// ---- our kernels' part of a call: parts of its spans, in order ----------------------------------------------------
+// ---- our kernels' part of a call: parts of its spans, in order ------------------------------------------------------
 template <typename Run> struct OwnSpans {
     Run run;              // calls our kernels, on spans with gaps between their rows
     AttentionShape whole; // of all spans

@@ -22,7 +22,7 @@ struct SpanBlock {
     Span span;
     size_t begin, end; // of the block's queries or keys
     KeyRange keys;     // keys that a query of the block sees, or of the span; none if begin >= end
-    size_t origin;     // token of row 0 of q, out, lse; wraps if before the stream
+    size_t origin;     // token of row 0 of q, out, lse; may wrap
 };
 
 __host__ __device__ inline size_t first_key_in(size_t document, size_t t, int window) {
@@ -36,8 +36,7 @@ __host__ __device__ inline KeyRange keys_seen(const SpanBlocks &blocks, size_t d
                     end < blocks.keys.end ? end : blocks.keys.end};
 }
 
-// Cuts spans from `from` on into blocks of `size` queries, or, by_keys, of keys that a query sees; returns the next
-// span.
+// Cuts spans, from `from` on, into blocks of `size` queries, or by_keys, keys that a query sees; returns the next span.
 static size_t span_blocks(SpanBlocks *blocks, Spans spans, KeyRange range, size_t from, unsigned size, bool by_keys) {
     blocks->count = 0, blocks->first[0] = 0;
     blocks->window = spans.window && spans.window < MOST_POSITIONS ? (int)spans.window : MOST_POSITIONS;
@@ -95,8 +94,7 @@ template <int HD> constexpr size_t tiles_bytes(Tiles t, unsigned own_tensors) {
     return (own_tensors * t.held + 2 * t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
 }
 
-// Returns the first choice that fits. 32 rows take 16 registers of scores, twice that in backward, beside HD / 2 or HD
-// of sums.
+// Returns the first that fits. 32 rows take 16 registers of scores, backward twice that, beside HD / 2 or HD of sums.
 template <int HD> constexpr Tiles tiles_that_fit(unsigned own_tensors) {
     const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {64, 16, 1}, {32, 16, 1}};
     for (const Tiles t : choices)
@@ -244,7 +242,7 @@ __device__ inline void hide(float (*s)[4], const WarpSight &sight, unsigned key,
     if (PART && key + N > sight.length) hide_behind<N>(s, sight.length - key);
 }
 
-// Reduce over the four lanes that share a row of a result.
+// Reduces over the four lanes that share a row of a result.
 template <typename T> __device__ inline T quad_sum(T x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);

@@ -87,7 +87,7 @@ static bool event_happened(cudaEvent_t event) {
     return true;
 }
 
-// ---- waiting while watching the other ranks (dist_watch.h) ---------------------------------------------------------
+// ---- waiting while watching the other ranks (dist_watch.h) ----------------------------------------------------------
 // Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
 // device has work of its own.
 static const Collective *collective_stalled(void) {
@@ -131,14 +131,14 @@ static void event_wait(cudaEvent_t event) {
     }
 }
 
-// Called before the host waits for the default stream (all: for all streams): CUDA's own waits cannot watch.
+// Waits for the default stream (all: for all streams) before the host does: CUDA's own waits cannot watch.
 static void wait_watched(bool all) {
     CUDA_CHECK(cudaEventRecord(collectives.here), "marking the default stream");
     event_wait(collectives.here);
     if (all && collectives.asked) event_wait(collectives.ring[(collectives.asked - 1) % IN_FLIGHT].done);
 }
 
-// Called after every launch: a device that waits for other ranks queues some 1000, then the next never returns.
+// Throttles launches: a device that waits for other ranks queues some 1000, then the next never returns.
 static void keep_up(void) {
     constexpr size_t LAUNCHES = 128; // our own; libraries add theirs between
     if (++collectives.launches % LAUNCHES) return;
@@ -257,7 +257,7 @@ static void communicator_warm(RankGroup group, char *x) {
     free(messages);
 }
 
-// Called at exit, before CUDA's handlers, which might wait forever for a kernel that waits for another rank.
+// Ends a failed job at exit, before CUDA's handlers, which might wait forever for a kernel.
 static void end_failed_job(void) {
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
 }
@@ -293,7 +293,7 @@ static void collectives_require(void) {
             dist_ranks());
 }
 constexpr std::nullptr_t cuda_reduce_scatter = nullptr, cuda_all_gather = nullptr, cuda_exchange = nullptr; // alone
-static void cuda_await(int64_t) {}                                                                          // no collectives: ticket 0
+static void cuda_await(int64_t) {}
 #endif
 
 #endif

@@ -2,8 +2,7 @@
 The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks a
 block of tokens of one span, the last taps - 1 inputs in registers. Backward recomputes the convolution's sums. A block
 also reads the taps - 1 tokens after its own: their gradients reach its inputs. Its part of dweight is a line of
-scratch. Bytes moved per element: forward 2 s; backward 3 s, the taps - 1 further tokens of each block, and lines of
-dweight.
+scratch. Bytes moved per element: forward 2 s; backward 3 s, taps - 1 more tokens a block, lines of dweight.
 */
 #ifndef LLMC_CUDA_CONV_CUH
 #define LLMC_CUDA_CONV_CUH
@@ -22,7 +21,7 @@ static ConvShape conv_shape(const DeltaShape *shape) {
     return ConvShape{delta_channels(shape), shape->stride, shape->slot_tokens, (unsigned)shape->taps};
 }
 
-// Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document and beyond the
+// Returns the pack of channels at c, `back` tokens before token t of a span; zeros before its document, beyond the
 // taps.
 template <int W>
 __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *columns, const Span &span, size_t t,

@@ -98,7 +98,7 @@ const char *cudnn_attention_library(void) {
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 typedef std::shared_ptr<graph::Tensor_attributes> TensorPointer;
 
-// [heads][rows][HD], rows `stride` elements apart
+// Sets [heads][rows][HD], rows `stride` elements apart.
 static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t rows, size_t HD, size_t stride) {
     const int64_t h = (int64_t)heads, r = (int64_t)rows, d = (int64_t)HD, s = (int64_t)stride;
     tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * s, d, s, 1});

@@ -75,8 +75,7 @@ static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return delta
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return delta_lay_out(shape, true, NULL).count; }
 
 // ---- segments -------------------------------------------------------------------------------------------------------
-// Position in a call's spans. A segment takes whole spans whose blocks fit, or a part of a longer one, as a span of its
-// own.
+// Position in a call's spans. A segment takes whole spans that fit, or a part of a longer one, as its own span.
 struct DeltaPlace {
     size_t span, done; // tokens of it already done
 };
@@ -197,8 +196,7 @@ struct DeltaBack {
     const floatX *dout;
 };
 
-// Runs one segment backward. state: before its first span; behind: dstate holds the gradient of the state after its
-// last
+// Runs a segment backward. state: before its first span; behind: dstate is the gradient of that after its last
 static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
                                const DeltaSegment &segment, const float *state, bool behind) {
     const SpanBlocks &blocks = segment.blocks;

@@ -1,7 +1,6 @@
 /*
 The gated delta rule in blocks of DELTA_BLOCK tokens, in the notation of arXiv 2412.06464, section 3.2: code shared by
-the kernels of op set "cuda", and the first of them. It takes a block of one key head and computes everything that needs
-no state.
+the kernels of op set "cuda", and the first of them. It computes everything of a block and key head that needs no state.
 
 With q and k divided by their lengths, c the sum of the log decays from the block's first token on, decay(i, j) =
 exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
@@ -144,7 +143,7 @@ __device__ inline void rows_fetch(floatX *tile, const floatX *from, size_t strid
         for (unsigned j = 0; j < W; j++) to[j] = row < rows && c + j < columns ? from[j] : store(0.0f);
 }
 
-// Split a computed number into its terms, one tile each; fp32 has one term.
+// Splits a computed number into its terms, one tile each; fp32 has one term.
 __device__ inline void split(floatX (&term)[TERMS], float value) {
     term[0] = store(value);
     if constexpr (TERMS == 2) term[1] = store(value - load(term[0]));
@@ -215,7 +214,7 @@ template <int N, typename B> __device__ inline void split_by_exact(float (*c)[4]
     for (unsigned j = 0; j < TERMS; j++) mma_columns<N>(c, a.term[j], b);
 }
 
-// f(row, column, element) of a lane's elements of c[16][N]
+// Calls f(row, column, element) for a lane's elements of c[16][N].
 template <int N, typename F> __device__ inline void for_results(float (*c)[4], F f) {
     const unsigned lane = threadIdx.x % LANES;
 #pragma unroll
@@ -224,7 +223,7 @@ template <int N, typename F> __device__ inline void for_results(float (*c)[4], F
         for (unsigned e = 0; e < 4; e++) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2 + e % 2, c[n][e]);
 }
 
-// f(row, column, element, element of the next column)
+// Calls f(row, column, element, element of the next column).
 template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f) {
     const unsigned lane = threadIdx.x % LANES;
 #pragma unroll
@@ -267,9 +266,8 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
     }
 }
 
-// ---- work that needs no state
-// -------------------------------------------------------------------------------------------- Lower triangles of BLOCK
-// rows in shared memory
+// ---- work that needs no state ---------------------------------------------------------------------------------------
+// Lower triangles of BLOCK rows in shared memory
 constexpr unsigned TRIANGLE_STRIDE = BLOCK + 1, TRIANGLE = BLOCK * TRIANGLE_STRIDE;
 
 // T = (I + A)^-1 on and below the diagonal; above is scratch. First the blocks of 16 on the diagonal, a thread for each

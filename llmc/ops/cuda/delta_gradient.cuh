@@ -287,8 +287,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS<KP>)
         }
         for (unsigned w = 0; w < THREADS / LANES; w++) overlap_sum += overlaps[w];
         overlap_sum *= decay_to(*g, BLOCK - 1);
-        float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from this one on, and up to
-                                                                        // it
+        float behind = reads[0] + reads[1], before = adds[0] + adds[1]; // sums over lanes from, and up to, this one
         for (unsigned step = 1; step < LANES; step *= 2) {
             const float right = __shfl_sync(ALL_LANES, behind, lane + step < LANES ? lane + step : lane),
                         left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);

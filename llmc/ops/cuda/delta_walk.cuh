@@ -40,7 +40,7 @@ template <int KP> constexpr size_t walk_bytes(unsigned stages) {
 template <int KP> constexpr unsigned WALK_TILES = (KP / 16 + WALK_WARPS - 1) / WALK_WARPS;
 template <int KP> using WalkState = float[WALK_TILES<KP>][WALK_COLUMNS / 8][4];
 
-// f(row, column, element) of a warp's part
+// Calls f(row, column, element) for a warp's part.
 template <int KP, typename F> __device__ inline void for_walk_state(WalkState<KP> &S, F f) {
 #pragma unroll
     for (unsigned m = 0; m < WALK_TILES<KP>; m++) {

@@ -58,7 +58,7 @@ static void cuda_check(cudaError_t error, const char *file, int line, const char
 }
 #define CUDA_CHECK(call, doing) cuda_check(call, __FILE__, __LINE__, doing)
 
-// ---- finding the device -------------------------------------------------------------------------------------------
+// ---- finding the device ---------------------------------------------------------------------------------------------
 // Loads only if this GPU runs our kernels: all are compiled for the same architectures.
 static __global__ void any_kernel(void) {} // static: dev/cuda/bench.cu includes this file beside the op set
 

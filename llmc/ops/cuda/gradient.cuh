@@ -58,7 +58,7 @@ static void cuda_gradient_add(void *gradient, DType type, const Summed *in, size
     });
 }
 
-// ---- the sum of squares: SQUARES_BLOCKS sums in double, added in order by the host --------------------------------
+// ---- the sum of squares: SQUARES_BLOCKS sums in double, added in order by the host ----------------------------------
 constexpr unsigned SQUARES_BLOCKS = 512;
 
 template <typename T, int W> __global__ void squares_kernel(double *sums, const T *x, size_t packs) {

@@ -32,8 +32,7 @@ static void cuda_release(void *memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory), "freeing device memory");
 }
 
-// Returns the peak since the context was made: our one allocation and the libraries' memory. 0 before there is a
-// device.
+// Returns the peak since the context was made: our allocation and the libraries' memory. 0: there is no device yet.
 static size_t cuda_memory_peak(void) {
     if (!device.ready) return 0;
     size_t now = device_in_use();
@@ -201,8 +200,8 @@ static size_t cuda_host_available(size_t) { // planned bytes are the device's
     return pages ? pages * HOST_PAGE : available ? 1 : 0;
 }
 
-// ---- copies: the other side is any host memory of the caller ---------------------------------------- Waits for the
-// default stream, and so for its transfers: then the host may use our host memory.
+// ---- copies: the other side is any host memory of the caller -------------------------------------------------------
+// Waits for the default stream, and so for its transfers: then the host may use our host memory.
 static void host_require(void) {
     if (before_waiting) before_waiting(false);
     CUDA_CHECK(cudaStreamSynchronize(NULL), "waiting for transfers");
@@ -279,7 +278,7 @@ static void *cuda_disk_allocate(const char *folder, size_t bytes) {
 static void cuda_disk_release(void *memory, size_t) { disk_file_release(memory); }
 static size_t cuda_disk_available(const char *folder) { return disk_bytes_left(folder, dist_local_ranks()); }
 
-// ---- for disk.h: each thread has its own stream -------------------------------------------------------------------
+// ---- for disk.h: each thread has its own stream --------------------------------------------------------------------
 static char *disk_pieces_allocate(size_t bytes) { return (char *)cuda_host_allocate(bytes); }
 static void disk_pieces_release(char *pieces, size_t bytes) { cuda_host_release(pieces, bytes); }
 static void disk_mark(int way, size_t slot) {

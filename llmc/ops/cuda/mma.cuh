@@ -165,7 +165,7 @@ __device__ inline OperandB load_b_rows(const floatX *tile, unsigned stride, unsi
     return b;
 }
 
-// A[16,16] from two results C[16,8] side by side
+// Makes A[16,16] from two results C[16,8] side by side.
 __device__ inline OperandA operand_of(const float *left, const float *right) {
     OperandA a;
     for (int i = 0; i < 4; i++) a.x[i] = store(left[i]), a.x[4 + i] = store(right[i]);

@@ -6,7 +6,7 @@ blockDim.x threads share a row (a part of a warp, a warp, or several) and a bloc
 x has packs x, x + blockDim.x, ...: P of them, read into registers with the row's other inputs before the first sum; P =
 0: any number, read again when needed. Backward's blocks walk rows with the grid's stride, keep their part of dw (and
 db) in registers, and write it to a line of scratch; then the lines are summed. Bytes moved per element: forward 2 s, 3
-s with a residual; backward 3 s, 4 s where dx accumulates.
+s with a residual; backward 3 s, 4 s if dx accumulates.
 */
 #ifndef LLMC_CUDA_NORM_CUH
 #define LLMC_CUDA_NORM_CUH
@@ -22,7 +22,7 @@ struct NormShape {
     dim3 threads; // x: threads of a row; y: rows
 };
 
-// packs: of a row; most: P of a long one. Rows of one pack a thread leave registers for 8 warps a block, others for 4.
+// Chooses P and threads; packs: of a row; most: P of long ones. P = 1 leaves registers for 8 warps a block, more for 4
 static NormShape norm_shape(size_t packs, int most) {
     NormShape s = {packs <= LANES ? 1 : most, dim3(4)};
     if (packs > NORM_MOST_THREADS * most) return NormShape{0, dim3(NORM_MOST_THREADS)};

@@ -23,7 +23,7 @@ matrix products of op set "cpu" in place of the libraries'.
 #include "gate.cuh"       // the gate of attention's output
 #include "conv.cuh"       // linear attention: the convolution
 #include "delta.cuh"      // linear attention: the gated delta rule
-#include "gated_norm.cuh" // linear attention: the norm behind it
+#include "gated_norm.cuh" // linear attention: the gated norm
 #include "scan.cuh"       // linear attention: states between ranks
 #include "activation.cuh" // SwiGLU, GeGLU, GELU
 #include "logprob.cuh"    // log-probabilities and the gradient of the logits
