@@ -48,7 +48,7 @@ static void find_threads(TellFinding tell) {
     const long threads = omp_get_max_threads();
     const double quota = cgroup_processors();
     if (quota < (double)online)
-        tell("threads", FINDING_NOTE, "%ld of %ld processors, of whose time the control group grants that of %.4g",
+        tell("threads", FINDING_NOTE, "%ld of %ld processors, limited by the control group to the time of %.4g",
              threads, online, quota);
     else if (threads < online && dist_local_ranks() == 1)
         tell("threads", FINDING_NOTE,

@@ -103,7 +103,7 @@ static const char *cuda_device_problem(void) {
     if (error == cudaErrorNoDevice && visible)
         snprintf(text, sizeof(text), "no GPU was found: CUDA_VISIBLE_DEVICES=%.40s shows none; unset it", visible);
     else if (error == cudaErrorNoDevice)
-        return "no GPU was found; nvidia-smi should list it, and a container is given it by --gpus all";
+        return "no GPU was found; nvidia-smi should list it, and a container needs --gpus all";
     else if (error == cudaErrorInsufficientDriver)
         snprintf(text, sizeof(text),
                  "the GPU's driver supports CUDA %d.%d, this program was built with %d.%d: update the driver, or build "

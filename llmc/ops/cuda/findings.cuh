@@ -22,10 +22,10 @@ static void find_driver(TellFinding tell) {
         tell("driver", FINDING_WRONG, "%s",
              file ? "libcuda.so.1 was not found, the kernel has the driver: start the container with --gpus all, and "
                     "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-                  : "there is none: install NVIDIA's (Ubuntu: ubuntu-drivers install --gpgpu)");
+                  : "not installed: install NVIDIA's (Ubuntu: ubuntu-drivers install --gpgpu)");
     else if (driver / 1000 < runtime / 1000)
         tell("driver", FINDING_WRONG,
-             "%.60s: knows CUDA %d.%d, this program is of %d.%d; update the driver, or build with an older toolkit",
+             "%.60s: supports CUDA %d.%d, this program needs %d.%d; update the driver, or build with an older toolkit",
              loaded, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
         tell("driver", FINDING_OK, "%.60s, CUDA %d.%d; this program: %d.%d", loaded, driver / 1000, driver % 1000 / 10,
@@ -52,8 +52,8 @@ static void find_devices(TellFinding tell) {
         }
         cudaMemGetInfo(&left, &total);
         const bool full = left < total / 10 * 9;
-        tell(name, full ? FINDING_NOTE : FINDING_OK, "%s, compute capability %d.%d, ECC %s, %s, of which %s free%s",
-             card.name, card.major, card.minor, card.ECCEnabled ? "on" : "off", all, human_bytes((double)left),
+        tell(name, full ? FINDING_NOTE : FINDING_OK, "%s, compute capability %d.%d, ECC %s, %s, %s free%s", card.name,
+             card.major, card.minor, card.ECCEnabled ? "on" : "off", all, human_bytes((double)left),
              full ? ": nvidia-smi lists who holds the rest" : "");
     }
 }

@@ -47,8 +47,8 @@ template <typename Kernel> struct Launch {
     template <typename... Arguments> void operator()(Arguments... arguments) const {
         if (shared > 48 << 10) { // more must be requested, and not every GPU has it
             if (shared > shared_memory_limit())
-                die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: it is too large a head_dim for "
-                    "this GPU in this precision",
+                die("%s:%d: %s needs %s of shared memory for a block, this GPU has %s: head_dim is too large for this "
+                    "GPU in this precision",
                     file, line, name, human_bytes((double)shared), human_bytes((double)shared_memory_limit()));
             cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), file,
                        line, name);
