@@ -324,8 +324,7 @@ typedef struct {
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
 
-// Counts a call (an AttentionTake). Backward reads staged results in bf16 and adds in fp32; their writes are the
-// library's.
+// Counts a call (an AttentionTake). Backward reads staged results in bf16, adds in fp32; the library wrote them.
 static void attention_count(void *to, const AttentionCall *call) {
     AttentionCounts *c = (AttentionCounts *)to;
     const double pairs = span_pairs(call->span, call->keys, c->cut->window);

@@ -106,7 +106,7 @@ static DiskPart disk_part(const DiskFile *file, size_t begin, size_t end) {
     return part;
 }
 
-// Starts filling a piece with the bytes to write, and with the file's other bytes of the same blocks.
+// Reads the file's other bytes of the same blocks into a piece, then starts copying the bytes to write.
 static void disk_fill(const DiskTransfer *t, char *piece, DiskPart part, const char *memory) {
     const size_t last = part.whole - t->file->align;
     if (part.skip) disk_io(t->file, DISK_READS, piece, t->file->align, part.offset);
@@ -305,7 +305,7 @@ static void disk_folder_require(const char *folder) {
     }
 }
 
-// Returns the bytes that each of `ranks` ranks may take there; ends the program if the folder cannot hold the files.
+// Returns the bytes that each of `ranks` ranks may take there; ends the program if the folder is unsuitable.
 static size_t disk_bytes_left(const char *folder, size_t ranks) {
     struct statvfs system;
     struct rlimit limit;

@@ -74,7 +74,7 @@ static AdamWFactors adamw_factors(const AdamW *step) {
     return f;
 }
 
-// Returns the random bits of element `place` of a parameter; ADAMW_BLOCK elements share them.
+// Returns the random key of the block of ADAMW_BLOCK elements with element `place` of a parameter.
 DEVICE_TOO static inline uint64_t adamw_key(const AdamWFactors *f, int role, size_t place) {
     return random_bits(f->seed, f->stream + (uint64_t)role, place / ADAMW_BLOCK);
 }

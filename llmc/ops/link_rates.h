@@ -32,7 +32,7 @@ static LinkRates link_rates(const Ops *ops, char *place, char *device, size_t mo
     while ((seconds = link_seconds(ops, place, device, most, bytes, 0)) < 0.01 && bytes < most)
         bytes = min_size(2 * bytes, most);
     rates.out = (double)bytes / seconds;
-    link_seconds(ops, place + most, device, most, bytes, 0); // unwritten parts of a file read as zeros, faster
+    link_seconds(ops, place + most, device, most, bytes, 0); // unwritten parts of a file are not read from the disk
     rates.in = (double)bytes / link_seconds(ops, place, device, most, 0, bytes);
     rates.both = (double)bytes / link_seconds(ops, place, device, most, bytes, bytes);
     return rates;

@@ -169,8 +169,7 @@ VECTOR_INLINE VectorBits amx_round(Vector low, Vector high) {
     return (VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// Does block_largest and block_weights: scores (times scale, to base 2) become bf16 weights in the first half of each
-// row.
+// Does block_largest and block_weights: scores (times scale, to base 2) become bf16 weights at the start of each row.
 static VECTOR_FUNCTION void amx_weights(floatS *scores, floatS *out, floatS *folded, floatS *largest, double *sum,
                                         const size_t *seen, const size_t *hidden, size_t rows, size_t HD,
                                         floatS scale) {

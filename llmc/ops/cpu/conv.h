@@ -176,8 +176,7 @@ typedef struct {
     const DeltaShape *shape;
 } ConvBackward;
 
-// Goes backward through tokens [from, end) of a span. dw: of this part and strip. The last span adds dcolumns at its
-// end.
+// Goes backward through tokens [from, end) of a span. dw: of this part and strip. The last span adds dcolumns.
 static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t end, size_t channel, size_t count,
                            const ConvStrip *w, ConvStrip *dw) {
     const Span *span = &b->shape->spans.span[i];
@@ -216,8 +215,7 @@ static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size
         memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
 }
 
-// Computes dcolumns, of the taps - 1 tokens before the call: from the first span's sums, in short calls also from
-// dcolumns.
+// Computes dcolumns, of taps - 1 tokens before the call, from the first span's sums and, in short calls, the old ones.
 static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;

@@ -242,7 +242,7 @@ static void delta_forward_block(Delta *d, const DeltaForward *f, size_t first, i
     }
 }
 
-// Goes token by token, on the state as stored.
+// Walks a span token by token, on the stored state.
 static void delta_forward_steps(Delta *d, const DeltaForward *f, const Span *span, size_t first, int transfer) {
     const size_t K = d->K, V = d->V, key = first / d->group;
     for (size_t t = 0; t < span->end - span->begin; t++) {
@@ -424,8 +424,7 @@ static void delta_block_inputs(Delta *d, const DeltaBackward *g, size_t head, co
     }
     // 3. the state after
     double written = 0,
-           read = 0; // terms scaled by a token's decay: earlier writes to the state after, later reads of the one
-                     // before
+           read = 0; // terms scaled by a token's decay: earlier writes to the state, later reads of the one before
     if (dS) {
         delta_transpose(d->dS_transposed, d->wide_k, dS, d->wide_v, d->rows_k, d->V);
         delta_times_state(d->z, u, d->dS_transposed, d->V, d->K, d->rows, NULL);

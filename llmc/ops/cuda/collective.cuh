@@ -3,7 +3,7 @@ The collectives of op set "cuda", by NCCL on their own stream, beside the kernel
 starts after an event of the default stream; `await` makes the default stream wait for the event after it, never the
 host. NCCL is loaded, and connected over MPI (dist.h), if a run has several ranks.
 
-A rank's device is that of its local rank, or the one that its launcher shows it (CUDA_VISIBLE_DEVICES).
+A rank's device is given by its local rank, or by its launcher (CUDA_VISIBLE_DEVICES).
 
 Same bits. A sum depends on its order, so the algorithm is fixed: NCCL_ALGO=Ring, unless it is set. The order of a ring,
 its channels and its protocol follow from the topology that NCCL finds, the element count and the NCCL_* variables; NCCL

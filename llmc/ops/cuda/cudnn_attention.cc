@@ -104,7 +104,7 @@ static void set_rows(TensorPointer tensor, int64_t uid, size_t heads, size_t row
     tensor->set_uid(uid).set_dim({1, h, r, d}).set_stride({r * s, d, s, 1});
 }
 
-// Describe slices of larger tensors, of queries or of keys.
+// Describes slices of larger tensors, of queries or of keys.
 static void set_queries(TensorPointer tensor, int64_t uid, const CudnnAttention &s) {
     set_rows(tensor, uid, s.heads, s.queries, s.HD, s.NH * s.HD);
 }

@@ -11,8 +11,7 @@ exp(c_i - c_j) for j <= i, S the state before the block and L its last token:
     out_i = exp(c_i) S^T q_i + sum_j P_ij N_j
     S <- exp(c_L) S + sum_j decay(L, j) k_j N_j^T
 
-No exponent is positive, and nothing is divided by a decay. A short block is padded with rows of zeros, beta 0 and decay
-1.
+No exponent is positive, and nothing is divided by a decay. A short block is padded with zeros (beta 0, decay 1).
 
 Matrix instructions take bf16 in the bf16 build. q, k, v and dout are bf16 already; their lengths and all other factors
 are applied to the other operand or to the result. Computed operands are split into a bf16 number and the rest, again in

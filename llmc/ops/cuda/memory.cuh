@@ -142,7 +142,7 @@ static void host_prefer_node(char *memory, size_t bytes) {
     if (nodes) syscall(SYS_mbind, memory, bytes, 1 /* MPOL_PREFERRED */, &nodes, 65ul, 0u); // a preference
 }
 
-// Pins a piece; returns 0 if it cannot be pinned. Other errors end the program.
+// Pins a piece; returns false if it cannot be pinned. Other errors end the program.
 static bool host_pin(char *memory, size_t bytes, cudaError_t *error) {
     *error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
     if (*error == cudaSuccess) return true;
