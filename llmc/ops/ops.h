@@ -145,7 +145,7 @@ typedef struct {
     size_t workspace; // most bytes that a library call may use beside its tensors; 0: the op set's own choice
 } AttentionChoice;
 
-#define NO_ROW SIZE_MAX // not a row of a table, e.g. no row that embedding_backward skips
+#define NO_ROW SIZE_MAX // no row: of embedding_backward's skip, pad_token_id
 
 typedef enum { NORM_RMS, NORM_LAYER } NormKind;
 

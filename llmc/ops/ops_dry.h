@@ -29,7 +29,7 @@ enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
-    double ridge;          // product FLOPs per byte of memory traffic, in equal time; 0: machine not known
+    double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: not known
     int library;           // attention is counted as a library's calls (attention_calls.h)
     double factor;         // a call counts this many times
     AttentionChoice attention;
