@@ -6,9 +6,9 @@ A query block is up to 2^17 elements: tokens x the query heads of one key/value 
 independent task. Backward, a task owns dK and dV of one key/value head of a document. If that would leave threads idle,
 each query block of a document is a phase. Its keys are cut into segments with about equal numbers of query-key pairs; a
 task adds to dK and dV of its segment and leaves a partial dQ. Closing tasks then add up the partial dQ in the order of
-the segments. A task of phase p waits for those of phase p - 1 that add to the same keys, and for the closing of phase
-p - 2, whose memory for partial dQ it reuses. A task waits only for earlier ones, so some task always runs; the only
-barrier is at the end.
+the segments. A task of phase p waits for those of phase p - 1 that add to the same keys. It also waits for the closing
+of phase p - 2 and reuses its memory for partial dQ. A task waits only for earlier ones, so some task always runs; the
+only barrier is at the end.
 */
 #ifndef LLMC_CPU_ATTENTION_TASKS_H
 #define LLMC_CPU_ATTENTION_TASKS_H

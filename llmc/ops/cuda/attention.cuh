@@ -4,9 +4,9 @@ heads, in the manner of FlashAttention-2 (arXiv 2307.08691): a running softmax o
 is ever stored.
 
 Forward and dq: a block holds queries of one head, 16 a warp, and walks the keys they see. dk, dv: a block holds keys of
-one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head that shares
-them, then adds to dk and dv once. Each sum has one owner, so there are no atomics; scores are computed once more than
-with atomics. Head sizes are padded with zeros to the next of HEAD_SIZES.
+one key/value head, 16 a warp or a pair of warps, and walks the queries that see them, for every query head of theirs.
+Then it adds to dk and dv once. Each sum has one owner, so there are no atomics; scores are computed once more than with
+atomics. Head sizes are padded with zeros to the next of HEAD_SIZES.
 */
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH

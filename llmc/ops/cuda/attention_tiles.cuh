@@ -75,7 +75,7 @@ __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, 
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 template <int HD> constexpr unsigned tile_stride = HD + 8; // rows begin in different banks, aligned to 16 bytes
 
-// A block holds `held` rows of one or two tensors, 16 per warp that owns their sums, and streams `passing`-row tiles of
+// A block holds `held` rows of one or two tensors, 16 per warp that owns their sums. It streams `passing`-row tiles of
 // two others through `stages` buffers, prefetching ahead.
 struct Tiles {
     unsigned held, passing, stages;

@@ -1,10 +1,10 @@
 /*
 The gated delta rule of op set "cuda". Forward: a kernel for the parts of blocks of DELTA_BLOCK tokens that need no
 state (delta_blocks.cuh), then a walk over each span's blocks that carries the state. Spans of a few tokens are walked
-token by token (delta_tokens.cuh). Backward: the same blocks, a walk forward that saves the state before each block and
-each token's addition, a walk back with the gradient of the state, and then all blocks at once (delta_gradient.cuh).
-Scratch holds DELTA_SEGMENT blocks, whatever the call's length. Longer calls go segment by segment, backward from the
-last; a first walk saves the states at their borders.
+token by token (delta_tokens.cuh). Backward does the same blocks. Then a walk forward saves the state before each block
+and each token's addition, a walk back carries the gradient of the state, and all blocks follow at once
+(delta_gradient.cuh). Scratch holds DELTA_SEGMENT blocks, whatever the call's length. Longer calls go segment by
+segment, backward from the last; a first walk saves the states at their borders.
 */
 #ifndef LLMC_CUDA_DELTA_CUH
 #define LLMC_CUDA_DELTA_CUH

@@ -1,7 +1,7 @@
 /*
-Gradients of the gated delta rule in op set "cuda", after the walks have saved the state S before each block, the
-gradient dS of the state after it, and N and dR of each token (delta_blocks.cuh). Each thread block takes BLOCK tokens
-of one key head and its value heads one after the other. With
+Gradients of the gated delta rule in op set "cuda". The walks have saved the state S before each block, the gradient dS
+of the state after it, and N and dR of each token (delta_blocks.cuh). Each thread block takes BLOCK tokens of one key
+head and its value heads one after the other. With
 
     dP_ij = dout_i . N_j for j <= i      dA_ij = -dR_i . N_j for j < i      dv = beta dR
 

@@ -1,6 +1,6 @@
 /*
 The gated delta rule of op set "cuda", block after block of a span by matrix instructions: forward with the state of a
-head, back with its gradient. A thread block has WALK_COLUMNS columns of it, in fp32 in registers, in tiles of 16 rows
+head, back with its gradient. A thread block has WALK_COLUMNS columns of it: in fp32 in registers, tiles of 16 rows
 dealt to its warps, and as a split operand in shared memory. In the notation of delta_blocks.cuh, forward
 
     R = beta (v - exp(c) K S),  N = inverse R,  out = exp(c) Q S + scores N,  S = exp(c_L) S + K^T (decay(L) N)

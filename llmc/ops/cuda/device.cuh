@@ -10,7 +10,7 @@ conversions need none.
 #include <cuda_runtime.h>
 
 // Hooks of a run with other ranks, for which the device may wait forever (collective.cuh). Called before the host waits
-// for the default stream or all streams, before it waits for an event of the default stream, and after every launch.
+// for the default stream, or all streams; for an event of the default stream; after every launch.
 static void (*before_waiting)(bool all);
 static void (*before_event)(cudaEvent_t event);
 static void (*after_launch)(void);

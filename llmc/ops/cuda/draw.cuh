@@ -1,10 +1,10 @@
 /*
 Sampling in op set "cuda", one block for a row of logits[n,V]: draws the same tokens as llmc/ops/cpu/draw.h. Nothing is
 sorted. A logit's key is its bits, mapped to the order of values. The k-th likeliest token, the end of top-p and the
-token that a uniform number hits are each a key at which a sum of weights, from the largest key down, reaches a target.
-Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every thread adds up its
-weights by digit in its own shared memory, and warps add those of all threads in a fixed order. Tokens of equal keys
-have equal weights: how many are needed follows by division, and the last one's id by a search of ids.
+token of a uniform number are found alike: as the key at which a sum of weights, from the largest key down, reaches a
+target. Weights are 1, or exp((x - largest) / temperature). The key is found DRAW_DIGIT bits at a time: every thread
+adds up its weights by digit in its own shared memory, and warps add those of all threads in a fixed order. Tokens of
+equal keys have equal weights: how many are needed follows by division, and the last one's id by a search of ids.
 
 A row is read twice and once per 4 bits of V; except with temperature alone, also once per 4 bits of a logit for the
 draw, for top-k and for top-p: at most 19 times (bf16, V = 152k). Only the first reading is from memory: such a row is

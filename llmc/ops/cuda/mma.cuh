@@ -1,6 +1,6 @@
 /*
 The one wrapper around the matrix instructions: C[16,8] += A[16,16] B[16,8] by a warp (PTX mma.sync m16n8k16), floatX in
-and fp32 sums, and the loads of its operands from tiles in shared memory, two of B at once, as ldmatrix loads. With g =
+and fp32 sums. Also the loads of its operands from tiles in shared memory, two of B at once, as ldmatrix does. With g =
 lane / 4 and q = lane % 4 a lane holds
 
     A   x[0..1] (g, 2q..)   x[2..3] (g + 8, 2q..)   x[4..5] (g, 8 + 2q..)   x[6..7] (g + 8, 8 + 2q..)
