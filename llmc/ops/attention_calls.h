@@ -213,7 +213,7 @@ static size_t attention_key_step(const AttentionCut *cut, size_t keys) {
 static int forward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                          void *to) {
     const size_t window = cut->window < piece.end - piece.document ? cut->window : 0;
-    const size_t lowest = max_size(p->keys.begin, piece.document); // to be read
+    const size_t lowest = max_size(p->keys.begin, piece.document); // first key read
     const size_t seen = max_size(lowest, first_key(piece.document, piece.begin, window));
     const size_t end = p->causal ? piece.end : p->keys.end, step = attention_key_step(cut, end - seen);
     const size_t keys = min_size((end - seen + step - 1) / step * step, (end - lowest) / step * step);
@@ -240,7 +240,7 @@ static int library_call(const AttentionCut *cut, AttentionCall *call, size_t beg
 static int backward_piece(const AttentionCut *cut, const AttentionPart *p, Span piece, size_t rows, AttentionTake *take,
                           void *to) {
     const size_t window = p->causal && cut->window < piece.end - piece.document ? cut->window : 0;
-    const size_t lowest = max_size(p->keys.begin, first_key(p->span.document, p->span.begin, window)); // to be read
+    const size_t lowest = max_size(p->keys.begin, first_key(p->span.document, p->span.begin, window)); // first key read
     const size_t seen = max_size(p->keys.begin, first_key(piece.document, piece.begin, window));
     size_t key = p->causal ? piece.end : p->keys.end;
     AttentionCall call = {piece, p->keys, rows, 0, window, p->causal, 0};
@@ -320,7 +320,7 @@ typedef struct {
     int backward;
     double own, library; // query-key pairs
     double masked;       // part of library: in squares of a block of queries and their own keys, or within a window
-    double calls;        // of the library
+    double calls;        // library calls
     double staged;       // bytes read and written around the calls
 } AttentionCounts;
 

@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct {
     const DiskFile *file;
-    size_t begin, bytes; // of the file
+    size_t begin, bytes; // range of the file
     char *memory;
     int of_host; // memory is the host's, not the device's
 } DiskTransfer;

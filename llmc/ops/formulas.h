@@ -53,7 +53,7 @@ typedef struct {
     floatS rate;            // learning_rate / (1 - beta1^step)
     floatS root_correction; // 1 / sqrt(1 - beta2^step)
     floatS epsilon;
-    uint64_t seed, stream; // of the random numbers
+    uint64_t seed, stream; // choose the random numbers
     size_t first;          // index of element 0 in its parameter
 } AdamWFactors;
 

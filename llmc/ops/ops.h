@@ -78,7 +78,7 @@ static double span_pairs(Span span, KeyRange keys, size_t window) {
 typedef struct {
     Spans spans;
     size_t NH, NKV, HD; // query head h reads key/value head h / (NH/NKV)
-    double scale;       // of the scores
+    double scale;       // factor of the scores
     KeyRange keys;      // the keys that are read
     int partial;    // keys are one range of several: out and dq are Summed, rounded by round_sums after the last range
     int accumulate; // partial: this range adds to those already in out, lse and dq

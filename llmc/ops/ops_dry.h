@@ -12,7 +12,7 @@ any element type; scratch sizes are those of the linked op set.
 // Work of the ops of a pass
 typedef struct {
     double flops;                                 // products and attention
-    double attention_forward, attention_backward; // of flops
+    double attention_forward, attention_backward; // parts of flops
     double delta;                                 // part of flops: the delta rule
     double operands;                              // bytes that those products read and write
     double stalled; // FLOPs that products could do while waiting for operands (DryCount.ridge)

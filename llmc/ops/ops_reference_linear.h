@@ -98,7 +98,7 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
 // ---- linear attention: the gated delta rule, token by token ---------------------------------------------------------
 // A token's row for one value head, and the gradients of its gates
 typedef struct {
-    const double *q, *k, *v; // of x
+    const double *q, *k, *v; // rows of x
     double q_scale, k_scale; // factors of q and k
     double beta, decay, log_decay;
     double slope; // d log decay / d (a + dt_bias)

@@ -19,7 +19,7 @@ enum {
 typedef struct {
     const floatX *logits;
     size_t V;
-    double temperature, largest; // logit
+    double temperature, largest; // largest: logit
     // bins of the logit
     double bins_per_logit;
     double weight[DRAW_BINS];

@@ -371,7 +371,7 @@ static size_t walk_limit(void) { return SIZE_MAX; }
 static size_t walk_limit(void) { return shared_memory_limit(); }
 #endif
 
-// Calls launch(KP) with the columns of q and k that tiles have, the next to K.
+// Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest that hold K.
 template <typename F> static void with_walk_size(size_t K, F launch) {
     if (K <= 32)
         launch(Width<32>());

@@ -88,7 +88,7 @@ static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *
 }
 
 // ---- products of a few rows -----------------------------------------------------------------------------------------
-constexpr size_t QUANTISED_ROWS = 8; // of a launch
+constexpr size_t QUANTISED_ROWS = 8; // most of a launch
 
 // ROWS: at least n, the rows of x and out. begin: the first element of weight in the record
 template <bool PACKED, int ROWS>
