@@ -50,7 +50,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
         count_visits(s, s->memory.layers_repeat * visits);
         w = weights_acquire(&s->memory, l);
         weights_prefetch(&s->memory, l);
-        keys_show(s, m, l, c);
+        keys_select(s, m, l, c);
         keys_ask_ahead(s, m, l, c, 1);
         if (linear) states_show(s, m, l, c);
         Activations a = forward_activations(s, l, c, w);
@@ -105,7 +105,7 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
         weights_prefetch(&s->memory, l);
         Activations a = kept_activations(s, l, c.row);
         mlp_backward(s, l, c, w, dw, &a, dx);
-        keys_show(s, m, l, c);
+        keys_select(s, m, l, c);
         keys_ask_ahead(s, m, l, c, -1);
         arrived_scale(s, l, c, factor);
         mixer_backward(s, l, c, w, dw, &a, dx);
@@ -172,7 +172,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     const double factor = s->method == METHOD_SPACO ? 1 / s->sparse.keep : 1;
     Activations kept = {0};
     ChunkMemory m = {0};
-    m.asked = SIZE_MAX, m.gradients_begin = 1;
+    m.gradients_begin = 1;
     sequence_begin(s, batch, Z / factor, PASS_FORWARD);
     grads_hold(&s->memory, last);
     m.chunks = chunks_of_range(s, 0);

@@ -1,17 +1,17 @@
 /*
-What chunk-major orders (chunk_major.h) keep of all layers at one time, and how the steps, which know one layer's, find
-it: keys_show makes layer l's what attention_memory.h and linear_memory.h have at hand.
+K, V, windows and states of all layers, for chunk-major orders (chunk_major.h). keys_select points s->kv and s->linear
+at layer l's.
 
-    a layer that sees everything    K, V [N,KV] and their gradients
-    a layer with a window           K, V and gradients of the window at hand, which slides with the chunks; K, V of the
-                                    last w - 1 tokens before each chunk, or of all tokens where these are fewer
-    a layer of linear attention     the state at hand and its gradient; the state before each chunk
+    full-attention layer    K, V [N,KV] and their gradients
+    layer with a window     K, V and gradients of the current window, which slides with the chunks; K, V of the last
+                            w - 1 tokens before each chunk, or of all tokens where these are fewer
+    linear attention        the current state and its gradient; the state before each chunk
 
-What grows with N lies in the place of layer inputs, which these orders do not have. Elsewhere than on the device, K, V
-and gradients of layers that see everything pass through two slots of [N,KV]: while one layer is worked on, the next
-one's rows come and the last one's return. What comes back of windows and states is asked for one layer ahead.
+What grows with N lies in the place of layer inputs, which these orders do not have. Off-device, K, V and gradients of
+full-attention layers pass through two slots of [N,KV]: while one layer is computed, the next one's rows are loaded and
+the last one's stored. Windows and states are loaded one layer ahead.
 
-    moved for each chunk [t0, t1) of a layer that sees everything
+    moved for each chunk [t0, t1) of a full-attention layer
     pass 1            K, V [0,t0) in, [t0,t1) out
     pass 2, forward   K, V [0,t0) in
     pass 2, backward  K, V [0,t1) in; dK, dV [0,t1) in, but for the first chunk of all, and [0,t0) out
@@ -21,18 +21,17 @@ one's rows come and the last one's return. What comes back of windows and states
 #include "llmc/stream/held_gradients.h"
 #include "streambp.h"
 
-// Device memory that a layer's keys come to
+// Staging buffer of a layer's keys
 typedef struct {
     Stored *k, *v;   // [N,NKV*HD]
     Summed *dk, *dv; // the same
-    size_t layer;    // that has been asked for; SIZE_MAX: none
-    int64_t load, store;
+    PageSlot page;   // the layer
 } KeySlot;
 
 typedef struct {
     Stored *k[2], *v[2];           // [layers,rows,NKV*HD] of layers that see everything, in their place; of windows
     Summed *dk[2], *dv[2];         // the same
-    KeySlot slot[2];               // elsewhere: of a layer that sees everything and the next one, by turns
+    KeySlot slot[2];               // off-device: of a full-attention layer and the next one, in turn
     Stored *border[2];             // [windows' layers,border_stride,NKV*HD] K and V before each chunk, or of all tokens
     size_t border_rows;            // w - 1; 0: windows do not slide
     size_t border_stride;          // chunks * (w - 1), or N
@@ -43,12 +42,11 @@ typedef struct {
     Summed *dstate, *dcolumns;     // [linear layers,...]
     size_t chunks;                 // of the sequence, also in a plan
     size_t first, slid;            // KeyValue.first of all layers that slide, behind the last chunk and this one
-    size_t asked;                  // layer whose window or state has been asked for; SIZE_MAX: none
-    int64_t asked_load, last_store; // of that; of all stores
-    int gradients_begin;            // pass 2 has had no chunk yet: dK = dV = 0
+    PageSlot aside;                // transfers of windows and states; its page: the layer whose are loaded ahead
+    int gradients_begin;           // pass 2 has had no chunk yet: dK = dV = 0
 } ChunkMemory;
 
-static int keys_elsewhere(const StreamBP *s) { return is_elsewhere(&s->memory, PLACED_INPUTS); }
+static int keys_off_device(const StreamBP *s) { return is_off_device(&s->memory, PLACED_INPUTS); }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
 static void *push_kept(StreamBP *s, const char *name, size_t count, size_t size) {
@@ -63,7 +61,6 @@ static void push_slots(StreamBP *s, ChunkMemory *m) {
         slot->v = push_stored(s, SHARE_KV, i ? "the next layer's values" : "one layer's values", count);
         slot->dk = push_summed(s, SHARE_KV, "gradient of these keys", count);
         slot->dv = push_summed(s, SHARE_KV, "gradient of these values", count);
-        slot->layer = SIZE_MAX;
     }
 }
 
@@ -73,7 +70,7 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
     const size_t full = layers_of_kind(config, LAYER_FULL), windows = layers_of_kind(config, LAYER_WINDOW);
     const size_t window = max_size(window_of_model(config), 1), chunk = layer_chunk(s);
     const size_t stride = min_size(m->chunks * (window - 1), s->N), each = 2 * (d.stored + d.summed);
-    const size_t sliding = (window - 1 + chunk) * each + (keys_elsewhere(s) ? 0 : stride * 2 * d.stored);
+    const size_t sliding = (window - 1 + chunk) * each + (keys_off_device(s) ? 0 : stride * 2 * d.stored);
     const int slides = windows && sliding < s->N * each;
     const KeyValue none = {0};
     s->kv = none, s->kv.layers = 1;
@@ -83,7 +80,7 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
         m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->N * d.KV, d.stored);
         m->dk[0] = (Summed *)push_kept(s, "gradient of keys of all layers", full * s->N * d.KV, d.summed);
         m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->N * d.KV, d.summed);
-        if (keys_elsewhere(s)) push_slots(s, m);
+        if (keys_off_device(s)) push_slots(s, m);
     }
     if (!windows) return;
     const size_t rows = windows * s->kv.rows[1];
@@ -108,7 +105,7 @@ static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
     m->kept = (Summed *)push_kept(s, "states before chunks", layers * m->chunks * d.S, d.summed);
     m->kept_columns =
         (Stored *)push_kept(s, "inputs before chunks' convolutions", layers * m->chunks * d.columns, d.stored);
-    if (keys_elsewhere(s)) {
+    if (keys_off_device(s)) {
         m->before = push_summed(s, SHARE_KV, "states before a chunk", layers * d.S);
         m->before_columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolutions", layers * d.columns);
     }
@@ -129,7 +126,7 @@ static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
-        if (!rows[i] || (i == 0 && keys_elsewhere(s))) continue; // elsewhere: in the slots, at pass 2's first chunk
+        if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // elsewhere: in the slots, at pass 2's first chunk
         s->ops->zero(m->dk[i], rows[i] * d.KV * d.summed);
         s->ops->zero(m->dv[i], rows[i] * d.KV * d.summed);
     }
@@ -145,7 +142,9 @@ static size_t number_in_kind(const StreamBP *s, size_t l) {
     return layers_before(&s->model->config, layer_kind(&s->model->config, l), l);
 }
 
-// What of a chunk moves to its place and back, in rows
+static KeySlot *key_slot(const StreamBP *s, ChunkMemory *m, size_t l) { return &m->slot[number_in_kind(s, l) % 2]; }
+
+// What of a chunk moves to its home and back, in rows
 typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, ROWS_BORDER_IN } MovedRows;
 
 // Rows of the chunk of n tokens from `token` on
@@ -175,75 +174,76 @@ static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what
     return rows / (double)whole;
 }
 
-// Rows of `bytes` each between device and place; in a plan as many as the visits of the chunk have on average
-static int64_t rows_move(StreamBP *s, void *device, void *kept, Range rows, double mean, size_t bytes, int in) {
+// Rows of `bytes` each between device and home; in the dry run as many as the visits of the chunk have on average
+static void rows_move(StreamBP *s, PageSlot *slot, int in, void *device, void *home, Range rows, double mean,
+                      size_t bytes) {
     Residency *r = &s->memory;
-    const Place place = r->place[PLACED_INPUTS];
-    const double repeat = r->chunk_repeat * (r->plan ? mean : 1);
-    const size_t count = r->plan ? bytes : rows.count * bytes;
-    if (r->plan ? mean == 0 : !rows.count) return 0;
-    return in ? place_load(r->ops, &r->moved, place, device, kept, count, repeat)
-              : place_store(r->ops, &r->moved, place, kept, device, count, repeat);
+    const Pager pager = pager_of(r, PLACED_INPUTS, r->chunk_repeat * (r->plan ? mean : 1));
+    if (r->plan ? mean > 0 : rows.count > 0)
+        page_move(pager, slot, in, device, home, r->plan ? bytes : rows.count * bytes);
 }
 
-// K and V, or with `gradient` dK and dV, of layer l, which sees everything, between its slot and its place
-static int64_t slot_move(StreamBP *s, ChunkMemory *m, KeySlot *slot, size_t l, Chunk c, MovedRows what, int gradient,
-                         int in) {
+// A state of layer l before chunk c, and the convolution's inputs
+static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, Summed *state, Stored *columns) {
+    const Shapes d = shapes_of(s->model);
+    const size_t kept = number_in_kind(s, l) * m->chunks + border_of(s, c);
+    const Range one = {0, 1};
+    rows_move(s, &m->aside, in, state, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed);
+    if (d.columns)
+        rows_move(s, &m->aside, in, columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
+                  d.columns * d.stored);
+}
+
+// K and V, or with `gradient` dK and dV, of full-attention layer l, between its slot and home
+static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows what, int gradient, int in) {
     const Shapes d = shapes_of(s->model);
     const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_in_kind(s, l) * s->N;
     const Range rows = moved_rows(s, m, what, c.token, c.n);
+    KeySlot *slot = key_slot(s, m, l);
     void *device[2] = {gradient ? (void *)slot->dk : slot->k, gradient ? (void *)slot->dv : slot->v};
-    void *kept[2] = {gradient ? (void *)m->dk[0] : m->k[0], gradient ? (void *)m->dv[0] : m->v[0]};
-    int64_t ticket = 0;
+    void *home[2] = {gradient ? (void *)m->dk[0] : m->k[0], gradient ? (void *)m->dv[0] : m->v[0]};
     for (size_t i = 0; i < 2; i++)
-        ticket =
-            last_ticket(ticket, rows_move(s, at(device[i], rows.begin, bytes), at(kept[i], row + rows.begin, bytes),
-                                          rows, moved_mean(s, m, what, c), bytes, in));
-    return ticket;
+        rows_move(s, &slot->page, in, at(device[i], rows.begin, bytes), at(home[i], row + rows.begin, bytes), rows,
+                  moved_mean(s, m, what, c), bytes);
 }
 
-// Keys and values before chunk `index` of a layer that slides, which are at hand: out of the window, or back into it
-static int64_t border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
+// Keys and values before chunk `index` of the current layer, which slides: out of the window, or back into it
+static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t index, MovedRows what) {
     const Shapes d = shapes_of(s->model);
     const int in = what == ROWS_BORDER_IN;
     const size_t bytes = d.KV * d.stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
     const size_t row =
         number_in_kind(s, l) * m->border_stride + (m->border_stride == s->N ? rows.begin : index * m->border_rows);
-    int64_t ticket = 0;
-    if (!m->border_rows) return 0; // a window of one key
-    // spaco: the chunk behind may be far away
+    if (!m->border_rows) return; // a window of one key
+    // spaco: the next chunk may be far away
     if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin;
-    for (size_t i = 0; i < 2 && (rows.count || (s->dry && keys_elsewhere(s))); i++) {
+    for (size_t i = 0; i < 2 && (rows.count || (s->dry && keys_off_device(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
-        if (keys_elsewhere(s))
-            ticket = last_ticket(ticket, rows_move(s, here, kept, rows, moved_mean(s, m, what, c), bytes, in));
+        if (keys_off_device(s))
+            rows_move(s, &m->aside, in, here, kept, rows, moved_mean(s, m, what, c), bytes);
         else
             s->ops->copy(in ? here : kept, in ? kept : here, rows.count * bytes);
     }
-    return ticket;
 }
 
 // ---- a layer at a time ----------------------------------------------------------------------------------------------
-// Of a layer that sees everything: its keys come to the slot that the layer before is not in, in backward with what has
-// come to their gradients. l: of num_hidden_layers: none
+// Starts loading K, V into the free slot; in backward also dK, dV so far. l >= num_hidden_layers: nothing.
 static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
-    if (l >= config->num_hidden_layers || layer_kind(config, l) != LAYER_FULL || !keys_elsewhere(s)) return;
+    if (l >= config->num_hidden_layers || layer_kind(config, l) != LAYER_FULL || !keys_off_device(s)) return;
     const int backward = s->pass == PASS_BACKWARD;
-    KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
-    if (slot->layer == l) return; // it was asked for
-    slot->layer = l;
-    s->ops->await_transfer(slot->store);
-    slot->load = slot_move(s, m, slot, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
+    KeySlot *slot = key_slot(s, m, l);
+    if (!page_ask(s->ops, &slot->page, l)) return;
+    slot_move(s, m, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
     if (!backward) return;
     if (m->gradients_begin && !s->dry) {
         s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
         s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
     } else {
-        slot->load = last_ticket(slot->load, slot_move(s, m, slot, l, c, ROWS_ARRIVED, 1, 1));
+        slot_move(s, m, l, c, ROWS_ARRIVED, 1, 1);
     }
 }
 
@@ -260,41 +260,36 @@ static void window_at_hand(StreamBP *s, const ChunkMemory *m, size_t l) {
     s->kv.dk = summed_row(s, m->dk[1], row, KV), s->kv.dv = summed_row(s, m->dv[1], row, KV);
 }
 
-// Pass 2, of the other layers: a window slides back to chunk c, or the state before it comes.
+// Pass 2, of the other layers: slides a window back to chunk c, or starts loading the state before it.
 static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
     const KeyValue at_hand = s->kv;
-    const Range one = {0, 1};
-    if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers || m->asked == l) return;
-    if (layer_is_linear(config, l) && keys_elsewhere(s)) {
-        const size_t i = number_in_kind(s, l), kept = i * m->chunks + border_of(s, c);
-        m->asked_load = rows_move(s, summed_row(s, m->before, i, d.S), summed_row(s, m->kept, kept, d.S), one, 1,
-                                  d.S * d.summed, 1);
-        if (d.columns)
-            m->asked_load = rows_move(s, stored_row(s, m->before_columns, i, d.columns),
-                                      stored_row(s, m->kept_columns, kept, d.columns), one, 1, d.columns * d.stored, 1);
-    } else if (layer_slides(s, l)) {
+    const int linear = l < config->num_hidden_layers && layer_is_linear(config, l);
+    if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
+    if (linear ? !keys_off_device(s) : !layer_slides(s, l)) return;
+    if (!page_ask(s->ops, &m->aside, l)) return;
+    if (linear) {
+        const size_t i = number_in_kind(s, l);
+        state_move(s, m, l, c, 1, summed_row(s, m->before, i, d.S), stored_row(s, m->before_columns, i, d.columns));
+    } else {
         window_at_hand(s, m, l);
         s->kv.first = m->first;
         window_slide_back(s, l, c);
-        m->asked_load = border_move(s, m, l, c, border_of(s, c), ROWS_BORDER_IN);
-    } else {
-        return;
+        border_move(s, m, l, c, border_of(s, c), ROWS_BORDER_IN);
+        s->kv = at_hand;
     }
-    m->asked = l;
-    s->kv = at_hand;
 }
 
-// The steps find layer l's keys and values, or states, and their gradients, with what chunk c needs of them.
-static void keys_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
+// Points s->kv and s->linear at layer l's, with what chunk c needs of them.
+static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const size_t i = number_in_kind(s, l);
     keys_ask(s, m, l, c);
     window_ask(s, m, l, c);
-    if (m->asked == l) {
-        s->ops->await_transfer(m->asked_load);
-        m->asked = SIZE_MAX, m->asked_load = 0;
+    if (m->aside.asked && m->aside.page == l) {
+        page_await(s->ops, &m->aside);
+        m->aside.asked = 0;
     }
     if (layer_is_linear(&s->model->config, l)) {
         const size_t kept = i * m->chunks + border_of(s, c);
@@ -308,11 +303,11 @@ static void keys_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         window_at_hand(s, m, l);
         if (layer_slides(s, l))
             s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
-    } else if (keys_elsewhere(s)) {
-        KeySlot *slot = &m->slot[i % 2];
-        s->ops->await_transfer(slot->load);
+    } else if (keys_off_device(s)) {
+        KeySlot *slot = key_slot(s, m, l);
+        page_await(s->ops, &slot->page);
         s->kv.k = slot->k, s->kv.v = slot->v, s->kv.dk = slot->dk, s->kv.dv = slot->dv;
-        slot->layer = SIZE_MAX, slot->load = 0;
+        slot->page.asked = 0;
     } else {
         const size_t row = i * s->N;
         s->kv.k = stored_row(s, m->k[0], row, d.KV), s->kv.v = stored_row(s, m->v[0], row, d.KV);
@@ -320,52 +315,39 @@ static void keys_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     }
 }
 
-// While layer l is worked on, what the layers behind it need is on its way. A plan asks for each when it comes to it.
+// Starts loading what the layers after l need, while l is computed. The dry run loads each at its own visit.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
     if (s->dry) return;
     if (layer_kind(&s->model->config, l) == LAYER_FULL) keys_ask(s, m, next_full(s, l, step), c);
     window_ask(s, m, l + (size_t)step, c);
 }
 
-// Before a chunk's walk over the layers: what the last one stored is there.
+// Waits for what the last chunk stored, before a chunk's walk over the layers.
 static void keys_await(StreamBP *s, ChunkMemory *m) {
-    s->ops->await_transfer(m->last_store);
-    m->last_store = 0;
+    page_finish(s->ops, &m->aside);
+    for (size_t i = 0; i < 2; i++) page_finish(s->ops, &m->slot[i].page);
 }
 
-// Pass 1, of the layer at hand behind chunk c's step: what pass 2 and later chunks need of it
+// Pass 1, after chunk c's step of the current layer: stores what pass 2 and later chunks need of it.
 static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (layer_slides(s, l)) {
         m->slid = s->kv.first;
-        if (border_of(s, c) + 1 < m->chunks)
-            m->last_store = last_ticket(m->last_store, border_move(s, m, l, c, border_of(s, c) + 1, ROWS_BORDER_OUT));
-    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_elsewhere(s)) {
-        KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
-        slot->store = slot_move(s, m, slot, l, c, ROWS_OWN, 0, 0);
-        m->last_store = last_ticket(m->last_store, slot->store);
+        if (border_of(s, c) + 1 < m->chunks) border_move(s, m, l, c, border_of(s, c) + 1, ROWS_BORDER_OUT);
+    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) {
+        slot_move(s, m, l, c, ROWS_OWN, 0, 0);
     }
 }
 
-// Linear attention: pass 1 keeps the state before chunk c, pass 2 goes back to it.
+// Linear attention: pass 1 saves the state before chunk c, pass 2 restores it.
 static void states_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    const Shapes d = shapes_of(s->model);
     const int keep = s->pass < PASS_FORWARD;
-    const size_t kept = number_in_kind(s, l) * m->chunks + border_of(s, c);
-    const Range one = {0, 1};
     state_copy(s, kept_state(s, 0, 0), keep);
-    if (!keep || !keys_elsewhere(s)) return;
-    m->last_store = rows_move(s, s->linear.kept, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed, 0);
-    if (d.columns)
-        m->last_store = rows_move(s, s->linear.kept_columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
-                                  d.columns * d.stored, 0);
+    if (keep && keys_off_device(s)) state_move(s, m, l, c, 0, s->linear.kept, s->linear.kept_columns);
 }
 
-// Backward, behind the layer at hand: what has come to the gradients of chunks before c goes back to its place.
+// Backward: stores dK, dV of earlier chunks once the layer is done.
 static void gradients_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    if (layer_kind(&s->model->config, l) != LAYER_FULL || !keys_elsewhere(s)) return;
-    KeySlot *slot = &m->slot[number_in_kind(s, l) % 2];
-    slot->store = slot_move(s, m, slot, l, c, ROWS_BEFORE, 1, 0);
-    m->last_store = last_ticket(m->last_store, slot->store);
+    if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) slot_move(s, m, l, c, ROWS_BEFORE, 1, 0);
 }
 
 #endif

@@ -39,12 +39,12 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
     } else {
         r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
         if (d.gated_attention) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->rows * d.Q);
-        if (saves_attention(s) && !saves_elsewhere(s)) {
+        if (saves_attention(s) && !saves_off_device(s)) {
             r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
         } else {
             r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->rows * d.Q);
             r.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->rows * d.NH);
-            if (attention_saved(s)) saved_attention_load(s, l, all, 0, r.attention_out, r.lse);
+            if (attention_saved(s)) saved_attention_move(s, l, all, 0, 1, r.attention_out, r.lse);
         }
     }
     if (s->pass == PASS_BACKWARD)

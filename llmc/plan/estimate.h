@@ -16,7 +16,7 @@ measured here, and whatever shows it calls it estimated.
                 O and P_O are of its first sequence's forward pass
 
 F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. P: transfers
-between places (llmc/stream/places.h) in either pass and in the optimizer's step O, counted by the plan; device memory
+between places (llmc/stream/pager.h) in either pass and in the optimizer's step O, counted by the plan; device memory
 is read or written for each byte of them, which is work. G: gradients that are added up over the ranks while it goes on
 with the next layer; where they are added up once a step, of its last sequence alone. W: weights of stage 3, gathered
 one layer ahead, once in either pass. KV: keys, values and their gradients, which nothing goes on beside; round a ring

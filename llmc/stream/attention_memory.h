@@ -178,16 +178,16 @@ static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
 attention's forward; queries, keys and values are projected again. The saved values are what would be computed again: to
 the bit, but in layers with a window, whose keys are projected in other chunks backward.
 
-They lie on the device, or elsewhere. Then a chunk's values leave behind its attention, beside the rest of its layer,
-and come back one chunk before they are needed, through two chunks' worth of device memory by turns. A
-ring (llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
+They lie on the device, or off-device. Then a chunk's values are stored after its attention, beside the rest of its
+layer, and loaded one chunk before they are needed, through two slots of a chunk that take turns. A ring
+(llmc/orders/ring.h), which has those of a whole layer at once, moves a layer at a time.
 */
 static int saves_attention(const StreamBP *s) { return s->saved.attention_out != NULL; }
-static int saves_elsewhere(const StreamBP *s) { return saves_attention(s) && is_elsewhere(&s->memory, PLACED_KEPT); }
+static int saves_off_device(const StreamBP *s) { return saves_attention(s) && is_off_device(&s->memory, PLACED_KEPT); }
 
 // Attention output was saved: skip recomputation.
 static int attention_saved(const StreamBP *s) {
-    return saves_attention(s) && (s->pass == PASS_BACKWARD || (s->pass == PASS_RESTORE && !saves_elsewhere(s)));
+    return saves_attention(s) && (s->pass == PASS_BACKWARD || (s->pass == PASS_RESTORE && !saves_off_device(s)));
 }
 
 // Layers with attention before layer l
@@ -224,76 +224,57 @@ static void saved_attention_begin(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     const size_t chunk = layer_chunk(s), slots = s->rows > chunk ? 2 : 1;
     SavedAttention *saved = &s->saved;
-    for (size_t i = 0; i < slots && saves_elsewhere(s); i++) {
+    for (size_t i = 0; i < slots && saves_off_device(s); i++) {
         saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * d.Q);
         saved->chunk_lse[i] = push_summed(s, SHARE_WORKSPACE, "log-sum-exp on its way", chunk * d.NH);
-        saved->ticket[i] = 0;
     }
 }
 
 // Waits for all transfers, before their memory is popped.
 static void saved_attention_finish(StreamBP *s) {
-    for (size_t i = 0; i < 2 && saves_elsewhere(s); i++) {
-        s->ops->await_transfer(s->saved.ticket[i]);
-        s->saved.ticket[i] = 0;
-    }
+    for (size_t i = 0; i < 2; i++) page_await(s->ops, &s->saved.slot[i]);
 }
 
-// ---- transfers of rows of a layer; slot: 0 or 1, whose ticket it is -------------------------------------------------
-// In a plan the rows of a chunk are counted for all that the chunk stands for.
-static double saved_repeat(const StreamBP *s, Range rows) {
-    return rows.count == s->rows ? s->memory.layers_repeat : s->memory.chunk_repeat;
-}
-
-static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot, const Stored *attention_out,
-                                  const Summed *lse) {
-    Shapes d = shapes_of(s->model);
+// ---- transfers of rows of a layer, through slot 0 or 1 --------------------------------------------------------------
+static void saved_attention_move(StreamBP *s, size_t l, Range rows, size_t slot, int in, Stored *attention_out,
+                                 Summed *lse) {
+    const Shapes d = shapes_of(s->model);
     Residency *r = &s->memory;
-    const Place place = r->place[PLACED_KEPT];
-    if (!saves_elsewhere(s) || !rows.count || s->pass != PASS_FORWARD) return;
-    place_store(r->ops, &r->moved, place, saved_attention_out(s, l, rows.begin), attention_out,
-                rows.count * d.Q * d.stored, saved_repeat(s, rows));
-    s->saved.ticket[slot] = place_store(r->ops, &r->moved, place, saved_lse(s, l, rows.begin), lse,
-                                        rows.count * d.NH * d.summed, saved_repeat(s, rows));
+    const Pager pager = pager_of(r, PLACED_KEPT, rows.count == s->rows ? r->layers_repeat : r->chunk_repeat);
+    PageSlot *page = &s->saved.slot[slot];
+    if (!saves_off_device(s) || !rows.count) return;
+    page_move(pager, page, in, attention_out, saved_attention_out(s, l, rows.begin), rows.count * d.Q * d.stored);
+    page_move(pager, page, in, lse, saved_lse(s, l, rows.begin), rows.count * d.NH * d.summed);
 }
 
-static void saved_attention_load(StreamBP *s, size_t l, Range rows, size_t slot, Stored *attention_out, Summed *lse) {
-    Shapes d = shapes_of(s->model);
-    Residency *r = &s->memory;
-    const Place place = r->place[PLACED_KEPT];
-    if (!saves_elsewhere(s) || !rows.count) return;
-    place_load(r->ops, &r->moved, place, attention_out, saved_attention_out(s, l, rows.begin),
-               rows.count * d.Q * d.stored, saved_repeat(s, rows));
-    s->saved.ticket[slot] = place_load(r->ops, &r->moved, place, lse, saved_lse(s, l, rows.begin),
-                                       rows.count * d.NH * d.summed, saved_repeat(s, rows));
+static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot, Stored *attention_out, Summed *lse) {
+    if (s->pass == PASS_FORWARD) saved_attention_move(s, l, rows, slot, 0, attention_out, lse);
 }
 
-static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, const Stored *attention_out,
-                                        const Summed *lse) {
+static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, Stored *attention_out, Summed *lse) {
     const Range rows = {c.row, c.n};
     saved_attention_store(s, l, rows, c.index % 2, attention_out, lse);
 }
 
-// Asks for the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits it
-// next. In a plan, where the next visit may be of any chunk, each asks for its own.
+// Starts loading the values of the chunk before chunk `index` of a layer (the last one: chunk_count): backward visits
+// it next. In the dry run, where the next visit may be of any chunk, each loads its own.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_elsewhere(s) || s->dry || layer_is_linear(&s->model->config, l)) return;
+    if (!index || !saves_off_device(s) || s->dry || layer_is_linear(&s->model->config, l)) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
     const Range rows = {own_row(s, tokens.begin), tokens.count};
-    saved_attention_load(s, l, rows, i % 2, s->saved.chunk_attention_out[i % 2], s->saved.chunk_lse[i % 2]);
+    saved_attention_move(s, l, rows, i % 2, 1, s->saved.chunk_attention_out[i % 2], s->saved.chunk_lse[i % 2]);
 }
 
 // The memory of chunk c's attention output and log-sum-exp, where they are saved: free in forward, filled in backward
 static void saved_attention_chunk(StreamBP *s, size_t l, Chunk c, Stored **attention_out, Summed **lse) {
-    if (saves_elsewhere(s)) {
+    if (saves_off_device(s)) {
         const Range rows = {c.row, c.n};
-        if (s->dry && s->pass == PASS_BACKWARD)
-            saved_attention_load(s, l, rows, c.index % 2, s->saved.chunk_attention_out[c.index % 2],
-                                 s->saved.chunk_lse[c.index % 2]);
-        s->ops->await_transfer(s->saved.ticket[c.index % 2]);
-        *attention_out = s->saved.chunk_attention_out[c.index % 2], *lse = s->saved.chunk_lse[c.index % 2];
+        const size_t slot = c.index % 2;
+        *attention_out = s->saved.chunk_attention_out[slot], *lse = s->saved.chunk_lse[slot];
+        if (s->dry && s->pass == PASS_BACKWARD) saved_attention_move(s, l, rows, slot, 1, *attention_out, *lse);
+        page_await(s->ops, &s->saved.slot[slot]);
     } else if (saves_attention(s)) {
         *attention_out = saved_attention_out(s, l, c.row), *lse = saved_lse(s, l, c.row);
     }

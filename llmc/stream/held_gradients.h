@@ -12,7 +12,7 @@ that lies.
 // In place of grads_begin.
 static void grads_hold(Residency *r, int last) {
     const size_t count = trained_table(r)->elements;
-    const int elsewhere = is_elsewhere(r, PLACED_GRADIENTS);
+    const int elsewhere = is_off_device(r, PLACED_GRADIENTS);
     r->holds = 1;
     grads_begin(r, last);
     r->sums_mark = arena_mark(r->arena);
@@ -20,12 +20,14 @@ static void grads_hold(Residency *r, int last) {
         sums_in_place(r) && !elsewhere ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
 }
 
-// Before the first of them is added to, behind a step that waited for this pass: where sums are in place and the stored
-// gradient lies elsewhere, all of it comes.
+// Loads all gradients when they are summed in place but stored off-device. Call before the first accumulation, after a
+// deferred step.
 static void grads_held_begin(Residency *r) {
     const size_t bytes = trained_table(r)->elements * dtype_size(r->gradient_type);
-    if (!sums_in_place(r) || !is_elsewhere(r, PLACED_GRADIENTS) || r->first) return;
-    r->ops->await_transfer(place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], r->held, r->gradients, bytes, 1));
+    PageSlot slot = {0};
+    if (!sums_in_place(r) || !is_off_device(r, PLACED_GRADIENTS) || r->first) return;
+    page_load(pager_of(r, PLACED_GRADIENTS, 1), &slot, r->held, r->gradients, bytes);
+    page_await(r->ops, &slot);
 }
 
 static GroupSums grads_held(const Residency *r, size_t group) {
@@ -61,14 +63,14 @@ static void grads_release_held(Residency *r) {
     memset(r->summed, 0, sizeof(r->summed));
     r->buffers = 1;
     r->ops->repeat(1);
-    if (is_elsewhere(r, PLACED_GRADIENTS) && !sums_in_place(r))
+    if (is_off_device(r, PLACED_GRADIENTS) && !sums_in_place(r))
         r->summed[0].stored.memory = push_stored_gradient(r, "one layer's gradient", 0);
     release_held_table(r, GROUP_HEAD);
     for (size_t l = r->model->config.num_hidden_layers; l-- > 0;) {
         r->summed[0].sums = grads_held(r, l).layer;
         release_layer(r, l, r->summed[0].sums);
     }
-    r->ops->await_transfer(r->summed[0].stored.store);
+    page_finish(r->ops, &r->summed[0].stored.page);
     r->embedding_sums = NULL;
     release_held_table(r, GROUP_EMBEDDING);
     r->holds = 0, r->held = NULL;

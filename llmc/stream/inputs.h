@@ -2,20 +2,20 @@
 Layer inputs: x_l of each layer l, from forward to backward, and x_L, whose place dx takes.
 
     kept on the device   [L+1,rows,C], x_L behind the others
-    elsewhere            layers overwrite one x [rows,C] on the device in place. x_l[c] is stored as soon as it is made,
-                         and stored before layer l overwrites it. In backward a second buffer holds x_l of the layer at
-                         hand; chunk by chunk the input that is needed next takes its rows. Every element goes once
-                         each way.
+    off-device           layers overwrite one x [rows,C] on the device in place. The store of x_l[c] starts when it is
+                         computed, and ends before layer l overwrites it. In backward a second buffer holds x_l of the
+                         current layer; chunk by chunk the next layer's is loaded over it. Each element moves once each
+                         way.
 
-With --inputs-every K the input of one layer of K is kept. Before backward visits a layer whose input was not, forward
-runs again from the last one that was, and fills K-1 more inputs: L/K + K-1 in place of L.
+--inputs-every K keeps the input of every K-th layer. Before backward visits another layer, forward reruns from the last
+kept input and fills K-1 more inputs: L/K + K-1 in place of L.
 */
 #ifndef LLMC_INPUTS_H
 #define LLMC_INPUTS_H
 #include "sequence.h"
 
-static int inputs_elsewhere(const StreamBP *s) {
-    return is_elsewhere(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD && !method_is_chunk_major(s->method);
+static int inputs_off_device(const StreamBP *s) {
+    return is_off_device(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD && !method_is_chunk_major(s->method);
 }
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
@@ -52,12 +52,12 @@ static void push_inputs(StreamBP *s) {
     const size_t layers = s->pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
     const Inputs none = {0};
     s->inputs = none;
-    if (!layers || inputs_elsewhere(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
+    if (!layers || inputs_off_device(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
     if (!layers) return;
-    Arena *memory = inputs_elsewhere(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
-    s->inputs.kept =
-        (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs", (layers + !inputs_elsewhere(s)) * count, size);
-    if (!inputs_elsewhere(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->rows, C);
+    Arena *memory = inputs_off_device(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
+    s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
+                                          (layers + !inputs_off_device(s)) * count, size);
+    if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->rows, C);
 }
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
@@ -67,65 +67,57 @@ static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
     const int forward = s->pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
     row -= s->inputs.begin;
     if (last || s->pass < PASS_FORWARD) return stored_row(s, s->inputs.x, row, C);
-    if (inputs_elsewhere(s)) return stored_row(s, forward ? s->inputs.x : s->inputs.layer, row, C);
+    if (inputs_off_device(s)) return stored_row(s, forward ? s->inputs.x : s->inputs.layer, row, C);
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }
 
-// Memory for x_l[c], which is made now: over that of the layer before where inputs are elsewhere and this has left
+// Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored
 static Stored *layer_output(StreamBP *s, size_t l, Chunk c) {
-    if (inputs_elsewhere(s)) s->ops->await_transfer(s->inputs.ticket[c.index % INPUT_TICKETS]);
+    page_await(s->ops, &s->inputs.slot[c.index % INPUT_SLOTS]);
     return layer_input(s, l, c.row);
 }
 
-// ---- on the way -----------------------------------------------------------------------------------------------------
-// A plan's visit to one layer of a kind stands for all of it: bytes are counted as if each layer had the mean of them.
-static int64_t input_transfer(StreamBP *s, size_t l, Chunk c, int in, double mean) {
+// ---- in flight ------------------------------------------------------------------------------------------------------
+// The dry run visits one layer of a kind, and counts it as if each layer of the kind moved the mean.
+static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
     Residency *r = &s->memory;
     const size_t bytes = c.n * r->model->config.hidden_size * dtype_size(r->model->dtype);
-    const double repeat = r->chunk_repeat * (r->plan ? mean : 1);
-    const Place place = r->place[PLACED_INPUTS];
-    Stored *device = layer_input(s, l, c.row), *kept = kept_input(s, s->dry ? 0 : l, c.row);
-    return in ? place_load(r->ops, &r->moved, place, device, kept, bytes, repeat)
-              : place_store(r->ops, &r->moved, place, kept, device, bytes, repeat);
+    page_move(pager_of(r, PLACED_INPUTS, r->chunk_repeat * (r->plan ? mean : 1)),
+              &s->inputs.slot[in ? 0 : c.index % INPUT_SLOTS], in, layer_input(s, l, c.row),
+              kept_input(s, s->dry ? 0 : l, c.row), bytes);
 }
 
-// x_l[c] was made. A restored one that backward needs at once stays where it is.
+// Stores x_l[c], which was computed. A restored one that backward needs at once stays in place.
 static void input_save(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, kept = inputs_kept(s);
     const int forward = s->pass == PASS_FORWARD;
     const int wanted = forward ? input_is_kept(s, l) && l < L : !input_is_last(s, l);
     update_poke(&s->memory);
-    if (!inputs_elsewhere(s) || (!wanted && !s->dry)) return;
+    if (!inputs_off_device(s) || (!wanted && !s->dry)) return;
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
-    if (mean == 0) return; // in a plan: no layer of this kind does
-    s->inputs.ticket[c.index % INPUT_TICKETS] = input_transfer(s, l, c, 0, mean);
+    if (mean > 0) input_move(s, l, c, 0, mean); // else the dry run's layers of this kind store none
 }
 
-// Waits for all that is on its way.
 static void inputs_await(StreamBP *s) {
-    for (size_t i = 0; i < INPUT_TICKETS && inputs_elsewhere(s); i++) {
-        s->ops->await_transfer(s->inputs.ticket[i]);
-        s->inputs.ticket[i] = 0;
-    }
+    for (size_t i = 0; i < INPUT_SLOTS; i++) page_await(s->ops, &s->inputs.slot[i]);
 }
 
-// Room for x_l in backward, and the first one that it needs
+// Pushes room for x_l in backward, and loads the first one that it needs.
 static void inputs_begin(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
-    if (!inputs_elsewhere(s)) return;
+    if (!inputs_off_device(s)) return;
     s->inputs.layer = push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->rows * s->model->config.hidden_size);
     for (size_t i = 0; i < chunk_count(s); i++)
-        s->inputs.ticket[0] =
-            input_transfer(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
+        input_move(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
 
-// Backward is done with x_l[c]: the input that is needed next takes its rows.
+// Backward is done with x_l[c]: loads the input that is needed next into its rows.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);
-    if (!inputs_elsewhere(s) || (next >= L && !s->dry)) return;
-    s->inputs.ticket[0] = input_transfer(s, s->dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
+    if (!inputs_off_device(s) || (next >= L && !s->dry)) return;
+    input_move(s, s->dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
 }
 
 #endif

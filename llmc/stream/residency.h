@@ -49,52 +49,52 @@ static void reference_swap(Residency *r) {
 }
 
 // A group's weights come to buffers before they are used.
-static int weights_come(const Residency *r) { return weights_sharding(r).ranks > 1 || is_elsewhere(r, PLACED_WEIGHTS); }
+static int weights_come(const Residency *r) {
+    return weights_sharding(r).ranks > 1 || is_off_device(r, PLACED_WEIGHTS);
+}
 
 static int has_adapters(const Residency *r) { return r->lora && !r->without_adapters; }
 
-static int64_t gather_shards(Residency *r, const Model *table, size_t group, char *out) {
-    if (weights_sharding(r).ranks == 1) return 0;
-    return ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT,
-                        dtype_size(table->dtype));
+static void gather_shards(Residency *r, PageSlot *slot, const Model *table, size_t group, char *out) {
+    if (weights_sharding(r).ranks == 1) return;
+    slot->collective = ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, out, group_elements(table, group), SHARD_ALIGNMENT,
+                                    dtype_size(table->dtype));
 }
 
-// Asks for out = all elements of a group: what this rank has of them, which may be elsewhere, and then other ranks'
-// shards, where they are elsewhere only behind group_await.
-static int64_t group_ask(Residency *r, const Model *table, char *held, size_t group, char *out) {
+// Starts loading a group into `out`: own shard, then all-gather. If the shard is off-device, the gather starts in
+// group_await.
+static void group_ask(Residency *r, PageSlot *slot, const Model *table, char *held, size_t group, char *out) {
     const size_t size = dtype_size(table->dtype);
     const Range own = sharded_range(table, weights_sharding(r), group);
     const char *from = (const char *)at(held, sharding_begin(table, weights_sharding(r), group), size);
     void *to = at(out, own.begin, size);
-    if (is_elsewhere(r, PLACED_WEIGHTS))
-        return place_load(r->ops, &r->moved, r->place[PLACED_WEIGHTS], to, from, own.count * size, r->layers_repeat);
+    if (is_off_device(r, PLACED_WEIGHTS)) {
+        page_load(pager_of(r, PLACED_WEIGHTS, r->layers_repeat), slot, to, from, own.count * size);
+        return;
+    }
     if (own.count) r->ops->copy(to, from, own.count * size);
-    return gather_shards(r, table, group, out);
+    gather_shards(r, slot, table, group, out);
 }
 
-static void group_await(Residency *r, const Model *table, size_t group, char *out, int64_t ticket) {
-    if (is_elsewhere(r, PLACED_WEIGHTS)) {
-        r->ops->await_transfer(ticket);
-        ticket = gather_shards(r, table, group, out);
-    }
-    r->ops->await(ticket);
+static void group_await(Residency *r, PageSlot *slot, const Model *table, size_t group, char *out) {
+    page_await(r->ops, slot);
+    if (is_off_device(r, PLACED_WEIGHTS)) gather_shards(r, slot, table, group, out);
+    r->ops->await(slot->collective);
 }
 
 static void layer_await(Residency *r, LayerBuffer *b) {
-    group_await(r, stored_table(r), b->layer, b->weights, b->ticket);
-    if (has_adapters(r)) group_await(r, &r->lora->table, b->layer, b->adapters, b->ticket);
-    b->busy = 0;
+    group_await(r, &b->page, stored_table(r), b->page.page, b->weights);
+    if (has_adapters(r)) group_await(r, &b->page, &r->lora->table, b->page.page, b->adapters);
+    b->page.asked = 0;
 }
 
-// Asks for a layer, in the buffer that the layer at hand is not in.
+// Starts loading a layer into the buffer that the current layer is not in.
 static LayerBuffer *layer_ask(Residency *r, size_t layer) {
     LayerBuffer *b = &r->gathered[r->model->config.num_hidden_layers > 1 && !r->at_hand];
-    if (b->busy && b->layer == layer) return b; // the visit before has asked for it
-    if (b->busy) layer_await(r, b);
-    b->layer = layer, b->busy = 1;
-    b->ticket = group_ask(r, stored_table(r), r->weights, layer, b->weights);
-    if (has_adapters(r))
-        b->ticket = last_ticket(b->ticket, group_ask(r, &r->lora->table, r->adapters, layer, b->adapters));
+    if (b->page.asked && b->page.page != layer) layer_await(r, b);
+    if (!page_ask(r->ops, &b->page, layer)) return b;
+    group_ask(r, &b->page, stored_table(r), r->weights, layer, b->weights);
+    if (has_adapters(r)) group_ask(r, &b->page, &r->lora->table, r->adapters, layer, b->adapters);
     return b;
 }
 
@@ -177,9 +177,11 @@ static void table_decode(Residency *r, size_t group, size_t rows, char *stored, 
 static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
     const Model *table = &r->lora->table;
     char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
+    PageSlot slot = {0};
     if (weights_come(r)) {
         copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's adapters" : "the embedding's adapters");
-        group_await(r, table, group, copy, group_ask(r, table, r->adapters, group, copy));
+        group_ask(r, &slot, table, r->adapters, group, copy);
+        group_await(r, &slot, table, group, copy);
     }
     if (r->lora->outer[group == GROUP_HEAD ? LM_HEAD : EMBEDDING].rank)
         w->adapters = copy;
@@ -196,16 +198,16 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const int tied = group == GROUP_HEAD && head_is_tied(model), comes = weights_come(r);
     char *stored = (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype));
     GroupWeights w = {0};
-    int64_t ticket = 0;
+    PageSlot slot = {0};
     r->weights_mark = arena_mark(r->arena);
     if (comes) stored = push_table(r, table, group, group == GROUP_HEAD ? "the head's weights" : "the embedding");
-    if (comes) ticket = group_ask(r, table, r->weights, group, stored);
+    if (comes) group_ask(r, &slot, table, r->weights, group, stored);
     if (tied && comes) {
         w.matrix = push_table(r, table, GROUP_EMBEDDING, "the embedding");
-        ticket = last_ticket(ticket, group_ask(r, table, r->weights, GROUP_EMBEDDING, w.matrix));
+        group_ask(r, &slot, table, r->weights, GROUP_EMBEDDING, w.matrix);
     }
-    if (comes) group_await(r, table, group, stored, ticket);
-    if (tied && comes) group_await(r, table, GROUP_EMBEDDING, w.matrix, ticket);
+    if (comes) group_await(r, &slot, table, group, stored);
+    if (tied && comes) group_await(r, &slot, table, GROUP_EMBEDDING, w.matrix);
     table_decode(r, group, rows, stored, &w);
     if (tied && !comes) w.matrix = r->weights; // the model's first tensor
     if (group == GROUP_HEAD && !tied && !w.stored)
@@ -251,21 +253,23 @@ static void weights_release(Residency *r, size_t group) {
     if (!is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
-// All-gather of a group of which every rank has stepped its shard, there where it lies
+// All-gathers a group in place after each rank has updated its shard.
 static void group_updated(Residency *r, const Model *table, Place place, char *weights, size_t group) {
     const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
     const Range own = own_range(r, table, group);
     const Phase phase = r->moved.phase;
+    const Pager pager = {r->ops, &r->moved, place, 1};
+    PageSlot slot = {0};
     char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
     r->moved.phase = PHASE_UPDATE;
     if (place > PLACE_DEVICE) {
         here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
-        r->ops->await_transfer(place_load(r->ops, &r->moved, place, at(here, own.begin, size),
-                                          at(there, own.begin, size), own.count * size, 1));
+        page_load(pager, &slot, at(here, own.begin, size), at(there, own.begin, size), own.count * size);
+        page_await(r->ops, &slot);
     }
     r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
-    if (place > PLACE_DEVICE)
-        r->ops->await_transfer(place_store(r->ops, &r->moved, place, there, here, count * size, 1));
+    if (place > PLACE_DEVICE) page_store(pager, &slot, there, here, count * size);
+    page_finish(r->ops, &slot);
     r->moved.phase = phase;
     arena_pop(r->arena, mark);
 }
@@ -301,7 +305,7 @@ static void grads_zero(Residency *r) {
     if (r->update) return;
     if (!r->plan) r->first = 1;
     if (r->squares) memset(r->squares, 0, table->parameter_count * sizeof(double));
-    if (!is_elsewhere(r, PLACED_GRADIENTS))
+    if (!is_off_device(r, PLACED_GRADIENTS))
         r->ops->zero(r->gradients, sharding_elements(table, gradients_sharding(r)) * dtype_size(r->gradient_type));
 }
 
@@ -325,29 +329,24 @@ static char *push_stored_gradient(Residency *r, const char *name, size_t group) 
                               dtype_size(r->gradient_type));
 }
 
-// Asks for it. A step's first micro-batch finds nothing, but the embedding that a tied head has added to.
+// Starts loading it. A step's first micro-batch starts from 0, but for the embedding that a tied head has added to.
 static void stored_ask(Residency *r, StoredGradient *g, size_t group) {
     const Model *table = trained_table(r);
     const Sharding s = gradients_sharding(r), shards = group_is_whole(r) ? sharding_whole() : own_sharding(r);
     const Range range = sharded_range(table, shards, group);
     const size_t size = dtype_size(r->gradient_type);
-    if (g->here && g->group == group) return;
-    g->group = group, g->count = range.count;
+    if (!page_ask(r->ops, &g->page, group)) return;
+    g->count = range.count;
     g->begin = sharding_begin(table, s, group) + (s.ranks > 1 ? 0 : range.begin);
-    void *lies = at(r->gradients, g->begin, size);
-    if (!is_elsewhere(r, PLACED_GRADIENTS)) {
-        g->memory = (char *)lies;
-        return;
-    }
-    r->ops->await_transfer(g->store);
-    g->here = 1, g->load = 0;
-    if (r->holds && sums_in_place(r)) // has come with those of all groups
+    void *home = at(r->gradients, g->begin, size);
+    if (!is_off_device(r, PLACED_GRADIENTS))
+        g->memory = (char *)home;
+    else if (r->holds && sums_in_place(r)) // was loaded with those of all groups
         g->memory = (char *)sums_at(r->held, g->begin, r);
     else if (r->first && !(group == GROUP_EMBEDDING && r->head_is_stored))
         r->ops->zero(g->memory, g->count * size);
     else
-        g->load = place_load(r->ops, &r->moved, r->place[PLACED_GRADIENTS], g->memory, lies, g->count * size,
-                             r->layers_repeat);
+        page_load(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, g->memory, home, g->count * size);
 }
 
 // Sum of squares of this rank's shard of a parameter's gradient; memory: the stored gradient from its element `begin`
@@ -360,28 +359,28 @@ static double parameter_squares(const Residency *r, const Parameter *p, const ch
                                   own.count);
 }
 
-// It is complete for this micro-batch, once the ticket is awaited.
-static void stored_return(Residency *r, StoredGradient *g, int64_t ticket) {
+// Starts storing it: it is complete for this micro-batch, once its collective is done.
+static void stored_return(Residency *r, StoredGradient *g) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
-    if (!is_elsewhere(r, PLACED_GRADIENTS)) {
-        if (ticket) r->last_ticket = ticket;
+    g->page.asked = 0;
+    if (!is_off_device(r, PLACED_GRADIENTS)) {
+        if (g->page.collective) r->last_ticket = g->page.collective;
         return;
     }
-    r->ops->await(ticket);
+    r->ops->await(g->page.collective);
     for (size_t i = 0; i < table->parameter_count && r->last && !r->plan; i++)
-        if (group_of(table, table->parameters[i].offset) == g->group)
+        if (group_of(table, table->parameters[i].offset) == g->page.page)
             r->squares[i] = parameter_squares(r, &table->parameters[i], g->memory, g->begin);
-    g->store = place_store(r->ops, &r->moved, r->place[PLACED_GRADIENTS], at(r->gradients, g->begin, size), g->memory,
-                           g->count * size, r->layers_repeat);
-    g->here = 0;
+    page_store(pager_of(r, PLACED_GRADIENTS, r->layers_repeat), &g->page, at(r->gradients, g->begin, size), g->memory,
+               g->count * size);
 }
 
-// Stage 0: all ranks get the whole gradient of the step. ticket: of the reduction before
-static int64_t gather_gradient(Residency *r, const StoredGradient *g, int64_t ticket) {
-    if (!r->last || r->world.zero >= ZERO_OPTIMIZER || alone(r)) return ticket;
-    return ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, g->memory, g->count, SHARD_ALIGNMENT,
-                        dtype_size(r->gradient_type));
+// Stage 0: all ranks get the whole gradient of the step, after its reduction.
+static void gather_gradient(Residency *r, StoredGradient *g) {
+    if (!r->last || r->world.zero >= ZERO_OPTIMIZER || alone(r)) return;
+    g->page.collective = ranks_gather(r, TRAFFIC_GRADIENTS, RANKS_ALL, g->memory, g->count, SHARD_ALIGNMENT,
+                                      dtype_size(r->gradient_type));
 }
 
 // Asks for the reduction of a group's sums over all ranks. Those in place are reduced at the step's last micro-batch.
@@ -392,8 +391,8 @@ static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
 
 // This rank's shard of sums, which have been reduced, is added to the stored gradient.
 static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
-    const Range own = own_range(r, trained_table(r), g->group);
-    r->ops->await_transfer(g->load);
+    const Range own = own_range(r, trained_table(r), g->page.page);
+    page_await(r->ops, &g->page);
     if (own.count)
         r->ops->gradient_add(at(g->memory, group_is_whole(r) ? own.begin : 0, dtype_size(r->gradient_type)),
                              r->gradient_type, sums_at(sums, own.begin, r), own.count);
@@ -418,7 +417,7 @@ static Summed *layer_sums(Residency *r, size_t layer) {
         r->ops->zero(b->sums, group_elements(trained_table(r), layer) * dtype_size(dtype_of_sums(r->model->dtype)));
         return b->sums;
     }
-    r->ops->await_transfer(b->stored.load);
+    page_await(r->ops, &b->stored.page);
     if (r->accumulates && r->buffers > 1 && layer && !r->plan)
         stored_ask(r, &gradient_buffer(r, layer - 1)->stored, layer - 1);
     return (Summed *)(void *)b->stored.memory;
@@ -428,30 +427,31 @@ static void finish_layer(Residency *r, GradientBuffer *b) {
     if (!b->busy) return;
     b->busy = 0;
     if (!sums_in_place(r)) {
-        r->ops->await(b->ticket);
+        r->ops->await(b->stored.page.collective);
         add_sums(r, &b->stored, b->sums);
-        b->ticket = 0;
+        b->stored.page.collective = 0;
     }
-    stored_return(r, &b->stored, gather_gradient(r, &b->stored, b->ticket));
+    gather_gradient(r, &b->stored);
+    stored_return(r, &b->stored);
 }
 
 // The sums of one layer are reduced while the next one is worked on.
 static void release_layer(Residency *r, size_t layer, Summed *sums) {
-    const int at_once = alone(r) || r->plan || (sums_in_place(r) && !is_elsewhere(r, PLACED_GRADIENTS));
+    const int at_once = alone(r) || r->plan || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
     GradientBuffer *b = gradient_buffer(r, layer);
-    b->layer = layer, b->busy = 1;
-    b->ticket = reduce_sums(r, layer, sums);
+    b->busy = 1;
+    b->stored.page.collective = reduce_sums(r, layer, sums);
     stored_ask(r, &b->stored, layer);
     finish_layer(r, at_once ? b : gradient_buffer(r, layer + 1));
 }
 
-// The stored gradient of the head or the embedding, until the group is released
-static char *table_begin(Residency *r, StoredGradient *g, size_t group) {
-    if (is_elsewhere(r, PLACED_GRADIENTS))
+// Loads the stored gradient of the head or the embedding, until the group is released.
+static char *stored_open(Residency *r, StoredGradient *g, size_t group) {
+    if (is_off_device(r, PLACED_GRADIENTS))
         g->memory =
             push_stored_gradient(r, group == GROUP_HEAD ? "the head's gradient" : "the embedding's gradient", group);
     stored_ask(r, g, group);
-    r->ops->await_transfer(g->load);
+    page_await(r->ops, &g->page);
     return g->memory;
 }
 
@@ -460,13 +460,13 @@ static void head_sums(Residency *r, GroupSums *sums) {
     const size_t matrix = r->lora ? group_elements(trained_table(r), GROUP_HEAD) : model_head_elements(r->model);
     const int tied = head_is_tied(r->model) && !r->lora;
     if (sums_in_place(r))
-        sums->norm = (Summed *)(void *)table_begin(r, &sums->stored[0], GROUP_HEAD);
+        sums->norm = (Summed *)(void *)stored_open(r, &sums->stored[0], GROUP_HEAD);
     else
         sums->norm = push_sums(r, "sums of the head's gradient", norm + (r->embedding_sums ? 0 : matrix));
     if (r->embedding_sums)
         sums->head = r->embedding_sums;
     else if (tied && sums_in_place(r))
-        sums->head = (Summed *)(void *)table_begin(r, &sums->stored[1], GROUP_EMBEDDING);
+        sums->head = (Summed *)(void *)stored_open(r, &sums->stored[1], GROUP_EMBEDDING);
     else
         sums->head = sums_at(sums->norm, norm, r);
     if (!r->lora) return;
@@ -483,7 +483,7 @@ static void embedding_sums(Residency *r, GroupSums *sums) {
     const int stored = embedding_is_direct(r) || sums_in_place(r);
     sums->tables_type = stored ? r->gradient_type : dtype_of_sums(r->model->dtype);
     if (stored)
-        sums->tables = table_begin(r, &sums->stored[0], GROUP_EMBEDDING);
+        sums->tables = stored_open(r, &sums->stored[0], GROUP_EMBEDDING);
     else if (r->embedding_sums)
         sums->tables = r->embedding_sums;
     else
@@ -509,20 +509,21 @@ static void release_table(Residency *r, size_t group, GroupSums *sums) {
     const int head = group == GROUP_HEAD, tied = head && head_is_tied(r->model) && !r->embedding_sums && !r->lora;
     Summed *all = sums->layer ? sums->layer : head ? sums->norm : (Summed *)sums->tables;
     StoredGradient *g = sums->stored;
-    int64_t ticket = reduce_sums(r, group, all);
+    g[0].page.collective = reduce_sums(r, group, all);
     if (!sums_in_place(r) && (head || !embedding_is_direct(r))) {
-        r->ops->await(ticket), ticket = 0;
-        table_begin(r, &g[0], group);
+        r->ops->await(g[0].page.collective), g[0].page.collective = 0;
+        stored_open(r, &g[0], group);
         add_sums(r, &g[0], all);
         if (tied) {
-            table_begin(r, &g[1], GROUP_EMBEDDING);
+            stored_open(r, &g[1], GROUP_EMBEDDING);
             r->ops->gradient_add(g[1].memory, r->gradient_type, sums->head, model_head_elements(r->model));
         }
     }
-    stored_return(r, &g[0], gather_gradient(r, &g[0], ticket));
-    if (tied) stored_return(r, &g[1], 0);
+    gather_gradient(r, &g[0]);
+    stored_return(r, &g[0]);
+    if (tied) stored_return(r, &g[1]);
     r->head_is_stored = tied;
-    for (size_t i = 0; i < 2; i++) r->ops->await_transfer(g[i].store);
+    for (size_t i = 0; i < 2; i++) page_finish(r->ops, &g[i].page);
 }
 
 static void grads_release(Residency *r, size_t group, GroupSums sums) {
@@ -552,7 +553,7 @@ static void grads_end(Residency *r) {
 // ---- a walk over layers ---------------------------------------------------------------------------------------------
 static void push_layer(Residency *r, LayerBuffer *b, int first) {
     const Model *table = stored_table(r);
-    b->busy = 0;
+    b->page.asked = 0;
     b->weights = push_table(r, table, largest_layer(table), first ? "one layer's weights" : "the next layer's weights");
     if (r->lora)
         b->adapters = push_table(r, &r->lora->table, largest_layer(&r->lora->table),
@@ -563,7 +564,7 @@ static void push_layer(Residency *r, LayerBuffer *b, int first) {
 // and where sums are in place and other micro-batches have left theirs, one comes already.
 static void push_gradients(Residency *r) {
     const size_t L = r->model->config.num_hidden_layers;
-    const int in_place = sums_in_place(r), elsewhere = is_elsewhere(r, PLACED_GRADIENTS), ranks = !alone(r);
+    const int in_place = sums_in_place(r), elsewhere = is_off_device(r, PLACED_GRADIENTS), ranks = !alone(r);
     const size_t wanted = in_place ? 2 + (size_t)ranks + (size_t)(r->accumulates != 0) : 2;
     r->buffers = elsewhere || (ranks && !in_place) ? min_size(wanted, L) : 1;
     memset(r->summed, 0, sizeof(r->summed));
@@ -596,7 +597,7 @@ static void layers_end(Residency *r) {
     r->layers_repeat = 1;
     const size_t buffers = r->step < 0 && !r->holds ? r->buffers : 0;
     for (size_t i = 0; i < buffers; i++) finish_layer(r, &r->summed[i]);
-    for (size_t i = 0; i < buffers; i++) r->ops->await_transfer(r->summed[i].stored.store);
+    for (size_t i = 0; i < buffers; i++) page_finish(r->ops, &r->summed[i].stored.page);
     arena_pop(r->arena, r->layers_mark);
 }
 

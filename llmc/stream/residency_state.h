@@ -1,6 +1,5 @@
 /*
-Residency: what weights and gradients of a run are, and where. The mechanism of residency.h, which is what others call:
-the buffers that something elsewhere comes to; which elements this rank has; collectives, counted.
+Internals of residency.h: staging buffers, shard ranges, counted collectives. Others call residency.h.
 */
 #ifndef LLMC_RESIDENCY_STATE_H
 #define LLMC_RESIDENCY_STATE_H
@@ -8,31 +7,26 @@ the buffers that something elsewhere comes to; which elements this rank has; col
 #include "llmc/model/lora.h"
 #include "llmc/ops/ops.h"
 #include "llmc/model/storage.h"
-#include "places.h"
+#include "pager.h"
 
-// Buffer that a layer's weights come to, from another place or from all ranks
+// Staging buffer of a layer's weights, which are loaded from off-device or gathered from all ranks
 typedef struct {
     char *weights, *adapters; // of a layer: stored weights, and the table of adapters'
-    size_t layer;             // the layer, where busy
-    int busy;                 // until the ticket is awaited
-    int64_t ticket;           // of a collective, or of a transfer from another place
+    PageSlot page;            // the layer
 } LayerBuffer;
 
-// Elements [begin, begin + count) of the stored gradient, on the device: there where they lie, or a buffer they come to
+// Elements [begin, begin + count) of the stored gradient, on the device: in place, or in a staging buffer
 typedef struct {
     char *memory;
-    size_t group, begin, count;
-    int here;            // in a buffer: asked for, and not returned yet
-    int64_t load, store; // its last transfers
+    size_t begin, count;
+    PageSlot page; // the group; its collective reduces the sums, or gathers the gradient
 } StoredGradient;
 
 // Buffers of a layer's gradient
 typedef struct {
     Summed *sums;          // [elements of a layer of what is trained], where they are not in place
     StoredGradient stored; // what they are added to
-    size_t layer;          // the layer, where busy
-    int busy;              // until the ticket of its reduction is awaited
-    int64_t ticket;
+    int busy;              // the layer is released, and its gradient not returned yet
 } GradientBuffer;
 
 enum { GRADIENT_BUFFERS = 4 };
@@ -105,10 +99,16 @@ static int head_is_tied(const Model *model) { return model->model_offset[LM_HEAD
 
 static int is_layer(size_t group) { return group < GROUP_EMBEDDING; }
 
-static int is_elsewhere(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
+static int is_off_device(const Residency *r, Placed placed) { return r->place[placed] > PLACE_DEVICE; }
+
+// times: visits that the dry run counts this one for
+static Pager pager_of(Residency *r, Placed placed, double times) {
+    const Pager pager = {r->ops, &r->moved, r->place[placed], times};
+    return pager;
+}
 
 static Arena *memory_of(const Residency *r, Placed placed) {
-    return &r->arena[is_elsewhere(r, placed) ? r->place[placed] : PLACE_DEVICE];
+    return &r->arena[is_off_device(r, placed) ? r->place[placed] : PLACE_DEVICE];
 }
 
 // The first layer of the same kind and with the same adapters: a dry run visits it for all of these

@@ -40,7 +40,7 @@ static int method_recomputes(Method method) { return method != METHOD_FULL && !m
 // again through layers whose inputs were not kept.
 typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD_FIRST, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
 
-enum { INPUT_TICKETS = 16 };
+enum { INPUT_SLOTS = 16 };
 
 typedef struct StreamBP StreamBP;
 typedef struct Activations Activations; // layer/activations.h
@@ -93,12 +93,12 @@ typedef struct {
 
 // Attention's outputs, saved from forward to backward (attention_memory.h)
 typedef struct {
-    Stored *attention_out; // [L,rows,NH*HD], in its place; NULL: not saved
+    Stored *attention_out; // [L,rows,NH*HD], at home; NULL: not saved
     Summed *lse;           // [L,rows,NH]
-    // Saved elsewhere than on the device: the chunks in transfer, by turns of even and odd index
+    // Saved off-device: the chunks in transfer, in turn of even and odd index
     Stored *chunk_attention_out[2]; // [chunk,NH*HD]
     Summed *chunk_lse[2];           // [chunk,NH]
-    int64_t ticket[2];              // of the last transfer of each
+    PageSlot slot[2];
 } SavedAttention;
 
 // Layer inputs (inputs.h)
@@ -107,7 +107,7 @@ typedef struct {
     Stored *x;     // [rows,C] x_L, then dx; what layers overwrite in place where inputs are not kept on the device
     Stored *layer; // [rows,C] backward, kept elsewhere: x_l of the layer at hand
     size_t begin;  // first row in them: 0, but generation stores one chunk at a time
-    int64_t ticket[INPUT_TICKETS]; // forward: of stores of x, by chunk; backward: [0] of the loads of `layer`
+    PageSlot slot[INPUT_SLOTS]; // of x, by chunk; [0] also of `layer`, which backward loads
 } Inputs;
 
 struct StreamBP {

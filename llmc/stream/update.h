@@ -67,13 +67,13 @@ typedef struct Update {
     AdamW step;
     int begins; // there is no step yet: the state begins
     UpdateMemory tensor[UPDATE_TENSORS];
-    int64_t ticket[UPDATE_SLOTS][PLACES][2]; // of a slot's last store and load
-    size_t slice;                            // elements of the table in a slot; 0: it has not begun
-    size_t each;                             // slices of a visit
-    size_t groups;                           // of the table, that are stepped
+    PageSlot slot[UPDATE_SLOTS];
+    size_t slice;  // elements of the table in a slot; 0: it has not begun
+    size_t each;   // slices of a visit
+    size_t groups; // of the table, that are stepped
     Slabs walk;
-    UpdateSlice next; // is on its way; of no elements behind the last
-    size_t parameter; // of the table, that the walk has come to
+    UpdateSlice next; // in flight; of no elements after the last
+    size_t parameter; // of the table, that the walk is at
 } Update;
 
 // ---- a slice --------------------------------------------------------------------------------------------------------
@@ -102,21 +102,16 @@ static void *update_at(const Update *u, UpdateTensor tensor, UpdateSlice s, size
                     : update_home(u, t, element);
 }
 
-static void update_await(Update *u, size_t slot, int in) {
-    for (int place = PLACE_HOST; place < PLACES; place++) u->r->ops->await_transfer(u->ticket[slot][place][in]);
-}
-
-static void update_transfer(Update *u, UpdateSlice s, int in) {
+static void update_move(Update *u, UpdateSlice s, int in) {
     Residency *r = u->r;
     const Phase phase = r->moved.phase;
     r->moved.phase = PHASE_UPDATE;
     for (int i = 0; i < UPDATE_TENSORS; i++) {
         const UpdateMemory *t = &u->tensor[i];
         if (!t->slots || !(in ? t->loaded : t->stored)) continue;
-        void *device = update_at(u, (UpdateTensor)i, s, s.first), *home = update_home(u, t, s.first);
-        const size_t bytes = update_span(u, t, s.first, s.count) * t->size;
-        u->ticket[s.slot][t->place][in] = in ? place_load(r->ops, &r->moved, t->place, device, home, bytes, s.repeat)
-                                             : place_store(r->ops, &r->moved, t->place, home, device, bytes, s.repeat);
+        const Pager pager = {r->ops, &r->moved, t->place, s.repeat};
+        page_move(pager, &u->slot[s.slot], in, update_at(u, (UpdateTensor)i, s, s.first), update_home(u, t, s.first),
+                  update_span(u, t, s.first, s.count) * t->size);
     }
     r->moved.phase = phase;
 }
@@ -140,15 +135,15 @@ static size_t update_repeat(const Update *u, size_t i) {
     return alike;
 }
 
-// Asks for the next slice, into the slot of the one that was stored longest ago.
+// Starts loading the next slice, into the slot of the one that was stored longest ago.
 static void update_ask(Update *u) {
     while (!u->walk.left && !update_repeat(u, u->walk.next)) u->walk.next++;
     u->next.slot = (u->next.slot + 1) % UPDATE_SLOTS;
     u->next.count = slabs_next(&u->walk) ? u->walk.count : 0, u->next.first = u->walk.first;
     if (!u->next.count) return;
     u->next.repeat = (double)update_repeat(u, u->walk.next - 1);
-    update_await(u, u->next.slot, 0);
-    update_transfer(u, u->next, 1);
+    page_finish(u->r->ops, &u->slot[u->next.slot]);
+    update_move(u, u->next, 1);
 }
 
 // m = v = 0, master = weights
@@ -255,12 +250,12 @@ static void update_slice(Update *u) {
     const UpdateSlice s = u->next;
     if (!s.count) return;
     update_ask(u);
-    update_await(u, s.slot, 1);
+    page_await(u->r->ops, &u->slot[s.slot]);
     if (u->begins)
         update_initialise(u, s);
     else
         update_compute(u, s);
-    update_transfer(u, s, 0);
+    update_move(u, s, 0);
 }
 
 // Steps all before element `end` of the table. Weights that were stored can be loaded, and in the end all can.
@@ -268,7 +263,7 @@ static void update_until(Update *u, size_t end) {
     if (!u->slice) die("internal: weights are used before a step that waits for a pass");
     while (u->next.count && u->next.first < end) update_slice(u);
     for (size_t slot = 0; slot < UPDATE_SLOTS; slot++)
-        if (u->tensor[UPDATE_WEIGHTS].slots || !u->next.count) update_await(u, slot, 0);
+        if (u->tensor[UPDATE_WEIGHTS].slots || !u->next.count) page_finish(u->r->ops, &u->slot[slot]);
 }
 
 // Every rank steps its shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.

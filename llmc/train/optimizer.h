@@ -17,7 +17,7 @@ static double gradient_norm(const Residency *r, const Parameter **bad) {
     size_t first_bad = table->parameter_count, whose;
     double sum = 0;
     for (size_t i = 0; i < table->parameter_count; i++) {
-        const double squares = is_elsewhere(r, PLACED_GRADIENTS)
+        const double squares = is_off_device(r, PLACED_GRADIENTS)
                                    ? r->squares[i]
                                    : parameter_squares(r, &table->parameters[i], r->gradients, 0);
         if (!isfinite(squares) && first_bad > i) first_bad = i;

@@ -1,0 +1,81 @@
+/*
+Pages: what lies off-device, in host memory or in a file on a disk (arena.h), passes through slots of device memory, as
+ops work on the device alone. A page is a group, a layer, a chunk or a slice: one tensor or several.
+
+    page_ask      gives a slot to a page, once the slot's last store is done
+    page_load     starts loading a tensor of it; runs beside ops
+    page_await    waits for all transfers of the slot
+    page_store    starts storing a tensor back; runs beside ops
+    page_finish   waits for the slot's stores alone
+
+Bytes are counted by phase and way. A dry run counts a visit `times` times, so bytes moved are bytes planned.
+*/
+#ifndef LLMC_PAGER_H
+#define LLMC_PAGER_H
+#include "llmc/ops/arena.h"
+#include "llmc/ops/ops.h"
+
+typedef enum { PHASE_FORWARD, PHASE_BACKWARD, PHASE_UPDATE, PHASES } Phase;
+typedef enum { WAY_HOST_OUT, WAY_HOST_IN, WAY_DISK_OUT, WAY_DISK_IN, WAYS } Way; // out: from the device
+
+typedef struct {
+    Phase phase; // the current one
+    double bytes[PHASES][WAYS];
+} Moved;
+
+// Where pages of a kind are at home, and how often a dry run counts a visit
+typedef struct {
+    const Ops *ops;
+    Moved *moved;
+    Place place;
+    double times;
+} Pager;
+
+typedef struct {
+    size_t page;          // in the slot or in flight to it, where asked
+    int asked;            // from page_ask until its user is done with the page
+    int64_t ticket[WAYS]; // of the last transfers
+    int64_t collective;   // of the page's last collective between ranks
+} PageSlot;
+
+static Way page_way(Pager p, int in) { return (Way)((p.place == PLACE_DISK ? WAY_DISK_OUT : WAY_HOST_OUT) + in); }
+
+static void page_load(Pager p, PageSlot *slot, void *device, const void *home, size_t bytes) {
+    const Way way = page_way(p, 1);
+    p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
+    if (bytes) slot->ticket[way] = p.ops->load(device, home, bytes);
+}
+
+static void page_store(Pager p, PageSlot *slot, void *home, const void *device, size_t bytes) {
+    const Way way = page_way(p, 0);
+    p.moved->bytes[p.moved->phase][way] += p.times * (double)bytes;
+    if (bytes) slot->ticket[way] = p.ops->store(home, device, bytes);
+}
+
+static void page_move(Pager p, PageSlot *slot, int in, void *device, void *home, size_t bytes) {
+    if (in)
+        page_load(p, slot, device, home, bytes);
+    else
+        page_store(p, slot, home, device, bytes);
+}
+
+// Stores come at every second way.
+static void page_finish(const Ops *ops, const PageSlot *slot) {
+    for (int way = WAY_HOST_OUT; way < WAYS; way += 2)
+        if (slot->ticket[way]) ops->await_transfer(slot->ticket[way]);
+}
+
+static void page_await(const Ops *ops, const PageSlot *slot) {
+    for (int way = 0; way < WAYS; way++)
+        if (slot->ticket[way]) ops->await_transfer(slot->ticket[way]);
+}
+
+// Returns whether the page is to be loaded: not if it has been asked for before.
+static int page_ask(const Ops *ops, PageSlot *slot, size_t page) {
+    if (slot->asked && slot->page == page) return 0;
+    page_finish(ops, slot);
+    slot->page = page, slot->asked = 1;
+    return 1;
+}
+
+#endif
