@@ -187,7 +187,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     push_kept_activations(s, &kept);
     s->kept = &kept;
     s->ops->repeat(1);
-    update_group(&s->memory, GROUP_HEAD); // a deferred step is done with the gradients of the step before
+    weights_step(&s->memory, GROUP_HEAD); // a deferred step is done with the gradients before
     grads_held_begin(&s->memory);
     gradients_of_all_zero(s, &m);
     chunk_major_backward(s, &m, factor);

@@ -4,6 +4,7 @@ streambp.h on op set "dry" and an arena without memory, so a plan is the run's o
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
+#include "llmc/optimizer/deferred_update.h"
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/orders.h"
 

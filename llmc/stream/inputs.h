@@ -92,7 +92,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, kept = inputs_kept(s);
     const int forward = s->pass == PASS_FORWARD;
     const int wanted = forward ? input_is_kept(s, l) && l < L : !input_is_last(s, l);
-    update_poke(&s->memory);
+    if (s->memory.hook.context) s->memory.hook.chunk(&s->memory);
     if (!inputs_off_device(s) || (!wanted && !s->dry)) return;
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L

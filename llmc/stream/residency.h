@@ -216,14 +216,16 @@ static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     return w;
 }
 
-// Takes the optimizer's step through `group`, where that waits for this pass (update.h).
-static void update_group(Residency *r, size_t group);
+// A deferred step of the optimizer is taken through `group`, before its weights are used.
+static void weights_step(Residency *r, size_t group) {
+    if (r->hook.context) r->hook.group(r, group);
+}
 
 // For forward products of `rows` rows
 static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows) {
     const Model *table = stored_table(r);
     GroupWeights w = {0};
-    update_group(r, group);
+    weights_step(r, group);
     if (!is_layer(group)) return acquire_table(r, group, rows);
     if (weights_come(r)) return acquire_layer(r, group, rows);
     layer_decode(r, group, rows, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)), &w);
@@ -240,7 +242,7 @@ static GroupWeights weights_acquire(Residency *r, size_t group) { return weights
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
     if (!weights_come(r) || r->plan || next >= r->model->config.num_hidden_layers) return;
-    update_group(r, next);
+    weights_step(r, next);
     layer_ask(r, next);
 }
 
@@ -253,42 +255,6 @@ static void weights_release(Residency *r, size_t group) {
     if (!is_layer(group)) arena_pop(r->arena, r->weights_mark);
 }
 
-// All-gathers a group in place after each rank has updated its shard.
-static void group_updated(Residency *r, const Model *table, Place place, char *weights, size_t group) {
-    const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
-    const Range own = own_range(r, table, group);
-    const Phase phase = r->moved.phase;
-    const Pager pager = {r->ops, &r->moved, place, 1};
-    PageSlot slot = {0};
-    char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
-    r->moved.phase = PHASE_UPDATE;
-    if (place > PLACE_DEVICE) {
-        here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
-        page_load(pager, &slot, at(here, own.begin, size), at(there, own.begin, size), own.count * size);
-        page_await(r->ops, &slot);
-    }
-    r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
-    if (place > PLACE_DEVICE) page_store(pager, &slot, there, here, count * size);
-    page_finish(r->ops, &slot);
-    r->moved.phase = phase;
-    arena_pop(r->arena, mark);
-}
-
-// After the optimizer's step in stages 1 and 2
-static int weights_gather(const Residency *r) {
-    return !alone(r) && r->world.zero >= ZERO_OPTIMIZER && r->world.zero < ZERO_WEIGHTS;
-}
-
-static void weights_updated(Residency *r) {
-    const Model *table = trained_table(r);
-    const size_t L = table->config.num_hidden_layers;
-    if (!weights_gather(r)) return;
-    for (size_t i = 0; i < L + 2; i++) {
-        const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
-        if (group_elements(table, group)) group_updated(r, table, r->place[PLACED_WEIGHTS], trained_weights(r), group);
-    }
-}
-
 // ---- gradients ------------------------------------------------------------------------------------------------------
 // dW is summed in the stored gradient itself.
 static int sums_in_place(const Residency *r) {
@@ -299,10 +265,10 @@ static Summed *sums_at(void *base, size_t element, const Residency *r) {
     return (Summed *)at(base, element, dtype_size(dtype_of_sums(r->model->dtype)));
 }
 
-// Before a step's first micro-batch; behind a step of the optimizer that waits for its forward pass
+// Call before the first micro-batch; with --update forward, after the deferred step.
 static void grads_zero(Residency *r) {
     const Model *table = trained_table(r);
-    if (r->update) return;
+    if (r->hook.context) return;
     if (!r->plan) r->first = 1;
     if (r->squares) memset(r->squares, 0, table->parameter_count * sizeof(double));
     if (!is_off_device(r, PLACED_GRADIENTS))

@@ -31,7 +31,17 @@ typedef struct {
 
 enum { GRADIENT_BUFFERS = 4 };
 
+typedef struct Residency Residency;
+
+// What a pass calls for a step of the optimizer that waits for it (llmc/optimizer/deferred_update.h)
 typedef struct {
+    void (*begin)(Residency *r);               // the sequence is set, its room not pushed yet
+    void (*group)(Residency *r, size_t group); // before the group's weights are used
+    void (*chunk)(Residency *r);               // between chunks
+    void *context;                             // NULL: no step waits
+} PassHook;
+
+struct Residency {
     const Model *model;
     const Ops *ops;
     Arena *arena;           // [PLACES]
@@ -68,9 +78,9 @@ typedef struct {
     int head_is_stored;     // in this pass a tied head has added to the stored gradient of the embedding
     Summed *embedding_sums; // [elements of the group] of a tied matrix, from the head to the embedding
     int64_t last_ticket;    // of reductions in place; 0: none
-    struct Update *update;  // the optimizer's step, where it waits for this pass (update.h); NULL: none
-    size_t visits;          // to chunks of layers, of a pass over the largest sequence
-} Residency;
+    PassHook hook;
+    size_t visits; // to chunks of layers, of a pass over the largest sequence
+};
 
 static void *at(void *base, size_t element, size_t size) {
     return (void *)((uintptr_t)base + element * size); // NOLINT(performance-no-int-to-ptr): in a plan base may be NULL

@@ -253,7 +253,7 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     s->memory.moved.phase = PHASE_FORWARD;
     sequence_split(s, world_sp(s->memory.world));
     size_t n = s->rows;
-    if (s->memory.update) update_begin(s->memory.update, s->memory.visits);
+    if (s->memory.hook.context) s->memory.hook.begin(&s->memory);
     s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
     s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
     s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));

@@ -14,7 +14,7 @@ counts by how many they stand for.
 #include "llmc/data/objective.h"
 #include "llmc/model/rope_frequency.h"
 #include "llmc/ops/ops_dry.h"
-#include "update.h"
+#include "residency.h"
 
 typedef enum {
     METHOD_STREAM,

@@ -27,7 +27,7 @@ number of ranks nor on the stage of ZeRO.
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/checkpoint_folder.h"
 #include "llmc/files/slabs.h"
-#include "llmc/stream/update.h"
+#include "llmc/optimizer/update.h"
 #include "run_state.h"
 
 // rollout.bin: bytes [begin, begin + count) of `whole` are this rank's

@@ -1,10 +1,10 @@
 /*
-The norm of the whole gradient, clipping, and the learning rate of each step. AdamW's step is llmc/stream/update.h.
+The norm of the whole gradient, clipping, and the learning rate of each step. AdamW's step is llmc/optimizer/update.h.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 #include "llmc/cli/option_rows.h"
-#include "llmc/stream/update.h"
+#include "llmc/optimizer/update.h"
 #include "llmc/base/utils.h"
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The rooms of llmc/: a file includes only its own room and those before it in this list; files form no circle; no file lies
 # outside of a room; each room has a README.md. streambp.h is the paper: below 400 lines, without a switch of a family.
-rooms='base ranks ops model tokenizer files data stream layer streambp.h orders plan cli generate train verbs train_gpt.cu'
+rooms='base ranks ops model tokenizer files data stream layer streambp.h orders optimizer plan cli generate train verbs train_gpt.cu'
 includes=$(find llmc streambp.h train_gpt.cu -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#include "' |
     awk -F '[:"]' '{ to = $3; if (to !~ /\// && to != "streambp.h") { to = $1; sub(/[^\/]*$/, $3, to) } print $1, to }' |
     grep -v ' test/')

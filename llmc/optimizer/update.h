@@ -6,9 +6,6 @@ Where all of it is on the device the op runs over each parameter. Else what this
 slices: ranges of the table, so that a norm comes and goes with the matrices beside it. Three slots take turns: the next
 slice is loaded and the one before is stored while this one is stepped. Nothing is loaded that is not read.
 
-A step may wait for the next forward pass (update_defer), in which each group is stepped before its weights are used:
-transfers then run beside that pass. Gradients wait with it.
-
 What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
 alone: so a resumed run repeats them, and a step depends neither on sharding nor on places.
 */
@@ -16,8 +13,8 @@ alone: so a resumed run repeats them, and a step depends neither on sharding nor
 #define LLMC_UPDATE_H
 #include "llmc/base/random.h"
 #include "llmc/files/slabs.h"
+#include "llmc/stream/residency.h"
 #include "moments.h"
-#include "residency.h"
 
 #define RANDOM_STREAM_ADAMW 0x6164616d77ull // of random.h ("adamw")
 #ifndef UPDATE_SLICE
@@ -61,7 +58,7 @@ typedef struct {
     double repeat;
 } UpdateSlice;
 
-typedef struct Update {
+typedef struct {
     Residency *r;
     const OptimizerState *state;
     AdamW step;
@@ -200,7 +197,7 @@ static size_t update_floats_most(const Model *table, size_t slice) {
     return most;
 }
 
-// Pushes the slots and asks for the first slice. visits: calls of update_poke that come to the end; SIZE_MAX: none
+// Pushes the slots and starts loading the first slice. visits: calls of PassHook.chunk until the end; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
     static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS,   SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
                                                  SHARE_OPTIMIZER, SHARE_OPTIMIZER, SHARE_OPTIMIZER};
@@ -266,50 +263,50 @@ static void update_until(Update *u, size_t end) {
         if (u->tensor[UPDATE_WEIGHTS].slots || !u->next.count) page_finish(u->r->ops, &u->slot[slot]);
 }
 
+// All-gathers a group in place after each rank has updated its shard.
+static void group_updated(Residency *r, const Model *table, Place place, char *weights, size_t group) {
+    const size_t size = dtype_size(table->dtype), count = group_elements(table, group), mark = arena_mark(r->arena);
+    const Range own = own_range(r, table, group);
+    const Phase phase = r->moved.phase;
+    const Pager pager = {r->ops, &r->moved, place, 1};
+    PageSlot slot = {0};
+    char *here = (char *)at(weights, group_begin(table, group), size), *there = here;
+    r->moved.phase = PHASE_UPDATE;
+    if (place > PLACE_DEVICE) {
+        here = (char *)arena_push(r->arena, SHARE_WEIGHTS, "updated weights", count, size);
+        page_load(pager, &slot, at(here, own.begin, size), at(there, own.begin, size), own.count * size);
+        page_await(r->ops, &slot);
+    }
+    r->ops->await(ranks_gather(r, TRAFFIC_WEIGHTS, RANKS_ALL, here, count, SHARD_ALIGNMENT, size));
+    if (place > PLACE_DEVICE) page_store(pager, &slot, there, here, count * size);
+    page_finish(r->ops, &slot);
+    r->moved.phase = phase;
+    arena_pop(r->arena, mark);
+}
+
+// After the optimizer's step in stages 1 and 2
+static int weights_gather(const Residency *r) {
+    return !alone(r) && r->world.zero >= ZERO_OPTIMIZER && r->world.zero < ZERO_WEIGHTS;
+}
+
+static void weights_updated(Residency *r) {
+    const Model *table = trained_table(r);
+    const size_t L = table->config.num_hidden_layers;
+    if (!weights_gather(r)) return;
+    for (size_t i = 0; i < L + 2; i++) {
+        const size_t group = i < L ? i : i == L ? GROUP_EMBEDDING : GROUP_HEAD;
+        if (group_elements(table, group)) group_updated(r, table, r->place[PLACED_WEIGHTS], trained_weights(r), group);
+    }
+}
+
 // Every rank steps its shard of the optimizer's state. step: for all parameters; its weight_decay is that of matrices.
-// NULL: before the first step, after the weights are loaded. The caller then calls weights_updated (residency.h).
+// NULL: before the first step, after the weights are loaded. The caller then calls weights_updated.
 static void optimizer_step(Residency *r, const OptimizerState *state, const AdamW *step) {
     const size_t mark = arena_mark(r->arena);
     Update u;
     update_set(&u, r, state, step);
     update_begin(&u, SIZE_MAX);
     update_until(&u, trained_table(r)->elements);
-    arena_pop(r->arena, mark);
-}
-
-// ---- a step that waits ----------------------------------------------------------------------------------------------
-// The same by the next pass, or by weights_flush. *u stays where it is until then.
-static void update_defer(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
-    update_set(u, r, state, step);
-    r->update = u;
-}
-
-// Between chunks of a pass: their computation and these transfers go on side by side.
-static void update_poke(Residency *r) {
-    for (size_t i = 0; r->update && i < r->update->each; i++) update_slice(r->update);
-}
-
-static void update_group(Residency *r, size_t group) {
-    const Model *table = trained_table(r);
-    Update *u = r->update;
-    const UpdateMemory *weights = u ? &u->tensor[UPDATE_WEIGHTS] : NULL; // not the reference's, in a pass of that
-    for (; u && u->groups < group_count(table); u->groups++) {
-        const size_t next = group_at(table, u->groups), begin = group_begin(table, next);
-        if (begin > group_begin(table, group)) return;
-        update_until(u, begin + group_elements(table, next));
-        if (weights_gather(r) && group_elements(table, next))
-            group_updated(r, table, weights->place, weights->memory, next);
-    }
-    r->update = NULL;
-    if (u) grads_zero(r);
-}
-
-// Takes the step now: before anything but a pass reads weights.
-static void weights_flush(Residency *r) {
-    const size_t mark = arena_mark(r->arena);
-    if (!r->update) return;
-    if (!r->update->slice) update_begin(r->update, SIZE_MAX); // else within a pass, which is given up
-    update_group(r, GROUP_HEAD);
     arena_pop(r->arena, mark);
 }
 
