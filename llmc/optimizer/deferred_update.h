@@ -1,7 +1,7 @@
 /*
-A step of the optimizer that waits for the next forward pass (--update forward). The pass steps each group before it uses
-the group's weights, and a few slices between chunks: transfers run beside its computation. Gradients wait with the step.
-The pass knows of it only as a hook (PassHook).
+A step of the optimizer that waits for the next forward pass (--update forward). The pass steps each group before it
+uses the group's weights, and a few slices between chunks: transfers run beside its computation. Gradients wait with the
+step. The pass knows of it only as a hook (PassHook).
 */
 #ifndef LLMC_DEFERRED_UPDATE_H
 #define LLMC_DEFERRED_UPDATE_H

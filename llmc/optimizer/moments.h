@@ -25,7 +25,7 @@ static_assert(SHARD_ALIGNMENT % MOMENT_BLOCK == 0, "a block lies within a rank's
 
 static int moment_is_small(const Parameter *p) { return parameter_elements(p) < MOMENT_SMALL; }
 
-// The first parameter at or behind an element of the table
+// The first parameter at or after an element of the table
 static size_t parameter_at(const Model *table, size_t element) {
     size_t low = 0, high = table->parameter_count;
     while (low < high) {

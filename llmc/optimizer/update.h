@@ -2,9 +2,9 @@
 The optimizer's step, wherever weights, gradients and AdamW's state lie. The arithmetic is ops->adamw's; this file
 decides which parameters decay (matrices; norms and biases do not) and the random bits of each.
 
-Where all of it is on the device the op runs over each parameter. Else what this rank steps passes through the device in
-slices: ranges of the table, so that a norm comes and goes with the matrices beside it. Three slots take turns: the next
-slice is loaded and the one before is stored while this one is stepped. Nothing is loaded that is not read.
+If all of it is on the device the op runs over each parameter. Else what this rank steps passes through the device in
+slices: ranges of the table, so that a norm moves with the matrices beside it. Three slots take turns: while a slice is
+stepped, the next one is loaded and the last one stored. Only what is read is loaded.
 
 What is stored in bf16 is rounded stochastically, by random bits that are a function of (seed, step, parameter, element)
 alone: so a resumed run repeats them, and a step depends neither on sharding nor on places.
@@ -49,10 +49,10 @@ typedef struct {
     int loaded, stored;
     char *slots;  // on the device, of UPDATE_SLOTS slices; NULL: it lies there
     size_t slice; // elements of a slot
-    int floats;   // beside moments in 8 bits, elsewhere than the table's elements
+    int floats;   // those beside moments in 8 bits (moments.h), not the table's elements
 } UpdateMemory;
 
-// Elements [first, first + count) of the table; of a plan, of so many layers
+// Elements [first, first + count) of the table; the dry run counts them `repeat` times
 typedef struct {
     size_t first, count, slot;
     double repeat;
@@ -255,7 +255,7 @@ static void update_slice(Update *u) {
     update_move(u, s, 0);
 }
 
-// Steps all before element `end` of the table. Weights that were stored can be loaded, and in the end all can.
+// Steps all before element `end` of the table. Then stored weights can be loaded, and at the table's end all else, too.
 static void update_until(Update *u, size_t end) {
     if (!u->slice) die("internal: weights are used before a step that waits for a pass");
     while (u->next.count && u->next.first < end) update_slice(u);

@@ -29,19 +29,19 @@ typedef struct {
 } KeySlot;
 
 typedef struct {
-    Stored *k[2], *v[2];           // [layers,rows,NKV*HD] of layers that see everything, in their place; of windows
+    Stored *k[2], *v[2];           // [layers,rows,NKV*HD] of full-attention layers, at home; of windows
     Summed *dk[2], *dv[2];         // the same
     KeySlot slot[2];               // off-device: of a full-attention layer and the next one, in turn
     Stored *border[2];             // [windows' layers,border_stride,NKV*HD] K and V before each chunk, or of all tokens
     size_t border_rows;            // w - 1; 0: windows do not slide
     size_t border_stride;          // chunks * (w - 1), or N
-    Stored *columns;               // [linear layers,taps-1,W] at hand,
-    Stored *before_columns;        // before the chunk at hand, where others lie elsewhere,
-    Stored *kept_columns;          // [linear layers,chunks,taps-1,W] and before each chunk, in their place
+    Stored *columns;               // [linear layers,taps-1,W] current,
+    Stored *before_columns;        // before the current chunk, if others are off-device,
+    Stored *kept_columns;          // [linear layers,chunks,taps-1,W] and before each chunk, at home
     Summed *state, *before, *kept; // likewise
     Summed *dstate, *dcolumns;     // [linear layers,...]
     size_t chunks;                 // of the sequence, also in a plan
-    size_t first, slid;            // KeyValue.first of all layers that slide, behind the last chunk and this one
+    size_t first, slid;            // KeyValue.first of all layers that slide, after the last chunk and this one
     PageSlot aside;                // transfers of windows and states; its page: the layer whose are loaded ahead
     int gradients_begin;           // pass 2 has had no chunk yet: dK = dV = 0
 } ChunkMemory;
@@ -126,7 +126,7 @@ static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
-        if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // elsewhere: in the slots, at pass 2's first chunk
+        if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: in the slots, at pass 2's first chunk
         s->ops->zero(m->dk[i], rows[i] * d.KV * d.summed);
         s->ops->zero(m->dv[i], rows[i] * d.KV * d.summed);
     }
@@ -134,7 +134,7 @@ static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
 }
 
 // ---- transfers ------------------------------------------------------------------------------------------------------
-// Chunks before which something is kept have an index, in a plan the first.
+// Index of a chunk among those before which something is kept; in the dry run the first.
 static size_t border_of(const StreamBP *s, Chunk c) { return visits_shapes(s) ? 0 : c.index; }
 
 // Layers of the same kind before layer l
@@ -150,7 +150,7 @@ typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, 
 // Rows of the chunk of n tokens from `token` on
 static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what, size_t token, size_t n) {
     const size_t end = token + n, begin = first_key(0, token, m->border_rows + 1);
-    const size_t next = end < s->N ? first_key(0, end, m->border_rows + 1) : s->N; // KeyValue.first behind this chunk
+    const size_t next = end < s->N ? first_key(0, end, m->border_rows + 1) : s->N; // KeyValue.first after this chunk
     const Range before = {0, token}, own = {token, n}, seen = {0, end}, none = {0, 0};
     const int by_token = m->border_stride == s->N;
     Range border = {by_token ? token : next, by_token ? n : end - next};
@@ -166,7 +166,7 @@ static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what,
     return border;
 }
 
-// Their mean number over the chunks that c stands for
+// Their mean number over the chunks that c counts for
 static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what, Chunk c) {
     const size_t whole = visits_shapes(s) && !c.index ? max_size(s->N / max_size(layer_chunk(s), 1), 1) : 1;
     double rows = 0;
@@ -254,7 +254,7 @@ static size_t next_full(const StreamBP *s, size_t l, int step) {
     return l;
 }
 
-static void window_at_hand(StreamBP *s, const ChunkMemory *m, size_t l) {
+static void window_select(StreamBP *s, const ChunkMemory *m, size_t l) {
     const size_t row = number_in_kind(s, l) * s->kv.rows[1], KV = shapes_of(s->model).KV;
     s->kv.k = stored_row(s, m->k[1], row, KV), s->kv.v = stored_row(s, m->v[1], row, KV);
     s->kv.dk = summed_row(s, m->dk[1], row, KV), s->kv.dv = summed_row(s, m->dv[1], row, KV);
@@ -264,7 +264,7 @@ static void window_at_hand(StreamBP *s, const ChunkMemory *m, size_t l) {
 static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
-    const KeyValue at_hand = s->kv;
+    const KeyValue current = s->kv;
     const int linear = l < config->num_hidden_layers && layer_is_linear(config, l);
     if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
     if (linear ? !keys_off_device(s) : !layer_slides(s, l)) return;
@@ -273,11 +273,11 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         const size_t i = number_in_kind(s, l);
         state_move(s, m, l, c, 1, summed_row(s, m->before, i, d.S), stored_row(s, m->before_columns, i, d.columns));
     } else {
-        window_at_hand(s, m, l);
+        window_select(s, m, l);
         s->kv.first = m->first;
         window_slide_back(s, l, c);
         border_move(s, m, l, c, border_of(s, c), ROWS_BORDER_IN);
-        s->kv = at_hand;
+        s->kv = current;
     }
 }
 
@@ -300,7 +300,7 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         s->linear.kept_columns = m->before ? stored_row(s, m->before_columns, i, d.columns)
                                            : stored_row(s, m->kept_columns, kept, d.columns);
     } else if (layer_window(&s->model->config, l)) {
-        window_at_hand(s, m, l);
+        window_select(s, m, l);
         if (layer_slides(s, l))
             s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
     } else if (keys_off_device(s)) {

@@ -1,9 +1,8 @@
 /*
-Sums of the gradients of all groups at one time, for orders that come to each group more than once (chunk-major ones),
-in place of what residency.h hands out group by group: grads_hold pushes them, grads_held_begin is called before the
-first of them is added to, grads_held gives a group's, and grads_release_held does for all groups what grads_release
-does for one. Where a group's sums would be the stored gradient itself these are, too, so that no bit depends on where
-that lies.
+Sums of the gradients of all groups at one time, for orders that visit each group more than once (chunk-major ones).
+They replace what residency.h hands out group by group: grads_hold pushes them, grads_held_begin comes before the first
+accumulation, grads_held returns a group's, grads_release_held releases all. If a group's sums would be the stored
+gradient itself, so are these: no bit depends on where that lies.
 */
 #ifndef LLMC_HELD_GRADIENTS_H
 #define LLMC_HELD_GRADIENTS_H
@@ -12,12 +11,12 @@ that lies.
 // In place of grads_begin.
 static void grads_hold(Residency *r, int last) {
     const size_t count = trained_table(r)->elements;
-    const int elsewhere = is_off_device(r, PLACED_GRADIENTS);
+    const int off_device = is_off_device(r, PLACED_GRADIENTS);
     r->holds = 1;
     grads_begin(r, last);
     r->sums_mark = arena_mark(r->arena);
     r->held =
-        sums_in_place(r) && !elsewhere ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
+        sums_in_place(r) && !off_device ? sums_at(r->gradients, 0, r) : push_sums(r, "sums of all gradients", count);
 }
 
 // Loads all gradients when they are summed in place but stored off-device. Call before the first accumulation, after a
@@ -57,7 +56,7 @@ static void release_held_table(Residency *r, size_t group) {
     release_table(r, group, &sums);
 }
 
-// They are complete: what grads_release is for a group, for all, in the order of backward.
+// Releases all groups, in the order of backward.
 static void grads_release_held(Residency *r) {
     r->embedding_sums = head_is_tied(r->model) && !r->lora ? r->held : NULL; // the head's is among these
     memset(r->summed, 0, sizeof(r->summed));

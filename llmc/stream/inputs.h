@@ -1,7 +1,7 @@
 /*
 Layer inputs: x_l of each layer l, from forward to backward, and x_L, whose place dx takes.
 
-    kept on the device   [L+1,rows,C], x_L behind the others
+    kept on the device   [L+1,rows,C], x_L after the others
     off-device           layers overwrite one x [rows,C] on the device in place. The store of x_l[c] starts when it is
                          computed, and ends before layer l overwrites it. In backward a second buffer holds x_l of the
                          current layer; chunk by chunk the next layer's is loaded over it. Each element moves once each
@@ -20,7 +20,7 @@ static int inputs_off_device(const StreamBP *s) {
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
 
-// Layers whose inputs are kept, and others' that exist at one time in backward
+// Layers whose inputs are kept; others' inputs that exist at one time in backward
 static size_t inputs_kept(const StreamBP *s) {
     return (s->model->config.num_hidden_layers + s->memory.every - 1) / s->memory.every;
 }
@@ -29,7 +29,7 @@ static size_t inputs_restored(const StreamBP *s) {
     return min_size(s->memory.every, s->model->config.num_hidden_layers) - 1;
 }
 
-// The last layer behind an input that is kept and before the next one
+// The last layer before the next kept input
 static int input_is_last(const StreamBP *s, size_t l) {
     return (l + 1) % s->memory.every == 0 || l + 1 == s->model->config.num_hidden_layers;
 }

@@ -6,20 +6,20 @@ Where weights and gradients live (layer inputs: inputs.h). streambp.h brackets i
     grads_begin / end                                     around the pass of a micro-batch
     grads_hold, held_begin, held, release_held            in place of grads_acquire: all groups' (held_gradients.h)
 
-With LoRA the model's weights are frozen: they have no gradient anywhere, and the table of adapters (lora.h) is what has
-gradients and an optimizer. Adapters live beside the weights and come and go with their layer. The table may hold copies
-of the embedding and the head, which are then used and trained in their place. A frozen model may be
-stored in 4 bits (storage.h): groups move as they are stored, and weights_acquire decodes one into the type of the
-model, unless so few rows come (generation) that products read the codes themselves.
+With LoRA the model's weights are frozen: they have no gradient, and the table of adapters (lora.h) has gradients and
+an optimizer instead. Adapters lie beside the weights and move with their layer. The table may hold copies of the
+embedding and the head, which are then used and trained in their place. A frozen model may be stored in 4 bits
+(storage.h): groups move as stored, and weights_acquire decodes one into the type of the model. With few rows
+(generation) products read the codes themselves.
 
-Gradient precision: within a group dW is summed in Summed. The stored gradient itself is handed out where it has that
-type and is not sharded; else one group-sized buffer is, and grads_release adds it once to the stored gradient.
+Gradient precision: within a group dW is summed in Summed. If the stored gradient has that type and is not sharded, dW is
+summed in it. Else it is summed in one group-sized buffer, and grads_release adds this once to the stored gradient.
 
 Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number
 of chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its
 shard to what it stores. Stage 0 is stage 1 whose sums all ranks gather afterwards, stage 3 stage 2 whose weights are
 gathered before they are used: they give the same bits, and all do where each reduces from buffers, or a step has one
-micro-batch. Two buffers take turns, so that communication of one layer runs beside the computation of another.
+micro-batch. Two buffers take turns, so that one layer's communication runs beside another's computation.
 */
 #ifndef LLMC_RESIDENCY_H
 #define LLMC_RESIDENCY_H
@@ -36,20 +36,20 @@ typedef struct {
     size_t first;       // then: its first parameter
 } GroupWeights;
 
-// To the weights of the reference, and back
+// Switches to the weights of the reference, and back.
 static void reference_swap(Residency *r) {
-    char **trained = r->lora ? &r->adapters : &r->weights, *at_hand = *trained;
+    char **trained = r->lora ? &r->adapters : &r->weights, *now = *trained;
     const Place place = r->place[PLACED_WEIGHTS];
     if (!r->reference) {
         r->without_adapters = !r->without_adapters;
         return;
     }
-    *trained = r->reference, r->reference = at_hand;
+    *trained = r->reference, r->reference = now;
     if (!r->lora) r->place[PLACED_WEIGHTS] = r->place[PLACED_REFERENCE], r->place[PLACED_REFERENCE] = place;
 }
 
-// A group's weights come to buffers before they are used.
-static int weights_come(const Residency *r) {
+// A group's weights are loaded or gathered into buffers before they are used.
+static int weights_are_staged(const Residency *r) {
     return weights_sharding(r).ranks > 1 || is_off_device(r, PLACED_WEIGHTS);
 }
 
@@ -90,7 +90,7 @@ static void layer_await(Residency *r, LayerBuffer *b) {
 
 // Starts loading a layer into the buffer that the current layer is not in.
 static LayerBuffer *layer_ask(Residency *r, size_t layer) {
-    LayerBuffer *b = &r->gathered[r->model->config.num_hidden_layers > 1 && !r->at_hand];
+    LayerBuffer *b = &r->gathered[r->model->config.num_hidden_layers > 1 && !r->current];
     if (b->page.asked && b->page.page != layer) layer_await(r, b);
     if (!page_ask(r->ops, &b->page, layer)) return b;
     group_ask(r, &b->page, stored_table(r), r->weights, layer, b->weights);
@@ -154,7 +154,7 @@ static GroupWeights acquire_layer(Residency *r, size_t layer, size_t rows) {
     LayerBuffer *b = layer_ask(r, layer);
     GroupWeights w = {NULL, has_adapters(r) ? b->adapters : NULL, NULL, layer_offsets(r->model, layer), NULL, 0};
     layer_await(r, b);
-    r->at_hand = (size_t)(b - r->gathered);
+    r->current = (size_t)(b - r->gathered);
     layer_decode(r, layer, rows, b->weights, &w);
     return w;
 }
@@ -178,7 +178,7 @@ static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
     const Model *table = &r->lora->table;
     char *copy = (char *)at(r->adapters, group_begin(table, group), dtype_size(table->dtype));
     PageSlot slot = {0};
-    if (weights_come(r)) {
+    if (weights_are_staged(r)) {
         copy = push_table(r, table, group, group == GROUP_HEAD ? "the head's adapters" : "the embedding's adapters");
         group_ask(r, &slot, table, r->adapters, group, copy);
         group_await(r, &slot, table, group, copy);
@@ -195,21 +195,21 @@ static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
 static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const Model *model = r->model, *table = stored_table(r);
     const size_t size = dtype_size(model->dtype);
-    const int tied = group == GROUP_HEAD && head_is_tied(model), comes = weights_come(r);
+    const int tied = group == GROUP_HEAD && head_is_tied(model), staged = weights_are_staged(r);
     char *stored = (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype));
     GroupWeights w = {0};
     PageSlot slot = {0};
     r->weights_mark = arena_mark(r->arena);
-    if (comes) stored = push_table(r, table, group, group == GROUP_HEAD ? "the head's weights" : "the embedding");
-    if (comes) group_ask(r, &slot, table, r->weights, group, stored);
-    if (tied && comes) {
+    if (staged) stored = push_table(r, table, group, group == GROUP_HEAD ? "the head's weights" : "the embedding");
+    if (staged) group_ask(r, &slot, table, r->weights, group, stored);
+    if (tied && staged) {
         w.matrix = push_table(r, table, GROUP_EMBEDDING, "the embedding");
         group_ask(r, &slot, table, r->weights, GROUP_EMBEDDING, w.matrix);
     }
-    if (comes) group_await(r, &slot, table, group, stored);
-    if (tied && comes) group_await(r, &slot, table, GROUP_EMBEDDING, w.matrix);
+    if (staged) group_await(r, &slot, table, group, stored);
+    if (tied && staged) group_await(r, &slot, table, GROUP_EMBEDDING, w.matrix);
     table_decode(r, group, rows, stored, &w);
-    if (tied && !comes) w.matrix = r->weights; // the model's first tensor
+    if (tied && !staged) w.matrix = r->weights; // the model's first tensor
     if (group == GROUP_HEAD && !tied && !w.stored)
         w.matrix = (char *)at(w.weights, model_head_offset(model) - group_begin(model, group), size);
     if (has_adapters(r) && group_is_trained(r, group)) acquire_outer(r, group, &w);
@@ -227,7 +227,7 @@ static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows)
     GroupWeights w = {0};
     weights_step(r, group);
     if (!is_layer(group)) return acquire_table(r, group, rows);
-    if (weights_come(r)) return acquire_layer(r, group, rows);
+    if (weights_are_staged(r)) return acquire_layer(r, group, rows);
     layer_decode(r, group, rows, (char *)at(r->weights, group_begin(table, group), dtype_size(table->dtype)), &w);
     w.offset = layer_offsets(r->model, group);
     if (has_adapters(r))
@@ -237,16 +237,16 @@ static GroupWeights weights_acquire_for(Residency *r, size_t group, size_t rows)
 
 static GroupWeights weights_acquire(Residency *r, size_t group) { return weights_acquire_for(r, group, SIZE_MAX); }
 
-// Asks for the weights of the walk's next layer, to be called when all that `layer` itself waits for has been asked
-// for. A plan's next visit may be of any layer, so there each asks for its own.
+// Starts loading the walk's next layer. Call it after all loads that `layer` itself waits for. The dry run's next visit
+// may be of any layer, so there each loads its own.
 static void weights_prefetch(Residency *r, size_t layer) {
     const size_t next = r->step > 0 ? layer + 1 : layer_before(r, layer);
-    if (!weights_come(r) || r->plan || next >= r->model->config.num_hidden_layers) return;
+    if (!weights_are_staged(r) || r->plan || next >= r->model->config.num_hidden_layers) return;
     weights_step(r, next);
     layer_ask(r, next);
 }
 
-// For the progress bar: a layer forward is a part of the pass, backward with its recomputation is as much as these.
+// Parts of the progress bar that a layer's backward with its recomputation counts; its forward counts one.
 #define LAYER_BACKWARD_PARTS 3
 
 static void weights_release(Residency *r, size_t group) {
@@ -349,13 +349,13 @@ static void gather_gradient(Residency *r, StoredGradient *g) {
                                       dtype_size(r->gradient_type));
 }
 
-// Asks for the reduction of a group's sums over all ranks. Those in place are reduced at the step's last micro-batch.
+// Starts reducing a group's sums over all ranks. Those in place are reduced at the step's last micro-batch.
 static int64_t reduce_sums(Residency *r, size_t group, Summed *sums) {
     if (sums_in_place(r) && !r->last) return 0;
     return ranks_sum(r, TRAFFIC_GRADIENTS, RANKS_ALL, sums, group_elements(trained_table(r), group), SHARD_ALIGNMENT);
 }
 
-// This rank's shard of sums, which have been reduced, is added to the stored gradient.
+// Adds this rank's shard of the reduced sums to the stored gradient.
 static void add_sums(Residency *r, StoredGradient *g, Summed *sums) {
     const Range own = own_range(r, trained_table(r), g->page.page);
     page_await(r->ops, &g->page);
@@ -401,7 +401,7 @@ static void finish_layer(Residency *r, GradientBuffer *b) {
     stored_return(r, &b->stored);
 }
 
-// The sums of one layer are reduced while the next one is worked on.
+// Starts the reduction of the layer's sums, which runs while the next layer is computed.
 static void release_layer(Residency *r, size_t layer, Summed *sums) {
     const int at_once = alone(r) || r->plan || (sums_in_place(r) && !is_off_device(r, PLACED_GRADIENTS));
     GradientBuffer *b = gradient_buffer(r, layer);
@@ -526,13 +526,13 @@ static void push_layer(Residency *r, LayerBuffer *b, int first) {
                                  first ? "one layer's adapters" : "the next layer's adapters");
 }
 
-// Buffers of gradients: sums of the layer before are on their way over the ranks, a stored gradient is on its way back,
-// and where sums are in place and other micro-batches have left theirs, one comes already.
+// Pushes buffers of gradients: one is computed, sums of another are reduced over ranks, a stored gradient is stored. In
+// place, with sums of other micro-batches, the next one is loaded already.
 static void push_gradients(Residency *r) {
     const size_t L = r->model->config.num_hidden_layers;
-    const int in_place = sums_in_place(r), elsewhere = is_off_device(r, PLACED_GRADIENTS), ranks = !alone(r);
+    const int in_place = sums_in_place(r), off_device = is_off_device(r, PLACED_GRADIENTS), ranks = !alone(r);
     const size_t wanted = in_place ? 2 + (size_t)ranks + (size_t)(r->accumulates != 0) : 2;
-    r->buffers = elsewhere || (ranks && !in_place) ? min_size(wanted, L) : 1;
+    r->buffers = off_device || (ranks && !in_place) ? min_size(wanted, L) : 1;
     memset(r->summed, 0, sizeof(r->summed));
     for (size_t i = 0; i < r->buffers; i++) {
         GradientBuffer *b = &r->summed[i];
@@ -543,18 +543,18 @@ static void push_gradients(Residency *r) {
                                      i ? "sums of the layer before, on their way" : "sums of one layer's gradient",
                                      group_elements(trained_table(r), largest_layer(trained_table(r))),
                                      dtype_size(dtype_of_sums(r->model->dtype)));
-        if (elsewhere)
+        if (off_device)
             b->stored.memory =
                 push_stored_gradient(r, i ? "the gradient of a layer, on its way" : "one layer's gradient", 0);
     }
 }
 
-// step 1: first to last; -1: last to first, with gradients. Pushes buffers for one layer, or for several by turns.
+// Pushes buffers for one layer, or for several in turn. step 1: first to last; -1: last to first, with gradients.
 static void layers_begin(Residency *r, int step) {
     const size_t two = min_size(2, r->model->config.num_hidden_layers);
     r->step = step, r->moved.phase = step > 0 ? PHASE_FORWARD : PHASE_BACKWARD;
     r->layers_mark = arena_mark(r->arena);
-    for (size_t i = 0; i < two && weights_come(r); i++) push_layer(r, &r->gathered[i], i == 0);
+    for (size_t i = 0; i < two && weights_are_staged(r); i++) push_layer(r, &r->gathered[i], i == 0);
     if (r->storage) r->decoded = push_table(r, r->model, largest_layer(r->model), "one layer's decoded weights");
     if (step < 0 && !r->holds) push_gradients(r);
 }

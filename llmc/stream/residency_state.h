@@ -57,20 +57,20 @@ struct Residency {
     char *gradients;        // of what is trained, in gradient_type; all or shards; NULL in a run without backward
     DType gradient_type;    // model->dtype, or the type of sums
     int accumulates;        // gradients of several micro-batches of a step are added up
-    double *squares;        // [parameters] of gradients elsewhere, summed over this rank's shard before they are stored
+    double *squares;        // [parameters] of off-device gradients, summed over this rank's shard before the store
     size_t weights_mark, sums_mark, layers_mark; // of the arena, before what was pushed for these
 
     World world;
-    int first;               // micro-batch of the step: nothing is stored yet where gradients are elsewhere
-    int last;                // sums in place are reduced over all ranks in its pass
-    Traffic sent;            // by this rank so far
-    int plan;                // a walk visits one layer of each kind (sequence.h)
-    double layers_repeat;    // layers that the one being visited stands for; 1 in a run
-    double chunk_repeat;     // layers times chunks that the chunk being visited stands for; 1 in a run
-    int step;                // direction of the walk over layers: 1 first to last, -1 last to first
-    size_t every;            // of so many layers the input of one is kept (inputs.h)
-    LayerBuffer gathered[2]; // for the layer at hand and the next one, by turns
-    size_t at_hand;          // which of these
+    int first;                               // micro-batch of the step: off-device gradients hold nothing yet
+    int last;                                // sums in place are reduced over all ranks in its pass
+    Traffic sent;                            // by this rank so far
+    int plan;                                // the dry run: a walk visits one layer of each kind (sequence.h)
+    double layers_repeat;                    // layers that the visited one counts for; 1 in a run
+    double chunk_repeat;                     // layers times chunks that the visited chunk counts for; 1 in a run
+    int step;                                // direction of the walk over layers: 1 first to last, -1 last to first
+    size_t every;                            // keep every `every`-th layer input (inputs.h)
+    LayerBuffer gathered[2];                 // for the current layer and the next one, in turn
+    size_t current;                          // which of these
     GradientBuffer summed[GRADIENT_BUFFERS]; // layer l is in the one of index l % buffers
     size_t buffers;
     Summed *held;           // sums of all that is trained, in the order of its table (grads_hold); else NULL
@@ -121,7 +121,7 @@ static Arena *memory_of(const Residency *r, Placed placed) {
     return &r->arena[is_off_device(r, placed) ? r->place[placed] : PLACE_DEVICE];
 }
 
-// The first layer of the same kind and with the same adapters: a dry run visits it for all of these
+// The first layer of the same kind with the same adapters: the dry run visits it for all of these.
 static size_t layer_like(const Residency *r, size_t l) {
     const Config *c = &r->model->config;
     size_t first = 0;
@@ -158,8 +158,7 @@ static int64_t ranks_gather(Residency *r, TrafficKind kind, RankGroup group, voi
     return r->ops->all_gather(group, x, count, unit, size);
 }
 
-// mean: bytes that a rank sends on average. A plan counts these: it knows one rank's messages, others may send more or
-// less.
+// mean: bytes that a rank sends on average. The dry run counts these: it knows one rank's messages, others' may differ.
 static int64_t ranks_exchange(Residency *r, TrafficKind kind, RankGroup group, const Message *messages, size_t n,
                               double mean) {
     double bytes = 0;
