@@ -180,14 +180,20 @@ static void update_compute(Update *u, UpdateSlice s) {
 }
 
 // ---- all of them ----------------------------------------------------------------------------------------------------
-static void update_add(Update *u, UpdateTensor tensor, void *memory, DType type, Placed placed, size_t stage,
-                       int loaded, int stored) {
-    UpdateMemory t = {0};
-    t.memory = (char *)memory, t.size = dtype_size(type), t.place = u->r->place[placed];
-    t.sharding = sharding_of(u->r->world, stage), t.loaded = loaded, t.stored = stored;
-    t.floats = tensor == UPDATE_M_SCALES || tensor == UPDATE_V_SCALES;
-    if (loaded || stored) u->tensor[tensor] = t;
-}
+static const struct {
+    const char *slots;
+    Share share;
+    Placed placed;
+    size_t stage;
+} update_tensors[UPDATE_TENSORS] = {
+    {"slices of weights", SHARE_WEIGHTS, PLACED_WEIGHTS, ZERO_WEIGHTS},
+    {"slices of gradients", SHARE_GRADIENTS, PLACED_GRADIENTS, ZERO_GRADIENTS},
+    {"slices of first moments", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
+    {"slices of second moments", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
+    {"slices of master weights", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
+    {"slices of scales of m", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
+    {"slices of scales of v", SHARE_OPTIMIZER, PLACED_OPTIMIZER, ZERO_OPTIMIZER},
+};
 
 // Most floats of a slice
 static size_t update_floats_most(const Model *table, size_t slice) {
@@ -199,11 +205,6 @@ static size_t update_floats_most(const Model *table, size_t slice) {
 
 // Pushes the slots and starts loading the first slice. visits: calls of PassHook.chunk until the end; SIZE_MAX: none
 static void update_begin(Update *u, size_t visits) {
-    static const Share shares[UPDATE_TENSORS] = {SHARE_WEIGHTS,   SHARE_GRADIENTS, SHARE_OPTIMIZER, SHARE_OPTIMIZER,
-                                                 SHARE_OPTIMIZER, SHARE_OPTIMIZER, SHARE_OPTIMIZER};
-    static const char *const names[UPDATE_TENSORS] = {
-        "slices of weights",        "slices of gradients",   "slices of first moments", "slices of second moments",
-        "slices of master weights", "slices of scales of m", "slices of scales of v"};
     const Model *table = trained_table(u->r);
     const Sharding own = sharding_of(u->r->world, ZERO_OPTIMIZER);
     const size_t all = sharding_elements(table, own), visit = all / visits + 1;
@@ -218,7 +219,8 @@ static void update_begin(Update *u, size_t visits) {
         if (u->state->moment_type == DTYPE_INT8) // slices end with a block
             u->slice = (u->slice + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
         t->slice = t->floats ? update_floats_most(table, u->slice) : u->slice;
-        t->slots = (char *)arena_push(u->r->arena, shares[i], names[i], UPDATE_SLOTS * t->slice, t->size);
+        t->slots = (char *)arena_push(u->r->arena, update_tensors[i].share, update_tensors[i].slots,
+                                      UPDATE_SLOTS * t->slice, t->size);
     }
     u->each = (visit - 1) / u->slice + 1;
     u->walk = slabs_of(table, SLABS_OF_GROUPS, own, own, NULL), u->walk.most = u->slice;
@@ -228,18 +230,24 @@ static void update_begin(Update *u, size_t visits) {
 static void update_set(Update *u, Residency *r, const OptimizerState *state, const AdamW *step) {
     const Model *table = trained_table(r);
     const int steps = step != NULL, master = state->master != NULL;
+    const DType moments = state->moment_type;
+    void *const memory[UPDATE_TENSORS] = {trained_weights(r), r->gradients,    state->m,       state->v,
+                                          state->master,      state->m_scales, state->v_scales};
+    const DType type[UPDATE_TENSORS] = {table->dtype, r->gradient_type, moments,   moments,
+                                        DTYPE_FP32,   DTYPE_FP32,       DTYPE_FP32};
     memset(u, 0, sizeof(*u));
     u->r = r, u->state = state, u->begins = !steps;
     if (steps) u->step = *step;
-    // weights are read for a step without master, and for the master's beginning
-    update_add(u, UPDATE_WEIGHTS, trained_weights(r), table->dtype, PLACED_WEIGHTS, ZERO_WEIGHTS, steps != master,
-               steps);
-    update_add(u, UPDATE_GRADIENT, r->gradients, r->gradient_type, PLACED_GRADIENTS, ZERO_GRADIENTS, steps, 0);
-    update_add(u, UPDATE_M, state->m, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
-    update_add(u, UPDATE_V, state->v, state->moment_type, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
-    update_add(u, UPDATE_MASTER, state->master, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
-    update_add(u, UPDATE_M_SCALES, state->m_scales, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
-    update_add(u, UPDATE_V_SCALES, state->v_scales, DTYPE_FP32, PLACED_OPTIMIZER, ZERO_OPTIMIZER, steps, 1);
+    for (int i = 0; i < UPDATE_TENSORS; i++) {
+        UpdateMemory *t = &u->tensor[i];
+        // weights are read for a step without master, and for the master's beginning
+        t->loaded = i == UPDATE_WEIGHTS ? steps != master : steps;
+        t->stored = i == UPDATE_WEIGHTS ? steps : i != UPDATE_GRADIENT;
+        t->memory = t->loaded || t->stored ? (char *)memory[i] : NULL;
+        t->size = dtype_size(type[i]), t->place = r->place[update_tensors[i].placed];
+        t->sharding = sharding_of(r->world, update_tensors[i].stage);
+        t->floats = i == UPDATE_M_SCALES || i == UPDATE_V_SCALES;
+    }
 }
 
 // The next slice, if there is one

@@ -12,8 +12,8 @@ embedding and the head, which are then used and trained in their place. A frozen
 (storage.h): groups move as stored, and weights_acquire decodes one into the type of the model. With few rows
 (generation) products read the codes themselves.
 
-Gradient precision: within a group dW is summed in Summed. If the stored gradient has that type and is not sharded, dW is
-summed in it. Else it is summed in one group-sized buffer, and grads_release adds this once to the stored gradient.
+Gradient precision: within a group dW is summed in Summed. If the stored gradient has that type and is not sharded, dW
+is summed in it. Else it is summed in one group-sized buffer, and grads_release adds this once to the stored gradient.
 
 Several processes (world.h): a group's gradient is reduced over all ranks when it is released, once, whatever the number
 of chunks: in place at the step's last micro-batch, from a buffer at every micro-batch, after which the rank adds its
