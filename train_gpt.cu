@@ -36,8 +36,6 @@ here looks inside one. The includes are the map: one block per room, and a room 
 // plan: memory, FLOPs and time before anything is allocated
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
-#include "llmc/plan/estimate.h"
-#include "llmc/plan/profile.h"
 // cli: options, the beginning that all verbs share, what is printed
 #include "llmc/cli/options.h"
 #include "llmc/cli/settings.h"

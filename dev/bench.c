@@ -16,7 +16,7 @@ dev/bench.sh.
                                     seconds and ids. dev/compare/decode.py does so in turns with transformers
 */
 #include "llmc/plan/plan.h"
-#include "llmc/plan/profile.h"
+#include "llmc/estimate/profile.h"
 #include "llmc/cli/threads.h"
 #include "llmc/generate/sampler.h"
 #include "llmc/train/optimizer.h"

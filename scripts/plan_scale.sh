@@ -4,7 +4,7 @@
 #
 #     scripts/plan_scale.sh        TRAIN=./train OUT=build/paper MOST=4096 (GPUs)
 #
-# Nothing is run: lengths are plans, times are estimates (llmc/plan/machine.h) from the constants that are printed at the end,
+# Nothing is run: lengths are plans, times are estimates (llmc/estimate/machine.h) from the constants that are printed at the end,
 # with where each comes from. Writes $OUT/scale.csv and $OUT/scale.png, prints the tables. README shows
 # scripts/paper/scale.png, a copy of $OUT/scale.png.
 set -eu
@@ -154,7 +154,7 @@ tokens   checkpoint       stream             stream
 END
 echo "$table5" | awk '{ split($4, ours, ","); printf "%6d %12s %12s %18.2f\n", $1, $2, $3, ours[1] }'
 echo
-echo "Constants behind the estimates (llmc/plan/machine.h), and where each comes from"
+echo "Constants behind the estimates (llmc/estimate/machine.h), and where each comes from"
 for machine in h100 a100; do
     "$TRAIN" plan --init "qwen3-0.6b,$ANY_LENGTH" --dtype bf16 --machine $machine |
         awk -v name="$machine" '/^machine / { on = 1; sub("machine ", name "    ") } /^step / { on = 0 } on'

@@ -125,11 +125,10 @@ static size_t run_workspace(const Run *run, const RunSettings *settings, const B
     return index ? min_size(attention_workspace_choice(cut, keys, index - 1), run->workspace) : run->workspace;
 }
 
-// Takes a way with its plan, with the largest workspace that fits on every rank. 0: it does not fit there
-static int run_take(Run *run, const Search *search, const Batch *shape, size_t number) {
+// Takes a candidate with its plan, and the largest workspace that fits on every rank. Returns 0 if it does not fit.
+static int run_take(Run *run, const Search *search, const Batch *shape, const Candidate *candidate) {
     const int other = run->options->verb == VERB_PLAN && !strcmp(ops_device->name, "cpu"); // has no such workspace
-    RunSettings settings;
-    search_at(search, number, &settings);
+    RunSettings settings = candidate_settings(search, candidate);
     for (size_t i = 0;; i++) {
         settings.attention.workspace = run_workspace(run, &settings, shape, i);
         Plan plan = plan_make(&settings, shape);
@@ -144,29 +143,31 @@ static int run_take(Run *run, const Search *search, const Batch *shape, size_t n
     }
 }
 
-// Plans the fastest way that fits into `limit` on every rank (0: no limit), or else the nearest to it. The main rank's
-// ways are all ranks', which differ by a little.
+// Plans the fastest candidate that fits into `limit` on every rank (0: no limit), or else the nearest to it. The main
+// rank's order counts: the plans of ranks differ a little.
 static void run_plan(Run *run, const Batch *shape, size_t limit) {
     run->attention = attention_library(run);
     const Search search = run_search(run, limit);
-    Choice *choices;
-    size_t least;
-    if (!search.keep && !search.method && run_take(run, &search, shape, search_first(&search))) return; // nothing moves
-    size_t count = search_choices(&search, shape, &choices, &least);
+    const Candidates all = candidates_make(&search);
+    const int open =
+        search.keep || search.method || !run_take(run, &search, shape, all.candidate); // else nothing moves
+    Choice *choices = NULL;
+    size_t least, count = 0;
+    if (open) count = search_choices(&search, &all, shape, &choices, &least);
     count = choices_thin(choices, count);
-    for (size_t i = 0;; i++) {
-        double told[2] = {(double)(i < count ? choices[i].number : least), i < count ? 0.0 : 1.0}; // main rank
-        if (!is_main_rank()) told[0] = told[1] = 0;
-        dist_sum(RANKS_ALL, told, 2);
-        const int fits = run_take(run, &search, shape, (size_t)told[0]);
-        if (!fits && told[1] == 0) continue;
-        run->choices = fits && i < count ? min_size(count - i, 2) : 0; // to be told by the main rank
+    for (size_t i = 0; open; i++) {
+        double next[2] = {(double)(i < count ? choices[i].candidate : least), i < count ? 0.0 : 1.0}; // main rank
+        if (!is_main_rank()) next[0] = next[1] = 0;
+        dist_sum(RANKS_ALL, next, 2);
+        const int fits = run_take(run, &search, shape, &all.candidate[(size_t)next[0]]);
+        if (!fits && next[1] == 0) continue;
+        run->choices = fits && i < count ? min_size(count - i, 2) : 0; // for the main rank's report
         for (size_t k = 0; k < run->choices; k++) run->choice[k] = choices[i + k];
         if (run->choices && run->settings.optimizer && !run->settings.defers)
             run->deferred = choice_deferred(&search, shape, &choices[i]);
         break;
     }
-    free(choices);
+    free(choices), free(all.candidate);
 }
 
 // An option that changes nothing. After run_plan
@@ -293,11 +294,12 @@ static size_t way_limit(const Run *run, const Batch *shape, size_t limit, Place 
     *o = *run->options, *given = (size_t)1 << 62;
     way.options = o;
     const Search search = run_search(&way, limit);
+    const Candidates all = candidates_make(&search);
     const double sharing = (double)*given / (double)search.limits.bytes[place];
-    const size_t count = search_choices(&search, shape, &choices, &least);
+    const size_t count = search_choices(&search, &all, shape, &choices, &least);
     for (size_t i = 0; i < count; i++)
         if (!most || choices[i].bytes[place] < most) most = choices[i].bytes[place];
-    free(choices);
+    free(choices), free(all.candidate);
     most = (size_t)(sharing * (double)most / GIBIBYTE) + 1;
     *given = most << 30;
     return count ? most : 0;
@@ -381,7 +383,8 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
     const Plan *plan = &run->plan;
     const Search search = run_search(run, limit);
     const size_t available = plan->host_bytes && search.limits.host ? search.limits.host(plan->total_bytes) : 0;
-    const size_t bytes[PLACES] = {plan->total_bytes, plan->host_bytes, plan->disk_bytes};
+    size_t bytes[PLACES];
+    plan_bytes(plan, bytes);
     const size_t longest = B && plan_pressure(plan, &search.limits) > 1 ? run_longest(run, B, limit) : 0;
     char text[160], length[48] = "no --seq-len fits";
     if (bytes[PLACE_DEVICE] > search.limits.bytes[PLACE_DEVICE]) {

@@ -6,7 +6,7 @@ echo of a run as a command line, and the JSON in the run log. A new option is a 
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
 #include "llmc/data/documents.h"
-#include "llmc/plan/machine.h"
+#include "llmc/estimate/machine.h"
 #include "llmc/tokenizer/chat.h"
 #include <assert.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@ configuration and tensors. Text goes to a stream of the caller's choice, so that
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
 #include "llmc/base/json.h"
-#include "llmc/plan/estimate.h"
+#include "llmc/estimate/estimate.h"
 #include "memory.h"
 
 #define LINE_COLUMNS 79 // of lines that come again and again

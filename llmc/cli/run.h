@@ -17,7 +17,7 @@ After that nothing is allocated. run_close ends it.
 #include "llmc/files/run_source.h"
 #include "llmc/files/weights.h"
 #include "llmc/tokenizer/tokenizer_file.h"
-#include "llmc/plan/choose.h"
+#include "llmc/estimate/choose.h"
 #include "lora_options.h"
 #include "settings.h"
 

@@ -1,6 +1,11 @@
 /*
-A run and its plan. run_begin pushes what lives as long as the run; plan_make walks run_begin and a whole pass of
-streambp.h on op set "dry" and an arena without memory, so a plan is the run's own code.
+A run, its plan, and what fits. Everything here is exact; estimate/ has what is assumed.
+
+    run_begin      pushes what lives as long as the run
+    plan_make      walks run_begin and a whole pass of streambp.h on op set "dry" and an arena without memory: a plan
+                   is the run's own code
+    plan_traffic   the bytes that a rank sends in a step, by the same walk
+    plan_longest   the longest sequence whose plan fits into Limits
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -8,40 +13,40 @@ streambp.h on op set "dry" and an arena without memory, so a plan is the run's o
 #include "llmc/orders/key_value_cache.h"
 #include "llmc/orders/orders.h"
 
-// The model whose log-probabilities are computed beside a pass: without adapters, the pass's own, or as it was at the
-// start, of which a second set of what is trained is kept.
+// The reference: the base below adapters, the model itself, or a second set of the trained weights as they were at the
+// start.
 typedef enum { REFERENCE_NOT_COMPUTED, REFERENCE_BASE, REFERENCE_MODEL, REFERENCE_START } ReferenceModel;
 
 typedef struct {
     const Model *model;
     Method method;
     size_t chunk, logits_chunk; // tokens; 0 means what suits the op set
-    int backward;               // gradients are kept
+    int backward;               // keep gradients
     DType gradient_type;        // of the stored gradients
-    int accumulates;            // a step adds up those of several micro-batches; a plan is of one but the first
-    int optimizer;              // moments (and master weights) are kept
+    int accumulates;            // a step sums several micro-batches; a plan is of one after the first
+    int optimizer;              // keep moments (and master weights)
     DType moment_type;
     int defers;                           // the optimizer's step waits for the next forward pass
-    int master;                           // fp32 copy of the weights, where these are bf16
+    int master;                           // keep an fp32 copy of bf16 weights
     Objective objective;                  // as zeros: sft
     const Lora *lora;                     // NULL: the model itself is trained
     const Storage *storage;               // Residency.storage
     size_t cache_tokens;                  // of the longest generated text with its prompt; 0: none
     size_t rollout_slots, rollout_tokens; // texts generated side by side, tokens of the longest; 0: none
     World world;                          // zeros: a process alone
-    double ridge;                         // DryCount.ridge of the machine that an estimate is of; 0: none
+    double ridge;                         // DryCount.ridge of the estimated machine; 0: none
     int library;                          // DryCount.library of that machine
-    ReferenceModel reference;             // whose forward pass comes before each micro-batch
+    ReferenceModel reference;             // its forward pass comes before each micro-batch
     int ring;                             // StreamBP.ring
-    int keep;                             // attention's outputs are saved
+    int keep;                             // save attention's outputs
     AttentionChoice attention;
-    Sparse sparse;       // method spaco; drawn, seed: not looked at
+    Sparse sparse;       // method spaco; a plan ignores drawn and seed
     Place place[PLACED]; // AUTO counts as DEVICE
     size_t inputs_every; // Residency.every; 0: 1
 } RunSettings;
 
-// Tokens of a chunk where none are asked for. Method mst has as many chunks as its paper: of the MLP FF/C, of the head
-// V/C, so that what exists of either at one time is of the size of a layer's input.
+// Tokens of a chunk unless --chunk names them. Method mst has its paper's number of chunks, FF/C of the MLP and V/C of
+// the head: what is live of either has the size of a layer's input.
 static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t N, int head) {
     const Config *c = &settings->model->config;
     const size_t width = head ? c->vocab_size : c->intermediate_size, C = c->hidden_size, count = (width + C - 1) / C;
@@ -49,17 +54,10 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
     return (N + count - 1) / count;
 }
 
-// Pushes what lives as long as the run, each in its place. Allocates values per token on the host, too, unless this is
-// a plan. largest: the run's largest micro-batch
-static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
-                      Arena arena[PLACES], const Batch *largest) {
+// Sets what the pass and its memory need to know of the run.
+static void run_configure(StreamBP *s, const RunSettings *settings, const Ops *ops, Arena arena[PLACES],
+                          const Batch *largest) {
     const Model *model = settings->model;
-    const Model *trained = settings->lora ? &settings->lora->table : model;
-    const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
-    const size_t n = sharding_elements(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
-    int kinds = layers_of_kind(&model->config, LAYER_WINDOW) ? 2 : 1;
-    memset(s, 0, sizeof(*s));
-    memset(state, 0, sizeof(*state));
     s->model = model, s->ops = ops, s->arena = arena, s->loops = loops_of(settings->method, settings->world);
     s->method = settings->method, s->sparse = settings->sparse;
     s->objective = settings->objective;
@@ -79,70 +77,93 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     s->ring = settings->ring, s->keep = settings->keep;
     s->memory.every = max_size(settings->inputs_every, 1);
     memcpy(s->memory.place, settings->place, sizeof(s->memory.place));
-    ops->attention_choose(settings->attention);
     s->every_chunk = settings->ridge > 0;
     s->memory.plan = s->dry;
     s->memory.layers_repeat = s->memory.chunk_repeat = 1;
-    Arena *const weights = memory_of(&s->memory, PLACED_WEIGHTS);
-    Arena *const moments = memory_of(&s->memory, PLACED_OPTIMIZER);
-    const size_t stored = dtype_size(model->dtype);
-    const Model *table = stored_table(&s->memory);
-    s->memory.weights = (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(table, sharding),
-                                           dtype_size(table->dtype));
-    if (settings->lora)
-        s->memory.adapters =
-            (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", sharding_elements(trained, sharding), stored);
-    if (settings->reference == REFERENCE_START) // adapters lie where the model's weights do
-        s->memory.reference =
-            (char *)arena_push(settings->lora ? weights : memory_of(&s->memory, PLACED_REFERENCE), SHARE_WEIGHTS,
-                               "weights of the reference", sharding_elements(trained, sharding), stored);
+    s->host_tokens = largest->N, s->host_documents = largest->documents;
+}
+
+// Pushes weights, adapters, the reference's weights and gradients.
+static void push_weights(Residency *memory, const RunSettings *settings) {
+    const Model *table = stored_table(memory), *trained = trained_table(memory);
+    const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
+    const Sharding gradients = sharding_of(settings->world, ZERO_GRADIENTS);
+    const size_t own = sharding_elements(trained, sharding), stored = dtype_size(settings->model->dtype);
+    Arena *const weights = memory_of(memory, PLACED_WEIGHTS); // adapters, and the reference's, lie there, too
+    Arena *const reference = settings->lora ? weights : memory_of(memory, PLACED_REFERENCE);
+    memory->weights = (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(table, sharding),
+                                         dtype_size(table->dtype));
+    if (settings->lora) memory->adapters = (char *)arena_push(weights, SHARE_WEIGHTS, "adapters", own, stored);
+    if (settings->reference == REFERENCE_START)
+        memory->reference = (char *)arena_push(reference, SHARE_WEIGHTS, "weights of the reference", own, stored);
     if (settings->backward)
-        s->memory.gradients =
-            (char *)arena_push(memory_of(&s->memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
-                               sharding_elements(trained, sharding_of(settings->world, ZERO_GRADIENTS)),
-                               dtype_size(settings->gradient_type));
-    if (settings->optimizer) {
-        state->moment_type = settings->moment_type;
-        state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, dtype_size(settings->moment_type));
-        state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, dtype_size(settings->moment_type));
-        if (settings->moment_type == DTYPE_INT8) {
-            const size_t floats = moment_floats_all(trained, sharding_of(settings->world, ZERO_OPTIMIZER));
-            state->m_scales =
-                (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of first moments", floats, sizeof(float));
-            state->v_scales =
-                (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of second moments", floats, sizeof(float));
-        }
-        if (settings->master)
-            state->master = (float *)arena_push(moments, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
+        memory->gradients =
+            (char *)arena_push(memory_of(memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
+                               sharding_elements(trained, gradients), dtype_size(settings->gradient_type));
+}
+
+// Pushes moments, their scales and master weights.
+static void push_moments(OptimizerState *state, const Residency *memory, const RunSettings *settings) {
+    const Model *trained = trained_table(memory);
+    const Sharding sharding = sharding_of(settings->world, ZERO_OPTIMIZER);
+    const size_t n = sharding_elements(trained, sharding), size = dtype_size(settings->moment_type);
+    Arena *const moments = memory_of(memory, PLACED_OPTIMIZER);
+    state->moment_type = settings->moment_type;
+    state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, size);
+    state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, size);
+    if (settings->moment_type == DTYPE_INT8) {
+        const size_t floats = moment_floats_all(trained, sharding);
+        state->m_scales =
+            (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of first moments", floats, sizeof(float));
+        state->v_scales =
+            (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of second moments", floats, sizeof(float));
     }
+    if (settings->master)
+        state->master = (float *)arena_push(moments, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
+}
+
+// Allocates values per token on the host, and computes rotary frequencies.
+static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
+    const Model *model = settings->model;
+    const size_t sum = dtype_size(dtype_of_sums(model->dtype)), rotary = rotary_width(&model->config) / 2;
+    if (settings->backward)
+        s->memory.squares = (double *)checked_calloc(trained_table(&s->memory)->parameter_count, sizeof(double),
+                                                     "squares of gradients");
+    s->host_sums = checked_calloc(N, sum, "values per token");
+    if (s->method == METHOD_SPACO) s->sparse.drawn = (uint8_t *)checked_calloc(N / s->chunk + 1, 1, "draws of chunks");
+    if (objective_has_entropy(&s->objective)) s->host_entropy = checked_calloc(N, sum, "entropies");
+    if (world_sp(settings->world) > 1) {
+        const size_t S = world_sp(settings->world), most = sequence_share_max(N, S);
+        s->host_gathered = checked_calloc((S + 1) * most, sum, "gathered values");
+    }
+    if (!shapes_of(model).rotary) return;
+    float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
+    for (int kind = 0; kind < 2 && s->inverse_frequency[kind]; kind++) {
+        rope_frequencies(&model->config, kind, frequency);
+        s->ops->copy_in(s->inverse_frequency[kind], frequency, rotary * sizeof(float));
+    }
+    free(frequency);
+}
+
+// Pushes what lives as long as the run, each in its place. A run, unlike its plan, allocates on the host, too.
+// largest: the run's largest micro-batch
+static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *settings, const Ops *ops,
+                      Arena arena[PLACES], const Batch *largest) {
+    const Config *config = &settings->model->config;
+    const int kinds = layers_of_kind(config, LAYER_WINDOW) ? 2 : 1;
+    memset(s, 0, sizeof(*s));
+    memset(state, 0, sizeof(*state));
+    run_configure(s, settings, ops, arena, largest);
+    ops->attention_choose(settings->attention);
+    push_weights(&s->memory, settings);
+    if (settings->optimizer) push_moments(state, &s->memory, settings);
     for (int kind = 0; kind < kinds; kind++)
         s->inverse_frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
-            rotary_width(&model->config) / 2, sizeof(float));
-    s->host_tokens = largest->N, s->host_documents = largest->documents;
+            rotary_width(config) / 2, sizeof(float));
     s->span = (Span *)checked_calloc(2 * max_size(max_size(largest->documents, settings->rollout_slots), 1),
                                      sizeof(Span), "spans");
-    if (s->dry) return;
-    if (settings->backward)
-        s->memory.squares = (double *)checked_calloc(trained->parameter_count, sizeof(double), "squares of gradients");
-    s->host_sums = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "values per token");
-    if (s->method == METHOD_SPACO)
-        s->sparse.drawn = (uint8_t *)checked_calloc(largest->N / s->chunk + 1, 1, "draws of chunks");
-    if (objective_has_entropy(&s->objective))
-        s->host_entropy = checked_calloc(largest->N, dtype_size(dtype_of_sums(model->dtype)), "entropies");
-    if (world_sp(settings->world) > 1) {
-        const size_t S = world_sp(settings->world), most = sequence_share_max(largest->N, S);
-        s->host_gathered = checked_calloc((S + 1) * most, dtype_size(dtype_of_sums(model->dtype)), "gathered values");
-    }
-    if (shapes_of(model).rotary) {
-        float *frequency =
-            (float *)checked_calloc(rotary_width(&model->config) / 2, sizeof(float), "rotary frequencies");
-        for (int kind = 0; kind < kinds; kind++) {
-            rope_frequencies(&model->config, kind, frequency);
-            ops->copy_in(s->inverse_frequency[kind], frequency, rotary_width(&model->config) / 2 * sizeof(float));
-        }
-        free(frequency);
-    }
+    if (!s->dry) run_begin_host(s, settings, largest->N);
 }
 
 static void run_end(StreamBP *s) {
@@ -155,23 +176,23 @@ static void run_end(StreamBP *s) {
 
 typedef struct {
     size_t total_bytes, share[SHARES];
-    size_t host_bytes, disk_bytes; // beside these, in host memory that the device reaches, and on a disk
-    Moved moved;                   // of one micro-batch, its step's last, and of an optimizer's step
+    size_t host_bytes, disk_bytes; // beside these: host memory that the device reaches, and a disk
+    Moved moved;                   // of a step's last micro-batch, and of the optimizer's step
     OpCounts counts;               // of one micro-batch's forward and backward
-    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's of
-                        // a forward pass: no recomputation, and 4 for 6 where parameters are frozen
+    double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's
+                        // forward: without recomputation; 4 in place of 6 for frozen parameters
     size_t chunk, logits_chunk; // effective
     Arena arena[PLACES];        // regions alive at the peak
 } Plan;
 
-// Query-key pairs of all layers with attention, of a range of the batch's tokens
+// Returns query-key pairs of a range of the batch's tokens, summed over the layers with attention.
 static double layers_pairs(const Config *c, const Batch *batch, Range range) {
     const double full = (double)layers_of_kind(c, LAYER_FULL), windows = (double)layers_of_kind(c, LAYER_WINDOW);
     return full * range_pairs(batch, range, 0) +
            (windows > 0 ? windows * range_pairs(batch, range, c->sliding_window) : 0);
 }
 
-// FLOPs of the delta rule for each token, in one layer
+// Returns FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
     const Shapes d = shapes_of(model);
     const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
@@ -195,7 +216,7 @@ static double model_flops(const Model *model, const Lora *lora, const Batch *bat
            (backward ? 3 : 1) * 4 * (double)d.Q * layers_pairs(&model->config, batch, all);
 }
 
-// ... of a run's pass, by model_flops or model_flops_full_attention: spaco's has the backward of some chunks alone.
+// Counts a run's pass by model_flops or model_flops_full_attention. spaco runs backward for some chunks alone.
 static double pass_model_flops(double (*count)(const Model *, const Lora *, const Batch *, int),
                                const RunSettings *settings, const Batch *batch) {
     const double all = count(settings->model, settings->lora, batch, settings->backward);
@@ -203,14 +224,14 @@ static double pass_model_flops(double (*count)(const Model *, const Lora *, cons
     return settings->method == METHOD_SPACO ? forward + settings->sparse.keep * (all - forward) : all;
 }
 
-// No product of sizes in a plan exceeds size_t. Such plans are far beyond any memory, but --init takes any config.
+// Whether no product of sizes in a plan exceeds size_t. --init takes any config.
 static int plan_countable(const Model *model, size_t N) {
     Shapes d = shapes_of(model);
     const size_t width = 2 * d.C + 5 * d.Q + 3 * d.KV + d.H + d.FF + d.V + 2 * d.E + d.S / STATE_INTERVAL;
     return (double)N * (double)(d.L + 1) * (double)width * 8 < 4e18;
 }
 
-// The passes of a run over one micro-batch, the step's last one or an earlier one
+// Walks a run's passes over one micro-batch. last: the step's last one
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
     if (objective_needs_mismatched(&s->objective)) {
@@ -224,15 +245,7 @@ static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *bat
         forward_only(s, batch, 1, NULL);
 }
 
-// A step of the optimizer
-static void plan_update(StreamBP *s, const OptimizerState *state) {
-    const AdamW step = {0};
-    optimizer_step(&s->memory, state, &step);
-    weights_updated(&s->memory);
-}
-
-// The plan of a run with these settings for micro-batches of `batch`'s shape. Token arrays are not read; without tokens
-// the run only generates.
+// Plans a run for micro-batches of `batch`'s shape. Reads no token arrays; without tokens the run only generates.
 static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     StreamBP s;
     OptimizerState state;
@@ -252,7 +265,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (batch->N) plan_walk(&s, settings, batch, 1);
     plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
     plan.counts = dry.counts;
-    if (settings->optimizer && !settings->defers) plan_update(&s, &state);
+    if (settings->optimizer && !settings->defers) optimizer_step(&s.memory, &state, &step), weights_updated(&s.memory);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = pass_model_flops(model_flops, settings, batch);
@@ -264,8 +277,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     return plan;
 }
 
-// Bytes that each rank sends in a step of `streams` micro-batches of `batch`'s shape, by the walk that makes its plan:
-// gradients summed in place are sent at the last one.
+// Counts what a rank sends in a step of `micro_batches`. Gradients summed in place are sent with the last one.
 static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, size_t micro_batches) {
     Arena arena[PLACES];
     OptimizerState state;
@@ -283,6 +295,78 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
     if (settings->optimizer) weights_updated(&s.memory);
     run_end(&s);
     return s.memory.sent;
+}
+
+// ---- what fits -----------------------------------------------------------------------------------------------------
+// Ops.host_available; NULL: no limit
+typedef size_t (*HostAvailable)(size_t planned);
+
+// Limits of a rank; SIZE_MAX: none
+typedef struct {
+    size_t bytes[PLACES];
+    HostAvailable host;
+} Limits;
+
+static Limits device_limit(size_t bytes) {
+    const Limits limits = {{bytes, SIZE_MAX, SIZE_MAX}, NULL};
+    return limits;
+}
+
+static void plan_bytes(const Plan *plan, size_t bytes[PLACES]) {
+    bytes[PLACE_DEVICE] = plan->total_bytes, bytes[PLACE_HOST] = plan->host_bytes, bytes[PLACE_DISK] = plan->disk_bytes;
+}
+
+// Returns bytes / limit of the fullest place. Above 1 they do not fit.
+static double places_pressure(const size_t bytes[PLACES], const Limits *limits) {
+    const size_t host = bytes[PLACE_HOST] && limits->host ? limits->host(bytes[PLACE_DEVICE]) : 0; // 0: not known
+    double most = 0;
+    for (int place = 0; place < PLACES; place++) {
+        const size_t limit = place == PLACE_HOST && host ? min_size(host, limits->bytes[place]) : limits->bytes[place];
+        if (bytes[place]) most = fmax(most, (double)bytes[place] / (double)limit);
+    }
+    return most;
+}
+
+static double plan_pressure(const Plan *plan, const Limits *limits) {
+    size_t bytes[PLACES];
+    plan_bytes(plan, bytes);
+    return places_pressure(bytes, limits);
+}
+
+#define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
+#define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
+
+static size_t plan_longest_seq_len(const Model *model) {
+    const Config *config = &model->config;
+    return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
+}
+
+static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
+    for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
+    batch->N = batch->documents * T;
+    if (!plan_countable(settings->model, batch->N)) return 0;
+    const Plan plan = plan_make(settings, batch);
+    return plan_pressure(&plan, limits) <= 1;
+}
+
+// Returns the longest T above `least` with which B documents of T tokens fit; 0 if none does. T stays within a learned
+// position table and the range of --seq-len.
+static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
+    size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
+    size_t low = least, high = least + 1, end = 1 + plan_longest_seq_len(settings->model);
+    Batch batch = {0};
+    batch.documents = B, batch.document_start = start;
+    while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
+    high = min_size(high, end);
+    while (high - low > 1) { // low fits (or is `least`), high does not
+        size_t middle = low + (high - low) / 2;
+        if (plan_fits(settings, &batch, middle, limits))
+            low = middle;
+        else
+            high = middle;
+    }
+    free(start);
+    return low > least ? low : 0;
 }
 
 #endif

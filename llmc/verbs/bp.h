@@ -7,7 +7,7 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 #include "llmc/files/gradients.h"
 #include "llmc/cli/report.h"
 #include "llmc/plan/flops.h"
-#include "llmc/plan/profile.h"
+#include "llmc/estimate/profile.h"
 #include "llmc/train/kl.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/reference.h"

@@ -9,7 +9,7 @@ to train there (ways.h).
 #include "llmc/generate/prompt.h"
 #include "llmc/plan/flops.h"
 #include "llmc/train/rollout_options.h"
-#include "ways.h"
+#include "recommendations.h"
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
     Prompt text = {0};
@@ -140,8 +140,7 @@ static PlannedOrder plan_order(const Run *run, const char *method, const Batch *
     run_plan(&alone, shape, limit);
     const Search search = run_search(&alone, limit);
     order.settings = alone.settings, order.fits = plan_pressure(&alone.plan, &search.limits) <= 1;
-    order.bytes[PLACE_DEVICE] = alone.plan.total_bytes;
-    order.bytes[PLACE_HOST] = alone.plan.host_bytes, order.bytes[PLACE_DISK] = alone.plan.disk_bytes;
+    plan_bytes(&alone.plan, order.bytes);
     if (limit) order.longest = run_longest(&alone, documents, limit);
     if (machine) order.estimate = estimate_step(machine, &alone.settings, shape, step);
     return order;

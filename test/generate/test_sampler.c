@@ -6,7 +6,7 @@ refusals.
 #include "sampler_run.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/weights.h"
-#include "llmc/plan/choose.h"
+#include "llmc/plan/plan.h"
 
 // ---- the cache against a full forward pass -------------------------------------------------------------------------
 // logp[T,V] of every token at every position: a forward pass for each v with v as every target.

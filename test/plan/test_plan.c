@@ -2,7 +2,7 @@
 The plan: its FLOPs and bytes are those of the whole walk it abbreviates; every tensor of every op lies within a region
 of the arena; memory per token is that of the formula in streambp.h's method table; and it answers at once.
 */
-#include "llmc/plan/choose.h"
+#include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
 #include "test/base/child.h"
 #include "test/base/testing.h"

@@ -9,7 +9,6 @@ sizes, and the optimizer's step, which no pass has.
 */
 #ifndef LLMC_OPS_TIMED_H
 #define LLMC_OPS_TIMED_H
-#include "machine.h"
 #include "llmc/ops/ops_dry.h"
 
 typedef struct {

@@ -1,6 +1,6 @@
 /*
 The ways to train on a machine, for people who choose one: all weights or adapters, in device memory alone or with host
-memory and a disk beside it, each as the planner places it (plan/choose.h): its memory, the estimated time of a step,
+memory and a disk beside it, each as the planner places it (estimate/choose.h): its memory, the estimated time of a step,
 the longest sequence. One is recommended, with the command line that names all that was chosen. Without a model: the
 longest sequence of each preset.
 */
@@ -11,10 +11,10 @@ longest sequence of each preset.
 #define WAY_RANK "16" // of adapters, unless --lora-rank says another
 
 typedef struct {
-    size_t longest; // tokens
-    Place uses;     // and the places before it
-    int fits;       // the length at hand; else what follows is empty
-    size_t number;  // Choice.number of the fastest that fits
+    size_t longest;      // tokens
+    Place uses;          // and the places before it
+    int fits;            // the planned length; else what follows is empty
+    Candidate candidate; // the fastest that fits
     RunSettings settings;
     size_t bytes[PLACES];
     Estimate estimate; // of a step
@@ -58,8 +58,7 @@ static void way_take(const Trained *t, WayRow *row, const Search *search, const 
     if (row->fits && (plan_pressure(&plan, &search->limits) > 1 || estimate.seconds > 0.99 * row->estimate.seconds))
         return;
     row->fits = 1, row->settings = settings, row->estimate = estimate;
-    row->bytes[PLACE_DEVICE] = plan.total_bytes;
-    row->bytes[PLACE_HOST] = plan.host_bytes, row->bytes[PLACE_DISK] = plan.disk_bytes;
+    plan_bytes(&plan, row->bytes);
 }
 
 // A row for the device, for host memory and for a disk, where it allows a faster step or a sequence that is longer by
@@ -73,10 +72,12 @@ static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t
         Choice *choices;
         size_t least;
         for (int kind = 0; kind < PLACED; kind++) within.places[kind] &= (2u << uses) - 1;
-        const size_t count = search_choices(&within, shape, &choices, &least);
-        row.uses = (Place)uses, row.number = count ? choices[0].number : SIZE_MAX;
-        free(choices);
-        if (count && run_take(&t->run, &within, shape, row.number)) {
+        const Candidates all = candidates_make(&within);
+        const size_t count = search_choices(&within, &all, shape, &choices, &least);
+        row.uses = (Place)uses;
+        if (count) row.candidate = all.candidate[choices[0].candidate];
+        free(choices), free(all.candidate);
+        if (count && run_take(&t->run, &within, shape, &row.candidate)) {
             way_take(t, &row, &within, shape, t->run.settings);
             RunSettings defers = row.settings;
             defers.defers = 1;
@@ -84,8 +85,8 @@ static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t
         }
         if (within.keep) within.keep = within.open.keep = 0; // nothing is longer with it
         row.longest = search_longest(&within, documents);
-        const int more =
-            !before || row.number != before->number || 0.99 * (double)row.longest > (double)before->longest;
+        const int more = !before || memcmp(&row.candidate, &before->candidate, sizeof(row.candidate)) != 0 ||
+                         0.99 * (double)row.longest > (double)before->longest;
         if (row.longest && more) t->row[t->rows++] = row;
     }
 }

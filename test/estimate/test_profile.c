@@ -1,12 +1,12 @@
 /*
-Timed ops (llmc/plan/ops_timed.h) and what is made of them (llmc/plan/profile.h): every op of a pass is timed and has a
+Timed ops (llmc/estimate/ops_timed.h) and what is made of them (llmc/estimate/profile.h): every op of a pass is timed and has a
 row, results are those of the other op set to the bit, what rows count adds up to what a plan counts, rows and the rest
 to the pass, in JSON, too.
 */
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
 #include "llmc/base/json.h"
-#include "llmc/plan/profile.h"
+#include "llmc/estimate/profile.h"
 
 static const struct {
     const char *text;

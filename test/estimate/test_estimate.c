@@ -5,7 +5,7 @@ what must shrink; and a plan of thousands of ranks that is there at once.
 */
 #include "test/base/testing.h"
 #include "llmc/cli/memory.h"
-#include "llmc/plan/estimate.h"
+#include "llmc/estimate/estimate.h"
 #include <time.h>
 
 #define FREE 1e30 // a rate that costs nothing
@@ -424,7 +424,7 @@ static Search open_search(const Planned *c, const Machine *m) {
 }
 
 typedef struct {
-    double seconds; // of estimate_step; 0: there is no such choice
+    double seconds; // of estimate_step
     size_t bytes[PLACES];
 } KnownChoice;
 
@@ -441,13 +441,12 @@ TEST(choices_are_the_best_of_all) {
     c.settings.chunk = c.settings.logits_chunk = 256;
     Search search = open_search(&c, &m);
     search.keep = search.every = 1;
-    KnownChoice *known = (KnownChoice *)checked_calloc(CHOICES, sizeof(KnownChoice), "choices");
-    for (size_t i = 0; i < CHOICES; i++) {
-        RunSettings settings;
-        if (!search_at(&search, i, &settings)) continue;
+    const Candidates all = candidates_make(&search);
+    KnownChoice *known = (KnownChoice *)checked_calloc(all.count, sizeof(KnownChoice), "choices");
+    for (size_t i = 0; i < all.count; i++) {
+        const RunSettings settings = candidate_settings(&search, &all.candidate[i]);
         const Plan plan = plan_make(&settings, &c.batch);
-        known[i].bytes[0] = plan.total_bytes, known[i].bytes[1] = plan.host_bytes;
-        known[i].bytes[2] = plan.disk_bytes;
+        plan_bytes(&plan, known[i].bytes);
         known[i].seconds = estimate_step(&m, &settings, &c.batch, one_sequence).seconds;
     }
     for (size_t draw = 0; draw < 60; draw++) {
@@ -456,25 +455,24 @@ TEST(choices_are_the_best_of_all) {
         search.limits = device_limit((size_t)(device * (double)part / 100));
         search.limits.bytes[PLACE_HOST] = (size_t)device * test_random_below(100) / 100 + (draw % 4 ? DISK_PIECES : 0);
         search.limits.bytes[PLACE_DISK] = draw % 3 ? (size_t)device : 1 + (size_t)device / 20;
-        size_t least, best = CHOICES;
+        size_t least, best = all.count;
         double lowest = INFINITY;
         Choice *choices;
         test_case("limits %zu, %zu, %zu", search.limits.bytes[0], search.limits.bytes[1], search.limits.bytes[2]);
-        const size_t count = search_choices(&search, &c.batch, &choices, &least);
-        for (size_t i = 0; i < CHOICES; i++) {
-            if (!known[i].seconds) continue;
+        const size_t count = search_choices(&search, &all, &c.batch, &choices, &least);
+        for (size_t i = 0; i < all.count; i++) {
             const double pressure = places_pressure(known[i].bytes, &search.limits);
             lowest = fmin(lowest, pressure);
-            if (pressure <= 1 && (best == CHOICES || known[i].seconds < known[best].seconds)) best = i;
+            if (pressure <= 1 && (best == all.count || known[i].seconds < known[best].seconds)) best = i;
         }
-        if ((count > 0) != (best < CHOICES)) test_fail("%zu choices are found", count);
+        if ((count > 0) != (best < all.count)) test_fail("%zu choices are found", count);
         if (count == 0) close_to("the nearest", places_pressure(known[least].bytes, &search.limits), lowest, 0);
         if (count) {
             const RunSettings *chosen = &choices[0].settings;
-            const double seconds = known[choices[0].number].seconds;
-            if (places_pressure(known[choices[0].number].bytes, &search.limits) > 1) test_fail("it does not fit");
+            const double seconds = known[choices[0].candidate].seconds;
+            if (places_pressure(known[choices[0].candidate].bytes, &search.limits) > 1) test_fail("it does not fit");
             if (seconds > 1.02 * known[best].seconds)
-                test_fail("%g s by choice %zu, %g s by %zu", seconds, choices[0].number, known[best].seconds, best);
+                test_fail("%g s by choice %zu, %g s by %zu", seconds, choices[0].candidate, known[best].seconds, best);
             for (int kind = 0; kind < PLACED; kind++) placed[chosen->place[kind]]++;
             fitted++, kept += chosen->keep, sparse += chosen->inputs_every > 1;
             const size_t thin = choices_thin(choices, count);
@@ -485,7 +483,7 @@ TEST(choices_are_the_best_of_all) {
         }
         free(choices);
     }
-    free(known);
+    free(known), free(all.candidate);
     printf("             %zu of 60 fit; %zu, %zu and %zu things on device, host and disk, %zu kept, %zu sparse\n",
            fitted, placed[0], placed[1], placed[2], kept, sparse);
     assert_true(fitted > 30 && fitted < 60 && placed[1] > 10 && placed[2] > 10 && kept && sparse);
@@ -532,10 +530,11 @@ TEST(figures_of_places) {
         size_t least;
         Choice *choices, none = {0};
         const clock_t begin = clock();
-        const size_t count = search_choices(&search, &c.batch, &choices, &least);
+        const Candidates all = candidates_make(&search);
+        const size_t count = search_choices(&search, &all, &c.batch, &choices, &least);
         const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
         const Choice chosen = count ? choices[0] : none;
-        free(choices);
+        free(choices), free(all.candidate);
         if (!count) test_fail("nothing fits");
         printf("             %s, %zu tokens: %.1f, %.1f and %.1f GiB, %.3g s, %.2f %% beyond; chosen in %.0f ms\n",
                figures[i].init, figures[i].tokens, (double)chosen.bytes[0] / GIBIBYTE,

@@ -10,7 +10,7 @@ Estimates are no better than these.
 #define LLMC_MACHINE_H
 #include "llmc/ranks/world.h"
 #include "llmc/base/utils.h"
-#include "plan.h"
+#include "llmc/plan/plan.h"
 
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 

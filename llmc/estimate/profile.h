@@ -6,6 +6,7 @@ the counting itself, and waiting for other ranks.
 */
 #ifndef LLMC_PROFILE_H
 #define LLMC_PROFILE_H
+#include "machine.h"
 #include "ops_timed.h"
 #include "llmc/base/json.h"
 #include "llmc/stream/state.h"

@@ -1,0 +1,228 @@
+/*
+The planner's choices: where layer inputs, weights, gradients, optimizer state and kept attention lie, how many layer
+inputs are kept, whether attention's outputs are, whether ranks gather keys and values or pass them around, and with
+--method auto whether layers or chunks come first.
+
+    Search           what is named, what is open, and the limits of a rank
+    candidates_make  all combinations of the values in the table of dimensions that are open and make sense
+    search_choices   the candidates that fit, fastest first
+    choices_thin     of these, each that takes less of some place than all faster ones
+    search_longest   the longest sequence that some candidate fits
+
+A candidate's dry run (plan.h) gives its bytes and transfers, the machine's rates its seconds (estimate.h). Candidates
+whose work alone takes longer than the best choice so far are left out before it. Rates come from the table and never
+from a clock: the same limits give the same choice.
+*/
+#ifndef LLMC_CHOOSE_H
+#define LLMC_CHOOSE_H
+#include "estimate.h"
+#include <stddef.h>
+
+typedef struct {
+    RunSettings open;        // what is named; place[] is AUTO where it is open
+    unsigned places[PLACED]; // of what is AUTO: bit p, if it may be in place p
+    int ring, keep, every;   // open too: the ring, keeping attention's outputs, the inputs of one layer in K,
+    int method;              // seco in place of stream
+    Limits limits;
+    const Machine *machine;
+    size_t sequences; // of a rank in a step
+} Search;
+
+// ---- candidates ----------------------------------------------------------------------------------------------------
+// What the planner decides. Of ints alone, so that equal candidates have equal bytes.
+typedef struct {
+    int ring, method, keep, inputs_every;
+    int place[PLACED]; // of what is AUTO
+} Candidate;
+
+typedef struct {
+    Candidate *candidate; // [count], the same on all ranks
+    size_t count;
+} Candidates;
+
+enum { VALUES = 6 };
+
+// Candidates come in lexicographic order of these rows, those that differ in places alone one after the other.
+static const struct {
+    size_t field, open; // of Candidate; of Search: not 0 if these values are open beside what is named
+    int value[VALUES];
+} dimensions[] = {
+    {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
+    {offsetof(Candidate, method), offsetof(Search, method), {METHOD_SECO}},
+    {offsetof(Candidate, keep), offsetof(Search, keep), {1}},
+    {offsetof(Candidate, inputs_every), offsetof(Search, every), {2, 3, 4, 6, 8, 12}},
+#define DIMENSION(kind)                                                                                                \
+    {                                                                                                                  \
+        offsetof(Candidate, place[kind]), offsetof(Search, places[kind]), { PLACE_HOST, PLACE_DISK }                   \
+    }
+    DIMENSION(PLACED_REFERENCE),
+    DIMENSION(PLACED_KEPT),
+    DIMENSION(PLACED_OPTIMIZER),
+    DIMENSION(PLACED_GRADIENTS),
+    DIMENSION(PLACED_WEIGHTS),
+    DIMENSION(PLACED_INPUTS),
+#undef DIMENSION
+};
+
+// Whether tensors of this kind exist.
+static int is_placed(const RunSettings *s, int kind) {
+    switch (kind) {
+    case PLACED_INPUTS: return s->backward && s->method != METHOD_FULL;
+    case PLACED_GRADIENTS: return s->backward;
+    case PLACED_OPTIMIZER: return s->optimizer;
+    case PLACED_KEPT: return s->keep;
+    case PLACED_REFERENCE: return s->reference == REFERENCE_START && !s->lora;
+    default: return 1;
+    }
+}
+
+static RunSettings candidate_settings(const Search *search, const Candidate *c) {
+    RunSettings s = search->open;
+    s.ring = c->ring, s.method = (Method)c->method, s.keep = c->keep, s.inputs_every = (size_t)c->inputs_every;
+    for (int kind = 0; kind < PLACED; kind++)
+        if (!is_placed(&s, kind) || s.place[kind] == PLACE_AUTO) s.place[kind] = (Place)c->place[kind];
+    return s;
+}
+
+// Whether its places are open, and its settings make sense together.
+static int candidate_is_open(const Search *search, const Candidate *c) {
+    const RunSettings s = candidate_settings(search, c);
+    int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
+    if (method_is_chunk_major(s.method)) open &= !s.keep && s.inputs_every <= 1; // has neither
+    for (int kind = 0; kind < PLACED; kind++)
+        if (c->place[kind] != PLACE_DEVICE)
+            open &= is_placed(&s, kind) && search->open.place[kind] == PLACE_AUTO &&
+                    (search->places[kind] >> c->place[kind] & 1);
+    return open;
+}
+
+// Makes the candidates, first the one with all that is open on the device. The caller frees them.
+static Candidates candidates_make(const Search *search) {
+    const RunSettings *open = &search->open;
+    const Candidate named = {open->ring, open->method, open->keep, (int)open->inputs_every, {0}};
+    Candidates all = {(Candidate *)checked_calloc(1, sizeof(Candidate), "candidates of a plan"), 1};
+    *all.candidate = named;
+    for (size_t d = 0; d < sizeof(dimensions) / sizeof(dimensions[0]); d++) {
+        Candidates next = {(Candidate *)checked_calloc((1 + VALUES) * all.count, sizeof(named), "candidates of a plan"),
+                           0};
+        int is_open;
+        memcpy(&is_open, (const char *)search + dimensions[d].open, sizeof(int));
+        for (size_t i = 0; i < all.count; i++) {
+            Candidate c = next.candidate[next.count++] = all.candidate[i];
+            for (size_t v = 0; is_open && v < VALUES && dimensions[d].value[v]; v++) {
+                memcpy((char *)&c + dimensions[d].field, &dimensions[d].value[v], sizeof(int));
+                if (candidate_is_open(search, &c)) next.candidate[next.count++] = c;
+            }
+        }
+        free(all.candidate);
+        all = next;
+    }
+    return all;
+}
+
+// ---- choices -------------------------------------------------------------------------------------------------------
+typedef struct {
+    size_t candidate; // its index
+    RunSettings settings;
+    size_t bytes[PLACES]; // of a rank
+    Moved moved;          // Plan.moved
+    double seconds;       // of a step, estimated
+    double on_device;     // if nothing moved between places, and no input was computed again
+} Choice;
+
+static int choice_compare(const void *left, const void *right) {
+    const Choice *a = (const Choice *)left, *b = (const Choice *)right;
+    if (a->seconds != b->seconds) return a->seconds < b->seconds ? -1 : 1;
+    for (int place = PLACES - 1; place >= 0; place--)
+        if (a->bytes[place] != b->bytes[place]) return a->bytes[place] < b->bytes[place] ? -1 : 1;
+    return a->candidate < b->candidate ? -1 : a->candidate > b->candidate;
+}
+
+// Whether candidates differ in places alone, so that their work is the same but for kept attention (inputs.h).
+static int same_work(const Candidate *a, const Candidate *b) { return !memcmp(a, b, offsetof(Candidate, place)); }
+
+// Finds the candidates that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: out, the
+// candidate nearest to fitting
+static size_t search_choices(const Search *search, const Candidates *all, const Batch *shape, Choice **choices,
+                             size_t *least) {
+    const Moved still = {PHASE_FORWARD, {{0}}};
+    const Machine *m = search->machine;
+    size_t count = 0;
+    double best = INFINITY, best_on_device = 0, lowest = INFINITY;
+    PassWork base, works[2]; // base: all on the device, every input kept
+    int worked = 0, fitting[2] = {0, 0};
+    *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
+    *least = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        const Candidate *c = &all->candidate[i];
+        if (i && !same_work(c, c - 1)) {
+            if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
+            fitting[0] = fitting[1] = 0;
+            if (memcmp(c, c - 1, offsetof(Candidate, inputs_every)) != 0) worked = 0;
+        }
+        Choice *choice = &(*choices)[count];
+        const RunSettings *s = &choice->settings;
+        choice->candidate = i, choice->settings = candidate_settings(search, c);
+        const Plan plan = plan_make(s, shape);
+        const double pressure = plan_pressure(&plan, &search->limits);
+        if (pressure < lowest) lowest = pressure, *least = i;
+        if (pressure > 1) continue;
+        if (!worked++) {
+            RunSettings device = *s;
+            device.inputs_every = 1;
+            for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
+            memset(&base, 0, sizeof(base)); // without tokens there is only generation
+            if (shape->N) base = pass_work(m, &device, shape);
+        }
+        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
+        PassWork *work = &works[again];
+        if (!fitting[again]++) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
+        if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
+        choice->moved = plan.moved;
+        plan_bytes(&plan, choice->bytes);
+        choice->seconds = step_seconds(m, s, work, &choice->moved, search->sequences);
+        choice->on_device = step_seconds(m, s, &base, &still, search->sequences);
+        if (choice->seconds < best) best = choice->seconds, best_on_device = choice->on_device;
+        count++;
+    }
+    qsort(*choices, count, sizeof(Choice), choice_compare);
+    return count;
+}
+
+// Keeps of sorted choices those that take less of some place than each faster one. Returns how many.
+static size_t choices_thin(Choice *choices, size_t count) {
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        int worse = 0;
+        for (size_t k = 0; k < kept && !worse; k++) {
+            worse = 1;
+            for (int place = 0; place < PLACES; place++) worse &= choices[k].bytes[place] <= choices[i].bytes[place];
+        }
+        if (!worse) choices[kept++] = choices[i];
+    }
+    return kept;
+}
+
+// Returns a choice's estimated seconds with --update forward; INFINITY if that does not fit.
+static double choice_deferred(const Search *search, const Batch *shape, const Choice *choice) {
+    RunSettings later = choice->settings;
+    later.defers = 1;
+    const Plan plan = plan_make(&later, shape);
+    if (plan_pressure(&plan, &search->limits) > 1) return INFINITY;
+    const PassWork work = pass_work(search->machine, &later, shape);
+    return step_seconds(search->machine, &later, &work, &plan.moved, search->sequences);
+}
+
+// Returns the longest documents, B to a sequence, that some candidate fits.
+static size_t search_longest(const Search *search, size_t B) {
+    Candidates all = candidates_make(search);
+    size_t longest = 0;
+    for (size_t i = all.count; i-- > 0;) { // first those that leave most of the device free
+        const RunSettings s = candidate_settings(search, &all.candidate[i]);
+        longest = max_size(longest, plan_longest(&s, B, longest, &search->limits));
+    }
+    free(all.candidate);
+    return longest;
+}
+
+#endif
