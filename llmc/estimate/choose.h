@@ -138,9 +138,6 @@ static int choice_compare(const void *left, const void *right) {
     return a->candidate < b->candidate ? -1 : a->candidate > b->candidate;
 }
 
-// Whether candidates differ in places alone, so that their work is the same but for kept attention (inputs.h).
-static int same_work(const Candidate *a, const Candidate *b) { return !memcmp(a, b, offsetof(Candidate, place)); }
-
 // Finds the candidates that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: out, the
 // candidate nearest to fitting
 static size_t search_choices(const Search *search, const Candidates *all, const Batch *shape, Choice **choices,
@@ -149,37 +146,44 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     const Machine *m = search->machine;
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork base, works[2]; // base: all on the device, every input kept
-    int worked = 0, fitting[2] = {0, 0};
+    PassWork base = {0}, works[2]; // base: all on the device, every input kept; without tokens there is only generation
+    int has_base = 0, has_work[2] = {0, 0};
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
     for (size_t i = 0; i < all->count; i++) {
         const Candidate *c = &all->candidate[i];
-        if (i && !same_work(c, c - 1)) {
+        if (i && memcmp(c, c - 1, offsetof(Candidate, place)) != 0) { // else its work is the same, but for `again`
             if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
-            fitting[0] = fitting[1] = 0;
-            if (memcmp(c, c - 1, offsetof(Candidate, inputs_every)) != 0) worked = 0;
+            has_base = has_base && !memcmp(c, c - 1, offsetof(Candidate, inputs_every));
+            has_work[0] = has_work[1] = 0;
         }
         Choice *choice = &(*choices)[count];
-        const RunSettings *s = &choice->settings;
         choice->candidate = i, choice->settings = candidate_settings(search, c);
+        const RunSettings *s = &choice->settings;
+        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
+        PassWork *work = &works[again];
+
+        // 1. What takes longer than the best, or does not fit by what it holds alone
+        if (has_work[again] && step_seconds(m, s, work, &still, search->sequences) > best) continue;
+        const double held = held_pressure(s, shape, &search->limits);
+        if (held > 1 && held >= lowest) continue;
+
+        // 2. Its bytes and transfers
         const Plan plan = plan_make(s, shape);
         const double pressure = plan_pressure(&plan, &search->limits);
         if (pressure < lowest) lowest = pressure, *least = i;
         if (pressure > 1) continue;
-        if (!worked++) {
-            RunSettings device = *s;
-            device.inputs_every = 1;
-            for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
-            memset(&base, 0, sizeof(base)); // without tokens there is only generation
-            if (shape->N) base = pass_work(m, &device, shape);
-        }
-        const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
-        PassWork *work = &works[again];
-        if (!fitting[again]++) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
-        if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
         choice->moved = plan.moved;
         plan_bytes(&plan, choice->bytes);
+
+        // 3. Its seconds
+        RunSettings device = *s;
+        device.inputs_every = 1;
+        for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
+        if (!has_base && shape->N) base = pass_work(m, &device, shape);
+        if (!has_work[again]) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
+        has_base = has_work[again] = 1;
+        if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
         choice->seconds = step_seconds(m, s, work, &choice->moved, search->sequences);
         choice->on_device = step_seconds(m, s, &base, &still, search->sequences);
         if (choice->seconds < best) best = choice->seconds, best_on_device = choice->on_device;

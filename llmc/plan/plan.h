@@ -333,6 +333,19 @@ static double plan_pressure(const Plan *plan, const Limits *limits) {
     return places_pressure(bytes, limits);
 }
 
+// Returns a lower bound of plan_pressure without a pass: by what lives as long as the run.
+static double held_pressure(const RunSettings *settings, const Batch *batch, const Limits *limits) {
+    Arena arena[PLACES];
+    OptimizerState state;
+    StreamBP s;
+    arena_plan(arena);
+    Ops ops = ops_dry(settings->model->dtype, arena, settings->ridge);
+    run_begin(&s, &state, settings, &ops, arena, batch);
+    run_end(&s);
+    const size_t bytes[PLACES] = {arena[PLACE_DEVICE].peak, arena[PLACE_HOST].peak, arena[PLACE_DISK].peak};
+    return places_pressure(bytes, limits);
+}
+
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 
@@ -344,7 +357,7 @@ static size_t plan_longest_seq_len(const Model *model) {
 static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
     batch->N = batch->documents * T;
-    if (!plan_countable(settings->model, batch->N)) return 0;
+    if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
     const Plan plan = plan_make(settings, batch);
     return plan_pressure(&plan, limits) <= 1;
 }

@@ -292,7 +292,7 @@ static int verb_plan(const Options *given) {
         ways_make(r.ways = &ways, &run, &shape, documents, r.limit, plan_step, bound.whole);
     train = run;
     settings_add_optimizer(&train.settings, options);
-    run_plan(&train, &shape, r.limit);
+    if (!run.settings.optimizer) run_plan(&train, &shape, r.limit);
     r.train_bytes = train.plan.total_bytes;
     run_plan(&run, &shape, r.limit);
     note_attention(&run);
