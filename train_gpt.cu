@@ -33,7 +33,7 @@ here looks inside one. The includes are the map: one block per room, and a room 
 #include "streambp.h"
 // orders: other orders of the same steps; the key/value cache of generation
 #include "llmc/orders/key_value_cache.h"
-// plan: memory, FLOPs and time before anything is allocated
+// plan: memory and FLOPs before anything is allocated; llmc/estimate, time by assumed rates, is for cli and verbs alone
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
 // cli: options, the beginning that all verbs share, what is printed

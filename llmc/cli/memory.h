@@ -57,9 +57,9 @@ static size_t memory_limit(const Options *o, size_t available) {
 }
 
 // ---- choosing what fits --------------------------------------------------------------------------------------------
-// Choices that the options leave open, and the limits of a rank; limit: of device memory, 0: not known. Kept attention
-// may go to host memory anyhow; all else may where a machine or --host-limit says how much there is, or the device has
-// memory of its own.
+// Returns what the options leave open, and the limits of a rank. limit: of device memory, 0: not known. Kept attention
+// may always go to host memory. The rest may if a machine or --host-limit says how much there is, or the device has its
+// own memory.
 static Search run_search(const Run *run, size_t limit) {
     const Options *o = run->options;
     const World world = run->settings.world;
@@ -176,7 +176,7 @@ static void note_attention(const Run *run) {
         note("--deterministic off changes nothing: attention is by our own kernels, which add in one order");
 }
 
-// The longest documents, B to a sequence, that fit, whatever is chosen, with the smallest workspace.
+// Returns the longest documents, B to a sequence, that fit with some candidate and the smallest workspace.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     const Search search = run_search(run, limit);
     return search_longest(&search, B);
@@ -274,26 +274,25 @@ static const char *placed_text(const Run *run, int place, char *text, size_t siz
 }
 
 // ---- where no length fits ------------------------------------------------------------------------------------------
-#define WAYS_MOST 1024 // bytes of the text
+#define RECOMMENDED_BYTES 1024 // of the text
 
-// Adds a line to `text` where run `way` fits: the options to type, and the length that they give.
-static size_t way_out(const Run *way, size_t B, size_t limit, const char *options, char *text) {
-    const size_t longest = run_longest(way, B, limit), used = strlen(text);
+// Adds a line to `text` if some length of `trial` fits: the options to type, and the longest length.
+static size_t recommend(const Run *trial, size_t B, size_t limit, const char *options, char *text) {
+    const size_t longest = run_longest(trial, B, limit), used = strlen(text);
     if (longest)
-        snprintf(text + used, WAYS_MOST - used, "\n  %-34s gives --seq-len %zu%s", options, longest,
-                 world_ranks(way->settings.world) > 1 ? ", with as much memory for each" : "");
+        snprintf(text + used, RECOMMENDED_BYTES - used, "\n  %-34s gives --seq-len %zu%s", options, longest,
+                 world_ranks(trial->settings.world) > 1 ? ", with as much memory for each" : "");
     return longest;
 }
 
-// The bytes of a place, of all ranks of a node, with which this length fits, in whole GiB; 0: with none. Sets `o` to a
-// command line that gives as many.
-static size_t way_limit(const Run *run, const Batch *shape, size_t limit, Place place, Options *o) {
+// Returns GiB per node of this place that make the length fit; 0: no amount does. Sets `o` to a command line with them.
+static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Place place, Options *o) {
     size_t *given = place == PLACE_HOST ? &o->host_limit : &o->disk_limit, least, most = 0;
-    Run way = *run;
+    Run trial = *run;
     Choice *choices;
     *o = *run->options, *given = (size_t)1 << 62;
-    way.options = o;
-    const Search search = run_search(&way, limit);
+    trial.options = o;
+    const Search search = run_search(&trial, limit);
     const Candidates all = candidates_make(&search);
     const double sharing = (double)*given / (double)search.limits.bytes[place];
     const size_t count = search_choices(&search, &all, shape, &choices, &least);
@@ -305,63 +304,63 @@ static size_t way_limit(const Run *run, const Batch *shape, size_t limit, Place 
     return count ? most : 0;
 }
 
-// Ways to let some length fit: memory of the host, a disk, adapters, a smaller optimizer, the fewest ranks that share a
+// Lists what makes some length fit: host memory, a disk, adapters, a smaller optimizer, the fewest ranks that share a
 // sequence.
-static void ways_out(const Run *run, size_t B, size_t limit, char *text) {
+static void recommendations(const Run *run, size_t B, size_t limit, char *text) {
     const Options *o = run->options;
     const World world = run->settings.world;
     const size_t ranks = world_ranks(world);
     char options[96];
-    Run way = *run;
+    Run trial = *run;
     Options more;
     Batch shape = batch_shape(regular_bound(B, o->seq_len));
     for (int place = PLACE_HOST; place < PLACES && run->settings.backward; place++) {
-        const size_t gib = way_limit(run, &shape, limit, (Place)place, &more);
+        const size_t gib = place_needed(run, &shape, limit, (Place)place, &more);
         if (!gib || (place == PLACE_DISK && o->verb != VERB_PLAN)) continue;
         snprintf(options, sizeof(options), "--%s-limit %zuGiB", place_names[place], gib);
-        way.options = &more;
-        way_out(&way, B, limit, options, text);
-        way = *run;
+        trial.options = &more;
+        recommend(&trial, B, limit, options, text);
+        trial = *run;
     }
     free(shape.document_start);
     if (run->settings.backward && !run->settings.lora) {
         Lora lora = {0};
         lora.rank = 32, lora.modules = lora_modules(run->model.config.family, "all", "--lora-targets", EXIT_RUNTIME);
         lora_build(&lora, &run->model);
-        way.settings.lora = &lora, way.settings.reference = computed_reference(o, &way.settings.objective, &lora);
-        way_out(&way, B, limit, "--lora-rank 32", text);
+        trial.settings.lora = &lora, trial.settings.reference = computed_reference(o, &trial.settings.objective, &lora);
+        recommend(&trial, B, limit, "--lora-rank 32", text);
         const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
         Storage nf4;
         storage_choose(&nf4, &run->model, nf4_format, 0);
-        way.settings.storage = &nf4;
-        way_out(&way, B, limit, "--lora-rank 32 --base nf4", text);
+        trial.settings.storage = &nf4;
+        recommend(&trial, B, limit, "--lora-rank 32 --base nf4", text);
         storage_free(&nf4), lora_free(&lora);
-        way = *run;
+        trial = *run;
     }
     if (run->settings.optimizer && run->model.dtype != DTYPE_FP64 &&
         (run->settings.moment_type == DTYPE_FP32 || run->settings.master)) {
         const int fewer = run->settings.moment_type == DTYPE_INT8;
-        way.settings.moment_type = fewer ? DTYPE_INT8 : DTYPE_BF16, way.settings.master = 0;
-        way_out(&way, B, limit, fewer ? "--master none" : "--moments bf16 --master none", text);
-        way = *run;
+        trial.settings.moment_type = fewer ? DTYPE_INT8 : DTYPE_BF16, trial.settings.master = 0;
+        recommend(&trial, B, limit, fewer ? "--master none" : "--moments bf16 --master none", text);
+        trial = *run;
     }
     if (o->rollout || !option_accepted(&option_rows[option_find("zero")], o->verb)) return;
     const int alone = o->method >= METHOD_MST && o->method <= METHOD_SPACO; // whose sequences ranks cannot share
-    if (alone) more = *o, more.method = way.settings.method = METHOD_STREAM, way.options = &more;
+    if (alone) more = *o, more.method = trial.settings.method = METHOD_STREAM, trial.options = &more;
     for (size_t P = ranks; P <= 64 * ranks; P *= 2) {
-        way.settings.world.ranks = P, way.settings.world.rank = P - 1, way.settings.world.zero = ZERO_WEIGHTS;
-        way.settings.world.sp = world_sp(world) * (P / ranks);
+        trial.settings.world.ranks = P, trial.settings.world.rank = P - 1, trial.settings.world.zero = ZERO_WEIGHTS;
+        trial.settings.world.sp = world_sp(world) * (P / ranks);
         snprintf(options, sizeof(options), "%s%zu%s --zero 3", o->verb == VERB_PLAN ? "--ranks " : "mpirun -n ", P,
                  o->verb == VERB_PLAN ? "" : " ...");
-        if (way.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", way.settings.world.sp);
+        if (trial.settings.world.sp > 1) snprintf(options + strlen(options), 32, " --sp %zu", trial.settings.world.sp);
         if (alone) strcat(options, " --method stream");
-        if ((P > 1 && (P > ranks || world.zero < 3)) && way_out(&way, B, limit, options, text)) return;
+        if ((P > 1 && (P > ranks || world.zero < 3)) && recommend(&trial, B, limit, options, text)) return;
     }
 }
 
-// B documents of a token do not fit.
+// Refuses a run of which not even one token per document fits.
 __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, size_t limit, const char *whose) {
-    char ways[WAYS_MOST] = "", parts[128] = "";
+    char recommended[RECOMMENDED_BYTES] = "", parts[128] = "";
     Batch shape = batch_shape(regular_bound(B, 1));
     const Plan least = plan_make(&run->settings, &shape);
     free(shape.document_start);
@@ -369,15 +368,16 @@ __attribute__((noreturn)) static void die_no_length(const Run *run, size_t B, si
         if (least.share[share])
             snprintf(parts + strlen(parts), sizeof(parts) - strlen(parts), "%s%s %s", *parts ? ", " : "",
                      share_names[share], human_bytes((double)least.share[share]));
-    ways_out(run, B, limit, ways);
-    if (*ways && is_main_rank()) fprintf(stderr, "what would fit%s\n", ways);
+    recommendations(run, B, limit, recommended);
+    if (*recommended && is_main_rank()) fprintf(stderr, "what would fit%s\n", recommended);
     die("no length fits: %s is %s, and one token already needs %s (%s); take %s", whose, human_bytes((double)limit),
-        human_bytes((double)least.total_bytes), parts, *ways ? "one of the above" : "a smaller model or more memory");
+        human_bytes((double)least.total_bytes), parts,
+        *recommended ? "one of the above" : "a smaller model or more memory");
 }
 
 // ---- the refusal ---------------------------------------------------------------------------------------------------
-// Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0
-// where there is only generation
+// Refuses a run that does not fit, before anything is allocated, and says what would. B: documents of a sequence; 0:
+// only generation
 static void check_memory(const Run *run, size_t B, size_t limit, const char *whose) {
     static const char *const words[PLACES] = {"", "host memory", "disk space"};
     const Plan *plan = &run->plan;
@@ -397,7 +397,7 @@ static void check_memory(const Run *run, size_t B, size_t limit, const char *who
         Options more;
         Batch shape = batch_shape(regular_bound(B, run->options->seq_len));
         const int hosted = search.places[PLACED_INPUTS] >> PLACE_HOST & 1; // else host memory was not asked for
-        const size_t gib = hosted ? 0 : way_limit(run, &shape, limit, PLACE_HOST, &more);
+        const size_t gib = hosted ? 0 : place_needed(run, &shape, limit, PLACE_HOST, &more);
         if (gib) snprintf(text, sizeof(text), ", and this one with --host-limit %zuGiB", gib);
         die("the plan needs %s, %s is %s; with these options --seq-len %zu would fit%s", needed, whose, most, longest,
             gib ? text : "");

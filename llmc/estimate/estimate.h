@@ -1,31 +1,28 @@
 /*
-How long a step would take: the work and the traffic of its plan over what a machine can do (machine.h). Nothing is
-measured here, and whatever shows it calls it estimated.
+How long a step would take: the work and traffic of its plan over a machine's rates (machine.h). Nothing is measured
+here; whatever prints it calls it estimated.
 
-    work        of each product max(FLOPs / rate, bytes of operands / bandwidth), + attention forward / rate
-                + attention backward / rate + bytes that the ops in between move, and those that attention stages
-                / bandwidth + kernels * gap
-    traffic     bytes that a rank sends / bandwidth of the slowest link on the group's way + hops * time of a hop
-
-    transfers   bytes to host memory and from it, and through it to a disk and back / bandwidth of the host's link,
-                both ways at once; bytes to the disk / its rate + bytes from it / its rate, which ranks of a node
-                share; the longer of the two
-
+    work        sum of products' max(FLOPs / rate, bytes of operands / bandwidth) + attention forward / rate
+                + attention backward / rate + (bytes that other ops move + bytes that attention stages) / bandwidth
+                + kernels * gap
+    traffic     bytes that a rank sends / bandwidth of the group's slowest link + hops * time of a hop
+    transfers   max of: bytes through the host's link / its bandwidth, both directions at once;
+                bytes to the disk / its rate + bytes from it / its rate, shared by the ranks of a node
     a sequence  max(F, W/2, P_F) + max(B, W/2 + G, P_B) + KV
-    a step      its sequences one after the other + max(O, P_O) + U; of a step that waits for the next forward pass
-                O and P_O are of its first sequence's forward pass
+    a step      its sequences one after the other + max(O, P_O) + U
+                --update forward: O and P_O belong to the first sequence's forward pass
 
-F, B: work of the forward and of the backward pass (with what it computes again) of this rank's tokens. P: transfers
-between places (llmc/stream/pager.h) in either pass and in the optimizer's step O, counted by the plan; device memory
-is read or written for each byte of them, which is work. G: gradients that are added up over the ranks while it goes on
-with the next layer; where they are added up once a step, of its last sequence alone. W: weights of stage 3, gathered
-one layer ahead, once in either pass. KV: keys, values and their gradients, which nothing goes on beside; round a ring
-(llmc/orders/ring.h) they pass while attention works, and are hidden like W and G: keys and values once forward, and
-backward twice, or once where attention is not run again. U: weights that come together again after the optimizer's
-step, in stages 1 and 2.
+F, B   work of this rank's forward and backward pass, recomputation included
+O      work of the optimizer's step
+P      transfers between places (llmc/stream/pager.h), counted by the plan; each byte is also work of device memory
+G      all-reduce of gradients, overlapped with the next layer; summed in place, only that of a step's last sequence
+W      ZeRO-3's weights, gathered one layer ahead, once in each pass
+KV     keys, values and their gradients, overlapped with nothing. Round a ring (llmc/orders/ring.h) attention overlaps
+       them: K, V once forward, and backward twice, or once if attention is not run again
+U      gather of the updated weights, ZeRO-1 and 2
 
-Layers are alike, so that the longer of two things within each of them is the longer of their sums. Ranks have equal
-work (causal attention is dealt so), and wait for nobody. Left out: the host's own work, the data, checkpoints.
+Layers are alike: the maximum per layer is the maximum of the sums. Ranks have equal work and wait for nobody. Left out:
+the host's own work, data, checkpoints.
 */
 #ifndef LLMC_ESTIMATE_H
 #define LLMC_ESTIMATE_H
@@ -40,8 +37,8 @@ typedef struct {
 typedef struct {
     double seconds;
     double on_device;     // seconds if nothing moved between places
-    double communication; // of `seconds`, in which nothing is computed
-    WorkTime work;        // and what is, of a rank; the optimizer's is memory's
+    double communication; // part of `seconds` without computation
+    WorkTime work;        // of a rank; the optimizer's counts as memory
     OpCounts counts;      // of one sequence
     double tokens_per_second, mfu;
     double mfu_full; // of StepShape.full_flops
@@ -49,8 +46,8 @@ typedef struct {
     Traffic sent;    // by a rank
 } Estimate;
 
-// Bytes that a rank reads and writes to step what it holds: the gradient twice (its norm comes first), moments in and
-// out, and the master weights or else the weights in; the weights out.
+// Counts bytes that a rank reads and writes in its optimizer step: the gradient twice (its norm comes first), moments
+// in and out, master weights in and out or weights in, weights out.
 static double update_bytes(const RunSettings *settings) {
     const Model *table = settings->lora ? &settings->lora->table : settings->model;
     const double stored = (double)dtype_size(table->dtype), ranks = (double)world_ranks(settings->world);
@@ -66,7 +63,7 @@ static double sent_seconds(const Machine *m, World w, RankGroup group, const Tra
     return ring_seconds(m, world_ranks(w), ranks_in(w, group), sent->bytes[kind], sent->hops[kind]);
 }
 
-// Seconds in which what moves between places in a phase does so.
+// Returns seconds of a phase's transfers between places.
 static double moved_seconds(const Machine *m, World w, const double bytes[WAYS]) {
     const double link = m->value[LINK_HOST] * m->value[LINK_SHARE];
     const double sharing = fmin((double)world_ranks(w), m->value[GPUS_PER_NODE]);
@@ -74,14 +71,14 @@ static double moved_seconds(const Machine *m, World w, const double bytes[WAYS])
                 sharing * (bytes[WAY_DISK_OUT] / m->value[DISK_WRITE] + bytes[WAY_DISK_IN] / m->value[DISK_READ]));
 }
 
-// Seconds that a rank's device memory is busy with it.
+// Returns seconds of a rank's device memory for them.
 static double moved_work(const Machine *m, const double bytes[WAYS]) {
     double sum = 0;
     for (int way = 0; way < WAYS; way++) sum += bytes[way];
     return sum / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// The work and the traffic of a sequence, which are the same wherever things lie.
+// Work and traffic of a sequence, the same for all places.
 typedef struct {
     OpCounts counts;
     double forward, backward; // seconds: F, B
@@ -89,9 +86,9 @@ typedef struct {
     Traffic last, other;      // of the step's last sequence, and of each before it
 } PassWork;
 
-// In chunks of a GPU build where none are asked for. part: the shape of a rank's part of a micro-batch
+// Walks the passes of a rank's part of a micro-batch, in chunks of a GPU build unless they are named.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
-    RunSettings here = *settings; // which of its products wait for their operands
+    RunSettings here = *settings;
     OpCounts update = {0};
     PassWork work;
     work.last = plan_traffic(settings, part, 1);
@@ -108,7 +105,6 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     return work;
 }
 
-// Seconds of one sequence of a rank.
 static double sequence_seconds(const Machine *m, const RunSettings *settings, const PassWork *work, const Moved *moved,
                                const Traffic *sent) {
     const World w = settings->world;
@@ -116,7 +112,7 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     const double weights = w.zero == 3 ? sent_seconds(m, w, RANKS_ALL, sent, TRAFFIC_WEIGHTS) : 0;
     const double kv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEYS_VALUES);
     const double dkv = sent_seconds(m, w, RANKS_SEQUENCE, sent, TRAFFIC_KEY_VALUE_GRADIENTS);
-    const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // each rank's, one after the other
+    const double chain = (double)world_sp(w) * sent->bytes[TRAFFIC_STATES]; // of all ranks, one after the other
     const double states = ring_seconds(m, world_ranks(w), world_sp(w), chain, sent->hops[TRAFFIC_STATES]);
     const double again = settings->keep || settings->method == METHOD_FULL ? 1 : 2; // rounds of the ring, backward
     const double *out = moved->bytes[PHASE_FORWARD], *back = moved->bytes[PHASE_BACKWARD];
@@ -128,7 +124,6 @@ static double sequence_seconds(const Machine *m, const RunSettings *settings, co
     return fmax(forward, weights / 2) + fmax(backward, weights / 2 + gradients) + kv + dkv + states;
 }
 
-// Seconds of a step of so many sequences.
 static double step_seconds(const Machine *m, const RunSettings *settings, const PassWork *work, const Moved *moved,
                            size_t sequences) {
     const World w = settings->world;
@@ -146,7 +141,7 @@ static double step_seconds(const Machine *m, const RunSettings *settings, const 
     return seconds;
 }
 
-// A training step.
+// Estimates a training step.
 static Estimate estimate_step(const Machine *m, const RunSettings *settings, const Batch *part, StepShape step) {
     const PassWork work = pass_work(m, settings, part);
     const Moved moved = plan_make(settings, part).moved, still = {PHASE_FORWARD, {{0}}};

@@ -1,10 +1,8 @@
 /*
-What machines can do, and how long work and traffic take on them: a row for each kind of node, for the estimates of
-estimate.h, the choices of choose.h and the floors of profile.h. Rates are of bf16. The memory that a card leaves to a
-plan stands in the same row.
+Machines and their rates in bf16, a row for each kind of node, with the memory that its card leaves to a plan; and how
+long work and traffic take on them. Used by estimate.h, choose.h and the floors of profile.h.
 
-Where a number comes from stands beside it, and is printed with it; nothing here was measured with this program.
-Estimates are no better than these.
+Each number is printed with its source. None was measured with this program, and estimates are no better than they are.
 */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
@@ -14,7 +12,7 @@ Estimates are no better than these.
 
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 
-// The source of a constant, in the order of basis_names.
+// Source of a constant
 typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
 static const char *const basis_names[BASES] = {
     "measured by NVIDIA (cudnn-frontend's benchmarks, 2026-02-27: H200, cuDNN 9.19.1, 4096 queries and keys)",
@@ -32,13 +30,13 @@ typedef enum {
     OWN_FORWARD_FLOPS, // attention by our own kernels
     OWN_BACKWARD_FLOPS,
     DELTA_FLOPS,      // the delta rule of linear attention
-    MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next two
-    LINK_WITHIN,      // to the GPUs of its own node
+    MEMORY_BANDWIDTH, // bytes per second of a GPU, as the next three
+    LINK_WITHIN,      // to GPUs of its own node
     LINK_BETWEEN,     // to those of other nodes
     LINK_HOST,        // to host memory, one way
-    MEMORY_SHARE,     // of that bandwidth that ops reach
-    LINK_SHARE,       // and large messages
-    HOP_WITHIN,       // seconds from one GPU to the next in a collective, however small the message
+    MEMORY_SHARE,     // of memory's bandwidth that ops reach
+    LINK_SHARE,       // of a link's bandwidth that large messages reach
+    HOP_WITHIN,       // latency from one GPU to the next in a collective, in seconds
     HOP_BETWEEN,
     LAUNCH_GAP, // seconds from the end of a kernel to the start of the next
     DISK_WRITE, // bytes per second of a node's disk
@@ -46,11 +44,11 @@ typedef enum {
     MACHINE_CONSTANTS
 } MachineConstant;
 
-// As people read them: value / unit is what is printed.
+// How they are printed: value / unit
 static const struct {
     const char *name, *suffix;
     double unit;
-    Basis basis; // BASIS_MEASURED: of the machine that was measured, else assumed
+    Basis basis; // BASIS_MEASURED: assumed unless Machine.measured
 } machine_constants[MACHINE_CONSTANTS] = {
     {"GPUs of a node", "", 1, BASIS_ASSUMED},
     {"peak", " TFLOP/s", 1e12, BASIS_DATA_SHEET},
@@ -80,35 +78,33 @@ typedef struct {
     const char *name, *gpu;
     const char *device;              // in CUDA's name of the card
     double card_gib;                 // memory that CUDA reports
-    double host_gib;                 // of a node, that plans may take
-    int measured, board;             // board: sold without a node, whose links are assumed
-    double value[MACHINE_CONSTANTS]; // in the order above
-    double disk_gib;                 // of a node, that plans may take; 0: none
+    double host_gib;                 // of a node, for plans
+    int measured, board;             // board: sold without a node; its links are assumed
+    double value[MACHINE_CONSTANTS]; // by MachineConstant
+    double disk_gib;                 // of a node, for plans; 0: none
     int host_given;                  // else host_gib is assumed
 } Machine;
 
-// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads, its rows of
-// 4096 queries and keys, without a mask and causal: a call over more keys is such squares on the diagonal and the rest
-// without a mask. Longer ones reach more there (causal, 32768 tokens: forward 688, backward 581), shorter ones less;
-// all ran for milliseconds. Backward in a fixed order writes dS to memory and reads it again: the one such row there
-// (heads of 192 and 128) has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
-// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s for some milliseconds; 680 is assumed of minutes at
-// 700 W, with the epilogue of dW's products, whose fp32 sums go in and out beside the next tile's arithmetic. Our own
-// attention is mma.sync at two fifths of what that instruction does, backward computes 7 products for 5. The delta rule
-// reaches an eleventh of that, as measured on an H100: its blocks of 64 tokens follow each other.
-// An H100 is taken to be as fast as an H200, an A100 to reach the same shares of its own peak, but for mma.sync, whose
-// peak is all of its own. B200: FlashAttention-4 is published at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products
-// at the H100's share, mma.sync as on an H100. Cards for desks and L40S: products at the shares of the peak that LLMQ
-// prints for a whole pass of a 7B model (RTX 4090 72 %, 5090 66 %, L40S 47 %), a tenth more; attention as fast as
-// products, and backward behind forward as on the H200. Their peaks are of products with fp32 sums.
-// Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200) in both directions together; InfiniBand of
-// 200 Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0
-// x16. Cards without NVLink send through host memory, at half of that.
-// Shares, hops and gaps are of the usual order for kernels bound by memory and for NCCL's rings; nobody has measured
-// them here. A disk is an NVMe of PCIe 4.0.
-// Memory that CUDA reports: the least that PyTorch's "total capacity of" has for such a card in public reports of 2023
-// to 2026; the driver keeps the rest, and ECC a sixteenth where it takes memory.
-#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, workspaces of libraries, what memory.cuh leaves free
+// Attention by cuDNN: h200_919_only_cudnn/llama3.1_20260227_034703.csv of NVIDIA/cudnn-frontend, 64 heads, rows of 4096
+// queries and keys, unmasked and causal. A call over more keys has causal squares on its diagonal and is unmasked
+// elsewhere. Longer rows reach more (causal, 32768 tokens: forward 688, backward 581), shorter ones less; all ran for
+// milliseconds. Deterministic backward writes dS to memory and reads it again. Its one row there (heads of 192 and 128)
+// has 404 at 4096 tokens and 442 at 8192; FlashAttention-3 falls from 575 to 474.
+// Products: cuBLASLt is usually reported at 770 to 800 TFLOP/s over milliseconds. 680 is assumed for minutes at 700 W,
+// with dW's epilogue: its fp32 sums move beside the next tile's arithmetic. Our own attention is taken to reach two
+// fifths of mma.sync's peak; backward computes 7 products for 5. The delta rule reaches an eleventh of that, as
+// measured on an H100: its blocks of 64 tokens depend on each other.
+// H100: as an H200. A100: the same shares of its own peak; mma.sync has all of it. B200: FlashAttention-4 is published
+// at 1605 TFLOP/s forward, 1.3 times cuDNN 9.13; products at the H100's share, mma.sync as on an H100. Desktop cards
+// and L40S: products at a tenth above the share of the peak that LLMQ prints for a pass of a 7B model (RTX 4090 72 %,
+// 5090 66 %, L40S 47 %); attention as fast as products, backward to forward as on the H200. Their peaks have fp32 sums.
+// Links of a GPU: NVLink of 600 (A100), 900 (H100, H200), 1800 GB/s (B200), both directions together. InfiniBand of 200
+// Gb/s (HDR), 400 Gb/s (NDR), an adapter for each GPU. To the host: PCIe 4.0 x16 (A100, L40S, RTX 30 and 40), 5.0 x16.
+// Cards without NVLink send through host memory, at half of that.
+// Shares, hops and gaps are of the usual order for memory-bound kernels and NCCL's rings. A disk is a PCIe 4.0 NVMe.
+// Memory that CUDA reports: the least "total capacity of" such a card in public reports of PyTorch, 2023 to 2026. The
+// driver keeps the rest, and ECC a sixteenth where it takes memory.
+#define CARD_RESERVED GIBIBYTE // assumed: a context of 0.5 GiB, libraries' workspaces, what memory.cuh leaves free
 #define RATES(peak, products, forward, own)                                                                            \
     peak, products, forward, (forward)*591 / 671, (forward)*440 / 671, (forward)*560 / 671, (forward)*474 / 671, own,  \
         (own)*0.58, (own)*0.09
@@ -144,10 +140,10 @@ static const Machine machines[MACHINES] = {
 #undef RATES_B200
 #undef RATES_OF
 
-// Bytes that its card leaves to a plan.
+// Returns the bytes that its card leaves to a plan.
 static size_t machine_usable_bytes(const Machine *m) { return (size_t)(m->card_gib * GIBIBYTE - CARD_RESERVED); }
 
-// The row of a card by CUDA's name of it; NULL: none. PCIe, NVL and laptop boards are slower.
+// Finds a card's row by CUDA's name; NULL: none. PCIe, NVL and laptop boards are slower and have none.
 static const Machine *machine_of_device(const char *name) {
     if (strstr(name, "PCIe") || strstr(name, "NVL") || strstr(name, "Laptop")) return NULL;
     for (int i = 0; i < MACHINES; i++)
@@ -155,8 +151,8 @@ static const Machine *machine_of_device(const char *name) {
     return NULL;
 }
 
-// "NAME[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]", with `host` and `disk` of a node, and the bytes that its disk
-// writes or reads in a second. 0: `wrong` says what is wrong
+// Parses "NAME[,host=BYTES][,disk=BYTES][,disk-rate=BYTES]": host memory and disk of a node, bytes per second of the
+// disk. Returns 0 if `wrong` says what is wrong.
 static int machine_parse(Machine *m, const char *text, char *wrong, size_t size) {
     static const char *const keys[] = {"host", "disk", "disk-rate"};
     const size_t length = strcspn(text, ",");
@@ -187,18 +183,18 @@ static int machine_parse(Machine *m, const char *text, char *wrong, size_t size)
     return 1;
 }
 
-// FLOPs of products that it does in the time in which memory brings a byte (op set "dry" wants to know).
+// Returns the FLOPs of products per byte of memory bandwidth (DryCount.ridge).
 static double machine_ridge(const Machine *m) {
     return m->value[PRODUCT_FLOPS] / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]);
 }
 
-// The library that attention of this model is planned with on a machine; NULL: none takes it
+// Returns the library planned for this model's attention; NULL: our own kernels.
 static const char *machine_attends(const Model *model) {
     const Config *c = &model->config;
     return model->dtype == DTYPE_BF16 && c->head_dim % 8 == 0 && c->head_dim <= 128 ? "cuDNN" : NULL;
 }
 
-// Two lines for each basis that some constant has, and one of the memory.
+// Prints the constants by their source, and the memory.
 static void machine_print(FILE *out, const Machine *m) {
     const char *head = "machine";
     for (int basis = 0; basis < BASES; basis++) {
@@ -223,13 +219,13 @@ static void machine_print(FILE *out, const Machine *m) {
             m->host_given ? "given" : "assumed", m->disk_gib > 0 ? human_bytes(m->disk_gib * GIBIBYTE) : "none");
 }
 
-// Share of attention's work that our own kernels do
+// Returns the share of attention's work in our own kernels.
 static double own_share(const OpCounts *w) {
     return (w->own_forward + w->own_backward) / fmax(w->attention_forward + w->attention_backward, 1);
 }
 
 // ---- how long things take ------------------------------------------------------------------------------------------
-// Seconds of counted work; memory: of what is bound by it alone; gaps: between kernels
+// Seconds of counted work. memory: of memory-bound ops; gaps: between kernels
 typedef struct {
     double products, attention_forward, attention_backward, delta, memory, gaps;
 } WorkTime;
@@ -257,12 +253,12 @@ static double work_seconds(const Machine *m, OpCounts w) {
     return t.products + t.attention_forward + t.attention_backward + t.delta + t.memory + t.gaps;
 }
 
-// Seconds of collectives in which each rank of a group of `size` sends `bytes` in so many hops, in rings: round the
-// ranks of a node and on to the next node. There are as many rings as a node has ranks in the group, so that the
-// adapters of all are in use. All ranks fill node after node, and groups follow each other.
+// Returns seconds of ring collectives in which each rank of a group of `size` sends `bytes` in `hops`. A ring visits
+// the group's ranks of a node, then the next node. Each such rank begins one, which uses all adapters. Ranks fill node
+// after node, group after group.
 static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const size_t node = (size_t)m->value[GPUS_PER_NODE];
-    const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // surely in a node
+    const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // at least, in a node
     const double nodes = (double)size / together;
     double bandwidth = m->value[LINK_WITHIN], between = 0;
     if (size <= 1) return 0;

@@ -1,11 +1,10 @@
 /*
-An op set around another, for a pass that tells where its time goes: each op is counted by op set "dry" (FLOPs and
-bytes), run, and waited for, with a clock around it. Transfers and collectives are waited for where they are asked for:
-nothing runs beside anything else, so this pass takes longer than others. Results are those of the other op set, to the
-bit.
+An op set around another that times each op of a pass: op set "dry" counts its FLOPs and bytes, then it runs and is
+awaited, with a clock around it. Transfers and collectives are awaited at once: nothing overlaps, so this pass takes
+longer than others. Results are bit-identical to the inner op set's.
 
-A row is one op; of products and norms one op and one shape of its weight. Passed on without a clock: memory, scratch
-sizes, and the optimizer's step, which no pass has.
+A row is one op; of products and norms, one op and one shape of its weight. Not timed: memory, scratch sizes, and the
+optimizer's step, which is no part of a pass.
 */
 #ifndef LLMC_OPS_TIMED_H
 #define LLMC_OPS_TIMED_H
@@ -40,7 +39,7 @@ static TimedRow *timed_row(const char *op, size_t rows, size_t cols) {
     return row;
 }
 
-// Behind an op that began at that time and that dry has counted.
+// Adds an op, which dry has counted, to its row.
 static void timed_end(double begin) {
     timing.inner->finish();
     const double end = seconds_now();
@@ -49,7 +48,7 @@ static void timed_end(double begin) {
     for (size_t k = 0; k < OP_COUNTS; k++) ((double *)&row->counts)[k] += ((const double *)&dry.counts)[k];
 }
 
-// The bodies of ops that return nothing, and of those that return a ticket.
+// Bodies of ops that return nothing, and of those that return a ticket
 #define TIMED_void(call)                                                                                               \
     call;                                                                                                              \
     timed_end(begin)
@@ -71,7 +70,7 @@ static void timed_end(double begin) {
 #undef TIMED_void
 #undef TIMED_int64_t
 
-// `inner` with its ops timed, nothing timed so far. ridge: of the machine whose floors are wanted, see DryCount
+// Returns `inner` with its ops timed, and clears the rows. ridge: DryCount.ridge of the floors' machine
 static Ops ops_timed(const Ops *inner, double ridge) {
     Ops ops = *inner;
     memset(&timing, 0, sizeof(timing));

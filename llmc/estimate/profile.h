@@ -1,8 +1,7 @@
 /*
-Where the time of a pass goes: the measurements of ops_timed.h as a table and as JSON, one row per op, the longest
-first. A row's floor is the time of its counted work at a machine's rates (machine.h). Where nothing is counted
-(copies, zeroing, sums of gradients) there are no rates and no floor. The last row is the rest of the pass: the host,
-the counting itself, and waiting for other ranks.
+Where the time of a pass goes: the rows of ops_timed.h as a table and as JSON, the longest first. A row's floor is the
+time of its counted work at a machine's rates (machine.h). Ops without counts (copies, zeroing, sums of gradients) have
+neither rates nor a floor. The last row is the rest of the pass: the host, the counting itself, waiting for other ranks.
 */
 #ifndef LLMC_PROFILE_H
 #define LLMC_PROFILE_H
@@ -20,7 +19,7 @@ static void timing_sort(void) { qsort(timing.row, timing.count, sizeof(TimedRow)
 
 static double row_bytes(const TimedRow *row) { return row->counts.operands + row->counts.moved; }
 
-// Parts of the model whose weights have this shape; where there are several, they share the row.
+// Names the parts of the model whose weights have this shape and share the row.
 static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48]) {
     const Shapes d = shapes_of(s->model);
     const size_t out = row->rows, in = row->cols;
@@ -36,19 +35,18 @@ static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48
     return *text ? text + 1 : text;
 }
 
-// Seconds of this machine; NAN where nothing is counted or no machine is given
+// Returns the least seconds on this machine; NAN without counts or without a machine.
 static double row_floor(const TimedRow *row, const Machine *machine) {
     return machine && row->counts.flops + row_bytes(row) > 0 ? work_seconds(machine, row->counts) : NAN;
 }
 
-// The rest of a pass of so many seconds.
 static double seconds_not_in_ops(double pass) {
     for (size_t i = 0; i < timing.count; i++) pass -= timing.row[i].seconds;
     return pass;
 }
 
 // ---- for people ----------------------------------------------------------------------------------------------------
-// A number of four digits, or a dash where there is none.
+// Prints four digits, or a dash for 0 and NAN.
 static void print_cell(FILE *out, double value, double unit) {
     if (value > 0)
         fprintf(out, " %9.4g", value / unit);
@@ -75,7 +73,7 @@ static void print_row(FILE *out, const TimedRow *row, const StreamBP *s, const M
     fputc('\n', out);
 }
 
-// pass, median: seconds of the pass on timed ops, and of the others
+// pass: seconds of the pass on timed ops; median: of the others
 static void profile_report(FILE *out, const StreamBP *s, const Machine *machine, double pass, double median) {
     const double rest = seconds_not_in_ops(pass);
     double floors = 0;
@@ -111,7 +109,7 @@ static void row_json(JsonOut *json, const TimedRow *row, const StreamBP *s, cons
     json_object_end(json);
 }
 
-// Into an open object.
+// Writes into an open object.
 static void profile_json(JsonOut *json, const StreamBP *s, const Machine *machine, double pass) {
     TimedRow rest = {0};
     rest.op = "host", rest.seconds = seconds_not_in_ops(pass);

@@ -1,15 +1,15 @@
 /*
-FLOPs that a pass executes, by formula: products (2 n in out), attention (4 forward, 10 backward for each query-key
-pair and element of the queries) and the delta rule (delta_flops), recomputation counted. A training step adds them up
-over its batches. The dry walk of plan.h counts the same (test_plan.c); of ranks that share a sequence both mean the one
-with the most tokens.
+FLOPs that a pass executes, by formula, recomputation included: products (2 n in out), attention (4 forward, 10 backward
+per query-key pair and element of a query) and the delta rule (delta_flops). A training step sums them over its batches.
+The dry run of plan.h counts the same (test_plan.c). Of ranks that share a sequence, both count the one with most
+tokens.
 */
 #ifndef LLMC_FLOPS_H
 #define LLMC_FLOPS_H
 #include "plan.h"
 
-// model_flops as others count it who print an MFU of 6 N + 12 l h q t a token: a document of T tokens has T^2 query-key
-// pairs in every layer, as if there were no causal mask and no window.
+// Counts model_flops as for an MFU of 6 N + 12 l h q t per token: T^2 query-key pairs in every layer of a document of T
+// tokens, without causal mask and window.
 static double model_flops_full_attention(const Model *model, const Lora *lora, const Batch *batch, int backward) {
     const Shapes d = shapes_of(model);
     const Range all = {0, batch->N};
@@ -28,8 +28,8 @@ typedef struct {
     double forward, backward;
 } ProductFlops;
 
-// Rank of a tensor's adapters, the mean over the layers of a kind: exact, but for layers that restore inputs where
-// layers differ.
+// Returns the mean rank of a tensor's adapters over the layers of a kind. Inexact only if layers of different ranks
+// restore inputs.
 static double mean_rank(const Lora *lora, int linear, int tensor) {
     const Config *c = &lora->table.config;
     double sum = 0, layers = 0;
@@ -38,8 +38,7 @@ static double mean_rank(const Lora *lora, int linear, int tensor) {
     return layers > 0 ? sum / layers : 0;
 }
 
-// The products of the parts first .. last of a layer with attention, or linear attention, with the adapters that they
-// have. lora: NULL: none
+// Counts the products of parts first .. last of a layer, with their adapters. lora: NULL: none
 static ProductFlops product_flops(const Model *model, const Lora *lora, int linear, LayerTensor first,
                                   LayerTensor last) {
     ProductFlops sum = {0, 0};
@@ -48,7 +47,7 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
         const double product = 2 * (double)shape.rows * (double)shape.cols;
         if (shape.role != ROLE_LINEAR) continue;
         sum.forward += product;
-        sum.backward += lora ? product : 2 * product; // dx; and dW, where the weights are trained
+        sum.backward += lora ? product : 2 * product; // dx, and dW of trained weights
         if (!lora) continue;
         const double rank = mean_rank(lora, linear, t);
         const double a = 2 * rank * (double)shape.cols, b = 2 * rank * (double)shape.rows;
@@ -58,7 +57,7 @@ static ProductFlops product_flops(const Model *model, const Lora *lora, int line
     return sum;
 }
 
-// The head, and the embedding's adapter, for each token
+// Counts the head, and the embedding's adapter, per token.
 static ProductFlops outer_flops(const Model *model, const Lora *lora) {
     const double C = (double)model->config.hidden_size, V = (double)model->config.vocab_size;
     const double rank = lora ? 2 * (double)lora->outer[LM_HEAD].rank : 0;
@@ -69,12 +68,12 @@ static ProductFlops outer_flops(const Model *model, const Lora *lora) {
     return flops;
 }
 
-// One rank's share of a batch: tokens, and query-key pairs of all layers together, of those that restore inputs too.
+// One rank's share of a batch
 typedef struct {
-    double tokens, pairs, pairs_again;
-    double layers_again[2]; // that restore inputs (inputs.h), with attention, with linear attention
-    double states_again;    // tokens of a layer of linear attention whose states are computed again (linear_memory.h)
-    double states_below, tails; // shared sequences (scan.h): once more on the levels below; last tokens of ranges
+    double tokens, pairs, pairs_again; // query-key pairs of all layers, and of those that restore inputs
+    double layers_again[2];            // that restore inputs (inputs.h): with attention, with linear attention
+    double states_again;               // tokens of a linear layer whose states are recomputed (linear_memory.h)
+    double states_below, tails; // shared sequences (scan.h): recomputed once more below level 0; last tokens of ranges
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
@@ -103,7 +102,7 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     return size;
 }
 
-// FLOPs of linear attention that only ranks that share a sequence compute (scan.h), forward or backward
+// Counts linear attention's extra FLOPs of a shared sequence (scan.h), forward or backward.
 static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const Model *model = settings->model;
     const Shapes d = shapes_of(model);
@@ -123,7 +122,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     return layers * flops;
 }
 
-// One forward pass for log-probabilities; without adapters that of the model below them.
+// Counts a forward pass for log-probabilities, of the model with or without its adapters.
 static double flops_forward(const RunSettings *settings, const Batch *batch, int adapters) {
     const Model *model = settings->model;
     const Shapes d = shapes_of(model);
@@ -138,7 +137,7 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
            flops_scan(settings, lora, &size, 0);
 }
 
-// Backward of the layers of linear attention, with what is computed again
+// Counts backward of the linear layers, recomputation included.
 static double flops_linear_layers(const RunSettings *settings, const PassSize *size) {
     const Model *model = settings->model;
     const Lora *lora = settings->lora;
@@ -156,7 +155,7 @@ static double flops_linear_layers(const RunSettings *settings, const PassSize *s
     return flops + layers * size->states_again * (in.forward - z.forward + delta_token_flops(model, DELTA_STATE));
 }
 
-// Forward and backward. What each method computes again is what its steps in streambp.h do.
+// Counts forward and backward. Recomputation follows each method's steps in streambp.h.
 static double flops_forward_backward(const RunSettings *settings, const Batch *batch) {
     const Model *model = settings->model;
     const Lora *lora = settings->lora;
@@ -184,7 +183,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     if (lora) head.forward -= 2 * (double)(lora->outer[EMBEDDING].rank * d.C);
     const double forward = flops_forward(settings, batch, 1);
     const int waits = objective_weights_wait(&settings->objective) == WEIGHTS_BY_SEQUENCE;
-    if (method_is_chunk_major(settings->method)) { // forward twice; the head's first one only where it is wanted
+    if (method_is_chunk_major(settings->method)) { // forward twice, the head's first one only if objectives need it
         const int sparse = settings->method == METHOD_SPACO;
         if (d.qk_norm) layers += L * k.forward;
         return forward - (waits || sparse ? 0 : size.tokens * head.forward) +

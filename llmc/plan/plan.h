@@ -161,8 +161,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
         s->inverse_frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
             rotary_width(config) / 2, sizeof(float));
-    s->span = (Span *)checked_calloc(2 * max_size(max_size(largest->documents, settings->rollout_slots), 1),
-                                     sizeof(Span), "spans");
+    s->span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1), sizeof(Span),
+                                     "spans");
     if (!s->dry) run_begin_host(s, settings, largest->N);
 }
 

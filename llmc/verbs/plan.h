@@ -1,7 +1,7 @@
 /*
 The verb `plan`: memory and FLOPs of a run, before anything is allocated; the longest sequence within a limit; of
-several processes, what a rank sends; and on a given kind of machine how long a step is estimated to take, and the ways
-to train there (ways.h).
+several processes, what a rank sends; on a named machine the estimated time of a step, and what can be trained there
+(recommendations.h).
 */
 #ifndef LLMC_VERB_PLAN_H
 #define LLMC_VERB_PLAN_H
@@ -19,7 +19,7 @@ static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
 }
 
 // ---- several processes ---------------------------------------------------------------------------------------------
-// Why there is no estimate of a step; NULL where there is one.
+// Returns why there is no estimate of a step; NULL if there is one.
 static const char *estimate_missing(const Run *run) {
     if (run->model.dtype != DTYPE_BF16) return "machines are known by their rates in bf16; plan with --dtype bf16";
     return run->options->rollout ? "it depends on how long texts become" : NULL;
@@ -60,7 +60,7 @@ static void report_estimate(const Run *run, const Machine *machine, const Estima
                 human_bytes((double)machine_usable_bytes(machine)), machine->gpu);
 }
 
-// Into an open object; null where there is no estimate.
+// Writes into an open object; null without an estimate.
 static void report_estimate_json(JsonOut *json, const Run *run, const Machine *machine, const Estimate *e) {
     const double known = estimate_missing(run) ? NAN : 1;
     report_world_json(json, run->settings.world, &e->sent);
@@ -88,7 +88,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
 // ---- the verb ------------------------------------------------------------------------------------------------------
 typedef struct {
     SequenceBound whole; // the largest micro-batch
-    SequenceBound part;  // and of micro-batches, what a rank takes
+    SequenceBound part;  // a rank's part of one
 } PlanBound;
 
 static PlanBound plan_bound(Run *run, DataLoader *data) {
@@ -109,7 +109,7 @@ static PlanBound plan_bound(Run *run, DataLoader *data) {
     return bound;
 }
 
-// A step of all ranks.
+// Counts a step of all ranks.
 static StepShape plan_step(const Run *run, SequenceBound whole) {
     const double batches = (double)run->assignment.batches;
     Batch shape = batch_shape(whole);
@@ -122,7 +122,7 @@ static StepShape plan_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
-// ---- both orders, where --method auto picks one --------------------------------------------------------------------
+// ---- both orders, of which --method auto picks one -----------------------------------------------------------------
 typedef struct {
     RunSettings settings;
     size_t bytes[PLACES], longest; // longest 0: none, or no limit
@@ -183,7 +183,7 @@ typedef struct {
     size_t train_bytes, train_longest; // of training with the options of a pass
     const Machine *machine;            // NULL: no time is estimated
     Estimate estimate;
-    TrainingWays *ways; // NULL: not asked for
+    Recommendations *recommended; // NULL: without --machine
     PlannedOrder order[2];
     size_t orders; // 0: the method is named
 } PlanResult;
@@ -192,7 +192,7 @@ static void plan_result_json(const Run *run, StepShape step, const PlanResult *r
     const double passes = (double)(step.sequences * world_ranks(run->settings.world));
     JsonOut json = json_open(stdout);
     json_object(&json, NULL);
-    if (r->ways) ways_json(&json, r->ways);
+    if (r->recommended) recommendations_json(&json, r->recommended);
     if (r->orders) orders_json(&json, r->order, r->orders, r->machine && !estimate_missing(run), r->limit > 0);
     report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
@@ -242,7 +242,7 @@ static void plan_result_text(const Run *run, const PlanResult *r) {
     if (!o->quiet) orders_print(out, run, r->order, r->orders, r->machine && !estimate_missing(run));
 }
 
-// On a machine the run is one of a GPU build: its element type and its chunks, unless others are named.
+// Sets a GPU build's element type and chunks, unless others are named.
 static void options_of_gpu(Options *o) {
     if (o->dtype == DTYPE_AUTO) option_type(o, "dtype", "bf16");
     if (!method_has_chunks(o->method) || o->method == METHOD_MST) return;
@@ -250,14 +250,13 @@ static void options_of_gpu(Options *o) {
     if (!o->logits_chunk) option_type_size(o, "logits-chunk", CUDA_LOGITS_CHUNK);
 }
 
-// The longest sequence of a model on a machine where no --seq-len is given; of adapters where no length of all weights
-// fits.
+// Sets --seq-len to the longest sequence on a machine; to that of adapters if no length of all weights fits.
 static void plan_longest_of_machine(Run *run, Options *o, size_t limit) {
     const size_t documents = run_bound(run, NULL).documents;
     size_t longest = run_longest(run, documents, limit);
     if (!longest && !run->settings.lora) {
         Trained adapters;
-        way_open(&adapters, run, 1);
+        trained_open(&adapters, run, 1);
         longest = run_longest(&adapters.run, documents, limit);
         lora_free(&adapters.run.lora);
     }
@@ -268,7 +267,7 @@ static int verb_plan(const Options *given) {
     PlanResult r = {0};
     Run run, train;
     DataLoader data = {0};
-    TrainingWays ways;
+    Recommendations recommended;
     Options planned = *given, *const options = &planned;
     const int named = option_given(given, "machine");
     r.machine = machine_from_options(options);
@@ -289,7 +288,7 @@ static int verb_plan(const Options *given) {
     Batch shape = batch_shape(bound.part);
     const size_t documents = bound_documents(bound.part, options->seq_len);
     if (named && run.settings.optimizer && !estimate_missing(&run))
-        ways_make(r.ways = &ways, &run, &shape, documents, r.limit, plan_step, bound.whole);
+        recommendations_make(r.recommended = &recommended, &run, &shape, documents, r.limit, plan_step, bound.whole);
     train = run;
     settings_add_optimizer(&train.settings, options);
     if (!run.settings.optimizer) run_plan(&train, &shape, r.limit);
@@ -308,16 +307,16 @@ static int verb_plan(const Options *given) {
         fputs("status   the GPU build has not run on hardware yet: seconds and tokens/s are estimates\n", run.text);
     report_run(&run, &data, bound.part, "");
     plan_result_text(&run, &r);
-    if (r.ways && !options->quiet) ways_print(run.text, r.ways, r.machine);
+    if (r.recommended && !options->quiet) recommendations_print(run.text, r.recommended, r.machine);
     if (options->json) plan_result_json(&run, step, &r);
-    if (options->seq_len <= run.model.config.max_position_embeddings) // else it has been said
+    if (options->seq_len <= run.model.config.max_position_embeddings) // else it was checked before
         check_positions(&run, r.longest, "the longest --seq-len");
     const int nothing = r.limit && !r.longest;
-    if (nothing && !(options->json && options->quiet)) // where the object says it
+    if (nothing && !(options->json && options->quiet)) // the object says it
         die_no_length(&run, documents, r.limit, options->memory_limit ? "--memory-limit" : "what the card leaves");
     free(shape.document_start);
     if (options->data.count) dataloader_close(&data);
-    if (r.ways) ways_free(r.ways, &run);
+    if (r.recommended) recommendations_free(r.recommended, &run);
     run_close(&run);
     return nothing ? EXIT_RUNTIME : 0;
 }

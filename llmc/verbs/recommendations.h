@@ -1,42 +1,42 @@
 /*
-The ways to train on a machine, for people who choose one: all weights or adapters, in device memory alone or with host
-memory and a disk beside it, each as the planner places it (estimate/choose.h): its memory, the estimated time of a step,
-the longest sequence. One is recommended, with the command line that names all that was chosen. Without a model: the
-longest sequence of each preset.
+What can be trained on a machine, for people who choose one: all weights or adapters, on the device alone, with host
+memory, with a disk. Each has the planner's places (estimate/choose.h), memory, the estimated time of a step and the
+longest sequence. One is recommended, with a command line that names every choice. Without a model: the longest sequence
+of each preset.
 */
-#ifndef LLMC_VERB_PLAN_WAYS_H
-#define LLMC_VERB_PLAN_WAYS_H
+#ifndef LLMC_RECOMMENDATIONS_H
+#define LLMC_RECOMMENDATIONS_H
 #include "llmc/cli/report.h"
 
-#define WAY_RANK "16" // of adapters, unless --lora-rank says another
+#define RECOMMENDED_RANK "16" // of adapters, unless --lora-rank says another
 
 typedef struct {
     size_t longest;      // tokens
     Place uses;          // and the places before it
-    int fits;            // the planned length; else what follows is empty
+    int fits;            // the planned length; if not, what follows is empty
     Candidate candidate; // the fastest that fits
     RunSettings settings;
     size_t bytes[PLACES];
     Estimate estimate; // of a step
-} WayRow;
+} Recommendation;
 
 // All weights, or adapters
 typedef struct {
     Options options;
     Run run; // its model is the planned run's
     StepShape step;
-    WayRow row[PLACES];
+    Recommendation row[PLACES];
     size_t rows;
 } Trained;
 
 typedef struct {
     Trained trained[2];
     size_t count;
-    const Trained *best; // the recommended way, and its row; NULL: none fits
-    const WayRow *best_row;
-} TrainingWays; // its members point into each other
+    const Trained *best; // recommended, and its row; NULL: none fits
+    const Recommendation *best_row;
+} Recommendations; // members point into each other
 
-// ---- making them ----------------------------------------------------------------------------------------------------
+// ---- making them ---------------------------------------------------------------------------------------------------
 // Sets an option as if it had been typed.
 static void option_type(Options *o, const char *typed, const char *value) {
     char name[64];
@@ -51,8 +51,9 @@ static void option_type_size(Options *o, const char *typed, size_t value) {
     option_type(o, typed, text);
 }
 
-// Takes these settings where they fit, and are faster by 1 % than those of the row.
-static void way_take(const Trained *t, WayRow *row, const Search *search, const Batch *shape, RunSettings settings) {
+// Takes settings that fit and are faster by 1 % than the row's.
+static void recommendation_take(const Trained *t, Recommendation *row, const Search *search, const Batch *shape,
+                                RunSettings settings) {
     const Plan plan = plan_make(&settings, shape);
     const Estimate estimate = estimate_step(search->machine, &settings, shape, t->step);
     if (row->fits && (plan_pressure(&plan, &search->limits) > 1 || estimate.seconds > 0.99 * row->estimate.seconds))
@@ -61,14 +62,14 @@ static void way_take(const Trained *t, WayRow *row, const Search *search, const 
     plan_bytes(&plan, row->bytes);
 }
 
-// A row for the device, for host memory and for a disk, where it allows a faster step or a sequence that is longer by
-// 1 % than the one before.
-static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t limit) {
+// Adds a row for the device, for host memory and for a disk, if it allows a faster step or a sequence longer by 1 %
+// than the row before.
+static void trained_search(Trained *t, const Batch *shape, size_t documents, size_t limit) {
     const Search search = run_search(&t->run, limit);
     for (int uses = 0; uses < PLACES; uses++) {
-        const WayRow *before = t->rows ? &t->row[t->rows - 1] : NULL;
+        const Recommendation *before = t->rows ? &t->row[t->rows - 1] : NULL;
         Search within = search;
-        WayRow row = {0};
+        Recommendation row = {0};
         Choice *choices;
         size_t least;
         for (int kind = 0; kind < PLACED; kind++) within.places[kind] &= (2u << uses) - 1;
@@ -78,10 +79,10 @@ static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t
         if (count) row.candidate = all.candidate[choices[0].candidate];
         free(choices), free(all.candidate);
         if (count && run_take(&t->run, &within, shape, &row.candidate)) {
-            way_take(t, &row, &within, shape, t->run.settings);
+            recommendation_take(t, &row, &within, shape, t->run.settings);
             RunSettings defers = row.settings;
             defers.defers = 1;
-            if (!option_given(&t->options, "update")) way_take(t, &row, &within, shape, defers);
+            if (!option_given(&t->options, "update")) recommendation_take(t, &row, &within, shape, defers);
         }
         if (within.keep) within.keep = within.open.keep = 0; // nothing is longer with it
         row.longest = search_longest(&within, documents);
@@ -91,62 +92,62 @@ static void ways_search(Trained *t, const Batch *shape, size_t documents, size_t
     }
 }
 
-// Takes --lora-rank back, and what has no meaning without it.
+// Removes --lora-rank and the options that need it.
 static void options_untype_lora(Options *o) {
     o->lora_rank = 0, o->given[option_find("lora-rank")] = 0;
     for (size_t i = 0; i < OF_OPTIONS; i++)
         if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
 }
 
-// All weights are trained as they are decoded.
-static void way_decode(Trained *t) {
+// Decodes a base in 4 bits, to train all weights.
+static void trained_decode(Trained *t) {
     if (!t->run.settings.storage) return;
     t->run.settings.storage = NULL;
     option_type(&t->options, "base", "none");
     t->options.quantise_head = 0, t->options.given[option_find("quantise-head")] = 0;
 }
 
-// A run's copy that trains adapters, or all weights
-static void way_open(Trained *t, const Run *run, int lora) {
+// Copies a run to train adapters, or all weights.
+static void trained_open(Trained *t, const Run *run, int lora) {
     memset(t, 0, sizeof(*t));
     t->options = *run->options, t->run = *run, t->run.options = &t->options;
-    if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", WAY_RANK), run_open_lora(&t->run);
+    if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", RECOMMENDED_RANK), run_open_lora(&t->run);
     if (!lora && run->settings.lora) options_untype_lora(&t->options);
-    if (!lora) way_decode(t);
+    if (!lora) trained_decode(t);
     if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
     t->run.attention = attention_library(&t->run);
     t->run.settings.lora = lora ? &t->run.lora : NULL;
     t->run.settings.reference = computed_reference(&t->options, &t->run.settings.objective, t->run.settings.lora);
 }
 
-// All weights and adapters, or the adapters of --adapter alone. run: its settings still open; shape, documents: of a
-// rank's micro-batch; limit: of device memory; step: of a run, with `whole` as its micro-batch
-static void ways_make(TrainingWays *ways, const Run *run, const Batch *shape, size_t documents, size_t limit,
-                      StepShape (*step)(const Run *, SequenceBound), SequenceBound whole) {
+// Plans all weights and adapters, or the adapters of --adapter alone. run: not yet planned; shape, documents: of a
+// rank's micro-batch; limit: of device memory; step: of a run whose micro-batch is `whole`
+static void recommendations_make(Recommendations *all, const Run *run, const Batch *shape, size_t documents,
+                                 size_t limit, StepShape (*step)(const Run *, SequenceBound), SequenceBound whole) {
     const int adapters = run->settings.lora != NULL;
-    memset(ways, 0, sizeof(*ways));
+    memset(all, 0, sizeof(*all));
     for (int lora = run->options->adapter != NULL; lora < 2; lora++) {
-        Trained *t = &ways->trained[ways->count++];
-        way_open(t, run, lora);
+        Trained *t = &all->trained[all->count++];
+        trained_open(t, run, lora);
         t->step = step(&t->run, whole);
-        ways_search(t, shape, documents, limit);
+        trained_search(t, shape, documents, limit);
     }
-    for (size_t turn = 0; turn < ways->count && !ways->best; turn++) { // first what the options say
-        const Trained *t = &ways->trained[ways->count > 1 && adapters ? 1 - turn : turn];
+    for (size_t turn = 0; turn < all->count && !all->best; turn++) { // first what the options say
+        const Trained *t = &all->trained[all->count > 1 && adapters ? 1 - turn : turn];
         for (size_t k = 0; k < t->rows; k++)
-            if (t->row[k].fits && (!ways->best || t->row[k].estimate.seconds < 0.99 * ways->best_row->estimate.seconds))
-                ways->best = t, ways->best_row = &t->row[k];
+            if (t->row[k].fits && (!all->best || t->row[k].estimate.seconds < 0.99 * all->best_row->estimate.seconds))
+                all->best = t, all->best_row = &t->row[k];
     }
 }
 
-static void ways_free(TrainingWays *ways, const Run *run) {
-    for (size_t i = 0; i < ways->count && !run->settings.lora; i++)
-        if (ways->trained[i].run.settings.lora) lora_free(&ways->trained[i].run.lora);
+static void recommendations_free(Recommendations *all, const Run *run) {
+    for (size_t i = 0; i < all->count && !run->settings.lora; i++)
+        if (all->trained[i].run.settings.lora) lora_free(&all->trained[i].run.lora);
 }
 
-// ---- the command line -----------------------------------------------------------------------------------------------
-// The command line of a training run that names what the planner chose. The caller frees the text.
-static char *way_command(const Trained *t, const RunSettings *s) {
+// ---- the command line ----------------------------------------------------------------------------------------------
+// Returns the command line of a training run that names what the planner chose. The caller frees it.
+static char *recommendation_command(const Trained *t, const RunSettings *s) {
     Options o = t->options;
     char *text = NULL, *to;
     size_t length;
@@ -176,10 +177,10 @@ static char *way_command(const Trained *t, const RunSettings *s) {
     return text;
 }
 
-// ---- what is shown --------------------------------------------------------------------------------------------------
+// ---- printing them -------------------------------------------------------------------------------------------------
 static double in_gib(size_t bytes) { return (double)bytes / GIBIBYTE; }
 
-static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) {
+static void recommendation_print(FILE *out, const Trained *t, const Recommendation *row, int best) {
     const RunSettings *s = &row->settings;
     const Estimate *e = &row->estimate;
     char trained[16] = "full", inputs[16], optimizer[16];
@@ -206,31 +207,31 @@ static void way_print(FILE *out, const Trained *t, const WayRow *row, int best) 
             e->seconds, e->tokens_per_second, 100 * e->mfu, row->longest);
 }
 
-static void ways_print(FILE *out, const TrainingWays *ways, const Machine *m) {
+static void recommendations_print(FILE *out, const Recommendations *all, const Machine *m) {
     fprintf(out, "ways     to train with an %s, host memory and a disk; times are estimated, longest is --seq-len\n",
             m->gpu);
     fputs(
         "  trained  with    inputs    weights gradients optimizer kept   device   host   disk GiB s/step tokens/s   MFU"
         "    longest\n",
         out);
-    for (size_t i = 0; i < ways->count; i++) {
-        const Trained *t = &ways->trained[i];
-        for (size_t k = 0; k < t->rows; k++) way_print(out, t, &t->row[k], &t->row[k] == ways->best_row);
+    for (size_t i = 0; i < all->count; i++) {
+        const Trained *t = &all->trained[i];
+        for (size_t k = 0; k < t->rows; k++) recommendation_print(out, t, &t->row[k], &t->row[k] == all->best_row);
         if (!t->rows) fprintf(out, "  %-8s no length fits\n", t->run.settings.lora ? "LoRA" : "full");
     }
-    if (!ways->best) return;
-    char *command = way_command(ways->best, &ways->best_row->settings);
+    if (!all->best) return;
+    char *command = recommendation_command(all->best, &all->best_row->settings);
     fprintf(out, "train    * with --data, --out%s: %s\n",
-            ways->best_row->bytes[PLACE_DISK] && !ways->best->options.disk ? ", --disk" : "", command);
+            all->best_row->bytes[PLACE_DISK] && !all->best->options.disk ? ", --disk" : "", command);
     free(command);
 }
 
-static void ways_json(JsonOut *json, const TrainingWays *ways) {
+static void recommendations_json(JsonOut *json, const Recommendations *all) {
     json_array(json, "ways");
-    for (size_t i = 0; i < ways->count; i++)
-        for (size_t k = 0; k < ways->trained[i].rows; k++) {
-            const Trained *t = &ways->trained[i];
-            const WayRow *row = &t->row[k];
+    for (size_t i = 0; i < all->count; i++)
+        for (size_t k = 0; k < all->trained[i].rows; k++) {
+            const Trained *t = &all->trained[i];
+            const Recommendation *row = &t->row[k];
             const RunSettings *s = &row->settings;
             json_object(json, NULL);
             json_text(json, "trained", t->run.settings.lora ? "lora" : "full");
@@ -239,9 +240,9 @@ static void ways_json(JsonOut *json, const TrainingWays *ways) {
             json_text(json, "with", place_names[row->uses]);
             json_size(json, "max_seq_len", row->longest);
             json_bool(json, "fits", row->fits);
-            json_bool(json, "recommended", row == ways->best_row);
+            json_bool(json, "recommended", row == all->best_row);
             if (row->fits) {
-                char *command = way_command(t, s);
+                char *command = recommendation_command(t, s);
                 json_object(json, "placed");
                 for (int kind = 0; kind < PLACED; kind++)
                     if (is_placed(s, kind)) json_text(json, placed_names[kind], place_names[s->place[kind]]);
@@ -265,7 +266,7 @@ static void ways_json(JsonOut *json, const TrainingWays *ways) {
 }
 
 // ---- without a model -----------------------------------------------------------------------------------------------
-// The longest sequence of each preset on a machine, all weights and adapters
+// Prints each preset's longest sequence on a machine, of all weights and of adapters.
 static int plan_presets(const Options *options, const Machine *m, size_t limit) {
     JsonOut json = json_open(stdout);
     if (options->json) {
@@ -276,7 +277,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
     } else {
         machine_print(stdout, m);
         printf("presets  longest sequence on an %s, in tokens\n%-20s %12s %12s %16s\n", m->gpu, "  --init",
-               "parameters", "all weights", "LoRA of rank " WAY_RANK);
+               "parameters", "all weights", "LoRA of rank " RECOMMENDED_RANK);
     }
     for (size_t i = 0; i < PRESETS; i++) {
         Options o = *options;
@@ -287,7 +288,7 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         if (!o.inputs_every) option_type(&o, "inputs-every", "1"); // sparser ones are for those who ask
         run_open(&run, &o, NULL);
         for (int lora = 0; lora < 2; lora++) {
-            way_open(&trained, &run, lora);
+            trained_open(&trained, &run, lora);
             longest[lora] = run_longest(&trained.run, o.batch * sample_documents(&o), limit);
             if (lora && !run.settings.lora) lora_free(&trained.run.lora);
         }
