@@ -125,7 +125,6 @@ typedef struct {
     size_t candidate; // its index
     RunSettings settings;
     size_t bytes[PLACES]; // of a rank
-    Moved moved;          // Plan.moved
     double seconds;       // of a step, estimated
     double on_device;     // if nothing moved between places, and no input was computed again
 } Choice;
@@ -162,21 +161,17 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         const RunSettings *s = &choice->settings;
         const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
         PassWork *work = &works[again];
-
-        // 1. What takes longer than the best, or does not fit by what it holds alone
+        // 1. Leave out what takes longer than the best, or does not fit by what it holds alone.
         if (has_work[again] && step_seconds(m, s, work, &still, search->sequences) > best) continue;
         const double held = held_pressure(s, shape, &search->limits);
         if (held > 1 && held >= lowest) continue;
-
-        // 2. Its bytes and transfers
+        // 2. Count bytes and transfers.
         const Plan plan = plan_make(s, shape);
         const double pressure = plan_pressure(&plan, &search->limits);
         if (pressure < lowest) lowest = pressure, *least = i;
         if (pressure > 1) continue;
-        choice->moved = plan.moved;
         plan_bytes(&plan, choice->bytes);
-
-        // 3. Its seconds
+        // 3. Estimate seconds. Candidates that differ in places share their work.
         RunSettings device = *s;
         device.inputs_every = 1;
         for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
@@ -184,7 +179,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         if (!has_work[again]) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
         has_base = has_work[again] = 1;
         if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
-        choice->seconds = step_seconds(m, s, work, &choice->moved, search->sequences);
+        choice->seconds = step_seconds(m, s, work, &plan.moved, search->sequences);
         choice->on_device = step_seconds(m, s, &base, &still, search->sequences);
         if (choice->seconds < best) best = choice->seconds, best_on_device = choice->on_device;
         count++;

@@ -83,13 +83,15 @@ static void run_configure(StreamBP *s, const RunSettings *settings, const Ops *o
     s->host_tokens = largest->N, s->host_documents = largest->documents;
 }
 
-// Pushes weights, adapters, the reference's weights and gradients.
-static void push_weights(Residency *memory, const RunSettings *settings) {
+// Pushes what is trained and kept. Adapters, and the reference's, lie where the weights do.
+static void push_trained(Residency *memory, OptimizerState *state, const RunSettings *settings) {
     const Model *table = stored_table(memory), *trained = trained_table(memory);
     const Sharding sharding = sharding_of(settings->world, ZERO_WEIGHTS);
-    const Sharding gradients = sharding_of(settings->world, ZERO_GRADIENTS);
+    const Sharding updated = sharding_of(settings->world, ZERO_OPTIMIZER);
     const size_t own = sharding_elements(trained, sharding), stored = dtype_size(settings->model->dtype);
-    Arena *const weights = memory_of(memory, PLACED_WEIGHTS); // adapters, and the reference's, lie there, too
+    const size_t gradients = sharding_elements(trained, sharding_of(settings->world, ZERO_GRADIENTS));
+    const size_t n = sharding_elements(trained, updated), moment = dtype_size(settings->moment_type);
+    Arena *const weights = memory_of(memory, PLACED_WEIGHTS), *const moments = memory_of(memory, PLACED_OPTIMIZER);
     Arena *const reference = settings->lora ? weights : memory_of(memory, PLACED_REFERENCE);
     memory->weights = (char *)arena_push(weights, SHARE_WEIGHTS, "weights", sharding_elements(table, sharding),
                                          dtype_size(table->dtype));
@@ -97,49 +99,35 @@ static void push_weights(Residency *memory, const RunSettings *settings) {
     if (settings->reference == REFERENCE_START)
         memory->reference = (char *)arena_push(reference, SHARE_WEIGHTS, "weights of the reference", own, stored);
     if (settings->backward)
-        memory->gradients =
-            (char *)arena_push(memory_of(memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
-                               sharding_elements(trained, gradients), dtype_size(settings->gradient_type));
-}
-
-// Pushes moments, their scales and master weights.
-static void push_moments(OptimizerState *state, const Residency *memory, const RunSettings *settings) {
-    const Model *trained = trained_table(memory);
-    const Sharding sharding = sharding_of(settings->world, ZERO_OPTIMIZER);
-    const size_t n = sharding_elements(trained, sharding), size = dtype_size(settings->moment_type);
-    Arena *const moments = memory_of(memory, PLACED_OPTIMIZER);
+        memory->gradients = (char *)arena_push(memory_of(memory, PLACED_GRADIENTS), SHARE_GRADIENTS, "gradients",
+                                               gradients, dtype_size(settings->gradient_type));
+    if (!settings->optimizer) return;
     state->moment_type = settings->moment_type;
-    state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, size);
-    state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, size);
-    if (settings->moment_type == DTYPE_INT8) {
-        const size_t floats = moment_floats_all(trained, sharding);
-        state->m_scales =
-            (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of first moments", floats, sizeof(float));
-        state->v_scales =
-            (float *)arena_push(moments, SHARE_OPTIMIZER, "scales of second moments", floats, sizeof(float));
-    }
+    state->m = arena_push(moments, SHARE_OPTIMIZER, "first moments", n, moment);
+    state->v = arena_push(moments, SHARE_OPTIMIZER, "second moments", n, moment);
+    for (int second = 0; second < 2 && settings->moment_type == DTYPE_INT8; second++)
+        *(second ? &state->v_scales : &state->m_scales) = (float *)arena_push(
+            moments, SHARE_OPTIMIZER, second ? "scales of second moments" : "scales of first moments",
+            moment_floats_all(trained, updated), sizeof(float));
     if (settings->master)
         state->master = (float *)arena_push(moments, SHARE_OPTIMIZER, "master weights", n, sizeof(float));
 }
 
 // Allocates values per token on the host, and computes rotary frequencies.
 static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
-    const Model *model = settings->model;
-    const size_t sum = dtype_size(dtype_of_sums(model->dtype)), rotary = rotary_width(&model->config) / 2;
+    const Config *config = &settings->model->config;
+    const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
+    const size_t rotary = rotary_width(config) / 2, parameters = trained_table(&s->memory)->parameter_count;
     if (settings->backward)
-        s->memory.squares = (double *)checked_calloc(trained_table(&s->memory)->parameter_count, sizeof(double),
-                                                     "squares of gradients");
+        s->memory.squares = (double *)checked_calloc(parameters, sizeof(double), "squares of gradients");
     s->host_sums = checked_calloc(N, sum, "values per token");
     if (s->method == METHOD_SPACO) s->sparse.drawn = (uint8_t *)checked_calloc(N / s->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->objective)) s->host_entropy = checked_calloc(N, sum, "entropies");
-    if (world_sp(settings->world) > 1) {
-        const size_t S = world_sp(settings->world), most = sequence_share_max(N, S);
-        s->host_gathered = checked_calloc((S + 1) * most, sum, "gathered values");
-    }
-    if (!shapes_of(model).rotary) return;
+    if (S > 1) s->host_gathered = checked_calloc((S + 1) * sequence_share_max(N, S), sum, "gathered values");
+    if (!shapes_of(settings->model).rotary) return;
     float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
     for (int kind = 0; kind < 2 && s->inverse_frequency[kind]; kind++) {
-        rope_frequencies(&model->config, kind, frequency);
+        rope_frequencies(config, kind, frequency);
         s->ops->copy_in(s->inverse_frequency[kind], frequency, rotary * sizeof(float));
     }
     free(frequency);
@@ -155,8 +143,7 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
     memset(state, 0, sizeof(*state));
     run_configure(s, settings, ops, arena, largest);
     ops->attention_choose(settings->attention);
-    push_weights(&s->memory, settings);
-    if (settings->optimizer) push_moments(state, &s->memory, settings);
+    push_trained(&s->memory, state, settings);
     for (int kind = 0; kind < kinds; kind++)
         s->inverse_frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
@@ -167,11 +154,8 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
 }
 
 static void run_end(StreamBP *s) {
-    free(s->span), free(s->memory.squares);
-    free(s->host_sums);
-    free(s->host_entropy);
-    free(s->host_gathered);
-    free(s->sparse.drawn);
+    free(s->span), free(s->memory.squares), free(s->sparse.drawn);
+    free(s->host_sums), free(s->host_entropy), free(s->host_gathered);
 }
 
 typedef struct {
@@ -298,13 +282,10 @@ static Traffic plan_traffic(const RunSettings *settings, const Batch *batch, siz
 }
 
 // ---- what fits -----------------------------------------------------------------------------------------------------
-// Ops.host_available; NULL: no limit
-typedef size_t (*HostAvailable)(size_t planned);
-
 // Limits of a rank; SIZE_MAX: none
 typedef struct {
     size_t bytes[PLACES];
-    HostAvailable host;
+    size_t (*host)(size_t planned); // Ops.host_available; NULL: no limit
 } Limits;
 
 static Limits device_limit(size_t bytes) {
@@ -349,11 +330,6 @@ static double held_pressure(const RunSettings *settings, const Batch *batch, con
 #define PLAN_LONGEST ((size_t)1 << 36) // tokens of all documents
 #define LONGEST_SEQ  ((size_t)1 << 30) // tokens of one: positions are int32
 
-static size_t plan_longest_seq_len(const Model *model) {
-    const Config *config = &model->config;
-    return config->family->learned_positions ? min_size(config->max_position_embeddings, LONGEST_SEQ) : LONGEST_SEQ;
-}
-
 static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const Limits *limits) {
     for (size_t b = 0; b <= batch->documents; b++) batch->document_start[b] = b * T;
     batch->N = batch->documents * T;
@@ -366,17 +342,16 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, const 
 // position table and the range of --seq-len.
 static size_t plan_longest(const RunSettings *settings, size_t B, size_t least, const Limits *limits) {
     size_t *start = (size_t *)checked_calloc(B + 1, sizeof(size_t), "the documents of a plan");
-    size_t low = least, high = least + 1, end = 1 + plan_longest_seq_len(settings->model);
+    const Config *config = &settings->model->config;
+    const size_t positions = config->family->learned_positions ? config->max_position_embeddings : LONGEST_SEQ;
+    size_t low = least, high = least + 1, end = 1 + min_size(positions, LONGEST_SEQ);
     Batch batch = {0};
     batch.documents = B, batch.document_start = start;
     while (high < end && plan_fits(settings, &batch, high, limits)) low = high, high *= 2;
     high = min_size(high, end);
     while (high - low > 1) { // low fits (or is `least`), high does not
-        size_t middle = low + (high - low) / 2;
-        if (plan_fits(settings, &batch, middle, limits))
-            low = middle;
-        else
-            high = middle;
+        const size_t middle = low + (high - low) / 2;
+        *(plan_fits(settings, &batch, middle, limits) ? &low : &high) = middle;
     }
     free(start);
     return low > least ? low : 0;

@@ -99,21 +99,17 @@ static void options_untype_lora(Options *o) {
         if (!strcmp(of_options[i].needs, "lora-rank")) o->given[option_find(of_options[i].option)] = 0;
 }
 
-// Decodes a base in 4 bits, to train all weights.
-static void trained_decode(Trained *t) {
-    if (!t->run.settings.storage) return;
-    t->run.settings.storage = NULL;
-    option_type(&t->options, "base", "none");
-    t->options.quantise_head = 0, t->options.given[option_find("quantise-head")] = 0;
-}
-
 // Copies a run to train adapters, or all weights.
 static void trained_open(Trained *t, const Run *run, int lora) {
     memset(t, 0, sizeof(*t));
     t->options = *run->options, t->run = *run, t->run.options = &t->options;
     if (lora && !run->settings.lora) option_type(&t->options, "lora-rank", RECOMMENDED_RANK), run_open_lora(&t->run);
     if (!lora && run->settings.lora) options_untype_lora(&t->options);
-    if (!lora) trained_decode(t);
+    if (!lora && run->settings.storage) { // trains what it decodes
+        t->run.settings.storage = NULL;
+        option_type(&t->options, "base", "none");
+        t->options.quantise_head = 0, t->options.given[option_find("quantise-head")] = 0;
+    }
     if (!option_given(run->options, "keep")) option_type(&t->options, "keep", "auto");
     t->run.attention = attention_library(&t->run);
     t->run.settings.lora = lora ? &t->run.lora : NULL;
@@ -178,8 +174,6 @@ static char *recommendation_command(const Trained *t, const RunSettings *s) {
 }
 
 // ---- printing them -------------------------------------------------------------------------------------------------
-static double in_gib(size_t bytes) { return (double)bytes / GIBIBYTE; }
-
 static void recommendation_print(FILE *out, const Trained *t, const Recommendation *row, int best) {
     const RunSettings *s = &row->settings;
     const Estimate *e = &row->estimate;
@@ -199,8 +193,8 @@ static void recommendation_print(FILE *out, const Trained *t, const Recommendati
     snprintf(optimizer, sizeof(optimizer), "%s%s", place_names[s->place[PLACED_OPTIMIZER]], s->defers ? "/fwd" : "");
     fprintf(out, "  %-9s %-7s %-9s %-9s %-6s %6.1f %6.1f %6.1f %*.*f %8.0f %3.0f %% %10zu\n", inputs,
             place_names[s->place[PLACED_WEIGHTS]], place_names[s->place[PLACED_GRADIENTS]], optimizer,
-            s->keep ? place_names[s->place[PLACED_KEPT]] : "-", in_gib(row->bytes[PLACE_DEVICE]),
-            in_gib(row->bytes[PLACE_HOST]), in_gib(row->bytes[PLACE_DISK]), 8,
+            s->keep ? place_names[s->place[PLACED_KEPT]] : "-", (double)row->bytes[PLACE_DEVICE] / GIBIBYTE,
+            (double)row->bytes[PLACE_HOST] / GIBIBYTE, (double)row->bytes[PLACE_DISK] / GIBIBYTE, 8,
             e->seconds < 1     ? 4
             : e->seconds < 100 ? 2
                                : 0,
