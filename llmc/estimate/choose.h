@@ -1,17 +1,15 @@
 /*
-The planner's choices: where layer inputs, weights, gradients, optimizer state and kept attention lie, how many layer
-inputs are kept, whether attention's outputs are, whether ranks gather keys and values or pass them around, and with
---method auto whether layers or chunks come first.
+The planner's choices among all that is not named: places, --inputs-every, --keep, --kv and, with --method auto, stream
+or seco.
 
-    Search           what is named, what is open, and the limits of a rank
-    candidates_make  all combinations of the values in the table of dimensions that are open and make sense
+    candidates_make  all combinations of the open values in the table of dimensions that make sense
     search_choices   the candidates that fit, fastest first
     choices_thin     of these, each that takes less of some place than all faster ones
     search_longest   the longest sequence that some candidate fits
 
-A candidate's dry run (plan.h) gives its bytes and transfers, the machine's rates its seconds (estimate.h). Candidates
-whose work alone takes longer than the best choice so far are left out before it. Rates come from the table and never
-from a clock: the same limits give the same choice.
+A candidate's dry run (plan.h) gives its bytes and transfers, the machine's rates its seconds (estimate.h), and never a
+clock: the same limits give the same choice. Two bounds spare most dry runs: work without transfers, and what a run holds
+outside its passes.
 */
 #ifndef LLMC_CHOOSE_H
 #define LLMC_CHOOSE_H
@@ -40,28 +38,24 @@ typedef struct {
     size_t count;
 } Candidates;
 
-enum { VALUES = 6 };
-
-// Candidates come in lexicographic order of these rows, those that differ in places alone one after the other.
+// Candidates come in lexicographic order of these rows; places are last, since work does not depend on them. A new
+// dimension is a row, a field of Candidate, a flag of Search and an assignment in candidate_settings.
 static const struct {
     size_t field, open; // of Candidate; of Search: not 0 if these values are open beside what is named
-    int value[VALUES];
+    int value[6];
 } dimensions[] = {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
     {offsetof(Candidate, method), offsetof(Search, method), {METHOD_SECO}},
     {offsetof(Candidate, keep), offsetof(Search, keep), {1}},
     {offsetof(Candidate, inputs_every), offsetof(Search, every), {2, 3, 4, 6, 8, 12}},
-#define DIMENSION(kind)                                                                                                \
-    {                                                                                                                  \
-        offsetof(Candidate, place[kind]), offsetof(Search, places[kind]), { PLACE_HOST, PLACE_DISK }                   \
-    }
-    DIMENSION(PLACED_REFERENCE),
-    DIMENSION(PLACED_KEPT),
-    DIMENSION(PLACED_OPTIMIZER),
-    DIMENSION(PLACED_GRADIENTS),
-    DIMENSION(PLACED_WEIGHTS),
-    DIMENSION(PLACED_INPUTS),
-#undef DIMENSION
+#define OF_PLACE(kind) offsetof(Candidate, place[kind]), offsetof(Search, places[kind])
+    {OF_PLACE(PLACED_REFERENCE), {PLACE_HOST, PLACE_DISK}},
+    {OF_PLACE(PLACED_KEPT), {PLACE_HOST, PLACE_DISK}},
+    {OF_PLACE(PLACED_OPTIMIZER), {PLACE_HOST, PLACE_DISK}},
+    {OF_PLACE(PLACED_GRADIENTS), {PLACE_HOST, PLACE_DISK}},
+    {OF_PLACE(PLACED_WEIGHTS), {PLACE_HOST, PLACE_DISK}},
+    {OF_PLACE(PLACED_INPUTS), {PLACE_HOST, PLACE_DISK}},
+#undef OF_PLACE
 };
 
 // Whether tensors of this kind exist.
@@ -103,13 +97,14 @@ static Candidates candidates_make(const Search *search) {
     Candidates all = {(Candidate *)checked_calloc(1, sizeof(Candidate), "candidates of a plan"), 1};
     *all.candidate = named;
     for (size_t d = 0; d < sizeof(dimensions) / sizeof(dimensions[0]); d++) {
-        Candidates next = {(Candidate *)checked_calloc((1 + VALUES) * all.count, sizeof(named), "candidates of a plan"),
+        const size_t values = sizeof(dimensions[d].value) / sizeof(int);
+        Candidates next = {(Candidate *)checked_calloc((1 + values) * all.count, sizeof(named), "candidates of a plan"),
                            0};
         int is_open;
         memcpy(&is_open, (const char *)search + dimensions[d].open, sizeof(int));
         for (size_t i = 0; i < all.count; i++) {
             Candidate c = next.candidate[next.count++] = all.candidate[i];
-            for (size_t v = 0; is_open && v < VALUES && dimensions[d].value[v]; v++) {
+            for (size_t v = 0; is_open && v < values && dimensions[d].value[v]; v++) {
                 memcpy((char *)&c + dimensions[d].field, &dimensions[d].value[v], sizeof(int));
                 if (candidate_is_open(search, &c)) next.candidate[next.count++] = c;
             }
