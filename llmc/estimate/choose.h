@@ -14,6 +14,7 @@ outside its passes.
 #ifndef LLMC_CHOOSE_H
 #define LLMC_CHOOSE_H
 #include "estimate.h"
+#include "llmc/plan/flops.h"
 #include <stddef.h>
 
 typedef struct {
@@ -132,6 +133,14 @@ static int choice_compare(const void *left, const void *right) {
     return a->candidate < b->candidate ? -1 : a->candidate > b->candidate;
 }
 
+// Returns a lower bound of the work of a candidate with sparser inputs than `base`.
+static PassWork sparse_work(const Machine *m, const RunSettings *s, const Batch *shape, const PassWork *base) {
+    PassWork work = *base;
+    work.counts.flops += flops_restored(s, shape);
+    work.backward = work_seconds(m, work.counts) - work.forward;
+    return work;
+}
+
 // Finds the candidates that fit, fastest first, for micro-batches of `shape`; the caller frees them. least: out, the
 // candidate nearest to fitting
 static size_t search_choices(const Search *search, const Candidates *all, const Batch *shape, Choice **choices,
@@ -140,7 +149,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     const Machine *m = search->machine;
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork base = {0}, works[2]; // base: all on the device, every input kept; without tokens there is only generation
+    PassWork none = {{0}}, base = none, works[2] = {none, none}; // base: all on the device, every input kept
     int has_base = 0, has_work[2] = {0, 0};
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
@@ -149,6 +158,8 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         if (i && memcmp(c, c - 1, offsetof(Candidate, place)) != 0) { // else its work is the same, but for `again`
             if (search->ring && c->ring && best <= 1.001 * best_on_device) break; // gathering waits for nothing
             has_base = has_base && !memcmp(c, c - 1, offsetof(Candidate, inputs_every));
+            const RunSettings s = candidate_settings(search, c);
+            works[0] = works[1] = has_base && shape->N ? sparse_work(m, &s, shape, &base) : none; // lower bounds
             has_work[0] = has_work[1] = 0;
         }
         Choice *choice = &(*choices)[count];
@@ -157,7 +168,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         const int again = s->inputs_every > 1 && s->keep && s->place[PLACED_KEPT] > PLACE_DEVICE; // (inputs.h)
         PassWork *work = &works[again];
         // 1. Leave out what takes longer than the best, or does not fit by what it holds alone.
-        if (has_work[again] && step_seconds(m, s, work, &still, search->sequences) > best) continue;
+        if (step_seconds(m, s, work, &still, search->sequences) > best) continue;
         const double held = held_pressure(s, shape, &search->limits);
         if (held > 1 && held >= lowest) continue;
         // 2. Count bytes and transfers.
@@ -170,7 +181,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
         RunSettings device = *s;
         device.inputs_every = 1;
         for (int kind = 0; kind < PLACED; kind++) device.place[kind] = PLACE_DEVICE;
-        if (!has_base && shape->N) base = pass_work(m, &device, shape);
+        if (!has_base) base = shape->N ? pass_work(m, &device, shape) : none; // without tokens there is only generation
         if (!has_work[again]) *work = s->inputs_every > 1 && shape->N ? pass_work(m, s, shape) : base;
         has_base = has_work[again] = 1;
         if (step_seconds(m, s, work, &still, search->sequences) > best) continue;

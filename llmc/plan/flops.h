@@ -102,6 +102,16 @@ static PassSize pass_size(const RunSettings *settings, const Batch *batch) {
     return size;
 }
 
+// Counts the products of the layers whose inputs are restored, once more forward.
+static double flops_restored(const RunSettings *settings, const Batch *batch) {
+    const PassSize size = pass_size(settings, batch);
+    double flops = 0;
+    for (int linear = 0; linear < 2; linear++)
+        flops += size.layers_again[linear] *
+                 product_flops(settings->model, settings->lora, linear, Q_WEIGHT, DOWN_WEIGHT).forward;
+    return size.tokens * flops;
+}
+
 // Counts linear attention's extra FLOPs of a shared sequence (scan.h), forward or backward.
 static double flops_scan(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const Model *model = settings->model;
