@@ -1,7 +1,7 @@
 /*
 Element types. A tensor in memory is a run of elements of one DType; which DType weights and activations have
-("floatX") is a property of the op set that was linked, and of the model when only a plan is made.
-Files may hold more types than we compute in (fp16): those are converted while reading. int8 stands for bytes of codes.
+("floatX") depends on the op set that was linked; for a plan alone, on the model.
+Files may hold fp16, which is converted while reading. int8 marks bytes of codes.
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
@@ -11,7 +11,7 @@ Files may hold more types than we compute in (fp16): those are converted while r
 #include <string.h>
 
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP64, DTYPE_FP16, DTYPE_INT8, DTYPE_COUNT } DType;
-enum { DTYPE_FLOATS = DTYPE_INT8 }; // the types before it are of numbers
+enum { DTYPE_FLOATS = DTYPE_INT8 }; // the types before it are numbers
 
 static size_t dtype_size(DType type) {
     return type == DTYPE_FP64 ? 8 : type == DTYPE_FP32 ? 4 : type == DTYPE_INT8 ? 1 : 2;
@@ -22,7 +22,7 @@ static const char *dtype_name(DType type) {
     return type < DTYPE_COUNT ? names[type] : "unknown";
 }
 
-// The type in which sums that cross tokens are kept beside tensors of `type`: fp32, or double in the double build.
+// Returns the type for sums over tokens beside tensors of `type`: fp32, or double in the double build.
 static DType dtype_of_sums(DType type) { return type == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32; }
 
 static float bf16_to_float(uint16_t bits) {
@@ -32,7 +32,7 @@ static float bf16_to_float(uint16_t bits) {
     return value;
 }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 static uint16_t float_to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
@@ -40,7 +40,7 @@ static uint16_t float_to_bf16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded); // no branch: vectorises
 }
 
-// A constant as transformers has it: in the type of the model.
+// Rounds a constant to the model's type, as transformers does.
 static double rounded_to(DType type, double value) {
     if (type == DTYPE_FP64) return value;
     return type == DTYPE_BF16 ? (double)bf16_to_float(float_to_bf16((float)value)) : (double)(float)value;
@@ -59,7 +59,7 @@ static float fp16_to_float(uint16_t bits) {
     return value;
 }
 
-// Element i of a run of elements in host memory.
+// Returns element i of a run in host memory.
 static double element_to_double(const void *elements, DType type, size_t i) {
     switch (type) {
     case DTYPE_FP64: return ((const double *)elements)[i];
@@ -69,8 +69,8 @@ static double element_to_double(const void *elements, DType type, size_t i) {
     }
 }
 
-// The first of count elements that is NaN or infinite, or count: the bits of its exponent, all within the upper two
-// bytes of any type, are ones.
+// Returns the index of the first NaN or infinity, or count. All bits of its exponent are ones; in every type these lie
+// in the upper two bytes.
 static size_t elements_find_bad(const void *elements, DType type, size_t count) {
     const uint16_t ones = type == DTYPE_FP64 ? 0x7ff0 : type == DTYPE_FP16 ? 0x7c00 : 0x7f80;
     const size_t stride = dtype_size(type) / 2;
@@ -81,8 +81,8 @@ static size_t elements_find_bad(const void *elements, DType type, size_t count) 
 }
 
 /*
-Conversion between element types, on the host and for files: every pair of types but into fp16, which is read only. Each
-value is rounded to nearest, ties to even. Conversion in device memory is an op (ops.h).
+Conversion between element types, on the host and for files: every pair of types, except into fp16. Values are rounded
+to nearest, ties to even. Conversion in device memory is an op (ops.h).
 */
 static void elements_to_float(float *out, const void *in, DType type, size_t count) {
     if (type == DTYPE_FP32)
@@ -106,7 +106,7 @@ static void elements_from_float(void *out, DType type, const float *in, size_t c
     }
 }
 
-// Every conversion passes through fp32, which holds all of fp16 and bf16.
+// Converts through fp32, which holds all of fp16 and bf16.
 static void elements_convert(void *out, DType as, const void *in, DType type, size_t count) {
     float block[1024];
     if (as == type)

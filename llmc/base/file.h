@@ -1,8 +1,7 @@
 /*
-Paths and input. Files are opened by file_open, and are regular files: nothing waits for a pipe or a device. An
-InputFile is of known size, opened once and read at any offset with pread. It is not mapped: the pages of a mapped file
-would count as this process's memory. Every failure ends the program with one line
-that names the file, the offset and the size. Output is in output.h.
+Paths and input. file_open opens regular files only: nothing waits for a pipe or a device. An InputFile has a known size
+and is read at any offset with pread. It is not mapped: mapped pages would count as this process's memory. Every failure
+ends the program with one line that names the file, the offset and the size. Output is in output.h.
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -20,7 +19,7 @@ static int same_file(const struct stat *a, const struct stat *b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-// `path` names the file that is open as fd.
+// Tells whether `path` names the file that is open as fd.
 static int path_is_file(const char *path, int fd) {
     struct stat named, opened;
     return !stat(path, &named) && !fstat(fd, &opened) && same_file(&named, &opened);
@@ -36,14 +35,14 @@ static int path_is_directory(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-// The folder that `path` is in.
+// Copies the folder that contains `path` to `above`.
 static void folder_above(char above[PATH_MAX], const char *path) {
     const char *slash = strrchr(path, '/');
     snprintf(above, PATH_MAX, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (!*above) snprintf(above, PATH_MAX, "/");
 }
 
-// A name that was created, renamed or removed survives a power failure after this.
+// Syncs the folder of `path`, so that a name created, renamed or removed there survives a power failure.
 static void sync_folder_of(const char *path) {
     char above[PATH_MAX];
     folder_above(above, path);
@@ -59,8 +58,8 @@ static void path_join(char path[PATH_MAX], const char *directory, const char *na
 }
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-// Opens a regular file; -1: file_fault says why not. A pipe is not waited for. What is written in a place that others
-// may write to takes O_NOFOLLOW: a symbolic link is refused there.
+// Opens a regular file; -1: file_fault says why not. Never waits for a pipe. Pass O_NOFOLLOW to write in a folder that
+// others may write to: it refuses a symbolic link.
 static int file_open(const char *path, int flags) {
     struct stat status;
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
@@ -127,11 +126,11 @@ static int file_begins_with(const char *path, const char *magic) {
     return !strcmp(begin, magic);
 }
 
-// A whole text file of at most `limit` bytes, with a zero behind it; the caller frees it.
+// Reads a whole text file of at most `limit` bytes and ends it with a zero; the caller frees it.
 static char *input_read_text(const char *path, size_t limit, size_t *length) {
     InputFile file = input_open(path);
     if (file.bytes > limit)
-        die("%s: has %llu bytes, more than the %zu such a file may have", path, (unsigned long long)file.bytes, limit);
+        die("%s: has %llu bytes; such a file may have at most %zu", path, (unsigned long long)file.bytes, limit);
     *length = (size_t)file.bytes;
     char *text = (char *)checked_malloc(*length + 1, path);
     input_read(&file, 0, text, *length);
@@ -143,7 +142,7 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
 // ---- other files ----------------------------------------------------------------------------------------------------
 #define FILE_KIND_TEXT "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
 
-// Kinds of files, by their first bytes, and where these belong; a text in a command that takes its path.
+// Kinds of files by their first bytes, and which option takes them. A text: the command that makes shards of it.
 static const struct {
     const char *magic;
     size_t bytes;
@@ -165,7 +164,7 @@ static const struct {
                   {"\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it"},
                   {"PK\3\4", 4, "a zip archive (as PyTorch's .bin and .pt are)", "unpack it, or take safetensors"}};
 
-// Ends the program where the file is of another kind than `wanted`, and of one that is known.
+// Ends the program if the file is of a known kind other than `wanted`.
 static void file_refuse_kind(const char *path, const char *wanted) {
     unsigned char begin[512] = {0};
     InputFile file = input_open(path);
@@ -188,7 +187,7 @@ static void file_refuse_kind(const char *path, const char *wanted) {
     if (name) die("%s: is %s, not %s; %s%s", path, name, wanted, advice, strcmp(advice, FILE_KIND_TEXT) ? "" : path);
 }
 
-// The rest of a FILE, of at most `limit` bytes, with a zero behind it; the caller frees it.
+// Reads the rest of a FILE, at most `limit` bytes, and ends it with a zero; the caller frees it.
 static char *stream_read_text(FILE *stream, const char *name, size_t limit, size_t *length) {
     size_t capacity = 65536, got;
     char *text = (char *)checked_malloc(capacity, name);

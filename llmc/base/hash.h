@@ -1,9 +1,8 @@
 /*
-Checksums and hashes. They find damage and chance equality, not intent.
+Checksums and hashes. They detect damage, not forgery.
 
     crc32_of        crc32 of zlib, PNG and Ethernet: polynomial 0xEDB88320 over reflected bits. Shards, tokenizer files
-                    and log-probabilities. It goes on where it ended: crc32_of(crc32_of(0, a, n), b, m) is that of a,
-                    then b.
+                    and log-probabilities. It can be continued: crc32_of(crc32_of(0, a, n), b, m) is that of a, then b.
     Checksum        64 bits, for files too large for crc32, and as a key of models and data. Any number of writers add
                     bytes in any order and cut.
     fnv1a           64 bits, for hash tables and small headers
@@ -14,9 +13,9 @@ Checksums and hashes. They find damage and chance equality, not intent.
 #include "utils.h"
 
 // ---- crc32: eight bytes at a time by eight tables ("slicing by 8") --------------------------------------------------
-static uint32_t crc32_table[8][256]; // [k][byte]: crc of the byte and k zeros behind it
+static uint32_t crc32_table[8][256]; // [k][byte]: crc of the byte followed by k zeros
 
-// Makes the tables. To be called before there are threads that check anything.
+// Fills the tables. Call before any thread computes a checksum.
 static void crc32_prepare(void) {
     if (crc32_table[0][1]) return;
     for (uint32_t i = 0; i < 256; i++) {
@@ -58,10 +57,9 @@ Sums over all bytes, each with its offset in the whole, so that order and cuts d
 
     sum[s] = sum over blocks b of scale_s(b) * sum over i of key_s(i) * w(b, i)  mod 2^64,  s = 0, 1
 
-with odd keys of 32 bits and odd scales of 64, both random. A word is the sum of its bytes, each at its offset, so a
-word may be cut, too. A change within one word changes both sums, since w < 2^32 and keys and scales are odd; other
-changes pass both with a chance of about 2^-64. Zeros add nothing: the number of bytes goes into the checksum when it is
-made from the sums.
+with random odd keys of 32 bits and scales of 64. A word is the sum of its bytes, each at its offset, so a word may be
+cut, too. A change within one word changes both sums, since w < 2^32 and keys and scales are odd; other changes leave
+both unchanged with a chance of about 2^-64. Zeros add nothing, so checksum_value mixes in the number of bytes.
 */
 enum { CHECKSUM_WORDS = 256, CHECKSUM_BLOCK = 4 * CHECKSUM_WORDS }; // words and bytes of a block
 
@@ -69,7 +67,7 @@ typedef struct {
     uint64_t sum[2];
 } Checksum;
 
-// Adds bytes [at, at + bytes) of the whole.
+// Adds bytes [at, at + bytes) of the data.
 static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t bytes) {
     const unsigned char *cursor = (const unsigned char *)data;
     uint32_t key[2][CHECKSUM_WORDS], word[CHECKSUM_WORDS];
@@ -93,12 +91,12 @@ static void checksum_add(Checksum *c, uint64_t at, const void *data, size_t byte
     }
 }
 
-// The checksum of `bytes` bytes that have been added up; `before` is a seed, or the checksum of what came before.
+// Returns the checksum of the `bytes` bytes added; `before` is a seed or an earlier checksum.
 static uint64_t checksum_value(uint64_t before, const Checksum *c, uint64_t bytes) {
     return random_mix(random_mix(random_mix(before ^ bytes) ^ c->sum[0]) ^ c->sum[1]);
 }
 
-// The checksum of one piece of memory. The same bytes in other pieces have another checksum.
+// Returns the checksum of one piece of memory, chained to `before`. Other cuts of the same bytes give other values.
 static uint64_t checksum_of(uint64_t before, const void *data, size_t bytes) {
     Checksum c = {{0, 0}};
     checksum_add(&c, 0, data, bytes);

@@ -1,18 +1,17 @@
 /*
-JSON, read and written. Reading is strict, since nobody vouches for the files: cJSON does the parsing; here are the
-bounds and the checks it leaves out (UTF-8, nothing behind the text, keys given twice, whole numbers, a limit on the
-number of values and so on memory). A text that fails ends the program with one line that begins with `where`, the name
-of the file. The writer is below.
+Reads and writes JSON. Reading is strict, since files are not trusted: cJSON parses; here are the checks it leaves out
+(UTF-8, nothing after the text, keys given twice, whole numbers, a limit on the number of values and so on memory). A
+text that fails ends the program with one line that begins with `where`, the name of the file. The writer is below.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 #include "file.h"
 #include <cjson/cJSON.h>
 
-// At about 80 bytes a value this bounds the tree's memory; a header of 100,000 tensors has half as many.
+// Bounds the tree's memory: about 80 bytes a value. A header of 100,000 tensors has half as many.
 #define JSON_VALUES_MAX ((size_t)1 << 21)
 
-// The first byte that is not part of valid UTF-8 or is a control character, or length.
+// Returns the offset of the first control character or byte that is not valid UTF-8, or length.
 static size_t json_valid_until(const unsigned char *text, size_t length) {
     size_t bytes;
     for (size_t i = 0; i < length; i += bytes) {
@@ -22,7 +21,7 @@ static size_t json_valid_until(const unsigned char *text, size_t length) {
     return length;
 }
 
-// Text from a file that goes into a message must not move the cursor or break the line.
+// Tells whether text from a file may go into a message: it must not move the cursor or break the line.
 static int json_printable(const char *text) {
     while ((unsigned char)*text >= 0x20 && *text != 0x7f) text++;
     return !*text;
@@ -32,7 +31,7 @@ static int json_compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// The keys of every object of a tree, whose depth cJSON limits.
+// Checks the keys of every object of a tree. Recursion is bounded: cJSON limits the depth.
 static void json_check_keys(const cJSON *value, const char *where) {
     const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
     const char **names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
@@ -51,26 +50,27 @@ static void json_check_keys(const cJSON *value, const char *where) {
     free(names);
 }
 
-// The first \u that is not followed by four digits, or that means the character 0, which would end a text early; or
-// length. cJSON takes both. Backslashes stand in strings only, or the text is refused anyway.
+// Returns the offset of the first \u without four digits, or of \u0000, which would end a text early; else length.
+// cJSON takes both. A backslash outside a string is refused anyway.
 static size_t json_escapes_valid_until(const char *text, size_t length) {
     for (size_t i = 0; i + 1 < length; i++) {
         if (text[i] != '\\' || text[++i] != 'u') continue;
-        size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero is behind the text
+        size_t digits = strspn(text + i + 1, "0123456789abcdefABCDEF"); // a zero ends the text
         if (digits < 4 || !memcmp(text + i + 1, "0000", 4)) return i - 1;
     }
     return length;
 }
 
-// The text must be one object. text[length] must be readable and zero. The caller frees the tree with cJSON_Delete.
+// Parses a text that is one object. text[length] must be readable and zero. The caller frees the tree with
+// cJSON_Delete.
 static cJSON *json_parse_object(const char *text, size_t length, const char *where) {
     size_t valid = json_valid_until((const unsigned char *)text, length), values = 0;
     const char *end = text;
     if (valid < length) die("%s: is not valid JSON: its byte %zu is not UTF-8 text", where, valid);
     valid = json_escapes_valid_until(text, length);
-    if (valid < length) die("%s: is not valid JSON: the escape at byte %zu is no character of a text", where, valid);
+    if (valid < length) die("%s: is not valid JSON: the \\u escape at byte %zu is not a character", where, valid);
     for (size_t i = 0; i < length; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    if (values > JSON_VALUES_MAX) die("%s: holds more than %zu JSON values, which is absurd", where, JSON_VALUES_MAX);
+    if (values > JSON_VALUES_MAX) die("%s: holds more than %zu JSON values, the limit here", where, JSON_VALUES_MAX);
     cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
     if (!root) die("%s: is not valid JSON, the error is near byte %zu of its text", where, (size_t)(end - text));
     if (!cJSON_IsObject(root)) die("%s: is not a JSON object", where);
@@ -78,7 +78,7 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     return root;
 }
 
-// The same for a file of at most `limit` bytes.
+// Parses a file of at most `limit` bytes that holds one object.
 static cJSON *json_read_object(const char *path, size_t limit) {
     size_t length;
     char *text = input_read_text(path, limit, &length);
@@ -87,7 +87,7 @@ static cJSON *json_read_object(const char *path, size_t limit) {
     return root;
 }
 
-// The value of a key; a key whose value is null counts as absent.
+// Returns the value of a key; NULL if it is absent or null.
 static const cJSON *json_get(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item && !cJSON_IsNull(item) ? item : NULL;
@@ -99,7 +99,7 @@ static int json_whole_number(const cJSON *item, uint64_t *value) {
     return (double)*value == item->valuedouble;
 }
 
-// A scalar as text, so that it can be named in a message or handed to a parser of text.
+// Returns a scalar as text, for a message or a parser of text.
 static const char *json_scalar_text(const cJSON *item, char *text, size_t size) {
     uint64_t whole;
     if (cJSON_IsString(item))
@@ -117,14 +117,14 @@ static const char *json_scalar_text(const cJSON *item, char *text, size_t size) 
 
 /*
 Writing JSON, one object or array at a time, to a FILE or into the caller's memory; nothing is allocated. Keys are
-written as given, text is escaped and made valid UTF-8 (bytes that are not become U+FFFD), numbers have as many digits
-as are needed to read the same value back, and what JSON has no number for (NaN, infinities) becomes null. A key is NULL
-inside arrays and for the outermost value.
+written as given. Text is escaped and made valid UTF-8 (invalid bytes become U+FFFD). Numbers have as many digits as are
+needed to read the same value back; NaN and infinities become null. A key is NULL inside arrays and for the outermost
+value.
 */
 typedef enum {
     JSON_LINE,    // {"a": 1, "b": 2}
     JSON_COMPACT, // {"a":1,"b":2}
-    JSON_INDENTED // a line each, two spaces for each level
+    JSON_INDENTED // a line for each value, indented by two spaces a level
 } JsonStyle;
 
 typedef struct {
@@ -133,7 +133,7 @@ typedef struct {
     size_t room, used;
     JsonStyle style;
     size_t level;
-    int comma; // a value came before on this level
+    int comma; // a value precedes on this level
 } JsonOut;
 
 static JsonOut json_open(FILE *file) {
@@ -154,10 +154,11 @@ static void json_put(JsonOut *json, const char *text, size_t bytes) {
     json->used += bytes;
 }
 
-// A word as it is: a number, true, null.
+// Writes a word as it is: a number, true, null.
 static void json_put_word(JsonOut *json, const char *word) { json_put(json, word, strlen(word)); }
 
-// The character at the beginning of text[left] as it stands in a JSON string: its bytes, at most 6. *taken: of the text
+// Escapes the first character of text[left] for a JSON string. Returns the length, at most 6; *taken: bytes of text
+// used.
 static size_t json_escape(const char *text, size_t left, char out[8], size_t *taken) {
     const unsigned char c = (unsigned char)*text;
     size_t length = utf8_length((const unsigned char *)text, left);
@@ -243,7 +244,7 @@ static void json_bytes(JsonOut *json, const char *key, const char *text, size_t 
     json_put(json, "\"", 1);
 }
 
-// NULL becomes null.
+// Writes a text; NULL becomes null.
 static void json_text(JsonOut *json, const char *key, const char *text) {
     if (text)
         json_bytes(json, key, text, strlen(text));
@@ -251,21 +252,21 @@ static void json_text(JsonOut *json, const char *key, const char *text) {
         json_null(json, key);
 }
 
-// Ends the outermost value's line in memory, with a zero behind it. Returns the length; 0 where it did not fit.
+// Ends the outermost value in memory with a newline and a zero. Returns the length; 0: it did not fit.
 static size_t json_text_end(JsonOut *json) {
     json_put(json, "\n", 2);
     json->used--;
     return json->used < json->room ? json->used : 0;
 }
 
-// The same for a file. Returns 0 when it took everything, otherwise the error number.
+// Ends the outermost value of a file. Returns 0 if all was written, else the error number.
 static int json_close(JsonOut *json) {
     errno = 0;
     if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;
     return errno ? errno : EIO;
 }
 
-// The same for standard output, where a failure ends the program.
+// Ends the outermost value on standard output; a failure ends the program.
 static void json_finish(JsonOut *json) {
     int error = json_close(json);
     if (error) die("cannot write the JSON to standard output: %s", strerror(error));

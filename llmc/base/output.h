@@ -1,11 +1,10 @@
 /*
-Output that is complete or absent: files, and folders of files. Both are written beside their place under a name of this
-process's own, synced, and renamed by output_commit or folder_commit. Whatever ends the program before that removes
-them, short of a kill -9. What a killed process left of a folder is removed by the next one that writes there. Only
-regular files are replaced, and folders that hold nothing but files of ours; where a symbolic link stands, the file it
-leads to is. What is read is not written over (output_refuse_input). Every failure ends the program with one line that
-names the file, the action and the size. Writing a file allocates nothing, nor does a folder of at most FOLDER_FEW
-files.
+Output that is complete or absent: files, and folders of files. Both are written beside their place under a temporary
+name, synced, and renamed by output_commit or folder_commit. If the program ends earlier, it removes them, except at
+kill -9; the next process that writes a folder there removes what such a process left. Only regular files are replaced,
+and folders that hold only files of ours; of a symbolic link, the file it leads to is replaced. Inputs are never
+overwritten (output_refuse_input). Every failure ends the program with one line that names the file, the action and the
+size. Writing a file, or a folder of at most FOLDER_FEW files, allocates nothing.
 */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -28,29 +27,29 @@ typedef struct {
     char (*names)[256]; // [capacity] files in it
     size_t capacity;
     volatile size_t count;
-    int (*ours)(const char *name); // a file of this name may be removed
-    int replaces;                  // a folder that is there
-    char few[FOLDER_FEW][256];     // the names, where they fit
+    int (*ours)(const char *name); // tells whether a file of this name may be removed
+    int replaces;                  // an existing folder may be replaced
+    char few[FOLDER_FEW][256];     // `names` of small folders
 } OutputFolder;
 
 // ---- removal when the program ends early ----------------------------------------------------------------------------
-static OutputFile *volatile output_pending; // being written
+static OutputFile *volatile output_pending; // the file being written
 static OutputFolder *volatile folder_pending;
 static struct {
-    char folder[PATH_MAX], lock[PATH_MAX]; // of a run that has not begun, where this process made them; or empty
-    size_t there;                          // bytes of the folder's path that were there before
+    char folder[PATH_MAX], lock[PATH_MAX]; // made by this process for a run that has not begun; or empty
+    size_t there;                          // bytes of the folder's path that existed before
 } run_pending;
 
-// From now on the run's folder stays, however the run ends.
+// Keeps the run's folder from now on, however the run ends.
 static void run_began(void) { *run_pending.folder = *run_pending.lock = 0; }
 
-// Only system calls: a signal handler comes here.
+// Removes the folder of a run that has not begun. Only system calls: signal handlers call it.
 static void run_discard(void) {
     if (*run_pending.lock) unlink(run_pending.lock);
     for (size_t end = strlen(run_pending.folder); end > run_pending.there; end--) {
         if (run_pending.folder[end] && run_pending.folder[end] != '/') continue;
         run_pending.folder[end] = 0;
-        rmdir(run_pending.folder); // of one that holds something nothing happens
+        rmdir(run_pending.folder); // fails harmlessly if it is not empty
     }
     run_began();
 }
@@ -65,11 +64,11 @@ static void output_discard(void) {
     run_discard();
 }
 
-// Ctrl-C, a closed terminal, a batch system: a request to stop (stop.h). Where nobody listens, or a second time,
-// unfinished output is removed and the signal acts as by default.
+// Handles Ctrl-C, a closed terminal, a batch system's signal: a request to stop (stop.h). If nobody listens, or at the
+// second signal, removes unfinished output and lets the signal act as by default.
 static void end_by_signal(int number) {
     const int error = errno;
-    const int broken = voice.others_died && voice.others_died(); // a launcher ends those that are left
+    const int broken = voice.others_died && voice.others_died(); // then the launcher ends the remaining ranks
     if (!broken && stop_ask(number)) {
         errno = error;
         return;
@@ -80,9 +79,9 @@ static void end_by_signal(int number) {
     kill(getpid(), number);
 }
 
-// main calls this before anything is written. Handlers run on a stack of their own: oneDNN's sgemm (until 3.12,
-// uxlfoundation/oneDNN issue 4845) lets the stack pointer lead into the heap, where a handler's frame would overwrite
-// what is before it. Only the main thread has that stack, so other threads block signals (use_threads).
+// Installs the handlers; main calls it before anything is written. They run on their own stack: oneDNN's sgemm (until
+// 3.12, uxlfoundation/oneDNN issue 4845) points the stack pointer into the heap, where a handler's frame would
+// overwrite data. Only the main thread has that stack, so other threads block signals (use_threads).
 static void signals_prepare(void) {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     static char stack[1 << 17]; // a frame with AVX-512 and AMX registers takes 11 KiB
@@ -94,7 +93,7 @@ static void signals_prepare(void) {
     own.ss_sp = stack, own.ss_size = sizeof(stack);
     sigaltstack(&own, NULL);
     atexit(output_discard);
-    signal(SIGXFSZ, SIG_IGN); // a limit on file sizes (ulimit -f) shall be an error of write like any other
+    signal(SIGXFSZ, SIG_IGN); // makes a limit on file sizes (ulimit -f) an ordinary error of write
     action.sa_handler = end_by_signal;
     action.sa_flags = SA_RESTART | SA_NODEFER | SA_ONSTACK;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
@@ -110,7 +109,7 @@ static int is_temporary_suffix(const char *text) {
     return end && !text[end];
 }
 
-// `name` is one that temporary_name gives to what will be `base`.
+// Tells whether temporary_name made `name` for `base`.
 static int is_temporary_of(const char *name, const char *base) {
     return !strncmp(name, base, strlen(base)) && is_temporary_suffix(name + strlen(base));
 }
@@ -121,14 +120,14 @@ static void strip_temporary(char *name) {
         if (is_temporary_suffix(dot)) *dot = 0;
 }
 
-// With the process's number: two that write to one place do not mix, and what a user calls X.tmp stays.
+// Makes a temporary name with the process id: two writers of one path do not collide, and a user's own X.tmp stays.
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
         die("%.200s...: this path is too long to write to", path);
 }
 
 // ---- inputs ---------------------------------------------------------------------------------------------------------
-// `path`, or where it is not there yet the folder it would be in, is `folder` or lies in it.
+// Tells whether `path` is `folder` or lies in it; if `path` does not exist, its folder decides.
 static int path_lies_in(const char *path, const struct stat *folder) {
     char place[PATH_MAX], above[PATH_MAX];
     struct stat status;
@@ -144,7 +143,7 @@ static int path_lies_in(const char *path, const struct stat *folder) {
     }
 }
 
-// A folder holds the file, or one of the folders in it does, so many levels deep; links are followed.
+// Tells whether a folder holds the file, at most `levels` folders deep; links are followed.
 static int folder_holds(const char *folder, const struct stat *file, int levels) {
     struct stat status;
     const struct dirent *entry;
@@ -161,14 +160,14 @@ static int folder_holds(const char *folder, const struct stat *file, int levels)
     return found;
 }
 
-// Refuses an output that is `input`, in it, or around it, under whatever names. option: how the input was given
+// Refuses an output that is `input`, lies in it or contains it, by whatever path. option: how the input was given.
 static void output_refuse_input(const char *path, const char *option, const char *input) {
     struct stat in, out;
     if (stat(input, &in) != 0) return; // reading it says why
     const int there = stat(path, &out) == 0, folder = S_ISDIR(in.st_mode);
     if ((folder && path_lies_in(path, &in)) ||
         (there && (same_file(&in, &out) || path_lies_in(input, &out) || (folder && folder_holds(input, &out, 2)))))
-        die("%s: is read, or lies in what is read: --%s %s; choose another place", path, option, input);
+        die("%s: is the input --%s %s, or lies in it or around it; choose another place", path, option, input);
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const Ou
         strerror(error));
 }
 
-// file->path = where a file that is to be written to `path` has to go.
+// Sets file->path to the target of `path`, links followed; refuses what is not a regular file.
 static void output_resolve(OutputFile *file, const char *path) {
     struct stat link, status;
     if (snprintf(file->path, sizeof(file->path), "%s", path) >= (int)sizeof(file->path))
@@ -191,14 +190,14 @@ static void output_resolve(OutputFile *file, const char *path) {
     if (lstat(path, &link) != 0) return; // a new file; where it cannot be, open says why
     if (stat(path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
-    if (S_ISDIR(status.st_mode)) die("%s: is a directory, a file was to be written there; give a file name", path);
+    if (S_ISDIR(status.st_mode)) die("%s: is a directory; give a file name to write to", path);
     if (!S_ISREG(status.st_mode))
-        die("%s: is no regular file but a device, a pipe or a socket, which is not replaced; give a file name", path);
+        die("%s: is a device, a pipe or a socket, which is not replaced; give a file name", path);
     if (S_ISLNK(link.st_mode) && !realpath(path, file->path))
         die("%s: this symbolic link cannot be followed: %s; choose another place", path, strerror(errno));
 }
 
-// `bytes` is the size the file will have: a disk that is too small says so now and not at the end.
+// Opens an output of `bytes` bytes. Reserves them, so that a full disk fails now and not at the end.
 static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending) die("%s: cannot be written while %s is", path, output_pending->path);
     signals_prepare();
@@ -215,7 +214,7 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
         die("%s: cannot be created: %s; choose another place", file->path, strerror(errno));
     }
 #ifdef __linux__
-    // Not every file system can reserve space; those that cannot say so otherwise than by being full.
+    // A file system that cannot reserve space gives other errors than these.
     if (fallocate(file->fd, 0, 0, (off_t)bytes) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         output_fail(file, errno, "reserving %s", human_bytes((double)bytes));
 #else
@@ -235,13 +234,13 @@ static void output_write(const OutputFile *file, uint64_t offset, const void *da
     }
 }
 
-// Another process's unfinished file, of which this one writes a part; output_leave, and it is committed there.
+// Opens the unfinished file of another process, to write a part of it; end with output_leave. The other one commits.
 static void output_join(OutputFile *file, const char *path, const char *temporary) {
     snprintf(file->path, sizeof(file->path), "%s", path);
     snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
     file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (file->fd < 0)
-        die("%s: cannot be opened, where rank 0 has begun to write: %s; choose a place that all hosts see", temporary,
+        die("%s: cannot be opened, though rank 0 made it: %s; choose a place that all hosts see", temporary,
             strerror(errno));
 }
 
@@ -250,7 +249,7 @@ static void output_leave(const OutputFile *file) {
     if (close(file->fd) != 0) output_fail(file, errno, "closing");
 }
 
-// After this the file is there under its name, whatever happens to the machine.
+// Syncs the file and renames it to its path; after this it survives a power failure.
 static void output_commit(OutputFile *file) {
     output_leave(file);
     if (rename(file->temporary, file->path) != 0) output_fail(file, errno, "renaming the finished file");
@@ -259,7 +258,7 @@ static void output_commit(OutputFile *file) {
 }
 
 // ---- folders --------------------------------------------------------------------------------------------------------
-// Makes folder->temporary, to hold so many files and to become folder->path. 0: it cannot be made, errno says why.
+// Makes folder->temporary for `files` files, to become folder->path. 0: it cannot be made, errno says why.
 static int folder_begin(OutputFolder *folder, size_t files) {
     folder->names = folder->few;
     folder->capacity = FOLDER_FEW;
@@ -279,7 +278,7 @@ static int folder_begin(OutputFolder *folder, size_t files) {
     return 1;
 }
 
-// A file in it, which is closed with output_commit.
+// Opens a file in the folder; close it with output_commit.
 static void folder_open_file(OutputFolder *folder, OutputFile *file, const char *name, uint64_t bytes) {
     char path[PATH_MAX];
     if (folder->count == folder->capacity) die("internal: %s: more files than were announced", folder->path);
@@ -289,7 +288,7 @@ static void folder_open_file(OutputFolder *folder, OutputFile *file, const char 
     output_open(file, path, bytes);
 }
 
-// A small file in it, whole.
+// Writes a whole small file in the folder.
 static void folder_write_file(OutputFolder *folder, const char *name, const void *bytes, size_t count) {
     OutputFile file;
     folder_open_file(folder, &file, name, count);
@@ -297,8 +296,8 @@ static void folder_write_file(OutputFolder *folder, const char *name, const void
     output_commit(&file);
 }
 
-// Removes the folder open as fd, which is closed, and of its files those whose names `ours` knows, unfinished ones too.
-// 0: it holds other files and stays.
+// Removes the folder open as fd and its files that `ours` accepts, unfinished ones too; closes fd. 0: it holds other
+// files and stays.
 static int folder_remove(const char *path, int fd, int (*ours)(const char *name)) {
     DIR *directory = fdopendir(fd);
     const struct dirent *entry;
@@ -315,7 +314,7 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     return rmdir(path) == 0;
 }
 
-// Everything in it is written and synced: the rename makes it count. What is replaced makes way just before.
+// Commits a folder whose files are written and synced, by renaming it. A folder that it replaces is moved away before.
 static void folder_commit(OutputFolder *folder) {
     char old[PATH_MAX];
     int fd = folder->replaces ? open(folder->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
@@ -324,7 +323,7 @@ static void folder_commit(OutputFolder *folder) {
     if ((fd >= 0 && rename(folder->path, old) != 0) || rename(folder->temporary, folder->path) != 0) {
         const int error = errno;
         if (fd >= 0) rename(old, folder->path);
-        die("%s: the finished folder cannot be given its name: %s; choose another --out", folder->path,
+        die("%s: the finished folder cannot be renamed to this: %s; choose another --out", folder->path,
             strerror(error));
     }
     folder_pending = NULL;
@@ -335,7 +334,7 @@ static void folder_commit(OutputFolder *folder) {
 }
 
 // ---- a folder at a place that a user chose: free, an empty folder, or one to replace --------------------------------
-// folder->path = where a folder that is to be written to `path` has to go.
+// Sets folder->path to the target of `path`, links followed; refuses what may not be replaced.
 static void folder_resolve(OutputFolder *folder, const char *path) {
     struct stat status, here;
     const struct dirent *entry;
@@ -346,38 +345,37 @@ static void folder_resolve(OutputFolder *folder, const char *path) {
     if (stat(folder->path, &status) != 0)
         die("%s: is a symbolic link that leads nowhere: %s; remove it or choose another place", path, strerror(errno));
     if (!S_ISDIR(status.st_mode))
-        die("%s: is a file, a folder was to be written there; choose another --out (one that ends in .bin is a flat "
+        die("%s: is a file, not a folder; choose another --out (one that ends in .bin is a flat "
             "file)",
             path);
     DIR *directory = opendir(folder->path);
-    if (!directory) die("%s: cannot be looked through: %s; choose another --out", path, strerror(errno));
+    if (!directory) die("%s: cannot be listed: %s; choose another --out", path, strerror(errno));
     while ((entry = readdir(directory))) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (!folder->replaces) die("%s: the folder is not empty; choose a new --out, or say --overwrite", path);
+        if (!folder->replaces) die("%s: the folder is not empty; choose a new --out, or add --overwrite", path);
         if (!folder->ours(entry->d_name))
-            die("%s: holds %s, which convert does not write; look through it, or choose a new --out", path,
-                entry->d_name);
+            die("%s: holds %s, which convert does not write; remove it, or choose a new --out", path, entry->d_name);
     }
     closedir(directory);
     if (stat(".", &here) == 0 && here.st_dev == status.st_dev && here.st_ino == status.st_ino)
-        die("%s: is the folder this program runs in, which cannot be replaced; give a new name", path);
+        die("%s: is the current folder, which cannot be replaced; choose another --out", path);
     if (!realpath(path, folder->path) || strlen(folder->path) >= PATH_MAX - 300)
-        die("%s: cannot be followed to its end; choose another --out", path);
+        die("%s: this symbolic link cannot be followed; choose another --out", path);
 }
 
-// Removes what a process that was killed left of the folder; one that is locked is being written.
+// Removes a temporary folder that a killed process left. If it is locked, it is still being written.
 static void folder_clear_stale(const char *path, int (*ours)(const char *name)) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return;
     if (flock(fd, LOCK_EX | LOCK_NB) != 0)
         close(fd);
     else if (folder_remove(path, fd, ours))
-        note("%s, which a conversion that was cut off had left, is removed", path);
+        note("removed %s, left by an interrupted conversion", path);
     else
-        note("%s was left by a conversion that was cut off; look through it and remove it", path);
+        note("%s was left by an interrupted conversion and holds other files; remove it", path);
 }
 
-// Bytes that can be written there; 0 is returned where the file system does not say.
+// Sets *bytes to the free space at `folder`. Returns 0 if the file system does not say.
 static int space_available(const char *folder, uint64_t *bytes) {
     struct statvfs status;
     if (statvfs(folder, &status) != 0 || status.f_blocks == 0) return 0;
@@ -385,7 +383,7 @@ static int space_available(const char *folder, uint64_t *bytes) {
     return 1;
 }
 
-// bytes, files: what will be in it. ours: a file of this name, found in a folder that was left over or is replaced, may
+// Opens a folder for `files` files of `bytes` in all. ours: tells by name which files of a stale or replaced folder may
 // be removed.
 static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, size_t files,
                         int (*ours)(const char *name), int replaces) {
@@ -406,22 +404,22 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
     }
     if (directory) closedir(directory);
     if (space_available(above, &available) && available < bytes)
-        die("%s: %s (%llu bytes) are to be written, but only %s are free there; make room or choose another --out",
-            path, human_bytes((double)bytes), (unsigned long long)bytes, human_bytes((double)available));
+        die("%s: needs %s (%llu bytes), but only %s are free there; make room or choose another --out", path,
+            human_bytes((double)bytes), (unsigned long long)bytes, human_bytes((double)available));
     for (int attempt = 0; attempt < 1000; attempt++) {
         temporary_name(folder->temporary, folder->path, attempt);
         if (!folder_begin(folder, files) && errno == EEXIST) continue;
         if (folder->fd < 0) break;
-        flock(folder->fd, LOCK_EX | LOCK_NB); // where it is refused, nobody else gets it either
+        flock(folder->fd, LOCK_EX | LOCK_NB); // a file system without locks refuses it to all
         if (path_is_file(folder->temporary, folder->fd)) return;
-        folder_pending = NULL; // somebody took it for an old one
+        folder_pending = NULL; // another process removed it as stale
         close(folder->fd);
     }
     die("%s: the folder cannot be created: %s; choose another --out", folder->path, strerror(errno));
 }
 
-// Makes a folder and those above it. A new one is synced into the one above, so that it outlives a power failure as its
-// files do. Returns how many bytes of the path were there.
+// Makes a folder and those above it, each synced into its parent to survive a power failure. Returns how many bytes of
+// the path existed before.
 static size_t make_folder(const char *path) {
     char part[PATH_MAX];
     size_t there = 0;
@@ -430,7 +428,7 @@ static size_t make_folder(const char *path) {
         if (path[i] && path[i] != '/') continue;
         if (snprintf(part, sizeof(part), "%.*s", (int)i, path) >= (int)sizeof(part))
             die("%.200s...: this path is too long", path);
-        const int error = mkdir(part, 0777) ? errno : 0; // stat has one of its own
+        const int error = mkdir(part, 0777) ? errno : 0; // stat below overwrites errno
         if (!error)
             sync_folder_of(part);
         else if (!path_is_directory(part))

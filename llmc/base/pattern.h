@@ -1,6 +1,6 @@
 /*
 Regular expressions of adapter_config.json, matched against whole names of modules. PEFT's are Python's, which PCRE2
-reads. A build without PCRE2 knows text and dots alone, where a dot stands for any character, and refuses the rest.
+reads. A build without PCRE2 takes text and dots only (a dot matches any character) and refuses the rest.
 */
 #ifndef LLMC_PATTERN_H
 #define LLMC_PATTERN_H
@@ -10,10 +10,10 @@ reads. A build without PCRE2 knows text and dots alone, where a dot stands for a
 #include <pcre2.h>
 #endif
 
-// Text and dots
+// Tells whether a pattern is only text and dots.
 static int pattern_is_plain(const char *pattern) { return !pattern[strcspn(pattern, "\\^$*+?{}[]()|")]; }
 
-// This build can match it.
+// Tells whether this build can match the pattern.
 static int pattern_is_known(const char *pattern) {
 #ifdef HAVE_PCRE2
     (void)pattern;
@@ -24,7 +24,7 @@ static int pattern_is_known(const char *pattern) {
 }
 
 #ifdef HAVE_PCRE2
-// Matches all of the text. tail: or what follows one of its dots. A runaway pattern ends at PCRE2's limit.
+// Matches the whole text by PCRE2; with `tail` also what follows one of its dots. PCRE2's limit ends a runaway pattern.
 static int pattern_search(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t room = strlen(pattern) + 64;
     char *whole = (char *)checked_malloc(room, "a regular expression"), said[128];
@@ -37,7 +37,7 @@ static int pattern_search(const char *pattern, const char *text, int tail, const
     free(whole);
     if (!compiled) {
         pcre2_get_error_message(error, (PCRE2_UCHAR *)said, sizeof(said));
-        die_with(code, "%s: '%.200s' is no regular expression: %s", what, pattern, said);
+        die_with(code, "%s: '%.200s' is not a regular expression: %s", what, pattern, said);
     }
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     const int found = pcre2_match(compiled, (PCRE2_SPTR)text, strlen(text), 0, 0, match, NULL);
@@ -48,8 +48,8 @@ static int pattern_search(const char *pattern, const char *text, int tail, const
 }
 #endif
 
-// The pattern matches all of the text, as Python's re.fullmatch. tail: or all of what follows one of its dots. what:
-// begins an error of exit code `code`.
+// Matches the whole text, as Python's re.fullmatch; with `tail` also what follows one of its dots. Errors begin with
+// `what` and exit with `code`.
 static int pattern_matches(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t length = strlen(pattern), all = strlen(text);
     if (!pattern_is_plain(pattern)) {
@@ -57,7 +57,7 @@ static int pattern_matches(const char *pattern, const char *text, int tail, cons
         return pattern_search(pattern, text, tail, what, code);
 #else
         die_with(code,
-                 "%s: '%.200s' is a regular expression, for which this program was built without PCRE2; install "
+                 "%s: '%.200s' is a regular expression, but this program was built without PCRE2; install "
                  "libpcre2-dev and build again, or name the modules",
                  what, pattern);
 #endif

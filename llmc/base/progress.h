@@ -1,8 +1,8 @@
 /*
-A progress bar with the time left, on stderr, for whatever takes more than a few seconds. It exists only on a terminal,
-is redrawn at most ten times a second, and makes room for every line of text: whoever prints calls progress_clear first
-(errors and notes do so by themselves, see before_message in utils.h). Long units of work have parts, which whoever does
-them counts without knowing the bar: a pass counts its layers.
+A progress bar with the time left, on stderr, for work of more than a few seconds. It appears only on a terminal and is
+redrawn at most ten times a second. Call progress_clear before you print a line; errors and notes do so themselves
+(before_message in utils.h). Long units of work have parts, counted by code that does not know the bar: a pass counts
+its layers.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -10,7 +10,7 @@ them counts without knowing the bar: a pass counts its layers.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define PROGRESS_DELAY    1.0 // seconds before a bar appears: what ends sooner needs none
+#define PROGRESS_DELAY    1.0 // seconds before a bar appears
 #define PROGRESS_INTERVAL 0.1 // seconds between redraws
 #define PROGRESS_LINE     256
 
@@ -18,15 +18,15 @@ typedef struct {
     FILE *file; // NULL: not on a terminal
     const char *label;
     double total;                // in any unit
-    double begun_done, begun_at; // where and when this process began: a resumed run does not begin at 0
+    double begun_done, begun_at; // units done (a resumed run's are not 0) and time at this process's begin
     double drawn_at;
     int shown;
-    double done, unit;      // units done, and those that are being worked on,
-    double parts, of_parts; // of whose of_parts parts so many are done
+    double done, unit;      // units done, units in work
+    double parts, of_parts; // parts done of the units in work, and how many they have
 } Progress;
 
-// One line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0: not
-// known yet.
+// Writes a line of at most `width` columns: "train  40 % [========>            ] 3 min 20 s left". seconds_left < 0:
+// unknown.
 static void progress_text(char *line, size_t width, const char *label, double fraction, double seconds_left) {
     char head[64], tail[64] = "";
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
@@ -45,9 +45,9 @@ static void progress_text(char *line, size_t width, const char *label, double fr
     snprintf(line + used, (size_t)(PROGRESS_LINE - used), "]%s", tail);
 }
 
-static Progress *progress_shown; // the one that is on the screen, or NULL
-static Progress *progress_inner; // the one whose unit is being worked on, or NULL
-static int progress_off;         // --quiet: there are no bars in this process
+static Progress *progress_shown; // the bar on the screen, or NULL
+static Progress *progress_inner; // the bar whose parts progress_part counts, or NULL
+static int progress_off;         // --quiet: no bars
 
 static void progress_clear_shown(void) {
     if (!progress_shown || !progress_shown->shown) return;
@@ -60,7 +60,7 @@ static void progress_clear(const Progress *progress) {
     if (progress->shown) progress_clear_shown();
 }
 
-// A bar for `total` units of work, of which `done` are behind us. file: stderr; NULL or not a terminal: no bar.
+// Makes a bar for `total` units of work, `done` of them done. file: stderr; NULL or not a terminal: no bar.
 static Progress progress_begin(FILE *file, const char *label, double done, double total) {
     const char *terminal = getenv("TERM");
     const double now = seconds_now();
@@ -70,7 +70,7 @@ static Progress progress_begin(FILE *file, const char *label, double done, doubl
     return progress;
 }
 
-// `progress` stays where it is until progress_end: the screen refers to it.
+// Redraws the bar. `progress` must stay at its address until progress_end.
 static void progress_update(Progress *progress, double done) {
     char line[PROGRESS_LINE];
     double advanced = done - progress->begun_done, left = -1;
@@ -90,7 +90,7 @@ static void progress_update(Progress *progress, double done) {
     before_message = progress_clear_shown;
 }
 
-// Work on `unit` units behind `done` begins: `parts` parts, which progress_part counts.
+// Begins work on the `unit` units after `done`, in `parts` parts that progress_part counts.
 static void progress_expect(Progress *progress, double done, double unit, double parts) {
     progress->done = done, progress->unit = unit, progress->parts = 0, progress->of_parts = parts;
     progress_inner = progress;

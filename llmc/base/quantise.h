@@ -9,10 +9,10 @@ times the scale of its block. Nested ("double quantisation") scales are themselv
 scale = map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which
 decodes to 0; bitsandbytes has 0 or -0 there, whichever of its loops decodes it.
 
-A matrix of n elements is one run of bytes, a record (QuantParts). What is encoded and decoded is what bitsandbytes has
-on a CPU, to the last bit. That includes two of its habits: the code of a nested scale is looked up by the value's place
-in a grid of 2^16, whose points lie beside the smallest values of the map and beside 0; and the offset is a mean by
-torch's order of additions (of one thread; with several, above 32768 scales, its last bit may be another).
+A matrix of n elements is one run of bytes, a record (QuantParts). Codes, scales and decoded values are those of
+bitsandbytes on a CPU, to the last bit. That includes two quirks. The code of a nested scale is looked up in a grid of
+2^16 points, which misses 0 and the map's smallest values. The offset is a mean in torch's order of additions on one
+thread; with several threads, above 32768 scales, its last bit may differ.
 */
 #ifndef LLMC_QUANTISE_H
 #define LLMC_QUANTISE_H
@@ -26,7 +26,7 @@ typedef struct {
     QuantType type; // NONE: not in 4 bits
     int nested;
     size_t block;   // elements that share a scale, a power of two from 32 to 4096; the last block may be shorter
-    DType rounding; // decoded values are rounded to this type, the model's that was quantised: fp32, bf16 or fp16
+    DType rounding; // type of the quantised model, to which decoded values are rounded: fp32, bf16 or fp16
 } QuantFormat;
 
 enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096 };
@@ -42,7 +42,7 @@ static const float quant_codes[QUANT_TYPES][16] = {
      -4.0f / 12, -0.5f, -2.0f / 12, -0.25f},
 };
 
-// The codes in the order of their values; of the two zeros of fp4 the first
+// Codes in ascending order of their values; of fp4's two zeros the first is used
 static const uint8_t quant_order[QUANT_TYPES][16] = {
     {0},
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
@@ -50,7 +50,7 @@ static const uint8_t quant_order[QUANT_TYPES][16] = {
 };
 
 // ---- the record of a matrix -----------------------------------------------------------------------------------------
-// Offsets in bytes of its parts: codes of two elements a byte, the first in the high half; codes of nested scales;
+// Byte offsets of a record's parts: codes, two elements a byte, the first in the high half; codes of nested scales;
 // scales in fp32, nested one for 256; the offset of nested ones. Each part begins at a multiple of 16.
 typedef struct {
     size_t codes, scale_codes, scales, offset;
@@ -72,8 +72,8 @@ static QuantParts quant_parts(QuantFormat f, size_t n) {
 }
 
 // ---- the 8-bit map --------------------------------------------------------------------------------------------------
-// The dynamic map (arXiv 1511.04561): for each of 7 decades below 1 the midpoints of equal steps from 0.1 to 1, twice
-// as many from decade to decade; 0 and 1; with_sign: and the negative ones. Ascending.
+// Builds the dynamic map (arXiv 1511.04561), ascending: 0, 1, and for each of 7 decades below 1 the midpoints of equal
+// steps from 0.1 to 1, twice as many in each larger decade; with_sign: the negative ones, too.
 static void quant_dynamic_map(float map[256], int with_sign) {
     size_t count = 0, zero;
     map[count++] = 0;
@@ -99,10 +99,10 @@ enum { QUANT_GRID = 65536 };
 
 typedef struct {
     float map[256];
-    uint8_t nearest[QUANT_GRID]; // code of the value nearest to each point of the grid over [-1, 1]
+    uint8_t nearest[QUANT_GRID]; // code of the map's value nearest to each grid point over [-1, 1]
 } QuantScales;
 
-// Made at the first call, which no other thread may make at the same time
+// Returns the map, built at the first call; no two threads may make that one.
 static const QuantScales *quant_dynamic(int with_sign) {
     static QuantScales scales[2];
     QuantScales *s = &scales[with_sign];
@@ -119,8 +119,8 @@ static const QuantScales *quant_dynamic(int with_sign) {
 static const QuantScales *quant_scales(void) { return quant_dynamic(1); }
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
-// The sum of x[n] in the order of torch's loops over a row: 4 sums of vectors of `width` take turns, and every 2^k
-// terms pass to the next of 4 levels.
+// Sums x[n] in torch's order for a row: 4 interleaved sums of vectors of `width`, carried to the next of 4 levels every
+// 2^k terms.
 static float quant_sum_rows(const float *x, size_t n, size_t width) {
     enum { ROWS = 4, LEVELS = 4, WIDTH = 8 };
     float sum[LEVELS][ROWS][WIDTH] = {{{0}}};
@@ -161,23 +161,23 @@ static float quant_absmax(const float *x, size_t n) {
     return most;
 }
 
-// Codes of x[n] in 4 bits; n is even but at the matrix's end. Returns the scale.
+// Encodes x[n] in 4 bits; n is even except at the matrix's end. Returns the scale.
 static float quant_encode_block(uint8_t *codes, const float bounds[15], const uint8_t *order, const float *x, size_t n,
                                 int whole) {
     uint8_t code[QUANT_BLOCK_MOST];
     const float most = quant_absmax(x, n), least = fmaxf(most, 1e-38f), inverse = 1 / least;
     for (size_t i = 0; i < n; i++) {
-        const float v = whole ? x[i] * inverse : x[i] / least; // bitsandbytes' own difference
+        const float v = whole ? x[i] * inverse : x[i] / least; // bitsandbytes divides in a short block
         int above = 0;
         for (int b = 0; b < 15; b++) above += v > bounds[b];
         code[i] = (uint8_t)above;
     }
-    if (n % 2) code[n] = 7; // 0, as bitsandbytes fills up a byte
+    if (n % 2) code[n] = 7; // the code of 0: bitsandbytes' padding
     for (size_t i = 0; i < n; i += 2) codes[i / 2] = (uint8_t)(order[code[i]] << 4 | order[code[i + 1]]);
     return whole ? most : least;
 }
 
-// Codes and scales of scales.
+// Encodes the scales of all blocks in 8 bits, with their own scales and offset.
 static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *scale) {
     const QuantScales *s = quant_scales();
     float *scales = (float *)(void *)(record + p->scales);
@@ -196,7 +196,7 @@ static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *sca
     }
 }
 
-// record = in[n], finite
+// Encodes in[n], all finite, into a record.
 static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t n) {
     const QuantParts p = quant_parts(f, n);
     const uint8_t *order = quant_order[f.type];
@@ -217,7 +217,7 @@ static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
-// Nearest value of fp16, ties to even; beyond its range an infinity
+// Rounds to fp16, ties to even; infinity beyond its range.
 static float quant_round_fp16(float value) {
     const float magnitude = fabsf(value);
     uint32_t bits;
@@ -236,7 +236,7 @@ static float quant_round(DType type, float value) {
     return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
 }
 
-// scale[b] of blocks [begin, begin + count)
+// Decodes the scales of blocks [begin, begin + count).
 static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, const QuantParts *p, size_t begin,
                             size_t count) {
     const float *scales = (const float *)(const void *)(record + p->scales), *map = quant_scales()->map;
@@ -250,7 +250,7 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
     }
 }
 
-// out[count] = elements [begin, begin + count) of a matrix of n
+// Decodes elements [begin, begin + count) of a matrix of n into out[count].
 static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
     const float *codes = quant_codes[f.type];
     const QuantParts p = quant_parts(f, n);

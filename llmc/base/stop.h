@@ -2,9 +2,9 @@
 A request to end a run early. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 asks for it; a second one ends the process at
 once. Work goes on until its step is done. If that takes longer than the grace, the step is given up at the next poll.
 
-    stop_listen   from now on signals ask
-    stop_asked    the signal that asked, or 0
-    stop_poll     called between pieces of work: chunks, layers, drawn tokens, looks at a reward command
+    stop_listen   makes signals requests from now on
+    stop_asked    returns the signal that asked, or 0
+    stop_poll     called between pieces of work: chunks, layers, drawn tokens, polls of a reward command
 */
 #ifndef LLMC_STOP_H
 #define LLMC_STOP_H
@@ -16,12 +16,12 @@ once. Work goes on until its step is done. If that takes longer than the grace, 
 #define STOP_ECHO 0.1 // seconds in which a second signal repeats the first: launchers signal process and group
 
 static struct {
-    volatile sig_atomic_t signal; // that asked first; 0: none
+    volatile sig_atomic_t signal; // the first request; 0: none
     volatile sig_atomic_t listens;
     volatile double asked_at; // s
     double grace;             // s
     void (*give_up)(void);    // saves the last finished step and ends the program; NULL: nothing to give up
-    // Of several ranks: says at a numbered point whether all give up there. NULL: alone.
+    // With several ranks: decides whether all give up at this point. NULL: one process.
     int (*agree)(int asks);
 } stop;
 
@@ -29,16 +29,16 @@ static const char *stop_name(int number) {
     return number == SIGINT ? "SIGINT" : number == SIGHUP ? "SIGHUP" : number == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
 }
 
-// The exit code of a run that `number` stopped. SIGUSR1 is a scheduler's request: obeying it is a success.
+// Returns the exit code of a run stopped by signal `number`. SIGUSR1, a scheduler's request, exits with 0.
 static int stop_exit_code(int number) { return number == SIGUSR1 ? 0 : 128 + number; }
 
 static void stop_listen(double grace, void (*give_up)(void), int (*agree)(int asks)) {
     stop.grace = grace, stop.give_up = give_up, stop.agree = agree;
-    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends what reads a pipe, such as tee: writing to that shall end nothing
+    signal(SIGPIPE, SIG_IGN); // Ctrl-C also ends tee and the like: writing to a closed pipe must not end the run
     stop.listens = 1;
 }
 
-// A signal handler calls it. 1: the request is taken; 0: the signal ends the process.
+// Records a request, from a signal handler. 1: taken; 0: the signal ends the process.
 static int stop_ask(int number) {
     static const char text[] = ": finishing this step and saving it; a second signal ends at once\n";
     struct timespec now;
@@ -48,7 +48,7 @@ static int stop_ask(int number) {
     if (stop.signal) return seconds - stop.asked_at < STOP_ECHO;
     stop.asked_at = seconds;
     stop.signal = number;
-    // An mpirun that ends its job reads nothing more: a line that it does not take must not keep this rank from saving.
+    // An mpirun that ends its job no longer reads: a blocked write must not keep this rank from saving.
     if (stop.agree) fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     if (is_main_rank() &&
         (write(STDERR_FILENO, "\n", 1) < 0 || write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
@@ -59,7 +59,8 @@ static int stop_ask(int number) {
 
 static int stop_asked(void) { return stop.signal; }
 
-// alike: all ranks pass this point equally often. Does not return if the step is given up.
+// Gives up the step if a request has outlived the grace; then it does not return. alike: all ranks pass this point
+// equally often.
 static void stop_poll(int alike) {
     if (!stop.give_up) return;
     const int late = stop.signal && seconds_now() - stop.asked_at > stop.grace;

@@ -1,6 +1,5 @@
 /*
-Text: numbers read strictly and written for people, UTF-8, and text that comes in parts which may end within a
-character.
+Text: numbers parsed strictly and printed for people, UTF-8, and text in parts that may end within a character.
 */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
@@ -17,7 +16,7 @@ static int parse_size(const char *text, size_t *value) {
     return 1;
 }
 
-// "32k", "1M": of `thousand`, and of its square
+// Parses "32k", "1M": k multiplies by `thousand`, M by its square.
 static int parse_count(const char *text, size_t thousand, size_t *value) {
     char digits[24];
     const size_t length = strcspn(text, "kKM"), unit = !text[length]         ? 1
@@ -39,7 +38,7 @@ static int parse_double(const char *text, double *value) {
     return *end == 0 && isfinite(*value);
 }
 
-// "90s", "30min", "2h", "1.5d": seconds, fewer than 1e9
+// Parses "90s", "30min", "2h", "1.5d" to seconds, fewer than 1e9.
 static int parse_seconds(const char *text, double *seconds) {
     static const struct {
         const char *name;
@@ -63,7 +62,7 @@ static int parse_bool(const char *text, int *value) {
     return 0;
 }
 
-// "80GiB", "78.5GB", "900MiB", "1024": bytes
+// Parses "80GiB", "78.5GB", "900MiB", "1024" to bytes.
 static int parse_bytes(const char *text, size_t *bytes) {
     static const char *const units[] = {"", "B", "KiB", "MiB", "GiB", "TiB", "K", "M", "G", "KB", "MB", "GB", "TB"};
     static const double factors[] = {1, 1, 0x1p10, 0x1p20, 0x1p30, 0x1p40, 0x1p10, 0x1p20, 0x1p30, 1e3, 1e6, 1e9, 1e12};
@@ -81,7 +80,7 @@ static int parse_bytes(const char *text, size_t *bytes) {
     return 0;
 }
 
-// The shortest of %.15g, %.16g and %.17g that reads back as the same number.
+// Prints the shortest of %.15g, %.16g and %.17g that reads back as the same number.
 static const char *number_text(double value, char text[32]) {
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, 32, "%.*g", digits, value);
@@ -91,8 +90,8 @@ static const char *number_text(double value, char text[32]) {
 }
 
 // ---- numbers for people ---------------------------------------------------------------------------------------------
-// `value` in the first of units[count], each `base` times the one before, in which it is below `most`. whole: the
-// format for the first unit. Results are in a few static buffers, so that several fit in one printf.
+// Prints `value` in the first of units[count] in which it is below `most`; each unit is `base` times the one before.
+// whole: the format for the first unit. Results rotate through static buffers, so that several fit in one printf.
 static const char *human(double value, double base, double most, const char *const *units, size_t count,
                          const char *whole, const char *format) {
     static char buffers[16][32];
@@ -104,13 +103,13 @@ static const char *human(double value, double base, double most, const char *con
     return out;
 }
 
-// "1.25 GiB"
+// Prints "1.25 GiB".
 static const char *human_bytes(double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     return human(bytes, 1024, 1024, units, 6, "%.0f %s", "%.2f %s");
 }
 
-// "8.19 B" for 8190735360
+// Prints "8.19 B" for 8190735360.
 static const char *human_count(double count) {
     static const char *const units[] = {"", " k", " M", " B", " T"};
     return human(count, 1000, 1000, units, 5, "%.0f%s", "%.2f%s");
@@ -121,8 +120,8 @@ static const char *human_flops(double flops) {
     return human(flops, 1000, 1000, units, 8, "%.2f%s", "%.2f%s");
 }
 
-// In 1 + `width` columns, the first for the sign: with as many decimals as there is room for, or with an exponent where
-// it is below 0.001 or too large. For lines below each other.
+// Prints in 1 + `width` columns, the first for the sign: as many decimals as fit; an exponent below 0.001 or if too
+// large.
 static const char *human_fixed(double value, int width) {
     static char buffers[16][32];
     static int next;
@@ -137,7 +136,7 @@ static const char *human_fixed(double value, int width) {
     return out;
 }
 
-// A line of columns of a table, put together before it is printed. Columns beyond `most` are left out.
+// A table row built before it is printed. Columns beyond `most` are left out.
 typedef struct {
     char text[512];
     size_t used, most;
@@ -154,7 +153,7 @@ __attribute__((format(printf, 2, 3))) static void line_add(TextLine *line, const
     line->used += (size_t)length;
 }
 
-// "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h"
+// Prints "8 s", "3 min 20 s", "2 h 05 min", "3 d 04 h".
 static const char *human_seconds(double seconds) {
     static char buffers[4][32];
     static int next;
@@ -176,9 +175,10 @@ static const char *human_seconds(double seconds) {
 // ---- spelling -------------------------------------------------------------------------------------------------------
 #define SPELLING_MOST 32
 
-// Insertions, deletions, substitutions and swaps of neighbours that make b of a; long words are far from everything.
+// Counts the insertions, deletions, substitutions and swaps of neighbours that turn a into b; long words: a large
+// number.
 static size_t spelling_distance(const char *a, const char *b) {
-    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i and j
+    size_t d[SPELLING_MOST + 1][SPELLING_MOST + 1], m = strlen(a), n = strlen(b); // d[i][j]: of the first i, j letters
     if (m > SPELLING_MOST || n > SPELLING_MOST) return SIZE_MAX;
     for (size_t i = 0; i <= m; i++) d[i][0] = i;
     for (size_t j = 0; j <= n; j++) d[0][j] = j;
@@ -192,20 +192,20 @@ static size_t spelling_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// How far `name` is from what was typed, 0 where it was only cut short; SIZE_MAX where a suggestion would be a guess.
+// Returns the distance of `name` from what was typed: 0 if `typed` is a prefix; SIZE_MAX if too far to suggest.
 static size_t spelling_offer(const char *typed, const char *name) {
     size_t length = strlen(typed), distance = spelling_distance(typed, name);
     if (length >= 2 && !strncmp(typed, name, length)) return 0;
     return distance <= max_size(length / 3, 1) ? distance : SIZE_MAX;
 }
 
-// *nearest, which is *best far from what was typed (at first NULL, SIZE_MAX), becomes `name` where that is nearer.
+// Replaces *nearest, at distance *best (start with NULL, SIZE_MAX), by `name` if that is nearer to what was typed.
 static void spelling_compare(const char *typed, const char *name, const char **nearest, size_t *best) {
     const size_t distance = spelling_offer(typed, name);
     if (distance < *best) *best = distance, *nearest = name;
 }
 
-// The end of a message, with what stands before the nearest; NULL: nothing
+// Returns "; did you mean BEFORE NEAREST?" to end a message; "" if nearest is NULL.
 static const char *did_you_mean(const char *before, const char *nearest) {
     static char text[96];
     *text = 0;
@@ -214,7 +214,7 @@ static const char *did_you_mean(const char *before, const char *nearest) {
 }
 
 // ---- words ----------------------------------------------------------------------------------------------------------
-// `text` is one of `words`, which "|" separates.
+// Tells whether `text` is one of the words in "a|b|c".
 static int text_is_one_of(const char *text, const char *words) {
     for (size_t length = strlen(text);; words++) {
         const size_t word = strcspn(words, "|");
@@ -224,7 +224,7 @@ static int text_is_one_of(const char *text, const char *words) {
     }
 }
 
-// The index of a word in "a|b|c"; -1: it is none of them.
+// Returns the index of `text` in "a|b|c", or -1.
 static int word_index(const char *words, const char *text) {
     for (int i = 0; *words; i++) {
         const size_t length = strcspn(words, "|");
@@ -234,7 +234,7 @@ static int word_index(const char *words, const char *text) {
     return -1;
 }
 
-// For qsort of an array of texts that lie in it.
+// Compares for qsort of an array of char arrays.
 static int compare_texts(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
 
 static int text_ends_with(const char *text, const char *end) {
@@ -244,9 +244,9 @@ static int text_ends_with(const char *text, const char *end) {
 
 // ---- UTF-8 in parts -------------------------------------------------------------------------------------------------
 /*
-Text in parts, to a file or into memory: only whole characters are passed on. What can no longer become one is U+FFFD,
-once for each stretch that began as one (Unicode's recommended practice), and so is what is left at the end. Memory is
-the caller's: three times as many bytes as come in suffice.
+Text in parts, to a file or into memory: only whole characters are passed on. Invalid bytes become U+FFFD, one for each
+stretch that began as a character (Unicode's recommended practice); so does an incomplete character at the end. The
+caller provides the memory: three times the input suffices.
 */
 typedef struct {
     FILE *file;            // or NULL:
@@ -270,7 +270,7 @@ static void text_out_pass(TextOut *out, const void *text, size_t bytes) {
     out->bytes += bytes;
 }
 
-// More bytes can make a character of part[count]: the lowest and the highest continuations are tried.
+// Tells whether more bytes can complete part[count] to a character: tries the lowest and the highest continuation.
 static int is_beginning_of_character(const unsigned char *part, size_t count) {
     static const unsigned char ends[] = {0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf};
     unsigned char whole[4] = {0, 0x80, 0x80, 0x80};

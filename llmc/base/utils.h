@@ -1,5 +1,5 @@
 /*
-What every part needs and none owns: errors that end the program with one clear line, checked host allocation, time.
+What every part needs: errors that end the program with one clear line, checked host allocation, time.
 Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 */
 #ifndef LLMC_UTILS_H
@@ -19,12 +19,12 @@ Exit codes: 2 usage, 1 bad files and run-time failure, 0 success.
 #define DIE_MESSAGE  9216 // bytes: two paths and what is wrong with them
 
 // ---- text for a terminal -------------------------------------------------------------------------------------------
-// Bytes of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
+// Returns the length of the well-formed UTF-8 character at text (Unicode's table 3-7), or 0.
 static size_t utf8_length(const unsigned char *text, size_t left) {
     unsigned char c = text[0], least = 0x80, most = 0xbf;
     size_t length = c < 0x80 ? 1 : c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
     if (length == 0 || length > left) return 0;
-    if (c == 0xe0) least = 0xa0; // overlong forms, surrogates and what is above U+10FFFF are not UTF-8
+    if (c == 0xe0) least = 0xa0; // excludes overlong forms, surrogates and code points above U+10FFFF
     if (c == 0xed) most = 0x9f;
     if (c == 0xf0) least = 0x90;
     if (c == 0xf4) most = 0x8f;
@@ -35,7 +35,7 @@ static size_t utf8_length(const unsigned char *text, size_t left) {
     return length;
 }
 
-// Makes '?' of what a terminal would obey or not show: control characters, and bytes that are no UTF-8.
+// Replaces control characters and invalid UTF-8 by '?', in place.
 static char *make_printable(char *text) {
     for (size_t i = 0, n; text[i]; i += n) {
         const unsigned char *c = (const unsigned char *)text + i;
@@ -48,22 +48,21 @@ static char *make_printable(char *text) {
 }
 
 // ---- errors and notes ----------------------------------------------------------------------------------------------
-// Called before a line goes to stderr: who draws there (the progress bar) makes room.
+// Hook called before a line goes to stderr; the progress bar clears itself.
 static void (*before_message)(void);
 
-// Takes the errors of this thread, in whichever translation unit: of one beside the main thread, which alone ends the
-// program, and where a failure is not the end. Does not return.
+// Handler of this thread's errors in all translation units, instead of ending the program: for other threads than the
+// main one and for failures that are survived. Does not return.
 __attribute__((weak)) __thread void (*die_caught)(int code, const char *message);
 
-// Output of one of several processes (dist.h sets it); zeros: alone. One for the whole program, whichever translation
-// units it has: hence weak.
+// How one of several processes reports (dist.h sets it); zeros: one process. Weak: one for all translation units.
 typedef struct {
     char name[320]; // "rank 3 on HOST: ", before errors
-    int silent;     // another process speaks to people
+    int silent;     // another process prints
     int failed;     // the exit code that die chose
-    // Called before an error is printed: of processes that all fail, one says why. It does not return in the others.
+    // Called before an error is printed: if several processes fail, it returns in one and ends the others.
     void (*before_error)(int code);
-    void (*before_end)(void); // called where a signal ends the process: only system calls
+    void (*before_end)(void); // called before a signal ends the process: only system calls
     int (*others_died)(void); // 1: another process of the job was killed; only system calls
 } Voice;
 __attribute__((weak)) Voice voice;
@@ -75,7 +74,7 @@ static const char *program_commit(void) { return build_commit ? build_commit : "
 
 static const char *program_called(void) { return program_invocation_name; }
 
-// The process whose output people read: rank 0 of several.
+// Tells whether this process prints: rank 0 of several.
 static int is_main_rank(void) { return !voice.silent; }
 
 __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, const char *format, ...) {
@@ -89,7 +88,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void die_with(int code, c
     fflush(stdout);
     if (voice.before_error) voice.before_error(code);
     if (before_message) before_message();
-    // At once, in one piece: a launcher writes there, too.
+    // In one piece: a launcher writes there, too.
     fprintf(stderr, "%s: %s%s\n", program_invocation_short_name, voice.name, message);
     voice.failed = code;
     exit(code);
@@ -108,7 +107,7 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...) 
     fprintf(stderr, "note: %s\n", make_printable(message));
 }
 
-// main calls this last: results that a full disk did not take are a failure like any other.
+// Fails if standard output is incomplete (a full disk, say); main calls it last.
 static void stdout_finish(void) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
@@ -116,7 +115,7 @@ static void stdout_finish(void) {
 }
 
 // ---- host allocation ---------------------------------------------------------------------------------------------
-// After the first step nothing of ours may allocate: tests set the guard, and an allocation then is fatal.
+// Set by tests after the first step: any later allocation of ours is fatal.
 static int allocation_guard;
 
 static void *checked_malloc(size_t bytes, const char *what) {
@@ -158,14 +157,15 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Sorts numbers[count > 0].
+// Returns the median of numbers[count > 0], which it sorts.
 static double median(double *numbers, size_t count) {
     qsort(numbers, count, sizeof(double), compare_doubles);
     return (numbers[(count - 1) / 2] + numbers[count / 2]) / 2;
 }
 
-// Index of the last of `count` > 0 ascending numbers that is at most `value`; 0 where none is. They lie `stride` bytes
-// apart (a field of an array of structs, say).
+// Returns the index of the last of `count` > 0 ascending numbers that is at most `value`; 0 if none is. They lie
+// `stride` bytes apart (a field of an array of structs, say).
+
 static size_t last_at_most(const size_t *numbers, size_t stride, size_t count, size_t value) {
     size_t low = 0, high = count;
     while (high - low > 1) {

@@ -1,12 +1,11 @@
 /*
-Between the processes of a run, on the host: who they are, small exchanges, and how they end together. MPI launches and
-connects them (dist_mpi.h, in the op set's translation unit); tensors move by the collectives of ops.h, through MPI on
-the CPU and NCCL on GPUs.
+The processes of a run, on the host: who they are, small exchanges, and how they end together. MPI launches and connects
+them (dist_mpi.h, in the op set's translation unit). Tensors move by the collectives of ops.h, through MPI on the CPU
+and NCCL on GPUs.
 
-A process that no launcher started with others is alone: MPI is not even initialised, and everything here is the
-identity. What communicates is collective: every rank of the group calls it in the same order. A rank that waits for
-others finds out whether they are at work; where they give no sign of it for dist_timeout, it ends the job with a
-message that names them.
+A process started without a launcher is alone: MPI is not initialised, and everything here is the identity. Functions
+that communicate are collective: every rank of the group calls them in the same order. A waiting rank asks the others
+whether they are at work. If they give no sign for dist_timeout, it ends the job with a message that names them.
 */
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
@@ -18,31 +17,30 @@ message that names them.
 extern "C" {
 #endif
 
-// Joins the others where a launcher (mpirun, srun) started several; before anything else. After it errors of any rank
-// end the whole job with one message, and only rank 0 speaks to people: notes and the standard output of others are
-// lost.
+// Joins the other processes if a launcher (mpirun, srun) started several. Call it first. Then an error of any rank ends
+// the whole job with one message, and only rank 0 prints: notes and standard output of the others are dropped.
 void dist_start(void);
 size_t dist_ranks(void);
 size_t dist_rank(void);
 size_t dist_local_rank(void);       // among the ranks on this host: which device
 size_t dist_local_ranks(void);      // on this host
 const char *dist_host(size_t rank); // name of the machine
-void dist_split(size_t sp);         // makes the groups of streams; once, sp divides dist_ranks()
-void dist_timeout(double seconds);  // how long a rank waits for a sign of another one
-void dist_stop(void);               // at the end of main; done at exit otherwise
+void dist_split(size_t sp);         // makes the groups that share a stream; call once, sp divides dist_ranks()
+void dist_timeout(double seconds);  // sets how long a rank waits for a sign of life
+void dist_stop(void);               // leaves the job at the end of main; else done at exit
 
-// all[ranks of the group][bytes] = every rank's own[bytes], in the order of the group's ranks.
+// Gathers all[ranks of the group][bytes] = every rank's own[bytes], in the order of the group's ranks.
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all);
-// values[count] = their sums over the group, added in the order of ranks: the same bits on every rank.
+// Sums values[count] over the group, in the order of ranks: the same bits on every rank.
 void dist_sum(RankGroup group, double *values, size_t count);
-// The smallest of all ranks' numbers; *whose: the first rank that has it.
+// Returns the smallest of all ranks' numbers; *whose: the first rank that has it.
 size_t dist_smallest(size_t number, size_t *whose);
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root);
 void dist_barrier(void);
-// At a point that all ranks pass equally often: 1 where all give up their work, because one of them asks.
+// Returns 1 if all ranks give up their work here because one of them asks. All pass this point equally often.
 int dist_stop_point(int asks);
 
-// Refuses where ranks differ: in `key` (a checksum) of `what`, as in "data"; in their arguments, or as programs.
+// Refuses ranks that differ: in `key`, a checksum of `what` ("data"), in their arguments or in their program.
 void dist_check(const char *what, uint64_t key);
 void dist_check_program(int argc, char **argv);
 
@@ -50,17 +48,16 @@ void dist_check_program(int argc, char **argv);
 }
 #endif
 
-// Makes the sums of all ranks' bytes of every rank's own. Collective.
+// Adds up the checksum sums of all ranks. Collective.
 static void checksum_join(Checksum *c) {
-    double part[8]; // 16 bits each: their sums over ranks are exact
+    double part[8]; // 16 bits each, so that sums over ranks are exact
     for (size_t i = 0; i < 8; i++) part[i] = (double)(c->sum[i / 4] >> 16 * (i % 4) & 0xffff);
     dist_sum(RANKS_ALL, part, 8);
     memset(c, 0, sizeof(*c));
     for (size_t i = 0; i < 8; i++) c->sum[i / 4] += (uint64_t)part[i] << 16 * (i % 4);
 }
 
-// Opens the unfinished file that rank 0 has made, to become `path`, on the other ranks, which write a part each.
-// Collective.
+// Opens on the other ranks the unfinished file that rank 0 made for `path`; each writes a part of it. Collective.
 static void output_share(OutputFile *output, const char *path) {
     char temporary[PATH_MAX] = "";
     if (dist_rank() == 0) memcpy(temporary, output->temporary, sizeof(temporary));

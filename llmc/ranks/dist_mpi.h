@@ -11,7 +11,7 @@ set's translation unit, whose collectives use the same communicators, requests a
 #include "dist_watch.h"
 #endif
 
-// "2.18.1" of numbers, which macros may be
+// Joins three numbers, also macros, to a text: "2.18.1"
 #define VERSION_TEXT(major, minor, patch) VERSION_WORD(major) "." VERSION_WORD(minor) "." VERSION_WORD(patch)
 #define VERSION_WORD(number)              #number
 
@@ -26,7 +26,7 @@ set's translation unit, whose collectives use the same communicators, requests a
 #endif
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
-// Number of processes that the launcher says it started together: 1 without a launcher, 0 where it does not say.
+// Returns the number of processes that the launcher started: 1 without a launcher, 0 if it does not say.
 static size_t launched(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
@@ -36,7 +36,7 @@ static size_t launched(void) {
     return getenv("PMIX_RANK") ? 0 : 1;
 }
 
-// Several processes that cannot connect: the first one says why, the others wait until it has.
+// Refuses several processes that cannot connect: the first one says why, the others wait for that.
 __attribute__((noreturn)) static void refuse_launch(const char *why) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"};
     size_t rank = 0;
@@ -50,7 +50,7 @@ __attribute__((noreturn)) static void refuse_launch(const char *why) {
 }
 
 #ifdef HAVE_MPI
-#define STAGING_BYTES ((size_t)4 << 20) // memory of collectives beside their tensors; larger ones are cut into pieces
+#define STAGING_BYTES ((size_t)4 << 20) // staging memory of collectives; larger tensors are cut into pieces
 
 static struct {
     size_t ranks, rank, local_ranks, local_rank, sp;
@@ -76,13 +76,13 @@ static World job_world(void) {
 }
 
 // ---- start and end --------------------------------------------------------------------------------------------------
-// At exit, however it comes about: an error ends all ranks, and otherwise MPI wants to be left by all of them.
+// Leaves MPI at exit: an error aborts all ranks, else all of them finalise together.
 static void leave_job(void) {
     MPI_Request end;
     if (!job.joined) return;
     if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
     if (job.ranks > 1) {
-        MPI_Ibarrier(watch.words, &end); // not to be taken for another barrier
+        MPI_Ibarrier(watch.words, &end); // on its own communicator, so that it matches no other barrier
         wait_all(&end, 1, "the end of the program");
         watch_stop();
     }
@@ -92,7 +92,7 @@ static void leave_job(void) {
     job.ranks = job.local_ranks = job.sp = 1;
 }
 
-// Ranks that share this one's memory.
+// Finds the ranks on this host.
 static void find_neighbours(void) {
     MPI_Comm host;
     int ranks, rank;
@@ -113,8 +113,8 @@ void dist_start(void) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (wanted && (size_t)ranks != wanted)
-        refuse_launch("the launcher started several processes, but MPI does not connect them: is it the launcher of "
-                      "the MPI that this program was built with (Slurm: srun --mpi=list shows what there is)?");
+        refuse_launch("the launcher started several processes, but MPI does not connect them; use the launcher of the "
+                      "MPI that this program was built with (Slurm: srun --mpi=list shows the choices)");
     if (ranks == 1) return;
     job.ranks = (size_t)ranks, job.rank = (size_t)rank;
     watch_start(job.ranks, job.rank);
@@ -201,12 +201,11 @@ size_t dist_smallest(size_t number, size_t *whose) {
     return all[*whose];
 }
 #else
-static void watch_at_work(void) {} // nobody asks
+static void watch_at_work(void) {} // no other rank asks
 void dist_start(void) {
     if (launched() > 1)
-        refuse_launch(
-            "this program was built without MPI, and the launcher started several processes of it; install an "
-            "MPI (libopenmpi-dev) and build again, or start one");
+        refuse_launch("the launcher started several processes, but this program was built without MPI; install an MPI "
+                      "(libopenmpi-dev) and build again, or start one process");
 }
 void dist_split(size_t sp) { job.sp = sp; }
 void dist_timeout(double seconds) { (void)seconds; }
@@ -223,7 +222,7 @@ size_t dist_smallest(size_t number, size_t *whose) { return *whose = 0, number; 
 #endif
 
 // ---- ranks that must be alike ---------------------------------------------------------------------------------------
-// The first rank whose key differs from that of rank 0, or 0.
+// Returns the first rank whose key differs from rank 0's, or 0.
 static size_t first_other(uint64_t key) {
     uint64_t *keys = (uint64_t *)checked_calloc(job.ranks, sizeof(*keys), "keys of ranks");
     size_t r = 1;
@@ -245,17 +244,17 @@ static void check_arguments(int argc, char **argv) {
     for (size_t i = 1;; i++) {
         snprintf(mine, sizeof(mine), "%s", i < (size_t)argc ? argv[i] : "nothing");
         size_t other = first_other(i < (size_t)argc ? checksum_of(1, argv[i], strlen(argv[i])) : 0);
-        if (!other && i >= (size_t)argc) return; // the end, everywhere
+        if (!other && i >= (size_t)argc) return; // the end on all ranks
         if (!other) continue;
         memcpy(others, mine, sizeof(others));
         dist_broadcast(RANKS_ALL, mine, sizeof(mine), 0);
         dist_broadcast(RANKS_ALL, others, sizeof(others), other);
-        die_usage("rank %zu on %s was started with other arguments: no. %zu is '%s', on rank 0 it is '%s'", other,
+        die_usage("rank %zu on %s has other arguments: no. %zu is '%s', on rank 0 '%s'; start all ranks alike", other,
                   dist_host(other), i, others, mine);
     }
 }
 
-// A checksum of the file that this process runs; 0 where the system does not show it.
+// Returns a checksum of this program's file; 0 if the system does not show it.
 static uint64_t program_key(void) {
     char piece[1 << 14];
     uint64_t key = 0;

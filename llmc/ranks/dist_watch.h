@@ -1,18 +1,18 @@
 /*
-How a rank waits for others, and how one of several that fail gets to say so. Part of dist_mpi.h.
+How a rank waits for others, and which of several failing ranks reports. Part of dist_mpi.h.
 
-All waiting is polling of MPI requests, so that a rank that waits still listens, on a communicator of its own; one at
-work does so between two pieces of it (watch_at_work). Who waits for long asks the others, some times within --timeout.
-Who has not answered after all of it hangs, was stopped, or is busy with one thing for too long (a file, a reward
-command), and is named. Where all answer, and none has moved for as long, they wait for each other, or for a network
-that is down. However long a rank is at work, it is waited for. Who polls something else than MPI (GPUs) does so between
-watch_begin and watch_wait.
+Waiting means polling MPI requests, so a waiting rank still listens, on a communicator of its own. A working rank
+listens between pieces of work (watch_at_work). A rank that waits long asks the others, WATCH_ASKS times within
+--timeout. One that has not answered by then hangs, was stopped, or is busy with one thing (a file, a reward command)
+for too long, and is named. If all answer but none has moved, they wait for each other, or for a network that is down. A
+rank that shows it is at work is waited for without limit. To poll something other than MPI (GPUs), call watch_begin,
+then watch_wait between polls.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
 #include "dist.h"
 #ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX // of the C++ bindings nothing is used
+#define OMPI_SKIP_MPICXX // no C++ bindings
 #define MPICH_SKIP_MPICXX
 #endif
 #include <mpi.h>
@@ -21,20 +21,20 @@ watch_begin and watch_wait.
 #include <unistd.h>
 
 #define WATCH_YIELD   0.01 // s of polling before a wait makes pauses
-#define WATCH_LISTEN  0.02 // s between two looks of a rank at work
+#define WATCH_LISTEN  0.02 // s between two polls of a working rank
 #define WATCH_ASKS    4    // questions within --timeout
-#define WATCH_SILENCE 5.0  // s until the error of another rank should have ended this one
+#define WATCH_SILENCE 5.0  // s within which another rank's error should end this one
 #define WATCH_HOST    128  // bytes of a host's name
-#define WATCH_NAMED   4    // ranks that a message names
+#define WATCH_NAMED   4    // most ranks that a message names
 
 typedef enum { RANK_ASKS, RANK_ANSWERS, RANK_REPORTS, RANK_STOPS, WORD_KINDS } WordKind;
 
 // A message between ranks.
 typedef struct {
     int64_t kind;
-    int64_t moves;  // how often this rank has begun to wait so far, or was seen at work
+    int64_t moves;  // times that this rank began to wait or was seen at work
     int64_t point;  // of RANK_STOPS: the point at which this rank waits for the others
-    char where[32]; // what it waits in, or did last
+    char where[32]; // what it waits for, or waited for last
 } Word;
 
 static struct {
@@ -43,18 +43,18 @@ static struct {
     double timeout;                      // s
     char (*host)[WATCH_HOST];            // [ranks]
     int64_t *process;                    // [ranks] ids of those that this rank sees, or 0
-    Word own;                            // where this rank is
-    Word *heard, *before;                // [ranks] answers to its question, and to the one before; RANK_ASKS: none
-    Word *said;                          // [WORD_KINDS,ranks] what is on its way to others
+    Word own;                            // this rank's state
+    Word *heard, *before;                // [ranks] answers to the last question, and to the one before; RANK_ASKS: none
+    Word *said;                          // [WORD_KINDS,ranks] messages in flight
     MPI_Request *saying;                 // [WORD_KINDS,ranks]
-    double listened;                     // s: when this rank, at work, did last
+    double listened;                     // s: time of the last poll while at work
     int64_t point;                       // points passed so far, of watch_stop_point
-    int64_t *stops;                      // [ranks] where each waits for the others; 0: it has not said
+    int64_t *stops;                      // [ranks] the point at which each waits for the others; 0: unknown
     volatile sig_atomic_t other_reports; // another rank has said that it prints an error
 } watch;
 
-// A small message that is not waited for: a rank that was stopped may never take it. Of each kind there is one on its
-// way to a rank, at most; it says what another one would.
+// Sends a small message without waiting: a stopped rank may never receive it. At most one of each kind is in flight to
+// a rank; another would say the same.
 static void watch_say(size_t to, WordKind kind) {
     const size_t place = (size_t)kind * watch.ranks + to;
     int sent;
@@ -70,7 +70,7 @@ static void watch_say_all(WordKind kind) {
         if (r != watch.rank) watch_say(r, kind);
 }
 
-// Says once where this rank waits for the others: at its next point.
+// Tells the others, once, that this rank waits for them at `point`.
 static void watch_stop_at(int64_t point) {
     if (watch.stops[watch.rank]) return;
     watch.stops[watch.rank] = watch.own.point = point;
@@ -95,7 +95,7 @@ static void watch_listen(void) {
     }
 }
 
-// Called between two steps of this rank's work: ranks that ask hear that it goes on.
+// Answers the ranks that ask. Called between two pieces of this rank's work.
 static void watch_at_work(void) {
     const double now = seconds_now();
     if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
@@ -109,13 +109,13 @@ static void watch_pause(void) {
     nanosleep(&pause, NULL);
 }
 
-// voice.before_error: ranks that fail alike do so at about the same time, and the lowest of them reports.
+// voice.before_error: lets the lowest of the ranks that fail at about the same time report.
 static void watch_before_error(int code) {
     const double begin = seconds_now(), patience = watch.rank ? 0.3 + fmin(0.02 * (double)watch.rank, 1.0) : 0.0;
     for (watch_listen(); !watch.other_reports && seconds_now() - begin < patience; watch_listen()) watch_pause();
     if (!watch.other_reports) {
         watch_say_all(RANK_REPORTS);
-        for (size_t r = 0; r < watch.ranks; r++) // a launcher ends them before they listen, perhaps
+        for (size_t r = 0; r < watch.ranks; r++) // the launcher may end them before they listen
             if (r != watch.rank && watch.process[r]) kill((pid_t)watch.process[r], SIGURG);
         return;
     }
@@ -125,7 +125,7 @@ static void watch_before_error(int code) {
 
 static void watch_report(int number) { watch.other_reports = number; }
 
-// The first rank of this host that has died, or watch.ranks; *living: the first that has not.
+// Returns the first dead rank of this host, or watch.ranks; *living: the first living one.
 static size_t watch_dead(size_t *living) {
     size_t dead = *living = watch.ranks;
     for (size_t r = watch.ranks; r-- > 0;)
@@ -136,14 +136,13 @@ static size_t watch_dead(size_t *living) {
     return dead;
 }
 
-// voice.others_died
+// voice.others_died: tells whether another rank was killed.
 static int watch_others_died(void) {
     size_t living;
     return watch_dead(&living) < watch.ranks;
 }
 
-// voice.before_end: a launcher ends the others where a rank was killed. The lowest of those left on its host names it,
-// before they go: whoever is asked for is there for as long as all of them look.
+// voice.before_end: when a rank was killed, the launcher ends the others. The lowest living one on its host names it.
 static void watch_before_end(void) {
     const struct timespec pause = {0, 300000000};
     size_t living;
@@ -151,8 +150,8 @@ static void watch_before_end(void) {
     char text[512];
     if (dead < watch.ranks && living == watch.rank && !watch.other_reports) {
         const int n = snprintf(text, sizeof(text),
-                               "%s: %srank %zu on %s has died: killed, perhaps for want of memory; this ends the job, "
-                               "and a training run goes on with --resume\n",
+                               "%s: %srank %zu on %s was killed, perhaps out of memory; the job ends, a training run "
+                               "goes on with --resume\n",
                                program_invocation_short_name, voice.name, dead, watch.host[dead]);
         if (write(STDERR_FILENO, text, min_size((size_t)n, sizeof(text) - 1)) < 0) return;
     }
@@ -162,9 +161,9 @@ static void watch_before_end(void) {
 // ---- waiting --------------------------------------------------------------------------------------------------------
 typedef struct {
     double begin;   // s
-    double asked;   // s: when the others were asked last, the beginning before that
-    double still;   // s: since when watch.before has the answers of all, and nobody has moved; 0: not known
-    int unanswered; // whether that question still is
+    double asked;   // s: time of the last question; at first begin
+    double still;   // s: time since which all have answered and none has moved; 0: unknown
+    int unanswered; // the last question still awaits answers
 } Wait;
 
 static Wait wait_from(double begin) {
@@ -172,7 +171,7 @@ static Wait wait_from(double begin) {
     return wait;
 }
 
-// "rank 1 on A, rank 2 on B and 5 more" have not answered; returns how many.
+// Lists the ranks that have not answered: "rank 1 on A, rank 2 on B and 5 more". Returns how many.
 static size_t watch_missing(char *names, size_t size) {
     size_t missing = 0;
     int used = 0;
@@ -186,17 +185,16 @@ static size_t watch_missing(char *names, size_t size) {
     return missing;
 }
 
-// All wait, and nobody has moved since they were asked before.
+// Ends the job when all ranks wait and none has moved between two questions.
 __attribute__((noreturn)) static void watch_stuck(double waited) {
     for (size_t r = 0; r < watch.ranks; r++)
         if (r != watch.rank && strcmp(watch.heard[r].where, watch.own.where) != 0)
-            die("waits for %s since %.0f s, rank %zu on %s waits for %s: neither comes", watch.own.where, waited, r,
+            die("deadlock: waiting for %s for %.0f s while rank %zu on %s waits for %s", watch.own.where, waited, r,
                 watch.host[r], watch.heard[r].where);
-    die("all ranks have come to %s, which has not ended for %.0f s: does the network between the hosts work?",
-        watch.own.where, waited);
+    die("all ranks have waited in %s for %.0f s; check the network between the hosts", watch.own.where, waited);
 }
 
-// Judges the answers to the question of w->asked.
+// Evaluates the answers to the last question.
 static void watch_judge(Wait *w, double now) {
     char names[WATCH_NAMED * (WATCH_HOST + 40)];
     const size_t missing = watch_missing(names, sizeof(names));
@@ -220,7 +218,7 @@ static Wait watch_begin(const char *what) {
     return wait_from(seconds_now());
 }
 
-// Called between two polls of a request, MPI's or not.
+// Asks and answers between two polls of a request.
 static void watch_wait(Wait *w) {
     const double now = seconds_now();
     if (now - w->begin < WATCH_YIELD) {
@@ -238,7 +236,7 @@ static void watch_wait(Wait *w) {
     }
 }
 
-// Until all of request[n] are done.
+// Waits until all of request[n] are done.
 static void wait_all(MPI_Request *request, int n, const char *what) {
     Wait wait = watch_begin(what);
     int done = 0;
@@ -247,8 +245,8 @@ static void wait_all(MPI_Request *request, int n, const char *what) {
         watch_wait(&wait);
 }
 
-// All ranks pass points equally often. 1: all give up their work at this one, because some rank asks for it.
-// Ranks say where they wait; the farthest point is where all stop. Until then each goes on, for others wait for it.
+// Returns 1 if all ranks give up their work at this point, because one asks. All pass points equally often. Ranks tell
+// each other where they wait; all stop at the farthest of these points and go on until there.
 static int watch_stop_point(int asks) {
     int64_t last = 0;
     watch.point++;
@@ -280,12 +278,12 @@ static void watch_start(size_t ranks, size_t rank) {
     const int64_t process = getpid();
     watch.process = (int64_t *)checked_calloc(ranks, sizeof(process), "the processes of ranks");
     MPI_Allgather(&process, 1, MPI_INT64_T, watch.process, 1, MPI_INT64_T, watch.words);
-    for (size_t r = 0; r < ranks; r++) // of another host, or of another namespace of processes on this one
+    for (size_t r = 0; r < ranks; r++) // unknown on another host, or in another pid namespace of this one
         if (strcmp(watch.host[r], own) != 0 || kill((pid_t)watch.process[r], 0) != 0) watch.process[r] = 0;
     report.sa_handler = watch_report;
-    report.sa_flags = SA_RESTART | SA_ONSTACK; // signals_prepare says why
+    report.sa_flags = SA_RESTART | SA_ONSTACK; // on its own stack as in signals_prepare
     sigaction(SIGURG, &report, NULL);
-    MPI_Barrier(watch.words); // before it all are there
+    MPI_Barrier(watch.words); // all ranks have started
     snprintf(voice.name, sizeof(voice.name), "rank %zu on %s: ", rank, own);
     voice.before_error = watch_before_error, voice.before_end = watch_before_end;
     voice.others_died = watch_others_died;

@@ -1,12 +1,12 @@
 /*
 The processes of a run, and how work and memory are sharded over them. One process is one rank and one device.
 
-    ranks = replicas x sp       `sp` ranks that follow each other share a stream (sequence parallelism), the others take
-                                other streams (data parallelism)
-    zero                        ZeRO stage (arXiv 1910.02054): shard 1 optimizer state, 2 and gradients, 3 and weights
-                                over all ranks
+    ranks = replicas x sp       `sp` consecutive ranks share a stream (sequence parallelism), replicas take different
+                                streams (data parallelism)
+    zero                        ZeRO stage (arXiv 1910.02054): what is sharded over all ranks: 1 optimizer state,
+                                2 also gradients, 3 also weights
 
-A World of zeros is a process alone. Nothing here communicates: dist.h does, on the host, and the collectives of ops.h,
+A World of zeros is a single process. Nothing here communicates: dist.h does so on the host, the collectives of ops.h do
 on tensors.
 */
 #ifndef LLMC_WORLD_H
@@ -17,10 +17,10 @@ on tensors.
 typedef struct {
     size_t ranks, rank; // 0 ranks count as 1
     size_t zero;        // stage, 0 to 3
-    size_t sp;          // ranks of a stream, 0 counts as 1; divides ranks
+    size_t sp;          // ranks that share a stream, 0 counts as 1; divides ranks
 } World;
 
-// Ranks that take part in a collective together. Reversed: the same, counted from the last one.
+// Ranks that take part in a collective. Reversed: the same ranks in reverse order.
 typedef enum { RANKS_ALL, RANKS_SEQUENCE, RANKS_SEQUENCE_REVERSED, RANK_GROUPS } RankGroup;
 
 static World world_alone(void) {
@@ -33,7 +33,7 @@ static size_t world_sp(World w) { return w.sp ? w.sp : 1; }
 static size_t world_replicas(World w) { return world_ranks(w) / world_sp(w); }
 static size_t world_replica(World w) { return w.rank / world_sp(w); }
 
-// Number of ranks in a group, and this rank's index in it.
+// Returns the number of ranks in a group.
 static size_t ranks_in(World w, RankGroup group) { return group == RANKS_ALL ? world_ranks(w) : world_sp(w); }
 
 static size_t rank_in(World w, RankGroup group) {
@@ -41,8 +41,8 @@ static size_t rank_in(World w, RankGroup group) {
     return group == RANKS_ALL ? w.rank : group == RANKS_SEQUENCE ? place : world_sp(w) - 1 - place;
 }
 
-// ---- shares: `count` elements dealt over ranks in whole units; the last rank has what is left over ------------------
-#define SHARD_ALIGNMENT 256 // elements of weights and gradients: a block of moments in 8 bits
+// ---- shares: `count` elements over ranks in whole units; the last rank gets the remainder ---------------------------
+#define SHARD_ALIGNMENT 256 // elements; a block of 8-bit moments
 
 typedef struct {
     size_t begin, count;
@@ -56,28 +56,28 @@ static Range shard_range(size_t count, size_t unit, size_t ranks, size_t rank) {
     return share;
 }
 
-// The largest share: what memory is planned for on every rank.
+// Returns the largest share, for which every rank plans memory.
 static size_t shard_range_max(size_t count, size_t unit, size_t ranks) {
     return shard_range(count, unit, ranks, ranks - 1).count;
 }
 
 // ---- the tokens of a stream: each of its ranks owns two ranges, so that causal work is balanced ---------------------
-// Tokens that a rank owns at most: an even share, rounded up. It never falls as streams grow.
+// Returns the most tokens a rank owns: an even share, rounded up. It never falls as N grows.
 static size_t sequence_share_max(size_t N, size_t S) { return (N + S - 1) / S; }
 
-// The rows of a half: where several ranks share the stream S portions of one size, so that fewer rows than ranks are
-// behind the last token; else all rows are in the first.
+// Returns the rows of a half: S portions of equal size, so that fewer than S rows follow the last token. With one rank
+// the first half has all rows.
 static Range sequence_half(size_t N, size_t S, size_t half) {
     const size_t most = sequence_share_max(N, S), second = S > 1 ? most / 2 : 0, first = most - second;
     const Range halves[2] = {{0, S * first}, {S * first, S * second}};
     return halves[half];
 }
 
-// Rows of both halves.
+// Returns the rows of both halves.
 static size_t sequence_rows(size_t N, size_t S) { return S * sequence_share_max(N, S); }
 
-// The range of a half that rank `rank` of S owns: the first half in the order of RANKS_SEQUENCE, the second in that of
-// RANKS_SEQUENCE_REVERSED; as far as there are tokens.
+// Returns the range of a half that rank `rank` of S owns, cut at N: the first half in the order of RANKS_SEQUENCE, the
+// second in that of RANKS_SEQUENCE_REVERSED.
 static Range sequence_part(size_t N, size_t S, size_t rank, size_t half) {
     const Range all = sequence_half(N, S, half);
     const size_t each = all.count / S, begin = all.begin + (half ? S - 1 - rank : rank) * each, end = begin + each;
@@ -91,18 +91,18 @@ static size_t sequence_tokens(size_t N, size_t S, size_t rank) {
     return sequence_part(N, S, rank, 0).count + sequence_part(N, S, rank, 1).count;
 }
 
-// A rank that owns the most, and the longest ranges: the last one, where the halves meet, or the first of too many.
+// Returns a rank with the most tokens and the longest ranges: the last, where the halves meet; the first if N < S.
 static size_t sequence_largest_rank(size_t N, size_t S) { return N < S ? 0 : S - 1; }
 
-// ---- what is sent ---------------------------------------------------------------------------------------------------
-// Bytes that a rank sends, by what for. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends
-// n (P - 1) / P from each, and that is what is counted.
+// ---- traffic --------------------------------------------------------------------------------------------------------
+// Bytes that a rank sends, by purpose. A bandwidth-optimal reduce-scatter or all-gather of n bytes over P ranks sends
+// n (P - 1) / P from each; that is counted.
 typedef enum {
-    TRAFFIC_GRADIENTS,           // summed over all ranks
-    TRAFFIC_WEIGHTS,             // gathered: updated ones (stages 1, 2), a layer's before it is used (stage 3)
-    TRAFFIC_KEYS_VALUES,         // of a stream's other ranks
+    TRAFFIC_GRADIENTS,           // reduced over all ranks
+    TRAFFIC_WEIGHTS,             // gathered after updates (stages 1, 2) or before a layer is used (stage 3)
+    TRAFFIC_KEYS_VALUES,         // to the ranks of the same stream
     TRAFFIC_KEY_VALUE_GRADIENTS, // to the rank that owns the token
-    TRAFFIC_STATES,              // of linear attention, and their gradients, to the rank that owns the tokens behind
+    TRAFFIC_STATES,              // states of linear attention and their gradients, to the rank of the next tokens
     TRAFFIC_KINDS
 } TrafficKind;
 
@@ -111,7 +111,7 @@ static const char *const traffic_names[TRAFFIC_KINDS] = {"gradients", "weights",
 
 typedef struct {
     double bytes[TRAFFIC_KINDS], calls[TRAFFIC_KINDS];
-    double hops[TRAFFIC_KINDS]; // of all calls: from rank to rank, one after the other; an exchange has one
+    double hops[TRAFFIC_KINDS]; // sequential sends from rank to rank over all calls; an exchange has one
 } Traffic;
 
 static Traffic traffic_less(Traffic a, Traffic b) {
@@ -124,24 +124,24 @@ static Traffic traffic_less(Traffic a, Traffic b) {
 }
 
 /*
-How the micro-batches of a step are dealt over the replicas of a run. --batch, --seq-len and --grad-accum describe the
-whole step, however many processes do it, so that loss and gradients are those of a process alone.
+How the micro-batches of a step are distributed over the replicas. --batch, --seq-len and --grad-accum describe the
+whole step for any number of processes, so that loss and gradients are those of a single process.
 
-A micro-batches, D replicas: g = gcd(A, D) of them are worked on at a time, each by D / g replicas, which take a part of
-its documents each (batch_part). Replica d takes micro-batches i with i % g == d / parts, and of each part d % parts.
+A micro-batches, D replicas: g = gcd(A, D) micro-batches run at a time, each on D / g replicas, which take a part of its
+documents each (batch_part). Replica d takes micro-batches i with i % g == d / parts, and of each part d % parts.
 
     A 8, D 4    g 4, parts 1    whole micro-batches, two for each replica
     A 1, D 4    g 1, parts 4    a quarter of the micro-batch for each
     A 6, D 4    g 2, parts 2    half of three micro-batches for each
 
-Every rank has the same number of them. Where the last round of an evaluation or of a step of so many samples
-(assign_rounds) is not full, or no document falls to a part, a rank takes a stream of one token that does not count:
-collectives need all ranks.
+Every rank has the same number of them, since collectives need all ranks. A rank without documents takes a stream of one
+token that does not count: in an incomplete last round of an evaluation or of --samples (assign_rounds), or in a part
+without documents.
 */
 typedef struct {
-    size_t batches;       // of a step
-    size_t stride, first; // this rank's: first, first + stride, ... below batches
-    size_t parts, part;   // and of each of them this one of so many parts
+    size_t batches;       // micro-batches of a step
+    size_t stride, first; // this rank's micro-batches: first, first + stride, ... below batches
+    size_t parts, part;   // parts of each, and this rank's
 } Assignment;
 
 static size_t greatest_common_divisor(size_t a, size_t b) {
@@ -152,7 +152,7 @@ static size_t greatest_common_divisor(size_t a, size_t b) {
     return a;
 }
 
-// `stride` divides the replicas, and `batches`.
+// Assigns `batches` micro-batches, `stride` at a time. `stride` divides the replicas and `batches`.
 static Assignment assign_by(World w, size_t batches, size_t stride) {
     // NOLINTBEGIN(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
     const size_t parts = world_replicas(w) / stride, replica = world_replica(w);
@@ -165,14 +165,13 @@ static Assignment assign_step(World w, size_t batches) {
     return assign_by(w, batches, greatest_common_divisor(batches, world_replicas(w)));
 }
 
-// An evaluation takes one micro-batch after the other, each in `parts`.
+// Assigns an evaluation's micro-batches, each in `parts` parts.
 static Assignment assign_evaluation(World w, size_t parts) {
     const size_t together = world_replicas(w) / parts;
     return assign_by(w, together, together);
 }
 
-// The same ranks' assignment of a step of `batches` micro-batches, however many: rounds of one for each replica, or of
-// parts where the replicas are more. In the last round a rank may take nothing.
+// Assigns any number of micro-batches as `a` does, in rounds; in the last round a rank may have none.
 static Assignment assign_rounds(Assignment a, size_t batches) {
     const size_t replicas = a.stride * a.parts, replica = a.first * a.parts + a.part;
     size_t stride = max_size(min_size(batches, replicas), 1);
@@ -183,25 +182,26 @@ static Assignment assign_rounds(Assignment a, size_t batches) {
     return rounds;
 }
 
-// All micro-batches for one process.
+// Assigns all micro-batches to one process.
 static Assignment assign_alone(size_t batches) {
     Assignment assignment = {batches, 1, 0, 1, 0};
     return assignment;
 }
 
-// Micro-batches of a step that this rank has a part of.
+// Returns the number of micro-batches that this rank has a part of.
 static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
-// The number within the step of this rank's i-th.
+// Returns the index within the step of this rank's i-th micro-batch.
 static size_t assigned_number(Assignment assignment, size_t i) { return assignment.first + i * assignment.stride; }
 
-// Refuses documents of equal length that do not come out even. B: those of a micro-batch, or its pairs or groups
+// Refuses documents of equal length that cannot be divided evenly. B: documents, pairs or groups of a micro-batch
 static void assign_check_regular(Assignment assignment, World w, size_t B) {
     const size_t parts = assignment.parts, D = world_replicas(w);
     if (B % parts == 0) return;
-    die_usage("--batch %zu with --grad-accum %zu: over %zu replicas every micro-batch is dealt in %zu parts, which %zu "
-              "documents cannot be; --batch %zu or --grad-accum %zu would fit",
-              B, assignment.batches, D, parts, B, (B / parts + 1) * parts, (assignment.batches / D + 1) * D);
+    die_usage(
+        "--batch %zu with --grad-accum %zu: over %zu replicas a micro-batch has %zu parts, which do not divide %zu "
+        "documents; --batch %zu or --grad-accum %zu would fit",
+        B, assignment.batches, D, parts, B, (B / parts + 1) * parts, (assignment.batches / D + 1) * D);
 }
 
 #endif

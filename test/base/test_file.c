@@ -57,11 +57,11 @@ TEST(only_regular_files_are_replaced) {
     static const struct {
         const char *name, *words;
         mode_t mode; // 0: a link to the pipe
-    } kinds[] = {{"kinds/folder", "is a directory, a file was to be written there", S_IFDIR},
-                 {"kinds/pipe", "is no regular file but a device, a pipe or a socket", S_IFIFO},
-                 {"kinds/link-to-pipe", "is no regular file", 0},
-                 {"kinds/socket", "is no regular file", S_IFSOCK},
-                 {"kinds/device", "is no regular file", S_IFCHR}}; // what /dev/null is; only root may make one
+    } kinds[] = {{"kinds/folder", "is a directory; give a file name", S_IFDIR},
+                 {"kinds/pipe", "is a device, a pipe or a socket", S_IFIFO},
+                 {"kinds/link-to-pipe", "is a device, a pipe", 0},
+                 {"kinds/socket", "is a device, a pipe", S_IFSOCK},
+                 {"kinds/device", "is a device, a pipe", S_IFCHR}}; // what /dev/null is; only root may make one
     fresh("kinds");
     write_file(scratch_path("kinds/old"), "a longer text than the new one", 30);
     write_output(scratch_path("kinds/old"), "new");

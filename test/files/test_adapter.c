@@ -191,7 +191,7 @@ TEST(configs_are_refused_by_name) {
 #ifdef HAVE_PCRE2
         CHANGED(ALL_TARGETS, "\"(?:.*?\\\\.)?layers\\\\.\\\\d{1,}\\\\.(?!x).*_proj\"", NULL),
         CHANGED(ALL_TARGETS, "\".*\\\\.0\\\\..*_proj\"", "there are tensors of model.layers.1.self_attn.q_proj, which"),
-        CHANGED(ALL_TARGETS, "\"(\"", "'(' is no regular expression: missing closing parenthesis"),
+        CHANGED(ALL_TARGETS, "\"(\"", "'(' is not a regular expression: missing closing parenthesis"),
         KEY("rank_pattern", "{}", "{\"layers.[1-9].*\": 4}",
             "layers.1.self_attn.q_proj.lora_A.weight has shape [3, 16]"),
 #endif

@@ -21,7 +21,7 @@ TEST(places) {
     static const struct {
         const char *prepare, *to, *words; // a command, a place in the scratch folder; NULL: the folder is taken
     } cases[] = {
-        {"echo >place", "place", "place: is a file, a folder was to be written there"},
+        {"echo >place", "place", "place: is a file, not a folder"},
         {"rm place && mkdir place", "place", NULL},
         {"true", "place", "place: the folder is not empty"},
         {"rm -r place && mkdir place && touch place/.hidden", "place", "the folder is not empty"},
@@ -57,14 +57,14 @@ static void convert_into_here(const void *context) {
 TEST(not_the_folder_one_is_in) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("here"), NULL, NO_LIMIT, 0};
     run_command("mkdir '%s'", c.to, "");
-    expect_refused(convert_into_here, &c, 1, ".: is the folder this program runs in");
+    expect_refused(convert_into_here, &c, 1, ".: is the current folder");
 }
 
 // ---- disks and interruptions ----------------------------------------------------------------------------------------
 TEST(room_is_looked_for_beforehand) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, NO_LIMIT, 0};
     space_left = 150000; // of 165,600 and headers
-    expect_refused(convert_body, &c, 1, "bytes) are to be written, but only 146.48 KiB are free there; make room or");
+    expect_refused(convert_body, &c, 1, "bytes), but only 146.48 KiB are free there; make room or");
     expect_nothing_at(c.to);
     space_left = 0;
 }
@@ -156,8 +156,8 @@ TEST(leftovers_of_kills) {
         assert_int_equal(child->code, 0);
         assert_int_equal(count_lines(child->err), 1);
         assert_non_null(strstr(child->err, theirs
-                                               ? "was left by a conversion that was cut off; look through it and remove"
-                                               : ".tmp, which a conversion that was cut off had left, is removed\n"));
+                                               ? "was left by an interrupted conversion and holds other files; remove it"
+                                               : ".tmp, left by an interrupted conversion\n"));
         assert_int_equal(count_paths("%s.*/*", c.to), theirs); // the thesis
         assert_int_equal(count_temporaries(c.to), theirs);
         expect_shards(c.to, GOLDEN "llama", 1, 21);

@@ -218,8 +218,8 @@ static const Damage changed_texts[] = {
     HEADER("{\"format\":\"pt\"}", "[\"pt\"]", "its __metadata__ is not an object"),
     HEADER("{\"format\":\"pt\"}", "{\"format\":[\"pt\"]}", "__metadata__ has something that is not text: format"),
     // escapes, which would end a name early
-    HEADER("\"lm_head.weight\"", "\"lm_head.weight\\u0000x\"", "the escape at byte 47 is no character"),
-    HEADER("\"lm_head.weight\"", "\"lm_head.weight\\uzzzz\"", "the escape at byte 47 is no character"),
+    HEADER("\"lm_head.weight\"", "\"lm_head.weight\\u0000x\"", "the \\u escape at byte 47 is not a character"),
+    HEADER("\"lm_head.weight\"", "\"lm_head.weight\\uzzzz\"", "the \\u escape at byte 47 is not a character"),
     HEADER("\"lm_head.weight\"", "\"lm_head.weight\\ud800\"", "is not valid JSON"),
     KEY("llama", "rope_type", "\"default\"", "\"default\", \"rope_type\": \"yarn\"", "the key \"rope_type\" is given"),
     // shards
@@ -276,7 +276,7 @@ TEST(wrong_bytes) {
         WHOLE_TEXT(CONFIG_JSON, "{}", "config.json: has neither architectures nor model_type"),
         WHOLE_TEXT(CONFIG_JSON, "[]", "config.json: is not a JSON object"),
         OTHER_NUMBER(CONFIG_JSON, 1, 1, 0, "config.json: is not valid JSON"),
-        EXTENDED_BY(CONFIG_JSON, HF_CONFIG_MAX, "more than the 16777216 such a file may have"),
+        EXTENDED_BY(CONFIG_JSON, HF_CONFIG_MAX, "such a file may have at most 16777216"),
         REMOVED(MODEL, "llama: holds neither model.safetensors nor model.safetensors.index.json"),
         WHOLE_TEXT(MODEL, "", "model.safetensors: is empty"),
         CUT_TO(MODEL, 7, "is too short for a safetensors file"),
