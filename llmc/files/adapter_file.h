@@ -1,15 +1,14 @@
 /*
 Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors. The tensors have the names
-and shapes of the table in lora.h, so reading them is reading a source of weights (weight_source.h), in any of the types
-we read. There must be nothing else. Adapters that were trained in a composite model have its names; they are read, too.
+and shapes of the table in lora.h, so they are read as a source of weights (weight_source.h), in any supported type.
+Other tensors are refused. Names of adapters trained in a composite model are read, too.
 
-adapter_config.json says what tensors do not: alpha, dropout, rsLoRA, the modules they belong to (adapter_targets.h). It
-is written so that any version of PEFT takes it, and read strictly: what is in force there and is not the LoRA of
-lora.h is refused by its name, since leaving it out would make another model. The tensors decide which modules there
-are; target_modules must agree.
+adapter_config.json adds alpha, dropout, rsLoRA and the modules (adapter_targets.h). It is written so that any version
+of PEFT takes it, and read strictly: an active feature that lora.h lacks is refused by name, since ignoring it would
+change the model. The tensors decide which modules have adapters; target_modules must agree.
 
-The metadata of the safetensors file also says which base model the adapters are for: two keys that are the same for
-every file format and every build of one model. PEFT records none; then shapes have to do.
+The metadata of the safetensors file also identifies the base model: two keys, the same for every file format and build.
+PEFT records none; then only shapes are checked.
 */
 #ifndef LLMC_ADAPTER_FILE_H
 #define LLMC_ADAPTER_FILE_H
@@ -18,11 +17,11 @@ every file format and every build of one model. PEFT records none; then shapes h
 #include "storage_load.h"
 
 #define ADAPTER_FILE_NAME   "adapter_model.safetensors"
-#define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the version of keys, then both in hexadecimal
+#define ADAPTER_BASE_KEY    "streambp_base" // in the metadata: the keys' version, then both in hexadecimal
 #define ADAPTER_BASE_VER    "2 "
 #define ADAPTER_CONFIG_NAME "adapter_config.json"
-#define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)  // bytes that are written, at most
-#define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // and read: PEFT may list every module of every layer
+#define ADAPTER_CONFIG_TEXT ((size_t)1 << 18)  // most bytes written
+#define ADAPTER_CONFIG_MAX  ((size_t)16 << 20) // most bytes read: PEFT may list every module of every layer
 
 // ---- adapter_config.json: writing -----------------------------------------------------------------------------------
 static void adapter_write_copies(JsonOut *json, const Lora *lora) {
@@ -41,7 +40,7 @@ static void adapter_write_copies(JsonOut *json, const Lora *lora) {
     json_array_end(json);
 }
 
-// base: --model, or NULL. Returns the length. path: for messages
+// Writes adapter_config.json; returns the length. base: --model, or NULL. path: for messages
 static size_t adapter_config_text(const Lora *lora, const char *base, char text[ADAPTER_CONFIG_TEXT],
                                   const char *path) {
     JsonOut json = json_open_text(text, ADAPTER_CONFIG_TEXT, JSON_LINE);
@@ -72,7 +71,7 @@ static size_t adapter_config_text(const Lora *lora, const char *base, char text[
 }
 
 // ---- adapter_config.json: what is refused -------------------------------------------------------------------------
-// The value says more than "no".
+// Tells whether a value is active: not null, false, empty or the like.
 static int adapter_in_force(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return 0;
     if (cJSON_IsArray(item) || cJSON_IsObject(item)) return item->child != NULL;
@@ -84,15 +83,15 @@ static const struct {
     const char *key, *what;
 } adapter_refused[] = {
     {"use_dora", "DoRA"},
-    {"bias", "biases that are trained"},
+    {"bias", "trained biases"},
     {"lora_bias", "biases of B"},
-    {"layer_replication", "layers that are repeated"},
+    {"layer_replication", "repeated layers"},
     {"target_parameters", "adapters of single parameters"},
-    {"trainable_token_indices", "embeddings that are trained"},
-    {"alora_invocation_tokens", "adapters that tokens switch on"},
+    {"trainable_token_indices", "trained embeddings of single tokens"},
+    {"alora_invocation_tokens", "adapters switched on by tokens"},
 };
 
-// Keys that say nothing about the model, or are looked at elsewhere here.
+// Keys that do not affect the model, or are read by other code here.
 static const char adapter_known[] =
     "peft_type|task_type|r|lora_alpha|lora_dropout|use_rslora|target_modules|exclude_modules|layers_to_transform|"
     "modules_to_save|layers_pattern|rank_pattern|alpha_pattern|init_lora_weights|fan_in_fan_out|inference_mode|"
@@ -107,17 +106,16 @@ static void adapter_check_key(const cJSON *item, const char *path) {
     for (size_t i = 0; i < sizeof(adapter_refused) / sizeof(adapter_refused[0]); i++)
         if (!strcmp(key, adapter_refused[i].key))
             die("%s: %s is %s: %s, which is not supported; plain LoRA is", path, key, value, adapter_refused[i].what);
-    if (!cJSON_IsNumber(item)) // a number may be the default of something that is off
-        die("%s: %.64s is %s, which this program does not know and may not leave out; plain LoRA is supported", path,
-            key, value);
+    if (!cJSON_IsNumber(item)) // a number may be the default of a feature that is off
+        die("%s: %.64s is %s, which this program does not know; only plain LoRA is supported", path, key, value);
 }
 
-// Some initialisations also change the weights below, so that the adapters belong to no model that was published.
+// Refuses initialisations that also change the base weights, so that the adapters fit no published model.
 static void adapter_check_initialisation(const cJSON *item, const char *path) {
     char value[64];
     if (!item || cJSON_IsBool(item)) return;
     if (cJSON_IsString(item) && text_is_one_of(item->valuestring, "gaussian|eva|orthogonal")) return;
-    die("%s: init_lora_weights is %s, which has changed the base model as well; save plain LoRA, by PEFT's "
+    die("%s: init_lora_weights is %s, which also changes the base model; save plain LoRA, by PEFT's "
         "path_initial_model_for_weight_conversion",
         path, json_scalar_text(item, value, sizeof(value)));
 }
@@ -130,7 +128,7 @@ static void adapter_check_word(const cJSON *root, const char *key, const char *w
 }
 
 // ---- adapter_config.json: the numbers -----------------------------------------------------------------------------
-// A number from `least` to `most`; its default where that is not NAN.
+// Reads a number from `least` to `most`; absent: `otherwise`, or an error if that is NAN.
 static double adapter_number(const cJSON *root, const char *key, double otherwise, double least, double most,
                              const char *path) {
     const cJSON *item = json_get(root, key);
@@ -143,11 +141,11 @@ static double adapter_number(const cJSON *root, const char *key, double otherwis
     return item->valuedouble;
 }
 
-// Fills rank, alpha, dropout and rslora of *lora. The caller frees the tree with cJSON_Delete.
+// Reads rank, alpha, dropout and rslora of *lora. The caller frees the tree with cJSON_Delete.
 static cJSON *adapter_config_read(const char *path, Lora *lora) {
     cJSON *root = json_read_object(path, ADAPTER_CONFIG_MAX);
     const cJSON *item, *rslora = json_get(root, "use_rslora");
-    if (!json_get(root, "peft_type")) die("%s: has no peft_type, so it is none of PEFT's", path);
+    if (!json_get(root, "peft_type")) die("%s: has no peft_type, so PEFT did not write it", path);
     adapter_check_word(root, "peft_type", "LORA", path);
     adapter_check_word(root, "task_type", "CAUSAL_LM", path);
     cJSON_ArrayForEach(item, root) adapter_check_key(item, path);
@@ -163,7 +161,7 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- adapter_config.json: the modules -----------------------------------------------------------------------------
-// This build can tell which modules the keys mean. Where they are a regular expression and it has none, tensors decide.
+// Tells whether this build can evaluate the keys: a regular expression needs PCRE2. If not, the tensors alone decide.
 static int adapter_targets_known(const AdapterTargets *t) {
     const cJSON *targets = json_get(t->root, "target_modules"), *exclude = json_get(t->root, "exclude_modules");
     if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
@@ -178,8 +176,8 @@ static int adapter_has_tensor(const SafeTensors *list, const char *prefix, const
     return safetensors_find(list, name) != NULL;
 }
 
-// lora->modules or lora->each: a module has an adapter where the file has a tensor of it, which target_modules must
-// agree with. path: of the file
+// Fills lora->modules or lora->each: modules with a tensor in the file have an adapter; target_modules must agree.
+// path: of the file
 static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *t, Lora *lora, const Config *c,
                                  const char *path) {
     const int known = adapter_targets_known(t);
@@ -194,8 +192,8 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
                 adapter_has_tensor(list, prefix, module, 'A') || adapter_has_tensor(list, prefix, module, 'B');
             if (!lora_layer_has(c, layer, i)) continue;
             if (known && adapter_targets(t, name, layer) != found)
-                die(found ? "%s: there are tensors of %s, which target_modules does not name"
-                          : "%s: target_modules names %s, of which there are no tensors",
+                die(found ? "%s: has tensors of %s, which target_modules does not name"
+                          : "%s: has no tensors of %s, which target_modules names",
                     t->where, name);
             if (found) lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
         }
@@ -209,8 +207,8 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
                  outer == EMBEDDING ? "lora_embedding_A" : "lora_A.weight");
         const int found = safetensors_find(list, tensor) != NULL;
         if (known && !lora->saves[outer] && adapter_targets(t, name, ADAPTER_OUTER) != found)
-            die(found ? "%s: there are tensors of %s, which target_modules does not name"
-                      : "%s: target_modules names %s, of which there are no tensors",
+            die(found ? "%s: has tensors of %s, which target_modules does not name"
+                      : "%s: has no tensors of %s, which target_modules names",
                 t->where, name);
         if (found && lora->saves[outer])
             die("%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two", t->where, name);
@@ -223,7 +221,7 @@ static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *
 }
 
 // ---- which base -----------------------------------------------------------------------------------------------------
-// weights 0: not known
+// weights 0: unknown
 typedef struct {
     uint64_t config, weights;
 } BaseKey;
@@ -233,13 +231,13 @@ static BaseKey base_key_of(const Model *model, uint64_t weights) {
     return key;
 }
 
-// The key of a model in device memory, by all ranks together. All values count as bf16, the least exact of the types
-// that a base is run in, so that it does not matter which one it was.
+// Returns the key of a model in device memory; collective. Values count as bf16, the least exact type of a base, so
+// that the key does not depend on the type.
 static BaseKey base_key(const Model *model, Sharding memory, const Ops *ops, const void *device) {
     return base_key_of(model, table_checksum(1, model, memory, ops, device, DTYPE_BF16, "key of the base"));
 }
 
-// The same of one in a source of weights, by this process alone.
+// Returns the key of a model in a source of weights; not collective.
 static BaseKey base_key_of_source(WeightSource *source) {
     const Model *model = &source->model;
     if (source->quant) return base_key_of(model, storage_key_of_source(source));
@@ -252,15 +250,15 @@ static BaseKey base_key_of_source(WeightSource *source) {
     return base_key_of(model, checksum_value(1, &sum, (uint64_t)model->elements * size));
 }
 
-// The base that the file names; weights 0 where it names none.
+// Returns the base that the file names; weights 0: none.
 static BaseKey adapter_recorded_base(const InputFile *file) {
     uint64_t header_bytes;
     cJSON *header = safetensors_parse_header(file, &header_bytes);
     const cJSON *metadata = json_get(header, "__metadata__"), *item = json_get(metadata, ADAPTER_BASE_KEY);
     unsigned long long config = 0, weights = 0;
     if (cJSON_IsString(item) && strlen(item->valuestring) == 33) // two keys and no version
-        die("%s: says by keys of version 1 which base it is for, this program knows version " ADAPTER_BASE_VER
-            "alone; take the entry " ADAPTER_BASE_KEY " out of its metadata (saving it with PEFT does), if you know "
+        die("%s: names its base by keys of version 1, this program reads version " ADAPTER_BASE_VER
+            "; remove the entry " ADAPTER_BASE_KEY " from its metadata (saving it with PEFT does), if you know "
             "the base",
             file->path);
     if (item && (!cJSON_IsString(item) ||
@@ -271,17 +269,17 @@ static BaseKey adapter_recorded_base(const InputFile *file) {
     return key;
 }
 
-// path: of the adapters; base: for people, the model at hand, or NULL
+// Refuses adapters of another base. path: of the adapters; base: the given model's name for the message, or NULL
 static void adapter_check_base(const char *path, const BaseKey *recorded, const BaseKey *found, const char *base) {
-    const int config = recorded->config != found->config; // told first: it is what people can look up
+    const int config = recorded->config != found->config; // reported first: users can look it up
     if (!recorded->weights || (!config && recorded->weights == found->weights)) return;
-    die("%s: is an adapter for another base than %s: its %s are other ones; give that model%s", path,
+    die("%s: was trained on another base than %s: its %s differ; give that model%s", path,
         base ? base : "that of --init", config ? "settings" : "weights",
         config ? " with its --rope-scaling and --grow-vocabulary" : ", and --base as in its training");
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// The bytes of adapter_model.safetensors before the data, which follow in the order of the table; returns their number.
+// Writes the header of adapter_model.safetensors; data follow in the table's order. Returns its length.
 static size_t adapter_header(const Model *table, DType type, const BaseKey *base, char *text, size_t room) {
     char keys[64];
     SafetensorsWriter writer;
@@ -293,7 +291,7 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// Names of the composite model's text model become those of the text model alone. Returns how many did.
+// Renames tensors of a composite model to those of its text model alone. Returns how many.
 static size_t adapter_rename_text(const SafeTensors *list, const Family *family) {
     const HfComposite *composite = hf_composite_of(family);
     size_t renamed = 0;
@@ -310,17 +308,17 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
     return renamed;
 }
 
-// The reason to refuse a tensor that is none of the table's.
+// Returns why a tensor that is not in the table is refused.
 static const char *adapter_why_refused(const char *name) {
     if (strstr(name, "lora_magnitude_vector")) return "belongs to DoRA, which is not supported";
     if (strstr(name, ".lora_B.bias")) return "is a bias of B, which is not supported";
     if (!strstr(name, ".lora_A.") && !strstr(name, ".lora_B."))
-        return "is trained as a whole; of these only modules_to_save's embed_tokens and lm_head are supported";
-    return "belongs to no linear layer of this base; is it an adapter for another one?";
+        return "is a fully trained weight; only embed_tokens and lm_head are supported, in modules_to_save";
+    return "belongs to no linear layer of this base; give the base that the adapter was trained on";
 }
 
-// Opens the tensors of one file, held against *lora. root: adapter_config.json of `config`, by which *lora is built
-// here; NULL: it is built. The caller frees it.
+// Opens the tensors of one file and checks them against *lora, which is built from `root` (adapter_config.json) or, if
+// root is NULL, already is. The caller frees it.
 static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Model *model, const cJSON *root,
                                           const char *config) {
     const Family *family = model->config.family;
@@ -339,7 +337,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
         adapter_find_modules(&list, &targets, lora, &model->config, path);
         lora_build(lora, model);
     }
-    source->config = model->config, source->transposed = 1; // A of the embedding, alone
+    source->config = model->config, source->transposed = 1; // only A of the embedding
     source_set_table(source, model_copy(&lora->table));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
@@ -366,7 +364,7 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     return source;
 }
 
-// Opens a folder of PEFT's and checks everything but the values. *lora becomes what it holds; the caller frees it.
+// Opens a PEFT folder, checks everything except the values, and builds *lora; the caller frees it.
 static WeightSource *adapter_open(const char *folder, const Model *model, Lora *lora, BaseKey *base) {
     char config[PATH_MAX], path[PATH_MAX], other[PATH_MAX];
     path_join(config, folder, ADAPTER_CONFIG_NAME);

@@ -1,13 +1,13 @@
 /*
-Which modules of which layers have adapters, of which rank and alpha: PEFT's rules over the keys of adapter_config.json.
+Which modules of which layers have adapters, with which rank and alpha: PEFT's rules for adapter_config.json.
 
-    target_modules       a regular expression for whole names, "all-linear", or names and ends of names in a list
-    exclude_modules      the same, for modules without
-    layers_to_transform  numbers of layers, for names by their end; layers_pattern: what stands before the number
-    rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same of lora_alpha
+    target_modules       a regular expression for whole names, "all-linear", or a list of names and ends of names
+    exclude_modules      the same, for modules without an adapter
+    layers_to_transform  layer numbers, for names matched by their end; layers_pattern: the name part before the number
+    rank_pattern         {pattern: r}, the first that matches a name or its end; alpha_pattern: the same for lora_alpha
     modules_to_save      the embedding and the head, trained as a whole
 
-The command line says the same by the same keys (cli/lora_options.h).
+The command line uses the same keys (cli/lora_options.h).
 */
 #ifndef LLMC_ADAPTER_TARGETS_H
 #define LLMC_ADAPTER_TARGETS_H
@@ -15,17 +15,17 @@ The command line says the same by the same keys (cli/lora_options.h).
 #include "llmc/base/pattern.h"
 #include "llmc/model/lora.h"
 
-static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies where they are named
-#define ADAPTER_OUTER SIZE_MAX                                   // in place of their layer
+static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies only if named
+#define ADAPTER_OUTER SIZE_MAX                                   // their layer number
 
 typedef struct {
     const cJSON *root; // the keys
-    const char *where; // begins errors, of exit code `code`
+    const char *where; // beginning of errors; exit code `code`
     int code;
-    const char *prefix; // "model.layers.%zu."; of a composite model "model.language_model.layers.%zu."
+    const char *prefix; // "model.layers.%zu."; in a composite model "model.language_model.layers.%zu."
 } AdapterTargets;
 
-// The i-th module of a layer as the keys name it, or NULL
+// Returns the full name of the i-th module of a layer, or NULL.
 static const char *adapter_module_name(const AdapterTargets *t, const Family *family, size_t layer, size_t i,
                                        char name[160]) {
     const char *module = lora_module(family, i);
@@ -35,34 +35,34 @@ static const char *adapter_module_name(const AdapterTargets *t, const Family *fa
     return name;
 }
 
-// A list of names has this one; *whole: and all of it.
+// Tells whether a list has this name or an end of it; *whole: the whole name
 static int adapter_lists(const AdapterTargets *t, const char *key, const cJSON *list, const char *name, int *whole) {
     const cJSON *item;
     int found = 0;
     *whole = 0;
     if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: %s is neither a list of names nor text", t->where, key);
     cJSON_ArrayForEach(item, list) {
-        if (!cJSON_IsString(item)) die_with(t->code, "%s: %s has something that is no name", t->where, key);
+        if (!cJSON_IsString(item)) die_with(t->code, "%s: %s has an entry that is not text", t->where, key);
         found |= lora_names_module(name, item->valuestring, strlen(item->valuestring));
         *whole |= !strcmp(name, item->valuestring);
     }
     return found;
 }
 
-// A number in a list of them, or the only one
+// Tells whether layers_to_transform, a number or a list, has the layer.
 static int adapter_has_layer(const AdapterTargets *t, const cJSON *layers, size_t layer) {
     const cJSON *item = cJSON_IsArray(layers) ? layers->child : layers;
     uint64_t number;
     int found = 0;
     for (; item; item = cJSON_IsArray(layers) ? item->next : NULL) {
         if (!json_whole_number(item, &number))
-            die_with(t->code, "%s: layers_to_transform has something that is no number of a layer", t->where);
+            die_with(t->code, "%s: layers_to_transform has an entry that is not a layer number", t->where);
         found |= number == layer;
     }
     return found;
 }
 
-// What stands before the layer's number ends in one of layers_pattern. None: any does.
+// Tells whether the name before the layer number ends in one of layers_pattern; without patterns: yes.
 static int adapter_layer_named(const AdapterTargets *t, const cJSON *patterns) {
     const cJSON *item = cJSON_IsArray(patterns) ? patterns->child : patterns;
     const size_t length = (size_t)(strstr(t->prefix, ".%zu") - t->prefix);
@@ -70,7 +70,7 @@ static int adapter_layer_named(const AdapterTargets *t, const cJSON *patterns) {
     snprintf(before, sizeof(before), "%.*s", (int)length, t->prefix);
     if (!item || (cJSON_IsString(item) && !*item->valuestring)) return 1;
     for (; item; item = cJSON_IsArray(patterns) ? item->next : NULL) {
-        if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern has something that is no text", t->where);
+        if (!cJSON_IsString(item)) die_with(t->code, "%s: layers_pattern has an entry that is not text", t->where);
         if (pattern_matches(item->valuestring, before, 1, t->where, t->code)) return 1;
     }
     return 0;
@@ -83,7 +83,7 @@ static int adapter_excludes(const AdapterTargets *t, const char *name) {
     return *exclude->valuestring && pattern_matches(exclude->valuestring, name, 0, t->where, t->code);
 }
 
-// The keys ask for an adapter of the module of this name in a layer.
+// Tells whether the keys ask for an adapter of this module in this layer.
 static int adapter_targets(const AdapterTargets *t, const char *name, size_t layer) {
     const cJSON *targets = json_get(t->root, "target_modules"), *layers = json_get(t->root, "layers_to_transform");
     int whole;
@@ -96,18 +96,18 @@ static int adapter_targets(const AdapterTargets *t, const char *name, size_t lay
     return adapter_has_layer(t, layers, layer) && adapter_layer_named(t, json_get(t->root, "layers_pattern"));
 }
 
-// The value of the first pattern of an object that matches; otherwise: of none
+// Returns the value of the first pattern that matches the name; `otherwise`: none does
 static double adapter_pattern_value(const AdapterTargets *t, const char *key, const char *name, double otherwise) {
     const cJSON *patterns = json_get(t->root, key), *item;
-    if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is no object", t->where, key);
+    if (patterns && !cJSON_IsObject(patterns)) die_with(t->code, "%s: %s is not an object", t->where, key);
     cJSON_ArrayForEach(item, patterns) {
-        if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s has something that is no number", t->where, key);
+        if (!cJSON_IsNumber(item)) die_with(t->code, "%s: %s has a value that is not a number", t->where, key);
         if (pattern_matches(item->string, name, 1, t->where, t->code)) return item->valuedouble;
     }
     return otherwise;
 }
 
-// Rank and alpha of a module with an adapter
+// Returns rank and alpha of a module with an adapter.
 static LoraModule adapter_module(const AdapterTargets *t, const char *name, const Lora *lora) {
     const double rank = adapter_pattern_value(t, "rank_pattern", name, (double)lora->rank);
     const double alpha = adapter_pattern_value(t, "alpha_pattern", name, lora->alpha);
@@ -121,11 +121,11 @@ static LoraModule adapter_module(const AdapterTargets *t, const char *name, cons
     return module;
 }
 
-// modules_to_save: the embedding and the head, by their names or the ends of these, of a model that has both
+// Reads modules_to_save: embedding and head, by names or ends of names; the model must have both as matrices.
 static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Config *c) {
     const ModelTensor *tensors = adapter_outer;
     const cJSON *list = json_get(t->root, "modules_to_save"), *item;
-    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save is no list of names", t->where);
+    if (list && !cJSON_IsArray(list)) die_with(t->code, "%s: modules_to_save is not a list of names", t->where);
     cJSON_ArrayForEach(item, list) {
         int found = 0;
         for (size_t i = 0; i < 2 && cJSON_IsString(item); i++) {
@@ -134,18 +134,18 @@ static void adapter_choose_copies(const AdapterTargets *t, Lora *lora, const Con
             if (!lora_names_module(name, item->valuestring, strlen(item->valuestring))) continue;
             if (c->tie_word_embeddings)
                 die_with(t->code,
-                         "%s: modules_to_save has %s, but this model's head is its embedding, and a copy would part "
-                         "them; train adapters of linear layers alone",
+                         "%s: modules_to_save has %s, but this model's head is its embedding, and a copy would untie "
+                         "them; leave it out",
                          t->where, item->valuestring);
             lora->saves[tensors[i]] = found = 1;
         }
         if (!found)
             die_with(t->code, "%s: modules_to_save has %.64s, which is not supported; embed_tokens and lm_head are",
-                     t->where, cJSON_IsString(item) ? item->valuestring : "something that is no name");
+                     t->where, cJSON_IsString(item) ? item->valuestring : "an entry that is not text");
     }
 }
 
-// lora->each becomes rank, alpha and modules where layers do not differ.
+// Replaces lora->each by rank, alpha and modules if layers do not differ.
 static void adapter_simplify(Lora *lora, const Config *c) {
     unsigned modules = 0;
     for (size_t k = 0; k < c->num_hidden_layers * LORA_TENSORS; k++)
@@ -165,7 +165,7 @@ static LoraModule *adapter_allocate_each(const Config *c) {
                                         "the adapters of each layer");
 }
 
-// lora->modules or lora->each by the keys alone. Returns the number of modules with adapters.
+// Fills lora->modules or lora->each from the keys. Returns the number of modules with adapters.
 static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c) {
     char name[160];
     size_t count = 0;
@@ -184,10 +184,10 @@ static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// The shortest end of a module's name that no other module ends in: "q_proj", but GPT-2's "attn.c_proj".
+// Finds the shortest unique end of a module's name: "q_proj", but GPT-2's "attn.c_proj".
 static void adapter_short_name(const Family *family, size_t module, char name[64]) {
     char whole[64];
-    int named = 2; // modules
+    int named = 2; // modules with this end
     snprintf(whole, sizeof(whole), "%s", lora_module(family, module));
     for (size_t begin = strlen(whole); named > 1 && begin > 0;) {
         const char *other;
@@ -201,7 +201,7 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
 
 typedef enum { ADAPTER_PRESENT, ADAPTER_RANK, ADAPTER_ALPHA } AdapterKey;
 
-// What a key says of a module; NAN: nothing
+// Returns a key's value for a module; NAN: no entry needed
 static double adapter_module_value(const Lora *lora, AdapterKey key, LoraModule m) {
     if (!m.rank) return NAN;
     if (key == ADAPTER_PRESENT) return 1;
@@ -213,7 +213,7 @@ static double adapter_key_value(const Lora *lora, AdapterKey key, size_t layer, 
     return adapter_module_value(lora, key, lora_wanted(lora, &lora->table.config, layer, i));
 }
 
-// All layers that have the i-th module, or its adapter, say the same of it.
+// Tells whether all layers with the i-th module (or its adapter) have the same value for the key.
 static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double *value) {
     const Config *c = &lora->table.config;
     int first = 1;
@@ -228,7 +228,7 @@ static int adapter_key_alike(const Lora *lora, AdapterKey key, size_t i, double 
     return 1;
 }
 
-// An entry of a key's list or object
+// Writes an entry of a key's list or object.
 static void adapter_write_entry(JsonOut *json, const char *name, double value, AdapterKey key) {
     if (key == ADAPTER_PRESENT)
         json_text(json, NULL, name);
@@ -236,7 +236,7 @@ static void adapter_write_entry(JsonOut *json, const char *name, double value, A
         json_number(json, name, value);
 }
 
-// A key's entries: a module by its short name where its layers agree, sorted; else by its name in every such layer.
+// Writes a key's entries, sorted: a module by its short name if its layers agree, else by its full name in each layer.
 static void adapter_write_key(JsonOut *json, const char *title, const Lora *lora, AdapterKey key) {
     const Config *c = &lora->table.config;
     const AdapterTargets names = {NULL, NULL, 0, c->family->layer_prefix};

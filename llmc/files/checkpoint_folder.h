@@ -1,27 +1,27 @@
 /*
-The folder of checkpoints, apart from what is in them: which are complete, beginning and finishing one, removing old
-ones, the lock. A complete one bears its step in its name, checkpoint-00000100, and holds a manifest: the file DONE,
-which says how many bytes and which checksum the others have. checkpoint-*.partial is being written and
-checkpoint-*.removed is being deleted; whoever opens the folder next clears them away. Of several ranks, which must all
-see one and the same folder, rank 0 alone changes what is in it; the others write into files that it has made.
+The folder of checkpoints, not their contents: which are complete, beginning and finishing one, removing old ones, the
+lock. A complete one has its step in its name, checkpoint-00000100, and holds a manifest: the file DONE with the sizes
+and checksums of the others. checkpoint-*.partial is being written and checkpoint-*.removed is being deleted; the next
+run that opens the folder removes such leftovers. All ranks must see the same folder. Only rank 0 creates and removes
+files; the others write into files that it made.
 */
 #ifndef LLMC_CHECKPOINT_FOLDER_H
 #define LLMC_CHECKPOINT_FOLDER_H
 #include "llmc/base/output.h"
 #include "llmc/ranks/dist.h"
 
-#define CHECKPOINT_NONE SIZE_MAX    // instead of a step
-#define LOCK_TRIES      20          // a tenth of a second apart: a reader, or ranks of a job that was ended, soon go
-#define RECORDS_NAME    "log.jsonl" // what log.h writes there
+#define CHECKPOINT_NONE SIZE_MAX    // no step
+#define LOCK_TRIES      20          // 0.1 s apart: readers and ranks of an ended job soon let go
+#define RECORDS_NAME    "log.jsonl" // written by log.h
 
 typedef struct {
     char path[PATH_MAX];
-    size_t keep;  // complete checkpoints that stay, the newest
-    size_t best;  // stays besides: the best by validation; 0: none
-    size_t good;  // stays besides: the last one before a run may have diverged (llmc/train/divergence.h); 0: none
-    size_t last;  // the newest complete one, or CHECKPOINT_NONE
-    int replaces; // there is an earlier run, which checkpoint_replace removes
-    int lock;     // descriptor, held as long as the process lives; -1: of another rank
+    size_t keep;  // how many of the newest complete checkpoints are kept
+    size_t best;  // step also kept: the best by validation; 0: none
+    size_t good;  // step also kept: the last before a run may have diverged (llmc/train/divergence.h); 0: none
+    size_t last;  // step of the newest complete one, or CHECKPOINT_NONE
+    int replaces; // an earlier run exists, which checkpoint_replace removes
+    int lock;     // descriptor, held until the process ends; -1: not rank 0
 } CheckpointFolder;
 
 static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step, const char *suffix) {
@@ -30,7 +30,7 @@ static void checkpoint_path(char path[PATH_MAX], const char *folder, size_t step
     path_join(path, folder, name);
 }
 
-// The step in "checkpoint-00000100", or CHECKPOINT_NONE.
+// Returns the step in "checkpoint-00000100", or CHECKPOINT_NONE.
 static size_t checkpoint_step_of(const char *name) {
     static const char prefix[] = "checkpoint-";
     char same[64];
@@ -45,11 +45,11 @@ static size_t checkpoint_step_of(const char *name) {
 enum { MANIFEST_MODEL, MANIFEST_OPTIMIZER, MANIFEST_STATE, MANIFEST_CONFIG, MANIFEST_FILES = 5 };
 
 #define MANIFEST_NAME  "DONE"
-#define MANIFEST_FIRST "version 2\n" // 1 began with the first file
-#define MANIFEST_TEXT  512           // bytes at most
+#define MANIFEST_FIRST "version 2\n" // first line; version 1 had none
+#define MANIFEST_TEXT  512           // most bytes
 #define MANIFEST_KINDS 4
 
-// The files of a checkpoint of a whole model, and of one of adapters; the same with completions that wait.
+// Files of a checkpoint of a whole model and of adapters; then the same with waiting completions
 static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
     {"model.bin", "optimizer.bin", "state.json", NULL, NULL},
     {"adapter_model.safetensors", "optimizer.bin", "state.json", "adapter_config.json", NULL},
@@ -58,19 +58,19 @@ static const char *const manifest_names[MANIFEST_KINDS][MANIFEST_FILES] = {
 };
 
 typedef struct {
-    int adapters, waits; // which of these
+    int adapters, waits; // the row of manifest_names
     uint64_t bytes[MANIFEST_FILES], checksum[MANIFEST_FILES];
 } Manifest;
 
-// The i-th file of such a checkpoint, or NULL behind the last.
+// Returns the i-th file name of a manifest, or NULL after the last.
 static const char *manifest_file(const Manifest *manifest, size_t i) {
     return i < MANIFEST_FILES ? manifest_names[manifest->adapters + 2 * manifest->waits][i] : NULL;
 }
 
-// Which one rollout.bin is, of a manifest that waits
+// Returns the index of rollout.bin in a manifest with waiting completions.
 static size_t manifest_rollout(const Manifest *manifest) { return MANIFEST_CONFIG + (size_t)manifest->adapters; }
 
-// Returns the length.
+// Prints a manifest; returns the length.
 static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) {
     size_t used = sizeof(MANIFEST_FIRST) - 1;
     memcpy(text, MANIFEST_FIRST, used);
@@ -80,9 +80,9 @@ static size_t manifest_text(const Manifest *manifest, char text[MANIFEST_TEXT]) 
     return used;
 }
 
-static const char manifest_is_older[] = "it is of version 1, this program reads version 2";
+static const char manifest_is_older[] = "it has version 1, this program reads version 2";
 
-// Reads the manifest of a checkpoint and compares it with the sizes of the files. NULL, or what is wrong; ends nothing.
+// Reads the manifest of a checkpoint and compares the sizes of its files. Returns NULL, or what is wrong.
 static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     static char fault[160];
     char path[PATH_MAX], text[MANIFEST_TEXT + 1], same[MANIFEST_TEXT];
@@ -97,7 +97,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     text[length > 0 ? length : 0] = 0;
     for (size_t i = 0; i < 2; i++)
         if (!strncmp(text, manifest_names[i][0], strlen(manifest_names[i][0]))) return manifest_is_older;
-    const char *cursor = text + strcspn(text, "\n"); // the end of the line before
+    const char *cursor = text + strcspn(text, "\n"); // end of the line before
     manifest->adapters = *cursor && !strncmp(cursor + 1, manifest_names[1][0], strlen(manifest_names[1][0]));
     manifest->waits = strstr(text, "\nrollout.bin ") != NULL;
     for (size_t i = 0; *cursor && manifest_file(manifest, i); i++) {
@@ -107,7 +107,7 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
         cursor += 1 + strcspn(cursor + 1, "\n");
     }
     if (length < 0 || (size_t)length != manifest_text(manifest, same) || memcmp(text, same, (size_t)length) != 0)
-        return "its " MANIFEST_NAME " is damaged"; // what was not understood is written otherwise
+        return "its " MANIFEST_NAME " is damaged"; // written back, it differs
     *fault = 0;
     for (size_t i = 0; !*fault && (name = manifest_file(manifest, i)) != NULL; i++) {
         path_join(path, checkpoint, name);
@@ -120,9 +120,9 @@ static const char *manifest_check(const char *checkpoint, Manifest *manifest) {
     return *fault ? fault : NULL;
 }
 
-// The checksum of a file, a part by each rank and thread. Collective.
+// Computes the checksum of a file, a part on each rank and thread. Collective.
 static uint64_t file_checksum(const InputFile *file) {
-    enum { PIECE = 1 << 17 }; // bytes: what is read is still in the cache when it is summed
+    enum { PIECE = 1 << 17 }; // bytes; fits in the cache between reading and summing
     const Range own = shard_range((size_t)file->bytes, 1, dist_ranks(), dist_rank());
     uint64_t first = 0, second = 0;
 #ifdef _OPENMP
@@ -142,7 +142,7 @@ static uint64_t file_checksum(const InputFile *file) {
 }
 
 // ---- what is there --------------------------------------------------------------------------------------------------
-// The largest step below `limit` that a folder is named after, complete or not.
+// Returns the largest step below `limit` of a checkpoint, complete or not, or CHECKPOINT_NONE.
 static size_t checkpoint_before(const char *folder, size_t limit) {
     size_t best = CHECKPOINT_NONE;
     const struct dirent *entry;
@@ -156,9 +156,9 @@ static size_t checkpoint_before(const char *folder, size_t limit) {
     return best;
 }
 
-static int checkpoint_quiet; // the folder is looked through again, and notes are given then
+static int checkpoint_quiet; // no notes: the folder is searched again, with notes
 
-// The newest complete checkpoint, or CHECKPOINT_NONE. One that is not complete is passed over, with a note.
+// Returns the newest complete checkpoint, or CHECKPOINT_NONE. Skips incomplete ones, with a note.
 static size_t checkpoint_find_last(const char *folder) {
     size_t step = CHECKPOINT_NONE;
     while ((step = checkpoint_before(folder, step)) != CHECKPOINT_NONE) {
@@ -170,15 +170,15 @@ static size_t checkpoint_find_last(const char *folder) {
         if (!fault) return step;
         if (fault == manifest_is_older)
             die("%s: %s; go on with the program that wrote it, or choose another --out", path, fault + strlen("it "));
-        if (lstat(path, &status) != 0) // a link that leads nowhere is there
-            step = CHECKPOINT_NONE;    // its run has removed it, and saved a newer one before
+        if (lstat(path, &status) != 0) // not stat: a dangling link exists
+            step = CHECKPOINT_NONE;    // its run has removed it and saved a newer one
         else if (!checkpoint_quiet)
-            note("%s is passed over: %s", path, fault);
+            note("%s is skipped: %s", path, fault);
     }
     return CHECKPOINT_NONE;
 }
 
-// A reader holds the folder of the checkpoint whose files it opens: its run leaves it until then. One at a time.
+// Descriptor of the checkpoint folder held by this reader, so that its run does not remove it. One at a time.
 static int checkpoint_held = -1;
 
 static void checkpoint_release(void) {
@@ -186,7 +186,7 @@ static void checkpoint_release(void) {
     checkpoint_held = -1;
 }
 
-// 0: its run is removing it.
+// Holds a checkpoint for reading. 0: its run is removing it.
 static int checkpoint_hold(const char *checkpoint) {
     checkpoint_release();
     checkpoint_held = open(checkpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -196,7 +196,7 @@ static int checkpoint_hold(const char *checkpoint) {
 }
 
 // ---- removing -------------------------------------------------------------------------------------------------------
-// A file that checkpoints consist of: where a folder holds anything else, that stays, and so does the folder.
+// Tells whether checkpoints consist of files of this name. Other files stay, and so does their folder.
 static int checkpoint_is_written_name(const char *name) {
     for (size_t i = 0; i < MANIFEST_KINDS * MANIFEST_FILES; i++) {
         const char *file = manifest_names[i / MANIFEST_FILES][i % MANIFEST_FILES];
@@ -205,12 +205,12 @@ static int checkpoint_is_written_name(const char *name) {
     return !strcmp(name, MANIFEST_NAME);
 }
 
-// 0: it holds other files and stays.
+// Deletes a checkpoint folder. 0: it holds other files and stays.
 static int checkpoint_delete(const char *path) {
     return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), checkpoint_is_written_name);
 }
 
-// A kill on the way leaves nothing under a valid name. Returns 0 where the name stays taken.
+// Removes a checkpoint, renaming it first: a kill leaves nothing under a valid name. Returns 0 if the name stays taken.
 static int checkpoint_remove(const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
     checkpoint_path(path, folder, step, "");
@@ -223,11 +223,11 @@ static int checkpoint_remove(const char *folder, size_t step) {
         return 0;
     }
     if (!folder_remove(removed, fd, checkpoint_is_written_name))
-        note("%s is no longer needed, but holds other files: look through it and remove it", removed);
+        note("%s is no longer needed, but holds other files; remove it", removed);
     return 1;
 }
 
-// Returns how many complete ones there are. prune: removes those that need not stay
+// Counts complete checkpoints. prune: removes those not kept
 static size_t checkpoint_count(const CheckpointFolder *folder, int prune) {
     size_t step = CHECKPOINT_NONE, complete = 0;
     while ((step = checkpoint_before(folder->path, step)) != CHECKPOINT_NONE) {
@@ -241,23 +241,23 @@ static size_t checkpoint_count(const CheckpointFolder *folder, int prune) {
     return complete;
 }
 
-// Removes an earlier run's checkpoints. A reader of one has two seconds to finish.
+// Removes an earlier run's checkpoints, after waiting two seconds at most for a reader.
 static void checkpoint_replace(const CheckpointFolder *folder) {
     size_t step = CHECKPOINT_NONE, tries = 0;
     while ((step = checkpoint_before(folder->path, CHECKPOINT_NONE)) != CHECKPOINT_NONE) {
         if (checkpoint_remove(folder->path, step)) continue;
         if (tries++ == LOCK_TRIES)
-            die("%s: checkpoint %zu is in use or cannot be removed; end what reads it, or choose another --out",
+            die("%s: checkpoint %zu is in use or cannot be removed; end its reader, or choose another --out",
                 folder->path, step);
         usleep(100000);
     }
 }
 
-// Clears away what a run that was cut off left half written or half removed.
+// Deletes checkpoints that an interrupted run left half written or half removed.
 static void checkpoint_clear(const char *folder) {
     const struct dirent *entry;
     DIR *directory = opendir(folder);
-    if (!directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
+    if (!directory) die("%s: cannot be listed: %s", folder, strerror(errno));
     while ((entry = readdir(directory))) {
         char name[64], path[PATH_MAX];
         if ((size_t)snprintf(name, sizeof(name), "%s", entry->d_name) >= sizeof(name)) continue;
@@ -266,13 +266,13 @@ static void checkpoint_clear(const char *folder) {
         *suffix = 0;
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
         path_join(path, folder, entry->d_name);
-        if (!checkpoint_delete(path)) note("%s was left by a run that was cut off; it can be removed", path);
+        if (!checkpoint_delete(path)) note("%s was left by an interrupted run and holds other files; remove it", path);
     }
     closedir(directory);
 }
 
 // ---- one at a time --------------------------------------------------------------------------------------------------
-// Rank 0 makes the folder to write a checkpoint into. *checkpoint has both of its paths.
+// Makes the folder to write a checkpoint into, on rank 0. *checkpoint has both of its paths.
 static void checkpoint_begin(OutputFolder *checkpoint) {
     if (!folder_begin(checkpoint, MANIFEST_FILES + 1))
         die("%s: cannot be created: %s; make room or choose another --out", checkpoint->temporary, strerror(errno));
@@ -280,7 +280,7 @@ static void checkpoint_begin(OutputFolder *checkpoint) {
 
 static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolder *checkpoint) {
     if (path_exists(checkpoint->path))
-        checkpoint_remove(folder->path, step); // an incomplete one: complete ones are not written again
+        checkpoint_remove(folder->path, step); // incomplete: complete ones are not written again
     folder_commit(checkpoint);
     folder->last = step;
     checkpoint_count(folder, 1);
@@ -288,19 +288,19 @@ static void checkpoint_finish(CheckpointFolder *folder, size_t step, OutputFolde
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 #define LOCK_NAME "lock"
-#define LOCK_TEXT 64 // bytes of the lock's file at most
+#define LOCK_TEXT 64 // most bytes of the lock's file
 
-// What a run does with what its folder holds; the first three as Resume has them (option_rows.h)
+// What a run does with its folder's contents; the first three are those of Resume (option_rows.h)
 typedef enum { FOLDER_NEW, FOLDER_RESUME, FOLDER_RESUME_AUTO, FOLDER_REPLACE } FolderUse;
 
-// The lock is held until the process ends, however it ends. text = what its file says from now on: the process, and
-// when it began, by which other ranks know that they see the same file.
+// Takes the lock, held until the process ends. text: what the lock's file then says: process and time, by which other
+// ranks recognise the same file.
 static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
     char path[PATH_MAX], owner[32] = "";
     struct timespec now;
     int fd, refused, tries = 0;
     path_join(path, folder, LOCK_NAME);
-    do { // once more where another run removed the lock that this one waited for: it was refused
+    do { // again if another run removed the lock file while this one waited
         fd = file_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (fd >= 0)
             memcpy(run_pending.lock, path, sizeof(path));
@@ -316,29 +316,29 @@ static int folder_lock(const char *folder, char text[LOCK_TEXT]) {
         if (length >= 0)
             die("%s: another run (process %s) is writing there; wait for it or choose another --out", folder,
                 *owner ? owner : "unknown");
-        note("%s: cannot be locked: %s; see to it that no other run writes there", path, strerror(errno));
+        note("%s: cannot be locked: %s; make sure that no other run writes there", path, strerror(errno));
     }
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(text, LOCK_TEXT, "%ld %lld.%09ld\n", (long)getpid(), (long long)now.tv_sec, now.tv_nsec);
     if ((ftruncate(fd, 0) != 0 || pwrite(fd, text, strlen(text), 0) < (ssize_t)strlen(text) || fsync(fd) != 0) &&
-        dist_ranks() > 1) // alone, only the message above needs it
+        dist_ranks() > 1) // one process needs it only for the message above
         die("%s: cannot be written: %s; free some space or choose another --out", path, strerror(errno));
     return fd;
 }
 
-// Ends the program where a rank's folder is not that of rank 0, whose lock says `text`.
+// Ends the program if a rank's folder is not that of rank 0, whose lock says `text`.
 static void folder_check_shared(const char *folder, const char *text) {
     char path[PATH_MAX], found[LOCK_TEXT] = "";
     path_join(path, folder, LOCK_NAME);
     int fd = file_open(path, O_RDONLY);
     if (fd < 0 || read(fd, found, sizeof(found) - 1) < 0 || strcmp(found, text) != 0)
-        die("%s: is not the folder here that it is to rank 0 on %s; all ranks write to --out, so give one on a file "
+        die("%s: is another folder here than on rank 0 on %s; all ranks write to --out, so give one on a file "
             "system that all machines share",
             folder, dist_host(0));
     close(fd);
 }
 
-// --resume: a name that is mistyped begins no run.
+// Refuses --resume of a folder that holds no run, so that a mistyped name begins none.
 static void checkpoint_check_run(const char *folder) {
     static const char *const names[] = {RECORDS_NAME, LOCK_NAME};
     char path[PATH_MAX];
@@ -351,7 +351,7 @@ static void checkpoint_check_run(const char *folder) {
             path_exists(folder) ? "is not the folder of a run" : "does not exist");
 }
 
-// 1: a log holds a step that was finished.
+// Tells whether a log holds a finished step.
 static int records_have_step(const char *path) {
     int found = 0;
     char *line = NULL;
@@ -365,9 +365,9 @@ static int records_have_step(const char *path) {
     return found;
 }
 
-// Makes the folder, takes the lock, clears away what a run that was cut off left. A new run wants it free of
-// checkpoints and of finished steps in the log. Afterwards folder->last is what there is to resume from. Until
-// run_began the end of the program removes the folder and the lock, where this made them. Collective.
+// Makes the folder, takes the lock, removes leftovers of an interrupted run. A new run needs it free of checkpoints and
+// of finished steps in the log. Then folder->last is the step to resume from. If the program ends before run_began, it
+// removes the folder and the lock that this made. Collective.
 static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t keep, FolderUse use) {
     char lock[LOCK_TEXT] = "", records[PATH_MAX];
     memset(folder, 0, sizeof(*folder));
@@ -397,7 +397,7 @@ static void checkpoint_open(CheckpointFolder *folder, const char *path, size_t k
     if (dist_rank() != 0) folder_check_shared(path, lock);
 }
 
-// Makes the folder again where somebody has removed it. By rank 0; 1: it did.
+// Makes the folder again if it was removed; rank 0. Returns 1 if it did.
 static int checkpoint_remake(CheckpointFolder *folder) {
     char path[PATH_MAX], text[LOCK_TEXT];
     path_join(path, folder->path, LOCK_NAME);
@@ -417,12 +417,12 @@ static void checkpoint_close(CheckpointFolder *folder) {
 
 // ---- paths of users -------------------------------------------------------------------------------------------------
 /*
---model and --adapter may also name the folder of a run (--out of train), which stands for its last complete checkpoint,
-or a checkpoint, which stands for the model.bin or the adapters in it, and is held until checkpoint_release. A folder
-with a config.json is a Hugging Face model, whatever else is in it. A name of the hub, such as Qwen/Qwen3-0.6B, stands
-for what Hugging Face's cache has of it; a path of that name goes first.
+--model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
+checkpoint, meaning its model.bin or adapters; it is held until checkpoint_release. A folder with a config.json is a
+Hugging Face model, whatever else it holds. A hub name such as Qwen/Qwen3-0.6B means its snapshot in Hugging Face's
+cache, unless a path of that name exists.
 */
-// The folder in which Hugging Face's programs keep models: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
+// Finds Hugging Face's model cache: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
 static void hub_cache(char cache[PATH_MAX]) {
     static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
                                             {"HUGGINGFACE_HUB_CACHE", ""},
@@ -444,7 +444,7 @@ static int hub_is_name(const char *path) {
            !text_ends_with(path, ".bin");
 }
 
-// found = the snapshot in the cache that a name of the hub stands for; 0: there is none.
+// Finds the cached snapshot of a hub name. 0: there is none.
 static int hub_snapshot(const char *path, char found[PATH_MAX]) {
     char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
     if (!hub_is_name(path)) return 0;
@@ -459,17 +459,17 @@ static int hub_snapshot(const char *path, char found[PATH_MAX]) {
     return known && path_is_directory(found);
 }
 
-// `path` itself, or in `found` the snapshot that it names, with a note unless `quiet`. option: "--model"
+// Returns `path`, or the snapshot that it names, in `found`; notes it unless `quiet`. option: "--model"
 static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
     if (!path || path_exists(path) || !hub_is_name(path)) return path;
     if (!hub_snapshot(path, found))
         die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path,
             strerror(ENOENT), path, strchr(path, '/') + 1);
-    if (!quiet) note("%s %s: %s is taken", option, path, found);
+    if (!quiet) note("%s %s: using %s", option, path, found);
     return found;
 }
 
-// 1: a folder is a checkpoint or a run's; then the complete checkpoint it stands for, and its manifest.
+// Finds the complete checkpoint of a run's folder, or a checkpoint, and its manifest. 0: `path` is neither.
 static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manifest *manifest) {
     char model[PATH_MAX], done[PATH_MAX];
     const char *fault;
@@ -478,7 +478,7 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
     path_join(done, path, MANIFEST_NAME);
     if (path_exists(model) || path_exists(done)) {
         fault = manifest_check(path, manifest);
-        if (fault) die("%s: is no complete checkpoint: %s; give another checkpoint, or the run's folder", path, fault);
+        if (fault) die("%s: is not a complete checkpoint: %s; give another one, or the run's folder", path, fault);
         snprintf(checkpoint, PATH_MAX, "%s", path);
         checkpoint_hold(checkpoint);
         return 1;
@@ -490,18 +490,18 @@ static int checkpoint_at_path(const char *path, char checkpoint[PATH_MAX], Manif
             die("%s: is the folder of a run, but none of its checkpoints is complete; go on with --resume", path);
         checkpoint_path(checkpoint, path, last, "");
         if (tries == LOCK_TRIES)
-            die("%s: is locked by another process, as by a run that removes it; end that, or give another checkpoint",
+            die("%s: is locked by another process, perhaps a run that removes it; end it, or give another checkpoint",
                 checkpoint);
         if (tries++) usleep(100000);
     } while (!checkpoint_hold(checkpoint) || manifest_check(checkpoint, manifest));
     return 1;
 }
 
-// Ends the program where a file of the checkpoint that readers take has another checksum than in its manifest: all but
-// the optimizer and rollout.bin. Collective.
+// Ends the program if a file of the checkpoint differs from its checksum in the manifest; skips the optimizer and
+// rollout.bin. Collective.
 static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) {
     static const size_t read[] = {MANIFEST_MODEL, MANIFEST_STATE, MANIFEST_CONFIG};
-    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved another meanwhile
+    dist_check("checkpoint", manifest->checksum[MANIFEST_STATE]); // its run may have saved a newer one meanwhile
     for (size_t i = 0; i < 2 + (size_t)manifest->adapters; i++) {
         char path[PATH_MAX];
         path_join(path, checkpoint, manifest_file(manifest, read[i]));
@@ -509,14 +509,14 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
         const uint64_t found = file_checksum(&file), wanted = manifest->checksum[read[i]];
         input_close(&file);
         if (found != wanted)
-            die("%s: is damaged: its checksum is %016llx, " MANIFEST_NAME " says %016llx; give the checkpoint before, "
+            die("%s: is damaged: its checksum is %016llx, " MANIFEST_NAME " says %016llx; give an earlier checkpoint, "
                 "or remove %s and go on with --resume",
                 path, (unsigned long long)found, (unsigned long long)wanted, checkpoint);
     }
 }
 
-// `path` itself, or what it stands for, in `found`; with a note of what was taken unless `quiet`. verify: also compares
-// checksums; then collective
+// Returns `path`, or the model that it means, in `found`; notes it unless `quiet`. verify: compares checksums,
+// collective
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
@@ -533,11 +533,11 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
     if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
     if (verify) checkpoint_verify(checkpoint, &manifest);
     path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
-    if (!quiet) note("--model %s: %s is taken", path, found);
+    if (!quiet) note("--model %s: using %s", path, found);
     return found;
 }
 
-// The folder of adapters that --adapter names.
+// Finds the folder of adapters that --adapter names.
 static const char *adapter_path_find(const char *path, char found[PATH_MAX], int quiet) {
     char part[PATH_MAX];
     Manifest manifest;
@@ -552,7 +552,7 @@ static const char *adapter_path_find(const char *path, char found[PATH_MAX], int
     }
     if (!manifest.adapters) die("--adapter %s: holds a whole model, not adapters; give it with --model", path);
     checkpoint_verify(found, &manifest);
-    if (!quiet && strcmp(found, path) != 0) note("--adapter %s: %s is taken", path, found);
+    if (!quiet && strcmp(found, path) != 0) note("--adapter %s: using %s", path, found);
     return found;
 }
 

@@ -1,8 +1,7 @@
 /*
-The flat .bin, our own file of weights: a header of 4096 bytes, then every element of the model in the order of the
-parameter table (model.h), row-major, without padding; so element i lies at byte 4096 + i * size and the file can be
-mapped. Numbers are in the byte order of the machine that wrote it (little-endian, in practice) and the mark tells
-which:
+The flat .bin, our own weights file: a header of 4096 bytes, then every element of the model in the order of the
+parameter table (model.h), row-major, without padding. Element i lies at byte 4096 + i * size, so the file can be
+mapped. Numbers are in the writer's byte order (in practice little-endian); the mark tells which:
 
     byte    0  char[8]   "STREAMBP"
             8  uint32    version, 1
@@ -42,9 +41,9 @@ static uint64_t flat_checksum(const FlatHeader *header) {
 // ---- reading --------------------------------------------------------------------------------------------------------
 static void flat_check_header(const FlatHeader *header, const char *path) {
     if (memcmp(header->magic, FLAT_MAGIC, sizeof(header->magic)) != 0)
-        die("%s: does not begin with " FLAT_MAGIC ", so it is no flat .bin", path);
+        die("%s: does not begin with " FLAT_MAGIC ", so it is not a flat .bin", path);
     if (header->byte_order == FLAT_BYTE_ORDER_REV)
-        die("%s: was written on a machine of the other byte order; convert the original again on this one", path);
+        die("%s: was written on a machine of the other byte order; convert the original again here", path);
     if (header->byte_order != FLAT_BYTE_ORDER) die("%s: its byte order mark is damaged", path);
     if (header->version != FLAT_VERSION)
         die("%s: is a flat .bin of version %u, this program reads version %u; convert the original again", path,
@@ -104,7 +103,7 @@ static void flat_append(FlatWriter *writer, const void *elements, size_t bytes) 
     writer->at += bytes;
 }
 
-// Converts any format to a flat .bin of `dtype`, never holding the model; source->dtype keeps what the files have.
+// Converts any source to a flat .bin of `dtype`, slab by slab. With source->dtype no value changes.
 static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
     FlatWriter writer;
     weights_check_output(source, dtype);

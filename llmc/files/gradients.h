@@ -1,7 +1,7 @@
 /*
-Gradients into a safetensors file (--grads-out), in fp32, under the names and in the shapes of transformers'
-AutoModelForCausalLM.named_parameters(); all of them or those that globs choose. Ranks write one file together: rank 0
-makes it, every rank writes its part of every tensor. The file is complete or absent.
+Writes gradients to a safetensors file (--grads-out), in fp32, with the names and shapes of transformers'
+AutoModelForCausalLM.named_parameters(), all or those that globs choose. Rank 0 makes the file, every rank writes its
+part of every tensor. The file is complete or absent.
 */
 #ifndef LLMC_GRADIENTS_H
 #define LLMC_GRADIENTS_H
@@ -9,8 +9,8 @@ makes it, every rank writes its part of every tensor. The file is complete or ab
 #include "weight_source.h"
 #include <fnmatch.h>
 
-// Elements begin .. begin + n of a matrix [rows, cols] in `values`, into a file that holds it transposed from byte `at`
-// on: the reverse of tensor_read_transposed.
+// Writes elements [begin, begin + n) of a matrix [rows, cols] to a file that holds it transposed from byte `at` on: the
+// reverse of tensor_read_transposed.
 static void gradients_write_transposed(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin,
                                        size_t n, const float *values) {
     float *column = (float *)(void *)staged_raw.bytes;
@@ -24,7 +24,7 @@ static void gradients_write_transposed(const OutputFile *output, uint64_t at, co
     }
 }
 
-// Takes the next of some globs, which commas separate; 0 behind the last.
+// Takes the next of the globs separated by commas; 0 after the last.
 static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
     if (!**globs) return 0;
@@ -34,7 +34,7 @@ static int next_glob(const char **globs, char glob[256]) {
     return 1;
 }
 
-// A name matches one of the globs; NULL: every name does.
+// Tells whether a name matches one of the globs; NULL matches every name.
 static int globs_match(const char *globs, const char *name) {
     char glob[256];
     if (!globs) return 1;
@@ -56,10 +56,10 @@ static void gradients_check_globs(const char *globs, const Model *model) {
 }
 
 typedef struct {
-    uint64_t data, bytes; // where the tensors begin, and the whole file
+    uint64_t data, bytes; // offset of the tensors, and size of the file
 } GradientFile;
 
-// The header of a file of gradients, of parameters that match. file NULL: only the sizes.
+// Writes the header of a gradient file for parameters that match. file NULL: only computes the sizes.
 static GradientFile gradients_write_header(const OutputFile *file, const char *globs, const Model *model) {
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
@@ -72,7 +72,7 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     return sizes;
 }
 
-// Ends the program where gradients_write would: to be called before the work is done.
+// Ends the program if gradients_write would; call before the work begins.
 static void gradients_check_path(const char *path, const char *globs, World world, const Model *model) {
     OutputFile output;
     if (world.rank) return; // rank 0 makes the file
@@ -81,7 +81,7 @@ static void gradients_check_path(const char *path, const char *globs, World worl
     output_discard();
 }
 
-// Rank 0 makes the file with its header, the others find it.
+// Makes the file with its header on rank 0; opens it on the others.
 static void gradients_open(OutputFile *output, const char *path, const char *globs, World world, const Model *model,
                            uint64_t bytes) {
     if (world.rank == 0) {
@@ -93,20 +93,20 @@ static void gradients_open(OutputFile *output, const char *path, const char *glo
 
 static void gradients_close(OutputFile *output, World world) {
     if (world.rank) output_leave(output);
-    if (world_ranks(world) > 1) dist_barrier(); // all parts are there
+    if (world_ranks(world) > 1) dist_barrier(); // all parts are written
     if (world.rank == 0) output_commit(output);
-    if (world_ranks(world) > 1) dist_barrier(); // and so is the file
+    if (world_ranks(world) > 1) dist_barrier(); // the file is in place
 }
 
-// Gradients of the parameters that match (globs_match). They lie in device memory in `stored`, as the stage of ZeRO has
-// it. Every rank writes its part.
+// Writes the gradients of parameters that match (globs_match) from `stored`, in device memory, sharded by ZeRO's stage.
+// Every rank writes its part.
 static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
                             const void *device_gradients, DType stored) {
     const Sharding own = sharding_of(world, ZERO_NONE), memory = sharding_of(world, ZERO_GRADIENTS);
     const GradientFile sizes = gradients_write_header(NULL, globs, model);
     OutputFile output;
-    uint64_t at = sizes.data; // of the parameter's tensor in the file
-    size_t written = 0;       // parameters whose tensors lie before it
+    uint64_t at = sizes.data; // the parameter's tensor in the file
+    size_t written = 0;       // parameters written before it
     gradients_open(&output, path, globs, world, model, sizes.bytes);
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
         const Parameter *p = &model->parameters[s.parameter];

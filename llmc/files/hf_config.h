@@ -1,12 +1,12 @@
 /*
-config.json of a Hugging Face model, read and written. Reading takes the classic keys (rope_theta, rope_scaling,
+Reads and writes config.json of a Hugging Face model. Reading takes the classic keys (rope_theta, rope_scaling,
 torch_dtype) and those of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
-Of a composite model, text beside images, it takes text_config.
-It refuses, by name, whatever would make the model compute something else than we do: architectures, activations, other
-ways of scaling rope, soft caps, quantisation, values that no model can have. Writing gives every key that transformers
-needs to build the same model, rotary positions and windows in both forms where that contradicts nothing; a config.json
-of this model that is there already is kept (hf_config_keep.h). Both directions walk config_keys (config.h), so a new
-key is read and written under its own name, and the table of hf_constants.h.
+In a composite model, text beside images, it takes text_config.
+It refuses by name whatever would make the model compute something else: architectures, activations, other rope types,
+soft caps, quantisation, impossible values. Writing gives every key that transformers needs to build the same model,
+rotary positions and windows in both forms if these agree. An existing config.json of this model is kept
+(hf_config_keep.h). Both directions walk config_keys (config.h) and the table of hf_constants.h, so a new key is read
+and written under its own name.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
@@ -14,16 +14,16 @@ key is read and written under its own name, and the table of hf_constants.h.
 #include "llmc/base/dtype.h"
 #include "llmc/base/file.h"
 
-#define HF_CONFIG_MAX  ((size_t)16 << 20) // bytes of a config.json or an index that is read
-#define HF_CONFIG_TEXT 65536              // bytes of a config.json that is written, at most
-#define HF_THETA       10000              // rope_theta in transformers, unless the class has another
+#define HF_CONFIG_MAX  ((size_t)16 << 20) // most bytes read of a config.json or an index
+#define HF_CONFIG_TEXT 65536              // most bytes of a written config.json
+#define HF_THETA       10000              // transformers' default of rope_theta, unless the class has another
 
 static const char *hf_dtype_name(DType type) {
     static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
     return names[type];
 }
 
-// The 4-bit format of a config.json's quantization_config; QUANT_NONE: there is none. Other quantisers are refused.
+// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
@@ -33,14 +33,14 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     if (!quantised || cJSON_IsNull(quantised)) return format;
     if (!cJSON_IsString(method) || strcmp(method->valuestring, "bitsandbytes") != 0 ||
         !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): of quantised models those in 4 bits of bitsandbytes are read; take the "
-            "model that it was made of, and --base nf4",
+        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes are supported; take the original model and "
+            "--base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");
     for (int i = QUANT_NF4; i < QUANT_TYPES; i++) // fp4 is bitsandbytes' default
         if (!strcmp(cJSON_IsString(type) ? type->valuestring : "fp4", quant_type_names[i])) format.type = (QuantType)i;
     if (format.type == QUANT_NONE)
-        die("%s: bnb_4bit_quant_type is %s; nf4 and fp4 are known", path, json_scalar_text(type, value, sizeof(value)));
+        die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));
     format.nested = cJSON_IsTrue(json_get(quantised, "bnb_4bit_use_double_quant"));
     for (int i = DTYPE_FP32; i < DTYPE_FLOATS; i++)
         if (cJSON_IsString(dtype) && i != DTYPE_FP64 && !strcmp(dtype->valuestring, hf_dtype_name((DType)i)))
@@ -49,14 +49,14 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
 }
 
 // ---- which family ---------------------------------------------------------------------------------------------------
-// A model of text and images whose text model is of a family: config.json has it in text_config, tensors of its base
-// model have another prefix, and there are others, which are not trained here.
+// A model of text and images whose text model is of a family. Its config is in text_config, its tensors have another
+// prefix, and the file has further tensors, which are not trained here.
 typedef struct {
     const char *family, *model_type, *architecture;
-    const char *prefix;   // in files, in place of the first part of the family's layer_prefix
-    const char *modules;  // the same in transformers, and in the names of adapters
-    const char *others;   // beginnings of the others' names, separated by "|"
-    const char *defaults; // what text_config may leave out, as --init has it, or NULL
+    const char *prefix;   // replaces the first part of the family's layer_prefix in files
+    const char *modules;  // the same in transformers and in adapters' names
+    const char *others;   // prefixes of the further tensors, separated by "|"
+    const char *defaults; // defaults of keys that text_config may omit, in --init's form, or NULL
 } HfComposite;
 
 #define HF_IMAGES "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector."
@@ -77,7 +77,7 @@ static const HfComposite *hf_composite_of(const Family *family) {
     return NULL;
 }
 
-// The composite model whose config.json this is, with its text model where that is known. NULL: none that is known.
+// Returns the known composite model that a config.json describes, or NULL.
 static const HfComposite *hf_composite(const cJSON *root) {
     const cJSON *type = json_get(root, "model_type"), *list = json_get(root, "architectures");
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
@@ -109,7 +109,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     die("%s: %s %s%s is not in this version; families are %s", path, key, value, what, known);
 }
 
-// The text model's part of config.json
+// Returns the text model's part of config.json.
 static const cJSON *hf_text_config(const cJSON *root, const HfComposite *composite, const char *path) {
     const cJSON *text = json_get(root, "text_config"), *type = json_get(text, "model_type");
     const Family *family = composite ? family_find(composite->family) : NULL;
@@ -125,8 +125,7 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     const cJSON *architecture = cJSON_IsArray(list) ? list->child : list;
     const HfComposite *composite = hf_composite(root);
     const Family *family = NULL, *by_type = composite ? family_find(composite->family) : NULL;
-    if (!architecture && !type)
-        die("%s: has neither architectures nor model_type, so it cannot be told what it is", path);
+    if (!architecture && !type) die("%s: has neither architectures nor model_type, so its family is unknown", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
         if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, f->architecture)) family = f;
@@ -148,10 +147,10 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 }
 
 // ---- the numbers ----------------------------------------------------------------------------------------------------
-// Sets a key, which the file has under its common or its original name.
+// Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;
-    const int is_text = config_keys[config_key_find(name)].kind == KEY_GELU; // of hf_constants, so a text we know
+    const int is_text = config_keys[config_key_find(name)].kind == KEY_GELU; // hf_constants has checked this text
     const char *quote = cJSON_IsString(item) ? "\"" : "";
     char value[64];
     json_scalar_text(item, value, sizeof(value));
@@ -161,29 +160,29 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
-// The key stands in the outermost object: layers with a window have a base of their own in rope_parameters, but Gemma's
-// first class had it outside.
+// Tells whether the outermost object may have the key. Only Gemma's first class has rope_local_base_freq there; others
+// have it in rope_parameters.
 static int hf_has_key(const Family *family, const char *name) {
     return family_has_key(family, name) && (strcmp(name, "rope_local_base_freq") != 0 || family->norm_offset);
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const int gpt2 = key->alias && config->family->learned_positions; // whose class alone has other names
+        const int gpt2 = key->alias && config->family->learned_positions; // only its class has other names
         const cJSON *common = json_get(root, key->name), *original = gpt2 ? json_get(root, key->alias) : NULL;
-        if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // not these beside
+        if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps")) common = NULL; // GPT-2 ignores these
         if (text_is_one_of(key->name, "rope_theta|partial_rotary_factor|layer_types|pad_token_id") || key->scaling)
-            continue;                                         // below
+            continue;                                         // read below
         if (!hf_has_key(config->family, key->name)) continue; // its class does not look at it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
-            continue; // another name of the same
+            continue; // another name of the same function
         if (common && original && !cJSON_Compare(common, original, 1))
-            die("%s: %s and %s are the same thing, but have different values", path, key->name, key->alias);
+            die("%s: %s and %s are the same key, but have different values", path, key->name, key->alias);
         if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
 }
 
-// Inputs of pad_token_id give the embedding no gradient, as in torch, where a negative one counts from the end.
+// Reads pad_token_id, whose inputs give the embedding no gradient. A negative one counts from the end, as in torch.
 static void hf_read_pad(Config *config, const cJSON *root, const char *path, char *remark, size_t size) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "pad_token_id"), *eos = json_get(root, "eos_token_id");
     double id = item ? item->valuedouble : NAN;
@@ -193,8 +192,8 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
     if (item && !cJSON_IsNumber(item)) die("%s: pad_token_id is neither a number nor null", path);
     const double row = id < 0 ? id + (double)config->vocab_size : id;
     if (!(row >= 0 && row < (double)config->vocab_size && row == floor(row)))
-        die("%s: pad_token_id is %g%s, no token of vocab_size %zu, which transformers refuses; give one, or null", path,
-            id, item ? "" : " (its class's default)", config->vocab_size);
+        die("%s: pad_token_id is %g%s, outside of vocab_size %zu; give an id below it, or null", path, id,
+            item ? "" : " (its class's default)", config->vocab_size);
     config->pad_token_id = (size_t)row;
     const cJSON *end = cJSON_IsArray(eos) ? eos->child : eos;
     while (end && !(cJSON_IsNumber(end) && end->valuedouble == id)) end = end == eos ? NULL : end->next;
@@ -204,7 +203,7 @@ static void hf_read_pad(Config *config, const cJSON *root, const char *path, cha
                  *remark ? "; " : "", id);
 }
 
-// Numbers without which a config.json can only be damaged; saved ones always have them.
+// Refuses a config.json without the numbers that every saved one has.
 static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
@@ -222,13 +221,13 @@ static void hf_check_required(const Config *config, const char *path) {
 #define FULL    "full_attention"
 #define LINEAR  "linear_attention"
 
-// A value of the top level or of an object of rotary positions: given once, or in agreement
+// Values that the top level or an object of rotary positions may give: once, or equal
 typedef struct {
     const cJSON *theta, *rotated; // rope_theta, partial_rotary_factor
 } HfRope;
 
-// Checks of any type: an object without objects in it, and all of a head rotated where the family has it so. Returns
-// the type, or NULL.
+// Checks an object of rotary positions of any type: no objects in it, and whole heads rotated if the family needs that.
+// Returns the type, or NULL.
 static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const char *name, const char *path) {
     char value[64];
     const cJSON *factor = json_get(rope, "partial_rotary_factor"), *item;
@@ -249,7 +248,7 @@ static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const
     return type;
 }
 
-// *found becomes the key of an object, where it has it.
+// Sets *found to an object's key, if present; refuses two different values.
 static void hf_take_once(const cJSON **found, const cJSON *object, const char *key, const char *name,
                          const char *path) {
     const cJSON *inner = json_get(object, key);
@@ -283,7 +282,7 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     }
 }
 
-// Gemma's rope_parameters: an object for each kind of layer.
+// Reads Gemma's rope_parameters: an object for each kind of layer.
 static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *found, const char *path) {
     const cJSON *full = json_get(rope, "full_attention"), *sliding = json_get(rope, "sliding_attention");
     char value[64];
@@ -291,7 +290,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (cJSON_IsFalse(json_get(rope, "truncate")) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(rope, "truncate")))
         die("%s: rope_parameters.truncate, for all kinds of layers, is not supported as false", path);
     if (!full && !sliding)
-        die("%s: rope_parameters has neither full_attention nor sliding_attention, as this family wants", path);
+        die("%s: rope_parameters has neither full_attention nor sliding_attention, which this family needs", path);
     if (full) hf_read_rope_object(config, full, "rope_parameters.full_attention", found, path);
     if (!sliding) return;
     const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
@@ -303,7 +302,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (local) hf_set(config, "rope_local_base_freq", local, path);
 }
 
-// The growth of Ministral's queries, which transformers always reads, with the length that it begins at
+// Checks the keys of Ministral's query growth, which transformers requires: the factor and the length where it begins.
 static void hf_check_growth(const Config *config, const cJSON *rope, const char *path) {
     const cJSON *growth = json_get(rope, "llama_4_scaling_beta"),
                 *from = json_get(rope, "original_max_position_embeddings");
@@ -315,7 +314,7 @@ static void hf_check_growth(const Config *config, const cJSON *rope, const char 
             growth->valuedouble, rope_type_names[config->rope_type]);
 }
 
-// Refuses a key of rope_parameters that rope_scaling hides in transformers, where that changes the model.
+// Refuses a key of rope_parameters that transformers ignores beside rope_scaling, if that changes the model.
 static void hf_check_hidden(const cJSON *parameters, const char *key, double value, const char *path) {
     const cJSON *hidden = json_get(parameters, key);
     if (hidden && hidden->valuedouble != value)
@@ -324,7 +323,7 @@ static void hf_check_hidden(const cJSON *parameters, const char *key, double val
             path, key, value, hidden->valuedouble);
 }
 
-// rope_scaling (classic) or rope_parameters (transformers 5); where both say something, the former counts, as there.
+// Reads rope_scaling (classic) or rope_parameters (transformers 5); with both, the former counts, as in transformers.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
     HfRope found = {json_get(root, "rope_theta"), json_get(root, "partial_rotary_factor")};
@@ -333,7 +332,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");
     const int hides = !per_layer && scaling && (scaling->child || !cJSON_IsObject(scaling));
     const int grows = family_has_key(config->family, "llama_4_scaling_beta") && (parameters || hides);
-    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class's default is an object of its own
+    if (grows) config_plain_rope(config), config->rope_theta = HF_THETA; // the class has a whole object as default
     if (parameters && per_layer)
         hf_read_rope_per_layer(config, parameters, &found, path);
     else if (parameters && !hides)
@@ -342,10 +341,10 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const int plain =
         config->rope_type == ROPE_DEFAULT && cJSON_IsString(type) && !strcmp(type->valuestring, "default");
     if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
-        die("%s: rope_scaling has a type but no rope_type, by which alone %s goes", path, config->family->architecture);
+        die("%s: rope_scaling has a type but no rope_type, which %s needs", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
     if (found.theta && !grows && config->llama_4_scaling_beta != 0 && found.theta->valuedouble != config->rope_theta)
-        die("%s: transformers ignores rope_theta where rope_parameters is missing; give it in rope_parameters", path);
+        die("%s: transformers ignores rope_theta without rope_parameters; give it in rope_parameters", path);
     if (found.theta) hf_set(config, "rope_theta", found.theta, path);
     if (found.rotated && family_has_key(config->family, "partial_rotary_factor"))
         hf_set(config, "partial_rotary_factor", found.rotated, path);
@@ -359,14 +358,15 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
 }
 
 // ---- the layers' kinds ----------------------------------------------------------------------------------------------
-#define HYBRID_INTERVAL         4    // of full_attention_interval: every so many-th layer has attention
-#define HF_WINDOW               4096 // the default of Qwen's and Gemma's sliding_window
-#define QWEN_FIRST_WINDOW_LAYER 28   // of max_window_layers: layers from here on have a window
-#define GEMMA_WINDOW_PATTERN    6    // of sliding_window_pattern: every so many-th layer has none
-#define OLMO_WINDOW_PATTERN     4    // the same, fixed
-#define NO_ROPE_INTERVAL        4    // of no_rope_layer_interval: every so many-th layer has no rotary positions
+// Defaults in transformers
+#define HYBRID_INTERVAL         4    // full_attention_interval: every 4th layer has attention
+#define HF_WINDOW               4096 // sliding_window of Qwen and Gemma
+#define QWEN_FIRST_WINDOW_LAYER 28   // max_window_layers: layers from here on have a window
+#define GEMMA_WINDOW_PATTERN    6    // sliding_window_pattern: every 6th layer has none
+#define OLMO_WINDOW_PATTERN     4    // the same, not a key
+#define NO_ROPE_INTERVAL        4    // no_rope_layer_interval: every 4th layer has no rotary positions
 
-// A whole number of config.json, or its default where it is absent.
+// Returns a whole number of config.json; absent: `otherwise`.
 static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, const char *path) {
     const cJSON *item = json_get(root, key);
     uint64_t value = otherwise;
@@ -374,7 +374,7 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
     return (size_t)value;
 }
 
-// The list of every layer's kind.
+// Reads layer_types, a list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
     const char *other = family_has_linear(config->family)     ? LINEAR
@@ -394,10 +394,10 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     }
     if (layers != config->num_hidden_layers)
         die("%s: layer_types names %zu layers, num_hidden_layers is %zu", path, layers, config->num_hidden_layers);
-    if (layers > LAYER_TYPES_MAX) die("%s: layer_types of more than %d layers are not read", path, LAYER_TYPES_MAX);
+    if (layers > LAYER_TYPES_MAX) die("%s: layer_types has more than %d layers, the limit here", path, LAYER_TYPES_MAX);
 }
 
-// Which layers have linear attention: a list, or all but every so many-th.
+// Reads which layers have linear attention: a list, or all except every full_attention_interval-th.
 static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
     const cJSON *types = json_get(root, "layer_types");
     const size_t interval = hf_size(root, "full_attention_interval", HYBRID_INTERVAL, path);
@@ -408,17 +408,18 @@ static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
     }
     if (!interval) die("%s: full_attention_interval is 0", path);
     if (period > LAYER_TYPES_MAX)
-        die("%s: full_attention_interval is %zu, %d is the most", path, interval, LAYER_TYPES_MAX);
+        die("%s: full_attention_interval is %zu, at most %d is supported", path, interval, LAYER_TYPES_MAX);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? 'l' : 'f';
 }
 
-// Which layers have no rotary positions: a list of 0 and 1, at least as long as the layers, or every so many-th.
+// Reads which layers have no rotary positions: a list of 0 and 1 for at least all layers, or every
+// no_rope_layer_interval-th.
 static void hf_read_no_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *list = json_get(root, "no_rope_layers"), *types = json_get(root, "layer_types");
     const size_t interval = hf_size(root, "no_rope_layer_interval", NO_ROPE_INTERVAL, path);
     const size_t L = config->num_hidden_layers;
-    if (L > LAYER_TYPES_MAX) die("%s: models of more than %d such layers are not read", path, LAYER_TYPES_MAX);
+    if (L > LAYER_TYPES_MAX) die("%s: has more than %d layers, the limit for this family", path, LAYER_TYPES_MAX);
     if (types) hf_read_layer_types(config, types, path);
     if (list && (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) < L))
         die("%s: no_rope_layers is not a list of 0 or 1 for each of %zu layers", path, L);
@@ -432,7 +433,7 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     config->layer_types[L] = 0;
 }
 
-// Each class reads sliding_window in its own way; then which layers have it. A query's own key counts, as here.
+// Reads sliding_window and which layers have it, by the rules of each class. It counts a query's own key, as here.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
     const Family *family = config->family;
     const cJSON *types = json_get(root, "layer_types"),
@@ -442,11 +443,11 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     const int turned_off = qwen && !cJSON_IsTrue(json_get(root, "use_sliding_window"));
     size_t l, L = config->num_hidden_layers;
     if ((everywhere || qwen) && !turned_off && cJSON_IsNumber(window) && window->valuedouble == 0)
-        die("%s: sliding_window is 0, with which transformers lets no token see any; null is no window", path);
+        die("%s: sliding_window 0 would mask every token; use null for no window", path);
     if (qwen && !window) config->sliding_window = HF_WINDOW;
     if (turned_off || (has && cJSON_IsNull(window))) config->sliding_window = 0;
     if (L > LAYER_TYPES_MAX && config->sliding_window && !everywhere)
-        die("%s: windows in so many layers are not supported", path);
+        die("%s: sliding_window with more than %d layers is not supported", path, LAYER_TYPES_MAX);
     if (types) {
         hf_read_layer_types(config, types, path);
         if (everywhere && config->sliding_window && strchr(config->layer_types, 'f'))
@@ -470,25 +471,22 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// In a composite model the head is tied by the outer tie_word_embeddings, in the text model alone by the inner one:
-// where both are given, they must agree.
+// Reads tie_word_embeddings of a composite model, from the outer object; one in text_config must agree.
 static void hf_read_tied(Config *config, const cJSON *whole, const cJSON *text, const char *path) {
     const cJSON *outer = json_get(whole, "tie_word_embeddings"), *inner = json_get(text, "tie_word_embeddings");
     if (outer && inner && !cJSON_Compare(outer, inner, 1))
-        die("%s: tie_word_embeddings is given twice, with different values (the other is in text_config); give it the "
-            "value that is true of the weights, twice",
-            path);
+        die("%s: tie_word_embeddings differs from the one in text_config; set both to what the weights have", path);
     if (outer) hf_set(config, "tie_word_embeddings", outer, path);
 }
 
-// What text_config leaves out of those that are its class's defaults in transformers
+// Fills keys missing from text_config with transformers' class defaults.
 static void hf_read_defaults(Config *config, const char *defaults, const char *path) {
     char name[64], value[64];
     for (int n; defaults && sscanf(defaults, "%63[^=]=%63[^,]%n", name, value, &n) == 2; defaults += n + !!defaults[n])
         if (!config_given(config, name)) config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
-// Reads and checks config.json. `remark` gets a line for whoever trains the model, or stays empty.
+// Reads and checks config.json. `remark`: a line for users who train the model, or empty
 static Config hf_config_read(const char *path, char *remark, size_t remark_size) {
     cJSON *whole = json_read_object(path, HF_CONFIG_MAX);
     const Family *family = hf_family(whole, path);
@@ -503,7 +501,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_check_required(&config, path);
     if (!family->learned_positions) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
-        config.num_key_value_heads = config.num_attention_heads; // null, other than absence, is one per query head
+        config.num_key_value_heads = config.num_attention_heads; // null, unlike absent, means one per query head
     if (family_has_linear(family))
         hf_read_kinds(&config, root, path);
     else if (*family->layer_types == 'n')
@@ -517,7 +515,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// A number that is real in transformers stays one: "10000.0".
+// Writes a number that transformers reads as a float: "10000.0".
 static void hf_put_real(JsonOut *json, const char *name, double value) {
     char text[40];
     number_text(value, text);
@@ -526,9 +524,9 @@ static void hf_put_real(JsonOut *json, const char *name, double value) {
 
 typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 
-// The keys of the top level, or of an object of rotary positions: ways of scaling them belong there, rope_theta and
-// partial_rotary_factor to the top and into rope_parameters. Windows and types have functions of their own. GPT-2 has
-// its original names.
+// Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
+// and partial_rotary_factor go to the top and to rope_parameters. Windows and layer types have their own functions.
+// GPT-2 uses its original names.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -545,8 +543,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
         else if (!strcmp(key->name, "query_pre_attn_scalar"))
-            json_number(json, name, *(const double *)field);   // a whole number there
-        else if (!key->scaling || *(const double *)field != 0) // 0: this factor is not given
+            json_number(json, name, *(const double *)field);   // whole in transformers
+        else if (!key->scaling || *(const double *)field != 0) // 0: not given
             hf_put_real(json, name, *(const double *)field);
     }
 }
@@ -556,14 +554,14 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_text(json, "rope_type", rope_type_names[config->rope_type]);
     hf_put_keys(json, config, level);
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
-        json_word(json, "llama_4_scaling_beta", "0.0"); // which its class cannot do without
+        json_word(json, "llama_4_scaling_beta", "0.0"); // required by its class
         if (config->rope_type == ROPE_DEFAULT || config->rope_type == ROPE_LINEAR)
             json_size(json, "original_max_position_embeddings", config->max_position_embeddings);
     }
     json_object_end(json);
 }
 
-// The classic rope_scaling beside rope_theta, and rope_parameters, which Gemma has for each kind of layer.
+// Writes the classic rope_scaling and rope_theta, and rope_parameters (for Gemma one per kind of layer).
 static void hf_put_rope(JsonOut *json, const Config *config) {
     if (config->rope_type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE_SCALING);
     if (!family_has_key(config->family, "rope_local_base_freq")) {
@@ -579,7 +577,7 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
     json_object_end(json);
 }
 
-// Every layer's kind
+// Writes layer_types.
 static void hf_put_layer_types(JsonOut *json, const Config *config) {
     static const char *const names[LAYER_KINDS] = {FULL, SLIDING, LINEAR};
     json_array(json, "layer_types");
@@ -587,23 +585,22 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
     json_array_end(json);
 }
 
-// 1: a layer has rotary positions
+// Writes no_rope_layers; 1: a layer has rotary positions.
 static void hf_put_no_rope(JsonOut *json, const Config *config) {
     json_array(json, "no_rope_layers");
     for (size_t l = 0; l < config->num_hidden_layers; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
     json_array_end(json);
 }
 
-// Windows, as every family's class wants them: Mistral's has one in all layers or null; Qwen's must be turned on, and
-// counts the layers before the first one that has it; Gemma's number is there even where no layer has it, and its first
-// class knew a period only.
+// Writes windows by the rules of each class. Mistral: one in all layers, or null. Qwen: a switch, and the number of
+// layers before the first with a window. Gemma: always a number; its first class knew only a period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
     const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
     const int listed = family_names_key(config->family, "sliding_window") && !everywhere; // Gemma's and OLMo's
     size_t first;
     if (L > LAYER_TYPES_MAX && period && !everywhere)
-        die("config.json: layer_types of %zu layers cannot be written, %d are the most", L, LAYER_TYPES_MAX);
+        die("config.json: layer_types of %zu layers cannot be written, at most %d are supported", L, LAYER_TYPES_MAX);
     if (family_has_linear(config->family)) hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') hf_put_no_rope(json, config);
     if (!family_has_key(config->family, "sliding_window")) return;
@@ -622,7 +619,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     if (period || L <= LAYER_TYPES_MAX) hf_put_layer_types(json, config);
 }
 
-// A config.json for this model, whose weights are of `type`. text: [HF_CONFIG_TEXT]; returns the length.
+// Writes a config.json for this model with weights of `type`. text: [HF_CONFIG_TEXT]; returns the length.
 static size_t hf_config_write(const Config *config, DType type, char *text) {
     JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
     json_object(&json, NULL);

@@ -1,12 +1,12 @@
 /*
-A config.json that is there already is kept, byte for byte but for what must change: the type of the weights, rotary
-positions, quantisation. Keys are found and replaced in its text.
+Keeps an existing config.json byte for byte, except what must change: type of the weights, rotary positions,
+quantisation. Keys are found and replaced in its text.
 */
 #ifndef LLMC_HF_CONFIG_KEEP_H
 #define LLMC_HF_CONFIG_KEEP_H
 #include "hf_config.h"
 
-// Bytes [begin, end) of the value of a key of the outermost object in a text that has been parsed. 0: there is none.
+// Finds bytes [begin, end) of the value of a key of the outermost object, in a text that has been parsed. 0: absent.
 static int json_value_span(const char *text, size_t length, const char *key, size_t *begin, size_t *end) {
     size_t first, depth = 0, inner = 0;
     for (size_t i = 0; i < length; i++) {
@@ -16,7 +16,7 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
         for (first = ++i; text[i] != '"'; i++) i += text[i] == '\\';
         if (depth != 1 || i - first != strlen(key) || memcmp(text + first, key, i - first) != 0) continue;
         *begin = i + 1 + strspn(text + i + 1, " \t\r\n");
-        if (text[*begin] != ':') continue; // a value, not a key
+        if (text[*begin] != ':') continue; // a text value, not a key
         *begin += 1 + strspn(text + *begin + 1, " \t\r\n");
         for (*end = *begin; inner || !strchr(",} \t\r\n", text[*end]); ++*end) {
             inner += text[*end] == '{' || text[*end] == '[';
@@ -29,8 +29,8 @@ static int json_value_span(const char *text, size_t length, const char *key, siz
     return 0;
 }
 
-// Replaces the value of a key; where there is none, `add` begins the object with it. text: zero-terminated, with room;
-// returns the new length.
+// Replaces the value of a key; if absent, `add` inserts it as the first key. text: zero-terminated, with room. Returns
+// the new length.
 static size_t hf_config_replace(char *text, size_t length, const char *key, const char *value, size_t bytes, int add) {
     size_t begin, end;
     char name[64] = "";
@@ -47,7 +47,7 @@ static size_t hf_config_replace(char *text, size_t length, const char *key, cons
     return length + before + bytes + after - (end - begin);
 }
 
-// Takes a key of the outermost object out, with the comma on one of its sides. Returns the new length.
+// Removes a key of the outermost object, with the comma on one side. Returns the new length.
 static size_t hf_config_without(char *text, size_t length, const char *key) {
     static const char blanks[] = " \t\r\n";
     size_t begin, end;
@@ -63,7 +63,7 @@ static size_t hf_config_without(char *text, size_t length, const char *key) {
     return length - (end - begin);
 }
 
-// Replaces the type of the weights in a config.json; all else stays.
+// Replaces the type of the weights in a config.json.
 static size_t hf_config_with_type(char *text, size_t length, DType type) {
     char name[16];
     snprintf(name, sizeof(name), "\"%s\"", hf_dtype_name(type));
@@ -71,9 +71,9 @@ static size_t hf_config_with_type(char *text, size_t length, DType type) {
     return hf_config_replace(text, length, "torch_dtype", name, strlen(name), 0);
 }
 
-#define HF_ROPE_TEXT 4096 // bytes of rotary positions, at most
+#define HF_ROPE_TEXT 4096 // most bytes of rotary positions
 
-// The beginning of rope_parameters with its fields of images' positions, or NULL. The caller frees it.
+// Returns the beginning of rope_parameters with its fields for image positions, or NULL. The caller frees it.
 static char *hf_mrope(const char *text, size_t length) {
     static const char *const keys[] = {"mrope_section", "mrope_interleaved"};
     size_t begin, end, from, to, used = 0;
@@ -88,7 +88,7 @@ static char *hf_mrope(const char *text, size_t length) {
     return out;
 }
 
-// Replaces the scaling of rotary positions, in the form that config.json has: rope_parameters, or else rope_scaling.
+// Replaces the scaling of rotary positions in the form that config.json uses: rope_parameters, or else rope_scaling.
 static size_t hf_config_with_rope(char *text, size_t length, const Config *config) {
     static const char *const keys[] = {"max_position_embeddings", "original_max_position_embeddings", "rope_parameters",
                                        "rope_scaling"};
@@ -118,7 +118,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
     return length;
 }
 
-// The folder's config.json must describe the model `config` of `source`. How weights were initialised matters no more.
+// Refuses a folder whose config.json describes another model than `config` of `source`. Initialisation is ignored.
 static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
     char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
     if (config->family != like->family)
@@ -130,7 +130,7 @@ static void hf_check_same_model(const Config *config, const char *source, const 
         config_key_text(config, key, value);
         config_key_text(like, key, other);
         if (ours && !theirs)
-            die("%s/config.json: is of another model: %s of %s is not there", folder, key->name, source);
+            die("%s/config.json: is of another model: it lacks %s, which %s has", folder, key->name, source);
         if (theirs && !ours)
             die("%s/config.json: is of another model: its %s is %s, %s has none", folder, key->name, other, source);
         if (ours && strcmp(value, other) != 0 && strcmp(key->name, "initializer_range") != 0)

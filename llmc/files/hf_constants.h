@@ -1,6 +1,6 @@
 /*
-Keys of a config.json with the same value in every model of a family that we compute: what else they say is refused by
-name, and they are written where transformers needs them.
+Keys of a config.json with one value in every supported model of a family. Other values are refused by name; keys that
+transformers needs are written.
 */
 #ifndef LLMC_HF_CONSTANTS_H
 #define LLMC_HF_CONSTANTS_H
@@ -10,17 +10,17 @@ name, and they are written where transformers needs them.
 typedef struct {
     const char *families; // separated by "|"; NULL: any
     const char *key;
-    const char *allowed; // values that are read, separated by "|"; NULL: any. An absent key is allowed
+    const char *allowed; // allowed values, separated by "|"; NULL: any. The key may be absent
     const char *written; // JSON; NULL: not written
 } HfConstant;
 
 #define HF_SILU    "llama|qwen2|qwen3|mistral|ministral3|qwen3_5|smollm3|olmo2|olmo3|phi3|glm4"
-#define HF_ROTATED "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // wholly, if at all
-#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"       // one function
+#define HF_ROTATED "llama|mistral|ministral3|qwen2|qwen3|gemma3|smollm3|olmo2|olmo3" // whole heads are rotated
+#define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh"       // names of one function
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
 static const HfConstant hf_constants[] = {
-    {NULL, "bos_token_id", NULL, "null"}, // special tokens are not known here: null, not the class's default
+    {NULL, "bos_token_id", NULL, "null"}, // unknown here, so null instead of the class's default
     {NULL, "eos_token_id", NULL, "null"},
     {NULL, "use_cache", NULL, "true"},
     {"gpt2", "activation_function", HF_GELU, NULL},
@@ -37,19 +37,18 @@ static const HfConstant hf_constants[] = {
     {"gemma3", "attn_logit_softcapping", "null", "null"},
     {"gemma3", "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
-    {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // of any model, in transformers
+    {HF_SILU "|gpt2|gemma3", "is_causal", "true", NULL}, // read for any model by transformers
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_SILU "|gpt2|gemma3", "is_encoder_decoder", "false", NULL},
     {HF_ROTATED, "partial_rotary_factor", "1|null", NULL},
     {"qwen3_5", "attn_output_gate", "true|null", NULL},
     {"qwen3_5", "output_gate_type", "swish|silu", NULL}, // the gate of linear attention's norm
     {NULL, "dtype", HF_DTYPES, NULL},
-    {NULL, "torch_dtype", HF_DTYPES, NULL}, // what dtype was called before transformers 5
+    {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
 #define HF_CONSTANTS (sizeof(hf_constants) / sizeof(hf_constants[0]))
 
-// pad_token_id of a family's config class in transformers. It counts where config.json has none; others: null.
-// GPT-2's embedding ignores it.
+// Default of pad_token_id in a family's config class; other families: null. GPT-2's embedding ignores it.
 static const struct {
     const char *family;
     int id;
@@ -60,8 +59,8 @@ static int hf_applies(const HfConstant *c, const Family *family) {
     return !c->families || text_is_one_of(family->name, c->families);
 }
 
-// Refuses null where transformers does: counted as absent, it would be the default. In a few keys of a few families it
-// means something: what follows from other keys.
+// Refuses null where transformers does: taken as absent, it would give the default. For a few keys null has a meaning:
+// the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {{"head_dim", "llama|mistral"},
                                            {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3"},
@@ -75,7 +74,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     cJSON_ArrayForEach(item, root) {
         const int found = config_key_find(item->string),
                   original = found >= 0 && strcmp(item->string, config_keys[found].name);
-        const int index = original && !family->learned_positions ? -1 : found; // an original name is GPT-2's alone
+        const int index = original && !family->learned_positions ? -1 : found; // only GPT-2 has original names
         const char *name = index < 0 ? item->string : config_keys[index].name;
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");
@@ -92,8 +91,8 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     }
 }
 
-// Refuses other values. `remark` gets a line where the file asks for dropout: models are trained without it here, which
-// is common practice for fine-tuning but not what the file says.
+// Refuses other values. `remark` gets a line if the file asks for dropout, which is not applied here, as is common in
+// fine-tuning.
 static void hf_check_constants(const cJSON *root, const Family *family, const char *path, char *remark, size_t size) {
     char value[64];
     *remark = 0;
@@ -103,7 +102,7 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
         if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
             die("%s: %s is %s, which is not supported; supported is %s", path, c->key, value, c->allowed);
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
-            snprintf(remark, size, "config.json asks for dropout (%s = %g); training is without dropout here", c->key,
+            snprintf(remark, size, "config.json asks for dropout (%s = %g); training here applies none", c->key,
                      item->valuedouble);
     }
 }

@@ -1,15 +1,15 @@
 /*
-Matrices in 4 bits in Hugging Face folders, as transformers saves them with bitsandbytes. One is several tensors:
+4-bit matrices in Hugging Face folders, as transformers saves them with bitsandbytes. Each is several tensors:
 
     NAME                    U8 [ceil(n/2), 1]   codes of [rows, cols] in order, the first of two in the high half
-    NAME.absmax             U8 [blocks] codes of nested scales, or F32 [blocks] the scales
+    NAME.absmax             U8 [blocks] codes of nested scales, or F32 [blocks] scales
     NAME.quant_map          F32 [16]
-    NAME.nested_absmax      F32 [blocks/256]    where scales are nested, as the next
-    NAME.nested_quant_map   F32 [256]
-    NAME.quant_state.bitsandbytes__nf4 (or fp4)   U8: JSON with shape, block sizes, the type of the model that was
-                                                  quantised, and the offset of nested scales
+    NAME.nested_absmax      F32 [blocks/256]    only with nested scales
+    NAME.nested_quant_map   F32 [256]           only with nested scales
+    NAME.quant_state.bitsandbytes__nf4 (or fp4)   U8: JSON with shape, block sizes, the type of the original model, and
+                                                  the offset of nested scales
 
-All of it is checked when a folder is opened, but for the codes, of which any value is right.
+Opening a folder checks all of it except the codes, of which every value is valid.
 */
 #ifndef LLMC_HF_QUANTISED_H
 #define LLMC_HF_QUANTISED_H
@@ -21,8 +21,8 @@ enum { QUANT_STATE_MOST = 4096 }; // bytes of JSON
 typedef struct {
     const WeightSource *source;
     const SafeTensors *list;
-    const char *name; // of the matrix in the files
-    const char *path; // the file that the codes are in
+    const char *name; // name of the matrix in the files
+    const char *path; // file with the codes
 } HfQuantised;
 
 __attribute__((noreturn, format(printf, 3, 4))) static void hf_quantised_die(const HfQuantised *h, const char *tensor,
@@ -32,12 +32,12 @@ __attribute__((noreturn, format(printf, 3, 4))) static void hf_quantised_die(con
     va_start(args, format);
     vsnprintf(why, sizeof(why), format, args);
     va_end(args);
-    die("%s: tensor %s.%s %s; the 4-bit matrix cannot be decoded: download the folder again, or take the model that it "
-        "was made of and --base nf4",
+    die("%s: tensor %s.%s %s, so the 4-bit matrix cannot be decoded; download the folder again, or take the original "
+        "model and --base nf4",
         h->path, h->name, tensor, why);
 }
 
-// A part of the matrix, of the dtype and with so many elements
+// Returns a part of the matrix, checked to have the dtype and `count` elements.
 static SafeTensor *hf_quantised_part(const HfQuantised *h, const char *part, const char *dtype, size_t count) {
     char name[HF_PART_NAME];
     uint64_t elements = 1;
@@ -46,8 +46,8 @@ static SafeTensor *hf_quantised_part(const HfQuantised *h, const char *part, con
     if (!tensor) hf_quantised_die(h, part, "is missing");
     for (size_t i = 0; i < tensor->rank; i++) elements *= tensor->shape[i];
     if (strcmp(tensor->dtype, dtype) != 0 || tensor->rank != 1 || elements != count)
-        hf_quantised_die(h, part, "is %s %s, %s [%zu] is needed", tensor->dtype,
-                         shape_text(tensor->shape, tensor->rank), dtype, count);
+        hf_quantised_die(h, part, "is %s %s, not %s [%zu]", tensor->dtype, shape_text(tensor->shape, tensor->rank),
+                         dtype, count);
     tensor->used = 1;
     return tensor;
 }
@@ -95,13 +95,13 @@ static DType hf_state_dtype(const HfQuantised *h, const char *part, const cJSON 
     hf_quantised_die(h, part, "has a dtype that is not float32, bfloat16 or float16");
 }
 
-// [rows, cols] of the model's matrix
+// Checks that the state's shape is [rows, cols] of the parameter.
 static void hf_state_check_shape(const HfQuantised *h, const char *part, const cJSON *state, const Parameter *p) {
     const cJSON *shape = json_get(state, "shape");
     const cJSON *rows = cJSON_IsArray(shape) ? shape->child : NULL, *cols = rows ? rows->next : NULL;
     if (!cols || cols->next || !cJSON_IsNumber(rows) || !cJSON_IsNumber(cols) || rows->valuedouble != (double)p->rows ||
         cols->valuedouble != (double)p->cols)
-        hf_quantised_die(h, part, "has another shape than [%zu, %zu], which config.json asks", p->rows, p->cols);
+        hf_quantised_die(h, part, "has another shape than config.json's [%zu, %zu]", p->rows, p->cols);
 }
 
 static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, QuantType type, float *offset) {
@@ -111,11 +111,11 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     SafeTensor *tensor = safetensors_find(h->list, name);
     const size_t bytes = (size_t)(tensor->end - tensor->begin);
     if (strcmp(tensor->dtype, "U8") != 0 || bytes > QUANT_STATE_MOST)
-        hf_quantised_die(h, part, "is no text of at most %d bytes", QUANT_STATE_MOST);
+        hf_quantised_die(h, part, "is not a text of at most %d bytes", QUANT_STATE_MOST);
     input_read(&h->source->files[tensor->file], tensor->begin, text, bytes);
     text[bytes] = 0, tensor->used = 1;
     cJSON *state = strlen(text) == bytes ? cJSON_Parse(text) : NULL;
-    if (!cJSON_IsObject(state)) hf_quantised_die(h, part, "is no JSON object");
+    if (!cJSON_IsObject(state)) hf_quantised_die(h, part, "is not a JSON object");
     const cJSON *of = json_get(state, "quant_type");
     const double block = hf_state_number(h, part, state, "blocksize");
     QuantFormat format = {type, json_get(state, "nested_blocksize") != NULL, (size_t)fmax(block, 0),
@@ -124,7 +124,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
         hf_quantised_die(h, part, "has another quant_type than its name");
     if (format.block < QUANT_BLOCK_LEAST || format.block > QUANT_BLOCK_MOST || (double)format.block != block ||
         format.block & (format.block - 1))
-        hf_quantised_die(h, part, "has blocksize %g; powers of 2 from %d to %d are known", block, QUANT_BLOCK_LEAST,
+        hf_quantised_die(h, part, "has blocksize %g; powers of 2 from %d to %d are supported", block, QUANT_BLOCK_LEAST,
                          QUANT_BLOCK_MOST);
     hf_state_check_shape(h, part, state, p);
     *offset = 0;
@@ -142,7 +142,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// The type that the files have a matrix in; QUANT_NONE: it is a tensor of numbers.
+// Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
 static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     char state[HF_PART_NAME];
     for (int type = QUANT_NF4; type < QUANT_TYPES; type++) {
@@ -152,7 +152,7 @@ static QuantType hf_quantised_type(const SafeTensors *list, const char *name) {
     return QUANT_NONE;
 }
 
-// The parameter is the 4-bit matrix of that name, with the tensor of its codes.
+// Takes a 4-bit matrix as the parameter. codes: the tensor of its codes
 static void hf_take_quantised(WeightSource *source, size_t parameter, const SafeTensors *list, SafeTensor *codes,
                               QuantType type) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -160,7 +160,7 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const size_t n = parameter_elements(p);
     float offset;
     if (!p->cols || p->role != ROLE_LINEAR)
-        die("%s: tensor %s is in 4 bits, but no matrix of a linear layer; such a model is not supported", h.path,
+        die("%s: tensor %s is in 4 bits, but not a matrix of a linear layer; this is not supported", h.path,
             codes->name);
     const QuantFormat format = hf_state_read(&h, p, type, &offset);
     const QuantParts parts = quant_parts(format, n);

@@ -1,9 +1,9 @@
 /*
 A Hugging Face model directory as a source of weights: config.json (hf_config.h) and model.safetensors, or the shards
-that model.safetensors.index.json lists. Every tensor of the parameter table must be there once, in its shape and in a
-type we read; every other tensor must be one that is known to carry no weights, or of the other parts of a composite
-model, which are listed (WeightSource.others). Base-model files, whose names lack the first part ("transformer." or
-"model."), are read too: published GPT-2 checkpoints are of that kind.
+that model.safetensors.index.json lists. Every tensor of the parameter table must occur once, in its shape and in a
+supported type. Any other tensor must be known to hold no weights, or belong to another part of a composite model
+(WeightSource.others). Base-model files, whose names lack the first part ("transformer." or "model."), are read, too:
+published GPT-2 checkpoints are such files.
 */
 #ifndef LLMC_HF_WEIGHTS_H
 #define LLMC_HF_WEIGHTS_H
@@ -16,7 +16,7 @@ model, which are listed (WeightSource.others). Base-model files, whose names lac
 #define HF_INDEX_FILE  "model.safetensors.index.json"
 
 // ---- the files ------------------------------------------------------------------------------------------------------
-// The file names in the index: a name in another directory is refused before it is opened.
+// Returns the index's weight_map. Refuses a file in another directory before it is opened.
 static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     const cJSON *map = json_get(index, "weight_map"), *item;
     if (!cJSON_IsObject(map) || !map->child) die("%s: has no weight_map", path);
@@ -30,7 +30,7 @@ static const cJSON *hf_weight_map(const cJSON *index, const char *path) {
     return map;
 }
 
-// Opens each shard once. Both lists are as long as the map at most.
+// Opens each shard once. Both lists have at most as many entries as the map.
 static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *directory, const cJSON *map) {
     const cJSON *item;
     const size_t most = (size_t)cJSON_GetArraySize(map);
@@ -44,7 +44,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
         if (i && !strcmp(names[i - 1], names[i])) continue;
         path_join(path, directory, names[i]);
         if (!path_exists(path))
-            die("%s: %s; " HF_INDEX_FILE " lists this file: is the model complete?", path, strerror(errno));
+            die("%s: %s, but " HF_INDEX_FILE " lists it; download the missing file", path, strerror(errno));
         InputFile *file = &source->files[source->file_count];
         *file = input_open(path);
         safetensors_read_header(list, file, source->file_count++);
@@ -52,7 +52,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
     free(names);
 }
 
-// The index and the shards must tell the same story, each tensor once.
+// Refuses an index that differs from the shards, and tensors that occur twice.
 static void hf_check_index(const WeightSource *source, const SafeTensors *list, const cJSON *map, const char *path) {
     const cJSON *item;
     for (size_t i = 1; i < list->count; i++) {
@@ -100,13 +100,13 @@ static void hf_open_files(WeightSource *source, SafeTensors *list, const char *d
 }
 
 // ---- from names to places -------------------------------------------------------------------------------------------
-// Length of the first part of a base-model name: "model." in "model.norm.weight", 0 in "lm_head.weight".
+// Returns the length of a name's base-model prefix: "model." in "model.norm.weight", 0 in "lm_head.weight".
 static size_t hf_base_prefix(const Family *family, const char *name) {
     size_t length = strcspn(family->layer_prefix, ".") + 1;
     return strncmp(name, family->layer_prefix, length) ? 0 : length;
 }
 
-// A parameter's name in files whose base model has this prefix: "model." or what stands in its place. Within
+// Prints a parameter's name in files with this base-model prefix ("model." or its replacement). With
 // "language_model.model." the head is language_model.lm_head.
 static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
     const size_t cut = hf_base_prefix(family, name), own = strcspn(family->layer_prefix, ".") + 1;
@@ -116,8 +116,8 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     return out;
 }
 
-// The prefix under which files have the final norm: that of the family, of its composite, or of the base model of
-// either; where none of these, the first, or the composite's if config.json is of that.
+// Finds the prefix of the final norm in the files: that of the family or its composite, or of the base model of either.
+// If none fits: the composite's if config.json is of one, else the family's.
 static void hf_find_prefix(const SafeTensors *list, const Family *family, int composite, char prefix[64]) {
     const HfComposite *c = hf_composite_of(family);
     const char *norm = family->model_names[FINAL_NORM_WEIGHT];
@@ -134,7 +134,7 @@ static void hf_find_prefix(const SafeTensors *list, const Family *family, int co
     memcpy(prefix, ways[0], sizeof(ways[0]));
 }
 
-// Two tensors of a model's files hold the same bytes.
+// Tells whether two tensors of the files hold the same bytes.
 static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const SafeTensor *b) {
     uint64_t bytes = a->end - a->begin, n;
     if (strcmp(a->dtype, b->dtype) != 0 || b->end - b->begin != bytes) return 0;
@@ -147,8 +147,8 @@ static int hf_same_bytes(const WeightSource *source, const SafeTensor *a, const 
     return 1;
 }
 
-// The token embedding of a tied model is the head as well: files have it under the first name, the second (*name is
-// then that one), or both, and then as the same matrix.
+// Finds the token embedding of a tied model, which is also the head. Files have it under the first name, under the
+// second (which *name then is), or under both with the same bytes.
 static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *list, const char **name,
                                 const char *second) {
     SafeTensor *embedding = safetensors_find(list, *name), *head = safetensors_find(list, second);
@@ -164,7 +164,7 @@ static SafeTensor *hf_find_tied(const WeightSource *source, const SafeTensors *l
     return embedding;
 }
 
-// The parameter lies in this tensor, whose shape and dtype must be right. asks, advice: words around the right shape
+// Takes a tensor as the parameter; checks shape and dtype. asks, advice: the message's words around the expected shape
 static void source_take_tensor(WeightSource *source, size_t parameter, SafeTensor *tensor, const char *asks,
                                const char *advice) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -176,14 +176,14 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
         die("%s: tensor %s has shape %s, but %s for %s%s", path, tensor->name, shape_text(tensor->shape, tensor->rank),
             asks, shape_text(wanted, rank), advice);
     if (tensor->type == DTYPE_COUNT)
-        die("%s: tensor %s has dtype %s; supported are F32, F16, BF16, F64. If it is "
-            "quantised, take the model that it was made of, and --base nf4",
+        die("%s: tensor %s has dtype %s; F32, F16, BF16 and F64 are supported; if it is quantised, take the original "
+            "model and --base nf4",
             path, tensor->name, tensor->dtype);
     source->places[parameter] = place;
     tensor->used = 1;
 }
 
-// Masks and frequencies that older versions saved, and the second copy of a tied matrix.
+// Tells whether a tensor holds no weights: masks and frequencies of older versions, the second copy of a tied matrix.
 static int hf_is_no_weight(const Config *config, const char *name, const char *head) {
     if (config->family->learned_positions)
         if (text_ends_with(name, ".attn.bias") || text_ends_with(name, ".attn.masked_bias")) return 1;
@@ -192,7 +192,7 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
     return config->tie_word_embeddings && !strcmp(name, head);
 }
 
-// The tensor is of another part of the family's composite model.
+// Tells whether a tensor belongs to another part of the family's composite model.
 static int hf_is_other(const Family *family, const char *name) {
     const HfComposite *composite = hf_composite_of(family);
     for (const char *one = composite ? composite->others : ""; *one;) {
@@ -203,7 +203,7 @@ static int hf_is_other(const Family *family, const char *name) {
     return 0;
 }
 
-// A tensor outside the text model goes to source->others, or is refused. head: the name of a tied model's second copy
+// Adds tensors outside the text model to source->others, or refuses them. head: name of a tied model's second copy
 static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
     const SafeTensor *first = NULL;
     SafeTensors *others = &source->others;
@@ -228,17 +228,16 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
             count > 1 ? "s" : "");
 }
 
-// The configuration alone; a line for whoever trains the model goes to `remark`, or an empty one.
+// Reads the configuration alone. `remark`: a line for users who train the model, or empty
 static Config hf_directory_config(const char *directory, char *remark, size_t size) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     if (!path_exists(path))
-        die("%s: holds no config.json, so it is no Hugging Face model directory, and no checkpoint of a run",
-            directory);
+        die("%s: holds no config.json; give a Hugging Face model directory or a run's folder", directory);
     return hf_config_read(path, remark, size);
 }
 
-// The composite model of which a folder's config.json is, or NULL.
+// Returns the composite model that a folder's config.json describes, or NULL.
 static const HfComposite *hf_directory_composite(const char *directory) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
@@ -248,7 +247,7 @@ static const HfComposite *hf_directory_composite(const char *directory) {
     return composite;
 }
 
-// A module's name ends in an entry of llm_int8_skip_modules, or begins with it.
+// Tells whether a module's name begins or ends with an entry of llm_int8_skip_modules.
 static int hf_skips(const cJSON *list, const char *name) {
     const cJSON *item;
     const size_t length = strlen(name) - strlen(".weight");
@@ -262,8 +261,8 @@ static int hf_skips(const cJSON *list, const char *name) {
     return 0;
 }
 
-// format[parameters of the model] as config.json has it, for a plan, which opens no weights; the caller frees it. NULL:
-// nothing is in 4 bits.
+// Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: none is in 4
+// bits. The caller frees it.
 static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
@@ -275,7 +274,7 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
         formats = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
-        const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the list has it by default
+        const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has it
         if (parameter_quantises(model, p, head) && !hf_skips(skipped, p->name)) formats[i] = format;
     }
     cJSON_Delete(root);
@@ -288,12 +287,12 @@ static void hf_remark_quantised(WeightSource *source) {
     for (size_t i = 0; source->quant && i < source->model.parameter_count; i++)
         if (source_is_quantised(source, i)) format = source->quant[i], count++;
     if (count && !*source->remark)
-        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits there (%s%s), of a model in %s",
-                 count, quant_type_names[format.type], format.nested ? ", double quantisation" : "",
+        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s", count,
+                 quant_type_names[format.type], format.nested ? ", double quantisation" : "",
                  dtype_name(format.rounding));
 }
 
-// The quantiser whose codes the files have in place of a weight, where config.json names none; or NULL
+// Returns the quantiser, not named in config.json, whose codes replace a weight in the files; or NULL.
 static const char *hf_other_quantiser(const SafeTensors *list, const char *name) {
     static const char *const codes[][2] = {
         {"qweight", "GPTQ or AWQ"}, {"weight_packed", "compressed-tensors"}, {"weight_blocks", "MXFP4"}};
@@ -323,8 +322,8 @@ static void hf_open(WeightSource *source, const char *directory) {
                                                                           : safetensors_find(&list, name);
         const char *quantiser = tensor ? NULL : hf_other_quantiser(&list, name);
         if (quantiser)
-            die("%s: tensor %s is quantised by %s: of quantised models those in 4 bits of bitsandbytes are read; take "
-                "the model that it was made of, and --base nf4",
+            die("%s: tensor %s is quantised by %s; only 4 bits of bitsandbytes are supported; take the original model "
+                "and --base nf4",
                 directory, name, quantiser);
         if (!tensor) die("%s: tensor %s is missing", directory, name);
         const QuantType type = hf_quantised_type(&list, name);

@@ -1,10 +1,9 @@
 /*
-A model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index where it is
-larger than a shard may be, config.json (hf_config.h), and the small files that belong to the model. Where config.json
-is that of a composite model, the tensors of its other parts come along as they are. The bytes are
-those that transformers itself would write: the same header, tensors by type and then by name. A tensor is read in the
-file's order, so writing is one pass from the first byte to the last and memory is that of the staging buffers. The
-folder is complete or absent.
+Writes a model as a Hugging Face folder, from any source of weights: model.safetensors, or shards and their index above
+the largest shard size, config.json (hf_config.h), and the small files of the model. If config.json is of a composite
+model, the tensors of its other parts are copied. The bytes are those that transformers would write: the same header,
+tensors by type and then by name. Tensors are read in the file's order, so writing is one pass from the first byte to
+the last, in the memory of the staging buffers. The folder is complete or absent.
 */
 #ifndef LLMC_HF_WRITE_H
 #define LLMC_HF_WRITE_H
@@ -22,38 +21,38 @@ folder is complete or absent.
 typedef struct {
     char name[HF_PART_NAME];
     const Parameter *p;
-    size_t parameter, shard; // its index in the table; its file
-    HfPart part;             // of a matrix in 4 bits
-    const char *dtype;       // of such a part
-    DType type;              // what is written
-    const SafeTensor *other; // or NULL; a tensor of write->like that is written as it is, and no parameter
+    size_t parameter, shard; // index in the table; index of the file
+    HfPart part;             // part of a 4-bit matrix
+    const char *dtype;       // dtype of such a part
+    DType type;              // type written
+    const SafeTensor *other; // a tensor of write->like to copy, not a parameter; or NULL
     uint64_t bytes;
 } HfTensor;
 
 typedef struct {
     const WeightSource *source;
-    const char *kept;             // folder from which config.json and the small files come, or NULL
-    WeightSource *like;           // its weights, where it is of a composite or hybrid model, or NULL; may be the source
-    const HfComposite *composite; // of which the folder is, or NULL
-    int text_only;                // config.json is written anew, other parts of a composite model are left out
-    char tokenizer[PATH_MAX];     // tokenizer file of the run that is written, where that folder has none; else ""
-    HfCodes codes;                // matrices that are written in 4 bits
-    int retype;                   // config.json gets the type that is written,
-    int rescale;                  // and the scaling of rotary positions
-    int regrow;                   // and a larger vocabulary
-    size_t max_shard_size;        // bytes of tensors in a file
-    HfTensor *tensors;            // [count] file by file, as they lie there
-    DType type;                   // that all of them have, or one that holds them all
+    const char *kept;             // folder to copy config.json and the small files from, or NULL
+    WeightSource *like;           // its weights if it is composite or has linear attention, or NULL; may be the source
+    const HfComposite *composite; // composite model of that folder, or NULL
+    int text_only;                // write a new config.json, leave out other parts of a composite model
+    char tokenizer[PATH_MAX];     // tokenizer file of the run, if that folder has none; else ""
+    HfCodes codes;                // matrices written in 4 bits
+    int retype;                   // change the type in config.json
+    int rescale;                  // change the scaling of rotary positions
+    int regrow;                   // change the vocabulary size
+    size_t max_shard_size;        // most bytes of tensors in a file
+    HfTensor *tensors;            // [count] in the order of files and of tensors in them
+    DType type;                   // type of all tensors, or one that holds them all
     size_t count, shards;
-    uint64_t bytes, elements; // of all tensors
+    uint64_t bytes, elements; // totals over all tensors
 } HfWrite;
 
-#define HF_SHARDS_MAX 99999              // so many have names
-#define HF_KEPT_MAX   ((off_t)256 << 20) // bytes of a file that is copied
+#define HF_SHARDS_MAX 99999              // largest number in a shard's name
+#define HF_KEPT_MAX   ((off_t)256 << 20) // most bytes of a copied file
 
 // ---- the small files ------------------------------------------------------------------------------------------------
-// Files that belong to a model besides weights and config.json. A model card (README.md) does not: it speaks of the
-// weights that were published with it, and model_card.h writes another.
+// Files of a model besides weights and config.json. Not the model card (README.md): it describes the published weights;
+// model_card.h writes a new one.
 // clang-format off
 static const char *const hf_kept_names[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -69,7 +68,7 @@ static int hf_is_kept_name(const char *name) {
     return 0;
 }
 
-// A file of this name, found in a folder that was left half written, is one of ours.
+// Tells whether a file of this name in a half-written folder is ours.
 static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md") ||
            text_is_one_of(name, hf_image_names) || fnmatch("model*.safetensors*", name, 0) == 0;
@@ -81,38 +80,38 @@ typedef struct {
     uint64_t bytes;
 } HfKeptFiles;
 
-// A link in a model's folder leads to a file in it; in Hugging Face's cache snapshots/REVISION/ has links to blobs/
-// beside snapshots/. A name that leads elsewhere would bring a file of this machine into a model that is passed on.
+// Refuses a link that leaves the model's folder: it could copy a private file into a model that is published. In
+// Hugging Face's cache, links of snapshots/REVISION/ lead to blobs/ beside snapshots/.
 static void hf_check_link(const char *folder, const char *path) {
     char root[PATH_MAX], above[PATH_MAX];
     struct stat status;
-    if (!realpath(folder, root)) die("%s: cannot be followed: %s", folder, strerror(errno));
+    if (!realpath(folder, root)) die("%s: cannot be resolved: %s", folder, strerror(errno));
     folder_above(above, root);
     if (text_ends_with(above, "/snapshots")) folder_above(root, above);
     if (stat(root, &status) == 0 && !path_lies_in(path, &status))
         die("%s: is a link that leads out of %s; put the file itself there", path, root);
 }
 
-// images: also what prepares images and video
+// Finds the model's small files in a folder. images: also those that prepare images and video
 static HfKeptFiles hf_find_kept(const char *folder, int images) {
     HfKeptFiles kept = {NULL, 0, 0};
     const struct dirent *entry;
     DIR *directory = folder ? opendir(folder) : NULL;
-    if (folder && !directory) die("%s: cannot be looked through: %s", folder, strerror(errno));
+    if (folder && !directory) die("%s: cannot be listed: %s", folder, strerror(errno));
     while (directory && (entry = readdir(directory))) {
         char path[PATH_MAX];
         struct stat status;
         path_join(path, folder, entry->d_name);
         if (!strcmp(entry->d_name, "additional_chat_templates"))
-            note("%s is not copied; do it by hand where more than the default template is used", path);
+            note("%s is not copied; copy it yourself if you use more than the default template", path);
         if (!hf_is_kept_name(entry->d_name) && !(images && text_is_one_of(entry->d_name, hf_image_names))) continue;
         if ((stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
         if (stat(path, &status) != 0)
-            die("%s: cannot be read: %s; it belongs to the model: put it there or remove the link", path,
+            die("%s: this file of the model cannot be read: %s; put it there or remove the link", path,
                 strerror(errno));
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
-            die("%s: has %lld bytes, more than such a file may have", path, (long long)status.st_size);
+            die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
         kept.names = (char(*)[256])realloc(kept.names, (kept.count + 1) * sizeof(*kept.names));
         if (!kept.names) die("%s: out of host memory for the names of its files", folder);
         snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
@@ -128,7 +127,7 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
     OutputFile output;
     uint64_t n;
     if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
-        folder_write_file(folder, name, "", 0); // input_open takes an empty file for a fault
+        folder_write_file(folder, name, "", 0); // input_open refuses an empty file
         return;
     }
     InputFile input = input_open(path);
@@ -142,8 +141,8 @@ static void hf_copy_file(OutputFolder *folder, const char *path, const char *nam
     output_commit(&output);
 }
 
-// A run, of adapters that are merged or of the model, has the tokenizer file that belongs to the folder's
-// tokenizer.json, where the folder itself may have none.
+// Finds the tokenizer file in the run's folder (of the model or of merged adapters) if it was made from the kept
+// folder's tokenizer.json and that folder has none.
 static void hf_find_tokenizer(HfWrite *write) {
     const WeightSource *source = write->source;
     const char *kept = write->kept ? write->kept : "";
@@ -157,10 +156,10 @@ static void hf_find_tokenizer(HfWrite *write) {
     if (!*kept || (path_exists(path) && tokenizer_is_of(found, path)))
         memcpy(write->tokenizer, found, sizeof(found));
     else
-        note("%s is not copied: it was not made of a tokenizer.json in %s", found, kept);
+        note("%s is not copied: it was not made from a tokenizer.json in %s", found, kept);
 }
 
-// Where the folder's tokenizer comes from: the folder that is kept or a file of the run; empty: there is none.
+// Returns the source of the folder's tokenizer: the kept folder or a file of the run; "": none.
 static const char *hf_tokenizer_from(const HfWrite *write) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json",
                                         TOKENIZER_NAME};
@@ -181,7 +180,7 @@ static const char *hf_dtype_of(const HfTensor *t) {
     return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
 
-// The place of a type in the order of the reference implementation
+// Returns the place of a type in the reference implementation's order.
 static size_t hf_dtype_rank(const char *dtype) {
     static const char *const order[] = {"U64", "I64", "F64",     "F32",     "U32",     "I32", "BF16", "F16",
                                         "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8",  "U8"};
@@ -190,7 +189,7 @@ static size_t hf_dtype_rank(const char *dtype) {
     return i;
 }
 
-// The order of the reference implementation: large types first, then by name.
+// Compares in the reference implementation's order: large types first, then by name.
 static int hf_compare_order(const void *a, const void *b) {
     const HfTensor *x = (const HfTensor *)a, *y = (const HfTensor *)b;
     const size_t p = hf_dtype_rank(hf_dtype_of(x)), q = hf_dtype_rank(hf_dtype_of(y));
@@ -198,7 +197,7 @@ static int hf_compare_order(const void *a, const void *b) {
     return p != q ? (p < q ? -1 : 1) : hf_compare_names(a, b);
 }
 
-// Cuts the table into files: each takes what still fits, a tensor larger than a file has one of its own.
+// Divides the table into files: each takes tensors while they fit; a tensor above the limit has its own.
 static void hf_cut_shards(HfWrite *write) {
     uint64_t used = 0;
     write->shards = 1;
@@ -209,12 +208,12 @@ static void hf_cut_shards(HfWrite *write) {
         used += t->bytes, write->bytes += t->bytes;
     }
     if (write->shards > HF_SHARDS_MAX)
-        die("--max-shard-size: %zu files would be written, at most %d have names; give a larger size", write->shards,
+        die("--max-shard-size: makes %zu files, at most %d are possible; give a larger size", write->shards,
             HF_SHARDS_MAX);
     qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_order);
 }
 
-// The folder's config.json is of this model, or of this model before its positions were scaled or tokens were added.
+// Refuses a kept config.json of another model; positions may have been scaled and tokens added since.
 static void hf_check_kept(HfWrite *write) {
     const Config *config = &write->source->config;
     char ours[1024], theirs[1024];
@@ -227,15 +226,15 @@ static void hf_check_kept(HfWrite *write) {
     if (write->regrow) like.vocab_size = config->vocab_size;
     hf_check_same_model(config, write->source->path, &like, write->kept);
     if (write->regrow)
-        note("%s is of a vocabulary of %zu; put the tokenizer with the added tokens, up to %zu, into what is written",
+        note("%s has a vocabulary of %zu; put the tokenizer with the added tokens, up to %zu, into the new folder",
              write->kept, rows, config->vocab_size);
 }
 
-// Opens the weights of the folder that is kept. A folder of the text model alone need not have any.
+// Opens the weights of the kept folder. A folder of a text model alone may have none.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     char file[PATH_MAX], index[PATH_MAX];
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    if (quant && composite) write->text_only = 1; // matrices of its other parts stay as they are
+    if (quant && composite) write->text_only = 1; // its other parts cannot be quantised here
     if (!composite && !(write->kept && family_has_linear(source->config.family))) return;
     path_join(file, write->kept, HF_SINGLE_FILE), path_join(index, write->kept, HF_INDEX_FILE);
     if (write->kept == source->path)
@@ -243,14 +242,14 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     else if (path_exists(file) || path_exists(index))
         write->like = weights_open(write->kept);
     else if (composite && !write->text_only)
-        die("%s: has no weights, so that the other parts of its %s cannot come along; give a complete folder, or --to "
+        die("%s: has no weights, so the other parts of its %s cannot be copied; give a complete folder, or --to "
             "text",
             write->kept, composite->architecture);
     if (!write->text_only) write->composite = composite;
 }
 
-// The type that a parameter is written in: the one that is chosen, or its own. Vectors that the folder has in a wider
-// type than its embedding keep that, and decay rates (A_log), on whose exponentials all else depends, stay fp32.
+// Returns the type to write a parameter in: the chosen one, or its own. Vectors that the folder has in a wider type
+// than its embedding keep it. Decay rates (A_log) stay fp32, since their exponentials affect everything.
 static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const WeightSource *source = write->source, *like = write->like;
     const Parameter *p = &source->model.parameters[i];
@@ -302,8 +301,8 @@ static void hf_add_other(HfWrite *write, const SafeTensor *other) {
     write->elements += elements;
 }
 
-// dtype: NULL: each tensor keeps the type it has. kept: NULL: the source's own folder, if it is one. text_only: of a
-// composite model the text model alone is written, as it is with quant. quant, head: as hf_codes_choose has it
+// Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL: the source's own folder, if it is one. text_only:
+// leaves out other parts of a composite model, as quant does. quant, head: see hf_codes_choose
 static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const char *kept, size_t max_shard_size,
                                 int text_only, QuantType quant, int head) {
     const size_t count = source->model.parameter_count;
@@ -350,7 +349,8 @@ static const char *hf_shard_name(const HfWrite *write, size_t shard, char name[6
 }
 
 // ---- the tensors ----------------------------------------------------------------------------------------------------
-// The header of a file of the tensors [t, end); file NULL: only sizes. Returns where data begin; *bytes: of the file.
+// Writes the header of a file of tensors [t, end); file NULL: only computes sizes. Returns where data begin; *bytes:
+// size of the file
 static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const HfTensor *end, const OutputFile *file,
                                 uint64_t *bytes) {
     SafetensorsWriter writer;
@@ -372,7 +372,7 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
     return at;
 }
 
-// The bytes of a tensor of the folder that is kept, as they are.
+// Copies the bytes of a tensor of the kept folder.
 static void hf_copy_other(const HfWrite *write, const SafeTensor *other, const OutputFile *file, uint64_t at) {
     uint64_t n;
     for (uint64_t done = 0, bytes = other->end - other->begin; done < bytes; done += n) {
@@ -409,9 +409,9 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     output_commit(&file);
 }
 
-// Which tensor is in which file, by name. The tensors are in that order then.
+// Writes the index: the file of each tensor, by name. Leaves the tensors sorted by name.
 static void hf_write_index(HfWrite *write, OutputFolder *folder) {
-    const size_t room = 256 + write->count * (2 * HF_NAME + 100); // a line has two names, one of at most 64 bytes
+    const size_t room = 256 + write->count * (2 * HF_NAME + 100); // a line: an escaped name and a file name of 64 bytes
     char *text = (char *)checked_malloc(room, "an index of tensors"), name[64];
     JsonOut json = json_open_text(text, room, JSON_INDENTED);
     json_object(&json, NULL);
@@ -431,7 +431,8 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
-// Changes what has to be another one in a config.json, or in its text_config. text: with room; returns the new length.
+// Changes type, rotary positions and vocabulary in a config.json or its text_config. text: with room; returns the new
+// length.
 static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     if (write->retype) length = hf_config_with_type(text, length, write->type);
     if (write->rescale) length = hf_config_with_rope(text, length, &write->source->config);
@@ -443,7 +444,7 @@ static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     return length;
 }
 
-// The same of a composite model, whose text_config has positions and, like the outermost object, a type.
+// The same for a composite model: positions are in text_config, the type is in both objects.
 static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length) {
     size_t begin, end;
     if (write->retype) length = hf_config_with_type(text, length, write->type);
@@ -458,7 +459,7 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// quantization_config as the matrices are written. Takes text; the caller frees what it returns.
+// Sets quantization_config to the format written. Takes text; the caller frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
@@ -491,8 +492,8 @@ static void hf_write_config(const HfWrite *write, OutputFolder *folder) {
     free(out);
 }
 
-// Everything that is wrong with the place, the models or the disk is said before the first weight is read.
-// replaces: a folder of such files that is there.
+// Writes the folder. Faults of the place, the models or the disk end it before the first weight is read. replaces: an
+// existing folder of such files may be replaced.
 static void hf_write(HfWrite *write, const char *path, int replaces) {
     size_t count = write->count, end;
     HfKeptFiles kept = hf_find_kept(write->kept, write->composite != NULL);

@@ -1,13 +1,13 @@
 /*
-Matrices in 4 bits in a Hugging Face folder that is written (hf_quantised.h reads them): which there are, their tensors,
-and the quantization_config by which transformers loads them. What a folder has in that very format is copied; all else
-is encoded as it is written, once for each of its tensors' types, so that no more than one matrix is in memory.
+Writes 4-bit matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
+quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded as
+they are written, one in memory at a time, so once for each of a matrix's tensor types.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
 #define LLMC_HF_WRITE_QUANTISED_H
 #include "hf_weights.h"
 
-// Tensors of a matrix in 4 bits; VALUES: a parameter as it is
+// Tensors of a 4-bit matrix; VALUES: an ordinary parameter
 typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NESTED_MAP, HF_STATE, HF_PARTS } HfPart;
 
 static const char *const hf_part_names[HF_PARTS] = {
@@ -17,10 +17,10 @@ enum { HF_STATE_TEXT = 320 };
 
 typedef struct {
     const WeightSource *source;
-    QuantFormat *format;          // [parameters], as they are written; NULL: nothing is in 4 bits
+    QuantFormat *format;          // [parameters] formats written; NULL: none is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] their quant states
-    size_t *copied;               // [parameters] 1: the source has the same codes
-    uint8_t *record;              // of parameter record_of
+    size_t *copied;               // [parameters] 1: copy the source's codes
+    uint8_t *record;              // record of parameter record_of
     size_t record_of;
 } HfCodes;
 
@@ -28,7 +28,7 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Values as they would be written without being quantised: merged, in the type that decoded ones are rounded to.
+// Encodes a parameter's values as they would be written unquantised: merged, in the type to which decoding rounds.
 static void hf_encode(HfCodes *c, size_t parameter) {
     const Parameter *p = &c->source->model.parameters[parameter];
     const QuantFormat f = c->format[parameter];
@@ -60,7 +60,7 @@ static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
     return c->record;
 }
 
-// The JSON that bitsandbytes writes
+// Prints the quant state as bitsandbytes does.
 static void hf_state_text(HfCodes *c, size_t parameter) {
     static const char *const names[] = {"float32", "bfloat16", "float64", "float16"};
     const Parameter *p = &c->source->model.parameters[parameter];
@@ -83,11 +83,11 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
         json_word(&json, "nested_offset", strcat(text, strpbrk(text, ".e") ? "" : ".0"));
     }
     json_object_end(&json);
-    c->state[parameter][json_text_end(&json) - 1] = 0; // without the end of the line
+    c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Which matrices are in 4 bits, and how: those that the source has so, or all of linear layers, and head: lm_head.
-// chosen: the type of the rest; NULL: as it is. type QUANT_NONE: nothing is
+// Chooses the 4-bit matrices: those of the source, or all of linear layers, with `head` also lm_head. chosen: type of
+// the rest; NULL: unchanged. type QUANT_NONE: none
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
     memset(c, 0, sizeof(*c));
@@ -115,7 +115,7 @@ static void hf_codes_free(HfCodes *c) {
 }
 
 // ---- their tensors --------------------------------------------------------------------------------------------------
-// shape[2] of a part, its rank and dtype; rank 0: the matrix has no such part
+// Sets shape[2] and dtype of a part; returns its rank; 0: the matrix has no such part
 static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[2], const char **dtype) {
     const QuantFormat f = c->format[parameter];
     const size_t n = parameter_elements(&c->source->model.parameters[parameter]);
@@ -139,14 +139,14 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     case HF_NESTED_MAP: return quant_scales()->map;
     case HF_STATE: return c->state[parameter];
     default:
-        for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // no zero is negative there
+        for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // turns -0 to 0
         return map;
     }
 }
 
 // ---- config.json ----------------------------------------------------------------------------------------------------
-// The value of quantization_config; modules that are not in 4 bits by name, where these are others than transformers
-// takes by itself. The caller frees it.
+// Prints the value of quantization_config. Lists modules not in 4 bits if they differ from transformers' default. The
+// caller frees it.
 static char *hf_quantisation_text(const HfCodes *c) {
     const Model *model = &c->source->model;
     const size_t room = 1024 + model->parameter_count * HF_NAME;

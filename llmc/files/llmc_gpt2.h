@@ -1,8 +1,8 @@
 /*
-llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and what its trainers write), read and written. A header of
+Reads and writes llm.c's GPT-2 checkpoints (gpt2_124M.bin, gpt2_124M_bf16.bin and those of its trainers). A header of
 256 int32: magic 20240326, version (3 fp32, 5 bf16), positions, vocabulary, layers, heads, channels, padded vocabulary.
 Then wte [padded vocabulary, C], wpe [positions, C], each kind of layer tensor for all layers together, and the last
-norm. Matrices are [out, in], as ours; the padding rows of wte are left out.
+norm. Matrices are [out, in], as ours; the padding rows of wte are skipped.
 */
 #ifndef LLMC_LLMC_GPT2_H
 #define LLMC_LLMC_GPT2_H
@@ -14,8 +14,8 @@ norm. Matrices are [out, in], as ours; the padding rows of wte are left out.
 
 static int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
 
-// Walks the file in its order: wte and wpe, then kinds outside and layers inside, then the last norm's two. The
-// parameters of one layer follow each other in the table. Returns where the file ends.
+// Locates the tensors in the file's order: wte and wpe, then kind by kind over all layers, then the last norm. In the
+// table, the parameters of a layer are contiguous. Returns where the file ends.
 static uint64_t llmc_locate_tensors(WeightSource *source, DType type, uint64_t padded_vocab) {
     const Model *model = &source->model;
     const size_t count = model->parameter_count, layers = model->config.num_hidden_layers, kinds = (count - 4) / layers;
@@ -37,10 +37,10 @@ static void llmc_gpt2_open(WeightSource *source) {
     source_open_header(source, "llm.c GPT-2 .bin", header, sizeof(header));
     if (header[0] == llmc_swap_bytes(LLMC_MODEL_MAGIC))
         die("%s: was written on a machine of the other byte order", path);
-    if (header[0] != LLMC_MODEL_MAGIC) die("%s: magic %d is not that of an llm.c model", path, header[0]);
+    if (header[0] != LLMC_MODEL_MAGIC) die("%s: is not an llm.c model (magic %d)", path, header[0]);
     if (header[1] != 3 && header[1] != 5)
-        die("%s: is an llm.c model of version %d; 3 (fp32) and 5 (bf16) are read. Write it again with a newer llm.c",
-            path, header[1]);
+        die("%s: is an llm.c model of version %d, not 3 (fp32) or 5 (bf16); write it again with a newer llm.c", path,
+            header[1]);
     DType type = header[1] == 3 ? DTYPE_FP32 : DTYPE_BF16;
     snprintf(text, sizeof(text),
              "gpt2,max_position_embeddings=%d,vocab_size=%d,num_hidden_layers=%d,num_attention_heads=%d,hidden_size=%d",
@@ -53,11 +53,11 @@ static void llmc_gpt2_open(WeightSource *source) {
 }
 
 // ---- writing: the vocabulary is padded with rows of zeros, as llm.c's own are ---------------------------------------
-// llm.c has these numbers in its code, not in the file.
+// Refuses a model that differs from the constants in llm.c's code, which the file does not hold.
 static void llmc_gpt2_check(const WeightSource *source) {
     const Config *c = &source->config;
     const char *fault = strcmp(c->family->name, "gpt2") != 0                     ? "is not of the family gpt2"
-                        : !c->tie_word_embeddings                                ? "has a head of its own"
+                        : !c->tie_word_embeddings                                ? "has an untied head"
                         : c->intermediate_size != 4 * c->hidden_size             ? "has an MLP that is not 4 x as wide"
                         : c->num_attention_heads * c->head_dim != c->hidden_size ? "has heads of another width"
                         : fabs(c->norm_eps - 1e-5) > 1e-12                       ? "has another layer_norm_epsilon"
@@ -86,7 +86,7 @@ static void llmc_gpt2_write(const WeightSource *source, const char *path, DType 
     source_set_table(&target, source->model);
     output_open(&output, path, llmc_locate_tensors(&target, dtype, padded));
     output_write(&output, 0, header, sizeof(header));
-    for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // no tensor covers the padding: zeros
+    for (Slabs s = slabs_of_all(&target.model, "converting"); slabs_next(&s);) { // padding stays zero
         source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
         output_write(&output, target.places[s.parameter].offset + s.begin * size, staged.bytes, s.count * size);
     }

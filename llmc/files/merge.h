@@ -1,9 +1,7 @@
 /*
-Merging: a source of weights that gives W + scale B A wherever W has an adapter (lora.h), and a copy where one was
-trained. `convert` writes the merged model in any format, as any other, range by range. One module's adapter is held at
-a time. Each
-element is summed in double and rounded once, to the type that is written; in whatever order and pieces elements are
-read, they are the same.
+Merging adapters (lora.h): a source of weights that returns W + scale B A, or the trained full copy. `convert` writes
+the merged model in any format, range by range, with one module's adapter in memory at a time. Each element is summed in
+double and rounded once, to the type written, so the result does not depend on the order or size of reads.
 */
 #ifndef LLMC_MERGE_H
 #define LLMC_MERGE_H
@@ -11,11 +9,10 @@ read, they are the same.
 #include "weight_source.h"
 
 struct Merge {
-    const WeightSource *adapter; // its table is that of *lora
+    const WeightSource *adapter; // has the table of *lora
     const Lora *lora;
-    size_t
-        *first; // [parameters of the model] where A, then B, or a copy is in the adapter's table; ABSENT: not adapted
-    size_t parameter; // the one whose A and B are held
+    size_t *first;    // [parameters of the model] index of A (then B) or of a copy in the adapter's table; ABSENT: none
+    size_t parameter; // parameter whose A and B are loaded
     float *a, *b;     // [rank, cols], [rank, rows]: B transposed
 };
 
@@ -31,7 +28,7 @@ static void merge_read(const WeightSource *adapter, size_t parameter, float *out
                 p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
 }
 
-// out[cols,rows] = in[rows,cols]
+// Transposes: out[cols,rows] = in[rows,cols]
 static void merge_transpose(float *out, const float *in, size_t rows, size_t cols) {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < cols; k++) out[k * rows + i] = in[i * cols + k];
@@ -48,8 +45,7 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
     merge->a = (float *)checked_calloc(rank * p->cols, sizeof(float), "A of an adapter");
     merge->b = (float *)checked_calloc(rank * p->rows, sizeof(float), "B of an adapter");
     float *b = (float *)checked_calloc(rank * max_size(p->rows, p->cols), sizeof(float), "B of an adapter");
-    const int embedding =
-        part == &merge->lora->outer_part[EMBEDDING]; // A [rows,rank], B [cols,rank]: they change places
+    const int embedding = part == &merge->lora->outer_part[EMBEDDING]; // A [rows,rank], B [cols,rank]: swapped
     merge_read(merge->adapter, first, embedding ? b : merge->a);
     if (embedding) merge_transpose(merge->b, b, p->rows, rank);
     merge_read(merge->adapter, first + 1, b);
@@ -58,8 +54,8 @@ static void merge_load_pair(Merge *merge, const WeightSource *source, size_t par
 }
 
 // ---- the sum --------------------------------------------------------------------------------------------------------
-// values = elements [begin, begin + count) of a matrix [., inner]: += scale sum_k u[k, row] v[k, column], u [rank,
-// outer]. Products of two floats are exact in double, so that it does not matter which factor is u.
+// Adds scale sum_k u[k, row] v[k, column], u [rank, outer], to values = elements [begin, begin + count) of a matrix
+// [., inner]. Products of two floats are exact in double, so either factor may be u.
 static void merge_add(double *values, size_t begin, size_t count, const float *u, size_t outer, const float *v,
                       size_t inner, size_t rank, double scale) {
     const size_t first = begin / inner, last = (begin + count - 1) / inner;
@@ -83,7 +79,7 @@ static void merge_add(double *values, size_t begin, size_t count, const float *u
     }
 }
 
-// To fp32: where that is not exact, to the odd neighbour, so that rounding to bf16 from there rounds once.
+// Rounds to fp32, to the odd neighbour if inexact, so that rounding the result to bf16 rounds only once.
 static float round_to_odd(double x) {
     float nearest = (float)x;
     uint32_t bits;
@@ -102,7 +98,7 @@ static void merge_round(void *out, DType as, const double *values, size_t count)
     for (size_t i = 0; i < count; i++) ((uint16_t *)out)[i] = float_to_bf16(round_to_odd(values[i]));
 }
 
-// source_read_order for a range of at most SLAB_ELEMENTS of a parameter that may have an adapter; 0 where it has none.
+// Reads a range of at most SLAB_ELEMENTS like source_read_order, with the adapter added. 0: the parameter has none
 static int merge_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -110,7 +106,7 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     double *values = (double *)(void *)staged_merge.bytes;
     if (merge->first[parameter] == ABSENT) return 0;
     const LoraPart *part = lora_part_of(merge->lora, &merge->lora->table.parameters[merge->first[parameter]]);
-    if (!part) { // a copy
+    if (!part) { // a full copy
         source_read_slab(merge->adapter, merge->first[parameter], begin, count, as, transposed, out);
         return 1;
     }
@@ -125,7 +121,7 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
 }
 
 // ---- beginning and end ----------------------------------------------------------------------------------------------
-// A tensor of the adapters is A of the model's tensor, or its copy.
+// Tells whether a tensor of the adapters is A or the full copy of the model's tensor.
 static int merge_is_of(const char *tensor, const char *name) {
     const size_t before = strlen("base_model.model."), length = text_ends_with(name, ".weight") ? strlen(name) - 7 : 0;
     const char *end = tensor + before + length;
@@ -133,14 +129,14 @@ static int merge_is_of(const char *tensor, const char *name) {
     return !strcmp(end, ".weight") || !strcmp(end, ".lora_A.weight") || !strcmp(end, ".lora_embedding_A");
 }
 
-// The source gives merged weights from now on. The adapters are of its model.
+// Makes the source return merged weights from now on. The adapters are of its model.
 static void merge_begin(Merge *merge, WeightSource *source, const WeightSource *adapter, const Lora *lora) {
     const Model *table = &adapter->model;
     memset(merge, 0, sizeof(*merge));
     merge->adapter = adapter, merge->lora = lora, merge->parameter = ABSENT;
     if (lora_has_outer(lora) && source->model.config.tie_word_embeddings)
-        die("%s: has an adapter of the embedding or the head, which are one matrix here, and cannot be merged; use the "
-            "adapter beside the model",
+        die("%s: has an adapter of the embedding or the head, which are one matrix here, so it cannot be merged; use "
+            "--adapter",
             adapter->path);
     merge->first =
         (size_t *)checked_calloc(source->model.parameter_count, sizeof(size_t), "which weights have adapters");

@@ -1,6 +1,6 @@
 /*
-The card of a model that `convert` writes, README.md in its Hugging Face folder: what it was made of and, of a run of
-ours, how it was trained, by state.json and log.jsonl. The hub reads what stands between the lines of dashes.
+The model card that `convert` writes: README.md in the Hugging Face folder. It names the base model and, for a run of
+ours, the training, from state.json and log.jsonl. The hub reads the part between the lines of dashes.
 */
 #ifndef LLMC_MODEL_CARD_H
 #define LLMC_MODEL_CARD_H
@@ -10,9 +10,9 @@ ours, how it was trained, by state.json and log.jsonl. The hub reads what stands
 #include "run_source.h"
 #include <time.h>
 
-#define CARD_TEXT 65536 // bytes that are read of a file
+#define CARD_TEXT 65536 // bytes read of a file
 
-// The beginning of a file in a folder; empty where there is none
+// Reads the beginning of a file in a folder; "" if absent
 static const char *card_read(const char *folder, const char *name, char text[CARD_TEXT]) {
     char path[PATH_MAX];
     struct stat status;
@@ -27,7 +27,7 @@ static const char *card_read(const char *folder, const char *name, char text[CAR
     return text;
 }
 
-// Its first line as JSON
+// Parses a file's first line as JSON.
 static cJSON *card_json(const char *folder, const char *name) {
     static char text[CARD_TEXT];
     card_read(folder, name, text);
@@ -39,10 +39,10 @@ static const char *card_word(const cJSON *object, const char *key, const char *o
     return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
 }
 
-// The last part of a path
+// Returns the last part of a path.
 static const char *card_file(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
 
-// The name that a model has on the hub, of a snapshot in its cache or as it was typed; else that of its file or folder
+// Finds a model's name: on the hub, by its snapshot's path or as typed; else the name of its file or folder
 static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
     snprintf(name, PATH_MAX, "%s", cached ? cached + strlen("/models--") : path);
@@ -57,7 +57,7 @@ static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     return name;
 }
 
-// The licence that the card in a folder names, or its LICENSE; or ""
+// Finds the licence named by a folder's card or LICENSE; or ""
 static const char *card_licence(const char *folder, char licence[64]) {
     static char text[CARD_TEXT];
     const char *line = folder ? card_read(folder, "README.md", text) : "";
@@ -71,7 +71,7 @@ static const char *card_licence(const char *folder, char licence[64]) {
                                                           : "other");
 }
 
-// files: one, or "FIRST to LAST (N files)", as state.json has them
+// Writes the data sets. files: one, or "FIRST to LAST (N files)", from state.json
 static void card_datasets(FILE *file, const char *files) {
     char name[2][1024] = {"", ""};
     const int count = sscanf(files, "%1023s to %1023s", name[0], name[1]);
@@ -81,7 +81,7 @@ static void card_datasets(FILE *file, const char *files) {
     }
 }
 
-// kept: the folder that config.json comes from, or NULL; type: of the weights. The caller frees the text.
+// Writes the card. kept: the source folder of config.json, or NULL; type: of the weights. The caller frees the text.
 static char *model_card(const WeightSource *source, const char *kept, DType type, const char *out, size_t *length) {
     static RunSource began;
     char folder[PATH_MAX], run[PATH_MAX], name[PATH_MAX], licence[64], date[32], *text = NULL;

@@ -1,8 +1,8 @@
 /*
-safetensors, the file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
+The safetensors file format: 8 bytes header length (little-endian), a JSON header that maps each tensor's name to
 {"dtype", "shape", "data_offsets": [begin, end]}, and the tensors' bytes, to which the offsets refer. The tensors must
-cover those bytes exactly: no overlap, no hole, nothing behind. Reading checks the whole header before anything is used;
-offsets need not be aligned, since published files are not.
+cover these bytes exactly: no overlap, no gap, nothing after the last. Reading checks the whole header before using it.
+Offsets need not be aligned, since those of published files are not.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -13,18 +13,18 @@ offsets need not be aligned, since published files are not.
 
 #define SAFETENSORS_HEADER_MAX 100000000u // bytes, as in the reference implementation
 #define SAFETENSORS_RANK_MAX   8
-#define HF_NAME                256 // bytes of a tensor's name, its end among them
+#define HF_NAME                256 // bytes of a tensor's name, with its zero
 #define HF_PART_NAME           (HF_NAME + 64)
 
 typedef struct {
     char *name;
-    char dtype[16]; // as the file has it: "F32"
-    DType type;     // the same; DTYPE_COUNT: one that we do not read
+    char dtype[16]; // as in the file: "F32"
+    DType type;     // the same; DTYPE_COUNT: unsupported
     size_t rank;
     uint64_t shape[SAFETENSORS_RANK_MAX];
-    uint64_t begin, end; // bytes of the file
-    size_t file;         // which file, for the caller
-    int used;            // for the caller
+    uint64_t begin, end; // byte range in the file
+    size_t file;         // index of the file, for the caller
+    int used;            // taken, for the caller
 } SafeTensor;
 
 typedef struct {
@@ -32,8 +32,8 @@ typedef struct {
     size_t count;
 } SafeTensors;
 
-// The dtypes there are, those that we read first and in the order of DType. Those of less than a byte are not among
-// them: their tensors have any size, and no parameter may have them.
+// All dtypes; the supported ones first, in the order of DType. Those of less than a byte are left out: their tensors
+// may have any size, and no parameter may have them.
 static const struct {
     const char *name;
     size_t size;
@@ -42,7 +42,7 @@ static const struct {
                           {"U64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
 #define SAFETENSORS_DTYPES (sizeof(safetensors_dtypes) / sizeof(safetensors_dtypes[0]))
 
-// "[50257, 768]", for messages; one of a few static buffers, so that two fit in one.
+// Prints "[50257, 768]" for messages, to rotating static buffers, so that two fit in one message.
 static const char *shape_text(const uint64_t *shape, size_t rank) {
     static char buffers[4][200];
     static int next;
@@ -55,7 +55,7 @@ static const char *shape_text(const uint64_t *shape, size_t rank) {
     return text;
 }
 
-// A parameter's shape in files; returns the rank.
+// Sets a parameter's shape in files; returns the rank.
 static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
     shape[0] = p->transposed ? p->cols : p->rows;
     shape[1] = p->role == ROLE_CONV ? 1 : p->transposed ? p->rows : p->cols;
@@ -64,7 +64,7 @@ static size_t parameter_shape(const Parameter *p, uint64_t shape[3]) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-// One entry of the header. Offsets are still relative to the data here.
+// Reads an entry of the header. Offsets are still relative to the data.
 static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const char *path) {
     const char *name = entry->string;
     const cJSON *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *item;
@@ -91,16 +91,16 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         if (tensor->rank == SAFETENSORS_RANK_MAX)
             die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
         if (!json_whole_number(item, &tensor->shape[tensor->rank]))
-            die("%s: tensor %.200s: its shape has something that is not a whole number of at least 0", path, name);
+            die("%s: tensor %.200s: its shape has an entry that is not a whole number of at least 0", path, name);
         overflow |= __builtin_mul_overflow(bytes, tensor->shape[tensor->rank++], &bytes);
     }
     if (!json_whole_number(offsets->child, &tensor->begin) || !json_whole_number(offsets->child->next, &tensor->end))
-        die("%s: tensor %.200s: data_offsets has something that is not a whole number of at least 0", path, name);
+        die("%s: tensor %.200s: data_offsets has an entry that is not a whole number of at least 0", path, name);
     if (tensor->begin > tensor->end)
         die("%s: tensor %.200s: data_offsets [%llu, %llu] end before they begin", path, name,
             (unsigned long long)tensor->begin, (unsigned long long)tensor->end);
     if (overflow || (size && tensor->end - tensor->begin != bytes))
-        die("%s: tensor %.200s: data_offsets hold %llu bytes, but shape %s of %s is another size", path, name,
+        die("%s: tensor %.200s: data_offsets hold %llu bytes, which shape %s of %s does not need", path, name,
             (unsigned long long)(tensor->end - tensor->begin), shape_text(tensor->shape, tensor->rank), tensor->dtype);
     tensor->name = checked_strdup(name);
 }
@@ -111,15 +111,15 @@ static int safetensors_compare_offsets(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end; // empty tensors first
 }
 
-// The tensors must lie end to end from 0 to data_bytes. Sorts them by place.
+// Checks that the tensors lie end to end from 0 to data_bytes. Sorts them by offset.
 static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t data_bytes, const char *path) {
     uint64_t end = 0;
     qsort(tensors, count, sizeof(*tensors), safetensors_compare_offsets);
     for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = &tensors[i];
         if (t->end > data_bytes)
-            die("%s: tensor %.200s reaches to byte %llu of the data, of which there are %llu; is the file truncated?",
-                path, t->name, (unsigned long long)t->end, (unsigned long long)data_bytes);
+            die("%s: tensor %.200s ends at byte %llu of the data, but the file has %llu; download it again", path,
+                t->name, (unsigned long long)t->end, (unsigned long long)data_bytes);
         if (t->begin < end)
             die("%s: tensor %.200s overlaps tensor %.200s (data_offsets)", path, t->name, tensors[i - 1].name);
         if (t->begin > end)
@@ -128,12 +128,12 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
         end = t->end;
     }
     if (end != data_bytes)
-        die("%s: %llu bytes behind the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
+        die("%s: %llu bytes after the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
 }
 
-// *header_bytes: the size of the JSON text, as the file's first 8 bytes claim it.
+// Parses the header. *header_bytes: size of the JSON text by the file's first 8 bytes
 static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_bytes) {
-    static const char pointer[] = "version https://git-lfs"; // a clone without git-lfs has text in the place of a file
+    static const char pointer[] = "version https://git-lfs"; // what a clone without git-lfs holds
     unsigned char begin[sizeof(pointer) - 1];
     if (file->bytes < 8) die("%s: is too short for a safetensors file", file->path);
     input_read(file, 0, begin, min_size((size_t)file->bytes, sizeof(begin)));
@@ -142,8 +142,8 @@ static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_b
     *header_bytes = 0;
     for (int i = 7; i >= 0; i--) *header_bytes = *header_bytes << 8 | begin[i];
     if (*header_bytes > SAFETENSORS_HEADER_MAX || *header_bytes > file->bytes - 8)
-        die("%s: claims a header of %llu bytes; it has %llu bytes, and %u is the most a header may have. "
-            "Is it a safetensors file, and complete?",
+        die("%s: claims a header of %llu bytes; it has %llu bytes, and a header at most %u; is it a complete "
+            "safetensors file?",
             file->path, (unsigned long long)*header_bytes, (unsigned long long)file->bytes, SAFETENSORS_HEADER_MAX);
     char *text = (char *)checked_malloc((size_t)*header_bytes + 1, "a safetensors header");
     input_read(file, 8, text, (size_t)*header_bytes);
@@ -153,12 +153,12 @@ static cJSON *safetensors_parse_header(const InputFile *file, uint64_t *header_b
     return header;
 }
 
-// Free text about the file, which nothing here depends on; but it has to be what the format says.
+// Checks that __metadata__ is as the format says: texts only.
 static void safetensors_check_metadata(const cJSON *metadata, const char *path) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) die("%s: its __metadata__ is not an object", path);
     cJSON_ArrayForEach(item, metadata) {
-        if (!cJSON_IsString(item)) die("%s: __metadata__ has something that is not text: %.100s", path, item->string);
+        if (!cJSON_IsString(item)) die("%s: __metadata__ has a value that is not text: %.100s", path, item->string);
     }
 }
 
@@ -196,7 +196,7 @@ static void safetensors_sort(SafeTensors *list) {
     if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_names);
 }
 
-// Needs a sorted list; NULL where there is no such tensor.
+// Finds a tensor in a sorted list, or NULL.
 static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     SafeTensor key = {0};
     key.name = (char *)name;
@@ -210,19 +210,19 @@ static void safetensors_free(SafeTensors *list) {
 }
 
 /*
-Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header is the
-text that the reference implementation writes for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D)
-is [cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file, or into memory, or
-is only counted: the size of a file is known before it is opened. Nothing is allocated.
+Writing safetensors files: a header, entry by entry, then the tensors' bytes, which the caller writes. The header equals
+that of the reference implementation for the same tensors. A matrix that files hold transposed (GPT-2's Conv1D) is
+[cols, rows] there, a convolution [rows, 1, cols], as in transformers. The header goes to a file or to memory, or is
+only counted to know a file's size before it is opened. Nothing is allocated.
 */
 typedef struct {
     const OutputFile *file; // or NULL
     char *text;             // [room], or NULL; both NULL: only count
     size_t room;
-    uint64_t at;   // byte of the file where the header goes on
-    uint64_t data; // bytes of the tensors so far
+    uint64_t at;   // header bytes so far
+    uint64_t data; // tensor bytes so far
     char entry[1024];
-    JsonOut json; // into entry
+    JsonOut json; // writes to entry
 } SafetensorsWriter;
 
 static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t length) {
@@ -233,14 +233,14 @@ static void safetensors_put(SafetensorsWriter *writer, const char *text, size_t 
     writer->at += length;
 }
 
-// Writes out what the JSON has grown by.
+// Writes what the JSON has added to the entry.
 static void safetensors_put_entry(SafetensorsWriter *writer) {
     if (writer->json.used > writer->json.room) die("internal: a safetensors entry of %zu bytes", writer->json.used);
     safetensors_put(writer, writer->entry, writer->json.used);
     writer->json.used = 0;
 }
 
-// key, value: of the metadata, beside "format"; NULL: none.
+// Begins a header. key, value: metadata beside "format"; NULL: none
 static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile *file, char *text, size_t room,
                                     const char *key, const char *value) {
     memset(writer, 0, sizeof(*writer));
@@ -254,7 +254,7 @@ static void safetensors_write_begin(SafetensorsWriter *writer, const OutputFile 
     safetensors_put_entry(writer);
 }
 
-// The next tensor, by its entry; its bytes follow those of the tensor before it.
+// Adds the next tensor's entry; its bytes follow those of the tensor before it.
 static void safetensors_write_tensor(SafetensorsWriter *writer, const char *name, const char *dtype,
                                      const uint64_t *shape, size_t rank, uint64_t bytes) {
     const uint64_t end = writer->data + bytes;
@@ -273,7 +273,7 @@ static void safetensors_write_tensor(SafetensorsWriter *writer, const char *name
     writer->data = end;
 }
 
-// The same of a parameter, under a name.
+// Adds a parameter's entry under a name.
 static void safetensors_write_named(SafetensorsWriter *writer, const char *name, const Parameter *p, DType type) {
     uint64_t shape[3];
     const size_t rank = parameter_shape(p, shape);
@@ -285,7 +285,7 @@ static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *
     safetensors_write_named(writer, p->name, p, type);
 }
 
-// Closes the header, so that the data begin at a multiple of 8; returns at which byte of the file they do.
+// Closes the header and pads it so that data begin at a multiple of 8; returns that byte.
 static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";
     unsigned char prefix[8];

@@ -1,10 +1,10 @@
 /*
-All elements of a table of parameters, a slab at a time: between files and device memory everything passes through fixed
-host buffers of a few MiB, whatever the model's size. One loop for loading, initialising, converting, checkpoints, keys:
+Walks all elements of a parameter table, a slab at a time. Between files and device memory everything passes through
+fixed host buffers of a few MiB. One loop serves loading, initialising, converting, checkpoints and keys:
 
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, parts, memory, "loading"); slabs_next(&s);) ...
 
-Ranks go through a table together, each its part. Results depend neither on the number of ranks nor on who holds what.
+Each rank walks its part of the table. Results depend neither on the number of ranks nor on the sharding.
 */
 #ifndef LLMC_SLABS_H
 #define LLMC_SLABS_H
@@ -23,10 +23,10 @@ typedef union {
     double align;
 } Slab;
 
-static Slab staged_reformed; // converted, not yet in its final order
+static Slab staged_reformed; // converted, not yet in final order
 static Slab staged;          // to or from the device, in its type
 
-// The address of element `index` of a run of elements of `type` that begins at `base`.
+// Returns the address of element `index` of a run of `type` at `base`.
 static char *element_address(void *base, DType type, size_t index) { return (char *)base + index * dtype_size(type); }
 
 static const char *element_address_const(const void *base, DType type, size_t index) {
@@ -41,32 +41,33 @@ static Sharding parts_of_ranks(void) {
     return parts;
 }
 
-// Groups in the order of the table: i < group_count.
+// Returns the number of groups of a table.
 static size_t group_count(const Model *table) { return table->config.num_hidden_layers + 2; }
 
 static size_t group_at(const Model *table, size_t i) {
     return i == 0 ? GROUP_EMBEDDING : i + 1 == group_count(table) ? GROUP_HEAD : i - 1;
 }
 
-// A slab within one parameter, or within a rank's part of one group of parameters.
+// The unit that contains a slab: a parameter, or a rank's part of a group
 typedef enum { SLABS_OF_PARAMETERS, SLABS_OF_GROUPS } SlabUnit;
 
 typedef struct {
     size_t first, count; // elements [first, first + count) of the table
-    size_t offset;       // of element `first` in memory, in elements
-    size_t parameter;    // of PARAMETERS: which one, and its element that is `first`
+    size_t offset;       // offset of element `first` in memory, in elements
+    size_t parameter;    // SLABS_OF_PARAMETERS: its index, then the element in it that is `first`
     size_t begin;
-    size_t most; // elements of a slab
+    size_t most; // most elements of a slab
     // of the loop itself
     const Model *table;
     SlabUnit unit;
     Sharding parts, memory;
-    size_t next, left; // the unit to come; elements of this one that are left
+    size_t next, left; // next unit; elements left in this one
     double done;
     Progress progress;
 } Slabs;
 
-// parts: over whom the table is divided; memory: how it is held, whole or in these parts. label: of a bar, or NULL
+// Begins a loop. parts: division of the table over ranks; memory: layout in memory, whole or in these parts. label: of
+// the progress bar, or NULL
 static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Sharding memory, const char *label) {
     Slabs s = {0};
     s.table = table, s.unit = unit, s.parts = parts, s.memory = memory, s.most = SLAB_ELEMENTS;
@@ -74,12 +75,12 @@ static Slabs slabs_of(const Model *table, SlabUnit unit, Sharding parts, Shardin
     return s;
 }
 
-// All of a table that is held whole, or by nobody.
+// Begins a loop over a whole table on this process alone.
 static Slabs slabs_of_all(const Model *table, const char *label) {
     return slabs_of(table, SLABS_OF_PARAMETERS, sharding_whole(), sharding_whole(), label);
 }
 
-// Goes to the next parameter or group; 0 behind the last.
+// Goes to the next parameter or group; 0 after the last.
 static int slabs_next_unit(Slabs *s) {
     const Model *table = s->table;
     if (s->next == (s->unit == SLABS_OF_GROUPS ? group_count(table) : table->parameter_count)) return 0;
@@ -112,7 +113,7 @@ static int slabs_next(Slabs *s) {
     return 1;
 }
 
-// The slab's elements, of `type` at `device`, converted to `as`; in staging memory.
+// Copies the slab's elements, of `type` at `device`, to staging memory, converted to `as`.
 static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *device, DType type, DType as) {
     ops->copy_out(staged.bytes, element_address_const(device, type, s->offset), s->count * dtype_size(type));
     if (as == type) return staged.bytes;
@@ -121,7 +122,7 @@ static const void *slab_from_device(const Slabs *s, const Ops *ops, const void *
 }
 
 // ---- a checksum of a table ------------------------------------------------------------------------------------------
-// The checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
+// Computes the checksum of all elements of a table, of table->dtype in device memory, converted to `as`. Collective.
 static uint64_t table_checksum(uint64_t before, const Model *table, Sharding memory, const Ops *ops, const void *device,
                                DType as, const char *what) {
     Checksum sum = {{0, 0}};

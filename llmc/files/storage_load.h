@@ -1,13 +1,12 @@
 /*
-Loading weights as they are stored (storage.h): matrices as records of 4 bits, the rest in the model's type; and what is
-said of them: how far decoded values are from the weights that were quantised, and the key of what is stored, by which
-adapters know their base.
+Loads weights in storage format (storage.h): matrices as 4-bit records, the rest in the model's type. Also measures the
+quantisation error, and computes the key of stored weights by which adapters know their base.
 */
 #ifndef LLMC_STORAGE_LOAD_H
 #define LLMC_STORAGE_LOAD_H
 #include "weights.h"
 
-// Squares of a kind of matrices, by their names in a layer: of decoded - original, of the original
+// Sums of squares for matrices of one name in a layer: of decoded - original, of the original
 typedef struct {
     char name[64];
     double error, squares;
@@ -23,7 +22,7 @@ typedef struct {
 static StorageError *storage_error_of(StorageErrors *errors, const Parameter *p) {
     const char *name = p->name, *digit = strpbrk(name, "0123456789"), *end;
     size_t i = 0;
-    if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // behind "model.layers.7."
+    if (digit && (end = strchr(digit, '.')) != NULL) name = end + 1; // after "model.layers.7."
     const int length = (int)(strlen(name) - (text_ends_with(name, ".weight") ? strlen(".weight") : 0));
     while (i < errors->kinds &&
            (strncmp(errors->kind[i].name, name, (size_t)length) != 0 || errors->kind[i].name[length]))
@@ -52,7 +51,7 @@ static void storage_compare(StorageErrors *errors, const WeightSource *source, s
     }
 }
 
-// Ends the program where one of count values in staging memory is not finite; first: its number in the parameter
+// Ends the program if one of `count` values in staging memory is not finite. first: index in the parameter of the first
 static void storage_check_finite(const WeightSource *source, size_t parameter, size_t first, size_t count, DType type) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t cols = p->cols ? p->cols : 1;
@@ -64,8 +63,7 @@ static void storage_check_finite(const WeightSource *source, size_t parameter, s
     }
 }
 
-// What this rank stores of the model. errors: NULL, or what is added up over ranks, of matrices that were quantised
-// here
+// Loads what this rank stores of the model. errors: sums over ranks for matrices quantised here, or NULL
 static void storage_load(WeightSource *source, const Model *model, const Storage *storage, Sharding held,
                          const Ops *ops, char *device, StorageErrors *errors) {
     const Model *table = &storage->table;
@@ -83,7 +81,7 @@ static void storage_load(WeightSource *source, const Model *model, const Storage
         }
         const uint8_t *record = source_hold_record(source, i);
         ops->copy_in(device + s.offset, record + s.begin, s.count);
-        const Sharding mine = parts_of_ranks(); // of ranks that all hold a matrix one compares it
+        const Sharding mine = parts_of_ranks(); // if all ranks hold a matrix, one of them compares it
         const Range own = sharded_range(table, mine, group_of(table, first));
         const size_t at = first - group_begin(table, group_of(table, first));
         if (errors && i != last && !source->places[i].is_codes && at >= own.begin && at < own.begin + own.count)
@@ -96,13 +94,14 @@ static void storage_load(WeightSource *source, const Model *model, const Storage
 }
 
 // ---- keys -----------------------------------------------------------------------------------------------------------
-// Values that are no records count as bf16, so that a key is the same for every build (base_key in adapter_file.h).
+// Makes the tables for a key. Values outside records count as bf16, so that all builds give the same key (base_key in
+// adapter_file.h).
 static void storage_key_model(Storage *storage, Model *model, const Model *of, const QuantFormat *format) {
     *model = *of, model->dtype = DTYPE_BF16;
     storage_build(storage, model, format);
 }
 
-// Adds bytes of a parameter that begin at byte `begin` of it, as they are stored in `type`.
+// Adds bytes of a parameter, from its byte `begin` on, stored in `type`.
 static void storage_key_add(Checksum *sum, const Storage *as, size_t parameter, size_t begin, size_t count, DType type,
                             const void *bytes) {
     const size_t offset = as->table.parameters[parameter].offset, size = dtype_size(type);
@@ -114,7 +113,7 @@ static void storage_key_add(Checksum *sum, const Storage *as, size_t parameter, 
     checksum_add(sum, offset + begin / size * 2, staged_reformed.bytes, count / size * 2);
 }
 
-// The checksum of what is stored in device memory. Collective.
+// Computes the key of stored weights in device memory. Collective.
 static uint64_t storage_key(const Model *model, const Storage *storage, Sharding held, const Ops *ops,
                             const void *device) {
     Checksum sum = {{0, 0}};
@@ -131,7 +130,7 @@ static uint64_t storage_key(const Model *model, const Storage *storage, Sharding
     return key;
 }
 
-// The same of a source that is read in 4 bits, by this process alone.
+// Computes the same key from a source read in 4 bits; not collective.
 static uint64_t storage_key_of_source(WeightSource *source) {
     Checksum sum = {{0, 0}};
     Storage as;

@@ -1,9 +1,8 @@
 /*
-Weights in files. Whatever the format, opening it comes down to one table: for each parameter of the model (model.h), in
-which file it lies, from which byte, in which type, transposed or not. source_read then gives any range of its elements
-in the order and the type wanted. The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill the table and check everything
-while doing so; weights.h chooses among them. Memory is bounded by the static staging buffers, whatever the model's
-size.
+Weights in files. Opening a file of any format fills one table: for each parameter of the model (model.h) its file,
+byte, type and whether it is transposed. source_read then returns any range of elements in the order and type wanted.
+The formats (flat.h, llmc_gpt2.h, hf_weights.h) fill and check the table; weights.h chooses among them. Memory is
+bounded by the static staging buffers for any model size.
 */
 #ifndef LLMC_WEIGHT_SOURCE_H
 #define LLMC_WEIGHT_SOURCE_H
@@ -13,13 +12,13 @@ size.
 #include "slabs.h"
 
 typedef struct {
-    size_t file;     // which of the source's files
-    uint64_t offset; // of its first byte there
-    DType type;      // of its elements there; of a matrix in 4 bits, those of the model that was quantised
-    int is_codes;    // it is in 4 bits there
+    size_t file;     // index in the source's files
+    uint64_t offset; // its first byte there
+    DType type;      // type of its elements there; for a 4-bit matrix, that of the original model
+    int is_codes;    // in 4 bits there
 } TensorLocation;
 
-// Parts of a matrix in 4 bits: codes, codes of its scales, scales; each in a file of the source, from a byte on
+// Files and offsets of a 4-bit matrix's parts: codes, codes of its scales, scales
 typedef struct {
     size_t file[3];
     uint64_t at[3];
@@ -29,41 +28,41 @@ typedef struct {
 typedef struct Merge Merge; // merge.h
 
 typedef struct WeightSource {
-    const char *format; // for people
-    char *path;         // as it was given
+    const char *format; // name of the format, for messages
+    char *path;         // as given
     Config config;
-    int transposed;         // linear weights of Conv1D families lie as [in, out]
-    DType dtype;            // what the files hold; fp32 (or double) where tensors differ
+    int transposed;         // linear weights of Conv1D families are [in, out]
+    DType dtype;            // type in the files; fp32 (or double) if tensors differ
     Model model;            // the parameter table, with that dtype
     TensorLocation *places; // [model.parameter_count]
     InputFile *files;       // [file_count]
     size_t file_count;
-    SafeTensors others; // tensors of these files that are not of the text model: of a vision tower, of further heads
-    int random;         // no files: initial weights, made from the seed
+    SafeTensors others; // tensors outside the text model: of a vision tower, of further heads
+    int random;         // no files: initial weights from the seed
     size_t grown_from;  // rows of the embedding and the head in the files; 0: all of them
-    float *mean[2];     // of these rows, of the embedding and of a head of its own: each added row
+    float *mean[2];     // mean of these rows, of the embedding and of an untied head: the value of each added row
     uint64_t seed;
-    char remark[256];        // something a person who trains this should know, or empty
-    QuantFormat *quant;      // [parameters] values are those decoded from this format; NULL: of no parameter
-    RecordLocation *records; // [parameters] of those with is_codes
-    uint8_t *record;         // in it, of the parameter that was decoded last
+    char remark[256];        // a line for users who train this, or empty
+    QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: none are
+    RecordLocation *records; // [parameters] for those with is_codes
+    uint8_t *record;         // record of the parameter decoded last
     size_t record_of;
-    Merge *merge; // NULL, or adapters that are added to what is read, by:
+    Merge *merge; // adapters added to what is read, or NULL
     int (*merge_range)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                        int transposed, void *out);
 } WeightSource;
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-static Slab staged_raw; // as it lies in a file
+static Slab staged_raw; // as in a file
 
-// Each row that is added to a parameter; NULL: none is
+// Returns the value of rows added to a parameter; NULL: none
 static const float *source_added_row(const WeightSource *source, size_t parameter) {
     const size_t offset = source->model.parameters[parameter].offset, *at = source->model.model_offset;
     if (!source->grown_from || (offset != at[EMBEDDING] && offset != at[LM_HEAD])) return NULL;
     return source->mean[offset == at[LM_HEAD]];
 }
 
-// A run of at most SLAB_ELEMENTS elements as they lie in the file, then in added rows.
+// Reads at most SLAB_ELEMENTS elements in the file's order, continued by added rows.
 static void tensor_read_range(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               void *out) {
     if (source->random) {
@@ -88,20 +87,20 @@ static void tensor_read_range(const WeightSource *source, size_t parameter, size
     if (as != place->type) elements_convert(out, as, raw, place->type, count);
 }
 
-// Element begin + i of a matrix [., cols] is at out[i]. Sets those of rows first .. first + stretch and columns c .. c
-// + n that are among `count` ones; in[n][stretch] has them column by column. size is that of an element.
+// Scatters columns in[n][stretch] to rows first .. first + stretch and columns c .. c + n of a matrix [., cols], whose
+// element begin + i is at out[i]; skips elements outside out[count]. size: bytes of an element
 static void spread_columns(char *out, const char *in, size_t cols, size_t begin, size_t count, size_t first,
                            size_t stretch, size_t c, size_t n, const size_t size) {
     for (size_t r = 0; r < stretch; r++) {
         for (size_t k = 0; k < n; k++) {
-            size_t i = (first + r) * cols + c + k - begin; // wraps to a large number before begin
+            size_t i = (first + r) * cols + c + k - begin; // before begin it wraps to a large number
             if (i < count) memcpy(out + i * size, in + (k * stretch + r) * size, size);
         }
     }
 }
 
-// The same of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there. A few
-// columns at a time, so that memory is written by whole cache lines.
+// Reads elements of a matrix [rows, cols] that the file holds transposed: element (r, c) is number c * rows + r there.
+// Takes a few columns at a time, so that whole cache lines are written.
 static void tensor_read_transposed(const WeightSource *source, size_t parameter, size_t rows, size_t cols, size_t begin,
                                    size_t count, DType as, char *out) {
     const size_t size = dtype_size(as), first = begin / cols, stretch = (begin + count + cols - 1) / cols - first;
@@ -112,7 +111,7 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
         for (size_t k = 0; k < n; k++)
             tensor_read_range(source, parameter, (c + k) * rows + first, stretch, as,
                               staged_reformed.bytes + k * stretch * size);
-        switch (size) { // constants, so that copying an element becomes one instruction
+        switch (size) { // a constant size makes the copy one instruction
         case 2: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 2); break;
         case 4: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 4); break;
         default: spread_columns(out, in, cols, begin, count, first, stretch, c, n, 8);
@@ -120,7 +119,7 @@ static void tensor_read_transposed(const WeightSource *source, size_t parameter,
     }
 }
 
-// At most SLAB_ELEMENTS elements of a parameter as its files hold them, in the order wanted.
+// Reads at most SLAB_ELEMENTS elements of a parameter that is not quantised, in the order wanted.
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -136,7 +135,7 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// A parameter whose codes are in the files
+// Declares a parameter whose codes are in the files.
 static void source_add_record(WeightSource *source, size_t parameter, QuantFormat format) {
     const size_t count = source->model.parameter_count;
     if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
@@ -145,7 +144,7 @@ static void source_add_record(WeightSource *source, size_t parameter, QuantForma
     source->quant[parameter] = format;
 }
 
-// The same from the files
+// Copies a record from the files.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
     const QuantFormat format = source->quant[parameter];
@@ -158,7 +157,7 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
 }
 
-// record = a whole matrix in source->quant[parameter]. Refuses values that are not finite.
+// Encodes or copies a whole matrix to a record in source->quant[parameter]. Refuses values that are not finite.
 static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t count = parameter_elements(p);
@@ -179,7 +178,7 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
     free(values);
 }
 
-// The record of a parameter, held until that of another one is wanted.
+// Returns the record of a parameter, valid until another one is asked for.
 static const uint8_t *source_hold_record(WeightSource *source, size_t parameter) {
     const size_t count = parameter_elements(&source->model.parameters[parameter]);
     if (source->record && source->record_of == parameter) return source->record;
@@ -203,24 +202,24 @@ static void source_read_decoded(WeightSource *source, size_t parameter, size_t b
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
-    for (size_t i = 0; i < count; i++) { // [cols, rows] is wanted
+    for (size_t i = 0; i < count; i++) { // order [cols, rows]
         const size_t c = (begin + i) / p->rows, r = (begin + i) % p->rows;
         quant_decode_range(values, format, record, n, r * p->cols + c, 1);
         elements_convert((char *)out + i * size, as, values, DTYPE_FP32, 1);
     }
 }
 
-// At most SLAB_ELEMENTS elements of a parameter, in the order wanted.
+// Reads at most SLAB_ELEMENTS elements of a parameter, in the order wanted.
 static void source_read_slab(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out) {
-    if (source_is_quantised(source, parameter)) // what it holds is no part of what it gives
+    if (source_is_quantised(source, parameter)) // values are decoded, not those of the files
         source_read_decoded((WeightSource *)(uintptr_t)source, parameter, begin, count, as, transposed, out);
     else
         source_read_stored(source, parameter, begin, count, as, transposed, out);
 }
 
-// Matrices that are not in 4 bits are, from now on, in `format`, rounded to the type that they have in their file.
-// head: lm_head, too
+// Makes matrices that are not yet in 4 bits `format` from now on; decoding rounds to their type in the file. head:
+// lm_head, too
 static void source_quantise(WeightSource *source, QuantFormat format, int head) {
     const Model *model = &source->model;
     if (!source->quant)
@@ -232,8 +231,8 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
     }
 }
 
-// out = elements [begin, begin + count) of a parameter, converted to `as` (fp16 only where the file has it), in memory
-// order or, with `transposed`, in the order in which Hugging Face's files hold Conv1D matrices: [cols, rows].
+// Reads elements [begin, begin + count) of a parameter, converted to `as` (fp16 only if the file has it), in memory
+// order or, with `transposed`, in that of Hugging Face's Conv1D files: [cols, rows].
 static void source_read_order(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                               int transposed, void *out) {
     size_t n;
@@ -245,18 +244,18 @@ static void source_read_order(const WeightSource *source, size_t parameter, size
     }
 }
 
-// The same in memory order.
+// Reads elements in memory order.
 static void weights_read(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                          void *out) {
     const size_t elements = parameter_elements(&source->model.parameters[parameter]);
     if (begin > elements || count > elements - begin)
-        die("%s: elements %zu to %zu of %s were wanted, it has %zu", source->path, begin, begin + count,
+        die("internal: %s: elements %zu to %zu of %s, which has %zu", source->path, begin, begin + count,
             source->model.parameters[parameter].name, elements);
     source_read_order(source, parameter, begin, count, as, 0, out);
 }
 
-// Ends the program at a value that is not finite, of elements [begin, begin + count) of a tensor [., cols] (0: of one
-// dimension) that are to be written.
+// Ends the program if a value to be written is not finite: elements [begin, begin + count) of a tensor [., cols]; cols
+// 0: one dimension
 static void source_refuse_bad(const char *path, const char *tensor, size_t cols, size_t begin, size_t count, DType type,
                               const void *values) {
     const size_t bad = elements_find_bad(values, type, count);
@@ -268,7 +267,7 @@ static void source_refuse_bad(const char *path, const char *tensor, size_t cols,
         (begin + bad) / cols, (begin + bad) % cols);
 }
 
-// source_read_order of what is written to a file: finite values alone.
+// Reads like source_read_order, for writing to a file: refuses values that are not finite.
 static void source_read_finite(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -283,7 +282,7 @@ static WeightSource *source_new(const char *path, const char *format) {
     return source;
 }
 
-// Takes a table of parameters, whose places are still to be filled in.
+// Sets the parameter table; its places are still empty.
 static void source_set_table(WeightSource *source, Model table) {
     source->model = table;
     source->places =
@@ -296,25 +295,25 @@ static void source_open_file(WeightSource *source, const char *path) {
     source->file_count = 1;
 }
 
-// Opens a file that begins with a header of `bytes`, and reads that.
+// Opens a file and reads its header of `bytes`.
 static void source_open_header(WeightSource *source, const char *format, void *header, size_t bytes) {
     source->format = format;
     source_open_file(source, source->path);
     if (source->files[0].bytes < bytes)
-        die("%s: is truncated: %llu bytes, the header alone has %zu", source->path,
+        die("%s: is truncated: it has %llu bytes, its header alone %zu", source->path,
             (unsigned long long)source->files[0].bytes, bytes);
     input_read(&source->files[0], 0, header, bytes);
 }
 
-// The weights must end where the file does.
+// Checks that the weights end where the file ends.
 static void source_check_end(const WeightSource *source, uint64_t wanted) {
     const uint64_t bytes = source->files[0].bytes;
     if (bytes != wanted)
         die("%s: has %llu bytes, %s; %llu were expected", source->path, (unsigned long long)bytes,
-            bytes < wanted ? "so it is truncated" : "so something is behind the weights", (unsigned long long)wanted);
+            bytes < wanted ? "so it is truncated" : "too many", (unsigned long long)wanted);
 }
 
-// The places are filled in: the source has the type that all tensors have, or one that holds them all.
+// Sets the source's type from the places: that of all tensors, or one that holds them all.
 static void source_finish(WeightSource *source) {
     DType type = source->places[0].type;
     for (size_t i = 1; i < source->model.parameter_count; i++) {
@@ -324,7 +323,7 @@ static void source_finish(WeightSource *source) {
     source->dtype = source->model.dtype = type;
 }
 
-// Adds rows for further tokens to the embedding and the head, up to `rows`: the mean of the old rows, rounded to their
+// Adds rows for new tokens to the embedding and the head, up to `rows`: the mean of the old rows, rounded to their
 // type. transformers' resize_token_embeddings draws rows around that mean.
 static void source_grow(WeightSource *source, size_t rows) {
     const size_t old = source->config.vocab_size, cols = source->config.hidden_size;
@@ -335,7 +334,7 @@ static void source_grow(WeightSource *source, size_t rows) {
         const int head = source->model.parameters[i].offset == source->model.model_offset[LM_HEAD];
         if (!head && i != 0) continue;
         if (source->places[i].is_codes || type == DTYPE_FP16)
-            die("%s: %s is in %s, to which no rows are added; convert the model with --%s first", source->path,
+            die("%s: %s is in %s, so no rows can be added; convert the model with --%s first", source->path,
                 source->model.parameters[i].name, type == DTYPE_FP16 ? "fp16" : "4 bits",
                 type == DTYPE_FP16 ? "dtype bf16" : "base none");
         memset(sum, 0, cols * sizeof(double));
@@ -358,7 +357,7 @@ static void source_grow(WeightSource *source, size_t rows) {
 }
 
 // ---- writing --------------------------------------------------------------------------------------------------------
-// Ends the program where a model cannot become a file of `dtype`.
+// Ends the program if a model cannot be written as `dtype`.
 static void weights_check_output(const WeightSource *source, DType dtype) {
     if (dtype == DTYPE_FP16 && source->dtype != DTYPE_FP16)
         die("%s: weights are not converted to fp16; choose fp32 or bf16", source->path);

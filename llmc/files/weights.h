@@ -1,8 +1,7 @@
 /*
-The one interface to weights in files, whatever their format: the rest of the program neither knows formats nor sees a
-model's weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
-(weight_source.h), so a model may be larger than host memory; writing allocates nothing, and what is written is complete
-or absent.
+The interface to weights in files of any format: the rest of the program neither knows formats nor holds a model's
+weights on the host. Between files and device memory everything passes through fixed host buffers of a few MiB
+(weight_source.h), so a model may be larger than host memory. Writing allocates nothing; files are complete or absent.
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H
@@ -13,7 +12,7 @@ or absent.
 #include "weight_source.h"
 
 // ---- opening --------------------------------------------------------------------------------------------------------
-// The first bytes tell the format of a single file.
+// Opens a single file; its first bytes tell the format.
 static void weights_open_file(WeightSource *source, const char *path) {
     InputFile file = input_open(path);
     unsigned char begin[8] = {0};
@@ -27,13 +26,13 @@ static void weights_open_file(WeightSource *source, const char *path) {
         llmc_gpt2_open(source);
     } else {
         if (text_ends_with(path, ".safetensors") || text_ends_with(path, ".json"))
-            die("%s: is a file of a Hugging Face model; give the directory it is in", path);
+            die("%s: is a file of a Hugging Face model; give its directory", path);
         file_refuse_kind(path, "a model");
         die("%s: is neither a flat .bin nor an llm.c GPT-2 .bin; a Hugging Face model is given as its directory", path);
     }
 }
 
-// Opens a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin and checks everything but the weights' values.
+// Opens a Hugging Face directory, a flat .bin or an llm.c GPT-2 .bin; checks everything except the weights' values.
 static WeightSource *weights_open(const char *path) {
     WeightSource *source = source_new(path, NULL);
     if (!path_exists(path))
@@ -46,7 +45,7 @@ static WeightSource *weights_open(const char *path) {
     return source;
 }
 
-// Random initial weights as a source: nothing is read, any range is made when it is wanted.
+// Makes a source of random initial weights: ranges are computed when read.
 static WeightSource *weights_random(const Config *config, DType dtype, uint64_t seed) {
     WeightSource *source = source_new("--init", "random weights");
     source->config = *config, source->random = 1, source->seed = seed;
@@ -67,9 +66,9 @@ static void weights_close(WeightSource *source) {
     free(source);
 }
 
-enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // of each file
+enum { KEY_SAMPLES = 64, KEY_SAMPLE_BYTES = 4096 }; // samples of each file
 
-// A key by which ranks know that they have the same model: its configuration, and samples all over its files.
+// Returns a key to check that ranks have the same model: from its configuration and samples of its files.
 static uint64_t weights_key(const WeightSource *source) {
     unsigned char sample[KEY_SAMPLE_BYTES];
     uint64_t key = config_checksum((uint64_t)source->dtype, source->config);
@@ -86,14 +85,14 @@ static uint64_t weights_key(const WeightSource *source) {
 }
 
 // ---- into device memory ---------------------------------------------------------------------------------------------
-// The weights that this rank holds, in model->dtype. `model` is the source's own or has the same config.
+// Loads the weights that this rank holds, in model->dtype. `model` is the source's or has the same config.
 static void weights_load(const WeightSource *source, const Model *model, Sharding sharding, const Ops *ops,
                          void *device_base) {
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i], *stored = &source->model.parameters[i];
         if (model->parameter_count != source->model.parameter_count || p->rows != stored->rows ||
             p->cols != stored->cols)
-            die("%s: holds another model than the one to be loaded", source->path);
+            die("internal: %s: holds another model than the one to be loaded", source->path);
     }
     const size_t size = dtype_size(model->dtype);
     const char *label = source->random ? "initialising" : "loading";
@@ -103,7 +102,7 @@ static void weights_load(const WeightSource *source, const Model *model, Shardin
     }
 }
 
-// Random initial weights, those that this rank holds, in model->dtype (initial_weights.h).
+// Initialises the weights that this rank holds, in model->dtype (initial_weights.h).
 static void weights_init_random(const Model *model, Sharding sharding, const Ops *ops, void *device_base,
                                 uint64_t seed) {
     WeightSource source = {0};
@@ -112,7 +111,7 @@ static void weights_init_random(const Model *model, Sharding sharding, const Ops
 }
 
 // ---- refusing NaN and Inf -------------------------------------------------------------------------------------------
-// Names the first bad element of what is held of a parameter. Only called when there is one.
+// Ends the program with the name of a parameter's first bad element on this rank; there is one.
 __attribute__((noreturn)) static void weights_name_bad_element(const Model *model, size_t bad, Sharding sharding,
                                                                const Ops *ops, const void *device_base,
                                                                const char *when, const char *advice) {
@@ -128,10 +127,10 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
                     advice);
         }
     }
-    die("%sthe weights are too large to be squared and summed: tensor %s; %s", when, p->name, advice);
+    die("%sthe sum of the weights' squares overflows: tensor %s; %s", when, p->name, advice);
 }
 
-// The first parameter with an element that is not finite, of weights that are not on the device
+// Finds the first parameter with an element that is not finite, for weights that are off-device.
 static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops *ops, const void *weights) {
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
         const float *values = (const float *)slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
@@ -141,13 +140,13 @@ static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops 
     return model->parameter_count;
 }
 
-// Ends the program where a weight is NaN or infinite; of portions on any rank, and the first rank that has it says so.
-// when, advice: the message's first and last words
+// Ends the program if a weight on any rank is NaN or infinite; the first such rank reports it. when, advice: the
+// message's first and last words
 static void weights_check_finite_at(const Model *model, Sharding sharding, const Ops *ops, Place place,
                                     const void *weights, const char *when, const char *advice) {
-    const int elsewhere = place > PLACE_DEVICE;
-    size_t bad = elsewhere ? weights_find_bad(model, sharding, ops, weights) : 0, whose = 0;
-    for (; !elsewhere && bad < model->parameter_count; bad++) {
+    const int off_device = place > PLACE_DEVICE;
+    size_t bad = off_device ? weights_find_bad(model, sharding, ops, weights) : 0, whose = 0;
+    for (; !off_device && bad < model->parameter_count; bad++) {
         const ParameterShard held = parameter_shard(model, sharding, &model->parameters[bad]);
         const char *values = element_address_const(weights, model->dtype, held.offset);
         if (held.count && !isfinite(ops->sum_of_squares(values, model->dtype, held.count))) break;
@@ -155,7 +154,7 @@ static void weights_check_finite_at(const Model *model, Sharding sharding, const
     if (sharding.ranks > 1) bad = dist_smallest(bad, &whose);
     if (bad == model->parameter_count) return;
     if (whose == sharding.rank) weights_name_bad_element(model, bad, sharding, ops, weights, when, advice);
-    dist_barrier(); // that rank ends all
+    dist_barrier(); // waits for that rank to end the job
 }
 
 static void weights_check_finite(const Model *model, Sharding sharding, const Ops *ops, Place place,

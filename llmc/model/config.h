@@ -1,5 +1,5 @@
 /*
-The configuration of a model: a family (family.h) and its numbers, which bear their Hugging Face names. The text form
+The configuration of a model: a family (family.h) and its numbers, under their Hugging Face names. The text form
 "family,key=value,..." is used by --init, by presets and in the header of flat .bin files.
 */
 #ifndef LLMC_CONFIG_H
@@ -24,27 +24,26 @@ typedef struct {
     double norm_eps; // rms_norm_eps or layer_norm_epsilon
     double rope_theta, initializer_range;
     int tie_word_embeddings, attention_bias, mlp_bias;
-    // Rotary positions beyond plain ones; keys that a type does not use are not looked at.
+    // Scaling of rotary positions; keys that rope_type does not use are ignored.
     int rope_type; // RopeType
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
     double attention_factor, mscale, mscale_all_dim; // 0: not given
     size_t original_max_position_embeddings;         // 0: max_position_embeddings
     int truncate;
-    double llama_4_scaling_beta; // queries grow with the logarithm of their position (Rotation in ops.h)
-    double rope_local_base_freq; // rope_theta of layers with a window, which never scale; 0: as the others
-    // Layers with a sliding window: a query sees that many keys, its own among them.
-    size_t sliding_window; // 0: none
+    double llama_4_scaling_beta; // growth of queries with the logarithm of their position (Rotation in ops.h)
+    double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in the others
+    size_t sliding_window;       // keys that a query of such a layer sees, its own included; 0: none
     // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
     // all full
     char layer_types[LAYER_TYPES_MAX + 1];
-    double partial_rotary_factor; // the share of a head's elements, the first ones, that are rotated
-    // Layers of linear attention (Gated DeltaNet)
+    double partial_rotary_factor; // share of a head's elements that are rotated, the first ones
+    // Linear attention (Gated DeltaNet)
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
     double query_pre_attn_scalar; // attention scores are divided by its root; 0: head_dim
-    int activation_function;      // GPT-2's, by its name: the same function under two
-    size_t pad_token_id;          // inputs of this token give the embedding no gradient; NO_ROW: none
-    uint64_t given;               // bit i: key i of config_keys was set by hand, so it does not follow others
+    int activation_function;      // index of GPT-2's name for it: two names, one function
+    size_t pad_token_id;          // input token that gives the embedding no gradient; NO_ROW: none
+    uint64_t given;               // bit i: key i of config_keys was set explicitly, so it follows no other key
 } Config;
 
 typedef enum { KEY_SIZE, KEY_DOUBLE, KEY_BOOL, KEY_ROPE_TYPE, KEY_LAYER_TYPES, KEY_GELU } KeyKind;
@@ -54,7 +53,7 @@ typedef struct {
     KeyKind kind;
     size_t offset;
     double least, most; // allowed values, inclusive
-    int scaling;        // bit t: a key of rotary positions of RopeType t, kept in rope_scaling or rope_parameters
+    int scaling;        // bit t: a key of RopeType t, kept in rope_scaling or rope_parameters
 } ConfigKey;
 
 #define LLAMA3_SCALED (1 << ROPE_LLAMA3)
@@ -120,16 +119,16 @@ static int config_key_find(const char *name) {
     return -1;
 }
 
-// The family's defaults give the key a value.
+// Tells whether the family's defaults give the key a value.
 static int family_names_key(const Family *family, const char *name) {
     const char *at = strstr(family->defaults, name);
     return at && at[strlen(name)] == '=';
 }
 
-// True where the family's config class has the key. `name` is the common one.
+// Tells whether the family's config class has the key. `name` is the common one.
 static int family_has_key(const Family *family, const char *name) {
     static const char some[] = "mlp_bias|partial_rotary_factor|rope_local_base_freq|query_pre_attn_scalar|"
-                               "llama_4_scaling_beta"; // of families that name them
+                               "llama_4_scaling_beta"; // only in families whose defaults name them
     if (text_is_one_of(name, some) || !strncmp(name, "linear_", 7)) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
@@ -138,13 +137,13 @@ static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "sliding_window")) return !strcmp(family->layer_types, "s");
     if (!strcmp(name, "layer_types")) return *family->layer_types;
     if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
-        return 0; // transformers looks for it outside of the kinds of layers
+        return 0; // transformers reads it outside the objects per kind of layer
     if (config_keys[config_key_find(name)].scaling) return !family->learned_positions && !family->plain_rope;
     return 1;
 }
 
-// True where the key means anything for this very model: keys of another way of scaling do not, nor does a window that
-// the family does not have by itself, nor the usual name of an activation.
+// Tells whether the key matters for this model. Keys of another rope type do not, nor does a window that the family
+// lacks by default, nor the default name of an activation.
 static int config_uses_key(const Config *config, const ConfigKey *key) {
     if (!family_has_key(config->family, key->name)) return 0;
     if (key->kind == KEY_GELU) return config->activation_function;
@@ -156,10 +155,10 @@ static int config_uses_key(const Config *config, const ConfigKey *key) {
     return !key->scaling || (key->scaling >> config->rope_type & 1);
 }
 
-// Sets one key from text. `where` begins the error line ("--init", a file name); `code` is its exit code.
+// Sets one key from text. Errors begin with `where` ("--init", a file name) and exit with `code`.
 static void config_set(Config *config, const char *name, const char *value, const char *where, int code) {
     const int index = config_key_find(name);
-    const char *wanted = NULL; // and not given
+    const char *wanted = NULL; // what was expected, if the value is bad
     char letters[8];
     if (index < 0) {
         const char *nearest = NULL;
@@ -213,7 +212,7 @@ static int config_given(const Config *config, const char *name) {
     return (int)(config->given >> config_key_find(name) & 1u);
 }
 
-// Reads one "key=value" of a text; *seen has bit i where key i of config_keys stood in that text before.
+// Reads one "key=value" of a text. Bit i of *seen: key i of config_keys was in it before.
 static void config_set_pair(Config *config, char *pair, uint64_t *seen, const char *where, int code) {
     char *equals = strchr(pair, '=');
     if (!equals || equals == pair) die_with(code, "%s: '%.64s' is not of the form key=value", where, pair);
@@ -227,7 +226,7 @@ static void config_set_pair(Config *config, char *pair, uint64_t *seen, const ch
     *seen |= (uint64_t)1 << index;
 }
 
-// Reads "key=value,key=value". The text is cut in place into a copy.
+// Reads "key=value,key=value".
 static void config_set_all(Config *config, const char *text, const char *where, int code) {
     char *copy = checked_strdup(text), *cursor = copy;
     uint64_t seen = 0;
@@ -249,20 +248,20 @@ static Config config_defaults(const Family *family) {
     return config;
 }
 
-// Rotary positions that are not scaled, without what a family's defaults say of scaling them
+// Resets rotary positions to unscaled ones, also where the family's defaults scale them.
 static void config_plain_rope(Config *config) {
     config->rope_type = ROPE_DEFAULT, config->original_max_position_embeddings = 0;
     config->factor = config->low_freq_factor = config->high_freq_factor = config->attention_factor = 0;
     config->mscale = config->mscale_all_dim = config->llama_4_scaling_beta = 0;
 }
 
-// The growth of queries with their position (Rotation in ops.h); 0: none
+// Returns the growth of queries with their position (Rotation in ops.h); 0: none
 static double rotation_growth(const Config *config) {
     const ConfigKey *key = &config_keys[config_key_find("llama_4_scaling_beta")];
     return config_uses_key(config, key) ? config->llama_4_scaling_beta : 0;
 }
 
-// The kind of a layer's mixing of tokens
+// How a layer mixes tokens
 typedef enum { LAYER_FULL, LAYER_WINDOW, LAYER_LINEAR, LAYER_KINDS } LayerKind;
 
 static char layer_letter(const Config *config, size_t l) {
@@ -274,14 +273,14 @@ static LayerKind layer_kind(const Config *config, size_t l) {
     return type == 'l' ? LAYER_LINEAR : type == 's' && config->sliding_window ? LAYER_WINDOW : LAYER_FULL;
 }
 
-// Its queries and keys are turned by their positions.
+// Tells whether layer l rotates its queries and keys by position.
 static int layer_rotates(const Config *config, size_t l) {
     return !config->family->learned_positions && layer_letter(config, l) != 'n';
 }
 
 static int layer_is_linear(const Config *config, size_t l) { return layer_kind(config, l) == LAYER_LINEAR; }
 
-// Layers of a kind before layer l; l is num_hidden_layers: all of them
+// Counts the layers of a kind before layer l; l = num_hidden_layers: all
 static size_t layers_before(const Config *config, LayerKind kind, size_t l) {
     const size_t period = max_size(strlen(config->layer_types), 1);
     size_t whole = 0, rest = 0;
@@ -298,12 +297,12 @@ static size_t layers_of_kind(const Config *config, LayerKind kind) {
     return layers_before(config, kind, config->num_hidden_layers);
 }
 
-// The window of layer l, 0: it sees everything before it.
+// Returns the window of layer l; 0: none
 static size_t layer_window(const Config *config, size_t l) {
     return layer_kind(config, l) == LAYER_WINDOW ? config->sliding_window : 0;
 }
 
-// The shortest pattern that gives these layers; no pattern and no window where all see everything.
+// Shortens layer_types to its period. If no layer has a window, clears pattern and window (families of f and s only).
 static void config_resolve_layer_types(Config *config, const char *where, int code) {
     const size_t L = config->num_hidden_layers, given = strlen(config->layer_types);
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
@@ -319,17 +318,17 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;
     }
-    if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types repeats after %zu layers only", where, period);
+    if (period > LAYER_TYPES_MAX) die_with(code, "%s: layer_types has a period of %zu layers, too many", where, period);
     for (l = given; l < period; l++) config->layer_types[l] = config->layer_types[l % given];
     config->layer_types[period] = 0;
 }
 
-// Elements of a head that are rotated
+// Returns how many elements of a head are rotated.
 static size_t rotary_width(const Config *config) {
     return (size_t)((double)config->head_dim * config->partial_rotary_factor);
 }
 
-// Refuses a way of scaling rotary positions without the keys that it needs.
+// Refuses a rope type without the keys that it needs.
 static void config_resolve_rope(Config *config, const char *where, int code) {
     static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
     for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
@@ -347,7 +346,7 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
         config->original_max_position_embeddings = config->max_position_embeddings;
 }
 
-// Fills in what follows from other keys and refuses what cannot be a model.
+// Fills in keys that follow from others and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
     config_resolve_layer_types(config, where, code);
@@ -379,7 +378,7 @@ static void config_finish(Config *config, const char *where, int code) {
         config->linear_num_value_heads * config->linear_key_head_dim > LINEAR_STATE_MAX / config->linear_value_head_dim)
         die_with(code,
                  "%s: linear_num_value_heads %zu x linear_key_head_dim %zu x linear_value_head_dim %zu is a state "
-                 "of more than %d elements a layer, which is absurd",
+                 "of more than %d elements a layer, the limit here",
                  where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
                  LINEAR_STATE_MAX);
     if (!family->learned_positions && config->head_dim % 2)
@@ -400,7 +399,7 @@ static void config_finish(Config *config, const char *where, int code) {
         die_with(code, "%s: mlp_bias is not a key of %s", where, family->name);
 }
 
-// "NAME" or "NAME,key=value,...": NAME is a preset or a family.
+// Parses "NAME" or "NAME,key=value,...": NAME is a preset or a family.
 static Config config_from_text(const char *text, const char *where, int code) {
     char name[64], number[32];
     const char *keys = text + strcspn(text, ",");
@@ -429,7 +428,7 @@ static Config config_from_text(const char *text, const char *where, int code) {
     return config;
 }
 
-// The value of a key as config_set reads it.
+// Prints the value of a key as config_set reads it.
 static void config_key_text(const Config *config, const ConfigKey *key, char text[LAYER_TYPES_MAX + 1]) {
     const size_t size = LAYER_TYPES_MAX + 1;
     const void *field = (const char *)config + key->offset;
@@ -443,7 +442,7 @@ static void config_key_text(const Config *config, const ConfigKey *key, char tex
     }
 }
 
-// The inverse: every key of the model, so that config_from_text gives it back to the bit.
+// Prints every key of the model, so that config_from_text restores it to the bit.
 static void config_to_text(const Config *config, char *text, size_t size) {
     char value[LAYER_TYPES_MAX + 1];
     size_t used = (size_t)snprintf(text, size, "%s", config->family->name);
@@ -454,7 +453,7 @@ static void config_to_text(const Config *config, char *text, size_t size) {
     }
 }
 
-// A key of what the model computes: of all but pad_token_id, which training alone knows.
+// Returns a checksum of what the model computes: of all keys except pad_token_id, which matters in training only.
 static uint64_t config_checksum(uint64_t seed, Config config) {
     char text[4096];
     config.pad_token_id = NO_ROW;
@@ -463,13 +462,13 @@ static uint64_t config_checksum(uint64_t seed, Config config) {
 }
 
 // ---- scaling from the command line ----------------------------------------------------------------------------------
-// The positions of the model before they were scaled.
+// Returns the number of positions before scaling.
 static size_t config_unscaled_positions(const Config *config) {
     return config->rope_type == ROPE_LINEAR ? (size_t)((double)config->max_position_embeddings / config->factor)
                                             : config->original_max_position_embeddings;
 }
 
-// How rotary positions are scaled, as config_scale reads it: "TYPE,key=value,...".
+// Prints the scaling of rotary positions as config_scale reads it: "TYPE,key=value,...".
 static void config_scaling_text(const Config *config, char *text, size_t size) {
     char value[LAYER_TYPES_MAX + 1];
     size_t used = (size_t)snprintf(text, size, "%s", rope_type_names[config->rope_type]);
@@ -480,8 +479,8 @@ static void config_scaling_text(const Config *config, char *text, size_t size) {
     }
 }
 
-// The model with this scaling of rotary positions instead of its own, and with as many positions as that makes. A model
-// that has this scaling already stays as it is.
+// Replaces the scaling of rotary positions; max_position_embeddings becomes factor times the original. A model that has
+// this scaling already is returned unchanged.
 static Config config_scale(const Config *config, const char *scaling, const char *where, int code) {
     char text[4096], same[4096], type[16];
     const char *keys = scaling + strcspn(scaling, ",");
@@ -499,10 +498,10 @@ static Config config_scale(const Config *config, const char *scaling, const char
     scaled.llama_4_scaling_beta = config->llama_4_scaling_beta;
     snprintf(type, sizeof(type), "%.*s", (int)(keys - scaling), scaling);
     if (!text_is_one_of(type, "linear|llama3|yarn"))
-        die_with(code, "%s: '%s' is no way of scaling; give linear, llama3 or yarn: yarn,factor=4", where, type);
+        die_with(code, "%s: unknown scaling '%s'; give linear, llama3 or yarn, such as yarn,factor=4", where, type);
     config_set(&scaled, "rope_type", type, where, code);
     if (rotation_growth(config) != 0 && rotation_growth(&scaled) == 0)
-        die_with(code, "%s: queries of %s grow with their position, which %s scaling cannot keep; take yarn", where,
+        die_with(code, "%s: queries of %s grow with their position, which %s scaling would lose; use yarn", where,
                  config->family->name, type);
     scaled.given = 0;
     config_set_all(&scaled, keys + (*keys != 0), where, code);

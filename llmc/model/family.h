@@ -1,25 +1,48 @@
 /*
-What a model family is: a row of `families`, with the defaults of its config class in transformers, its switches and the
-names of its tensors. One decoder block covers them all; a switch says which of its parts a family has. A preset is a
-family with a published model's numbers. To add a family, add a row here, what its config.json must not say to
-hf_config.h, and a golden model to the tests.
+Model families: rows of `families`, with the defaults of the config class in transformers, switches and tensor names.
+One decoder block covers them all; switches select its parts. A preset is a family with a published model's numbers. To
+add a family, add a row here, the config.json keys to refuse to hf_config.h, and a golden model to the tests.
 */
 #ifndef LLMC_FAMILY_H
 #define LLMC_FAMILY_H
 #include "llmc/ops/ops.h"
 
-// clang-format off
-// The tensors of one layer, in the order in which they lie in memory and in a flat .bin: of attention or of linear
-// attention, by the layer's type, and what both have. Query, key and value weights are neighbours without padding, and
-// so are their biases, the gate and up projections and the four that a linear layer begins with: a file may hold
-// neighbours as one tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
+// clang-format off The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of
+// attention or those of linear attention, and the common ones. Adjacent without padding are: q, k and v weights; their
+// biases; gate and up; the first four of linear attention. A file may hold such neighbours as one tensor (GPT-2's
+// c_attn), and the driver may use them as one (gate and up).
 typedef enum {
-    NORM1_WEIGHT, NORM1_BIAS,
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // of attention
-    IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
+    NORM1_WEIGHT,
+    NORM1_BIAS,
+    Q_WEIGHT,
+    K_WEIGHT,
+    V_WEIGHT,
+    Q_BIAS,
+    K_BIAS,
+    V_BIAS,
+    Q_NORM,
+    K_NORM,
+    O_WEIGHT,
+    O_BIAS, // of attention
+    IN_QKV_WEIGHT,
+    IN_Z_WEIGHT,
+    IN_B_WEIGHT,
+    IN_A_WEIGHT,
+    CONV_WEIGHT,
+    DT_BIAS,
+    A_LOG,
+    GATED_NORM,
+    OUT_WEIGHT, // linear
     POST_NORM1,
-    NORM2_WEIGHT, NORM2_BIAS,
-    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_NORM2,
+    NORM2_WEIGHT,
+    NORM2_BIAS,
+    GATE_WEIGHT,
+    UP_WEIGHT,
+    GATE_BIAS,
+    UP_BIAS,
+    DOWN_WEIGHT,
+    DOWN_BIAS,
+    POST_NORM2,
     LAYER_TENSORS
 } LayerTensor;
 // clang-format on
@@ -27,31 +50,31 @@ typedef enum {
 // The tensors outside the layers: the first two come before them, the others after.
 typedef enum { EMBEDDING, POSITION_EMBEDDING, FINAL_NORM_WEIGHT, FINAL_NORM_BIAS, LM_HEAD, MODEL_TENSORS } ModelTensor;
 
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // of each head, of all heads as one
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // none, per head, over all heads
 
 typedef struct {
-    const char *name;         // as --init knows it
+    const char *name;         // for --init
     const char *model_type;   // in config.json
     const char *architecture; // Hugging Face's class
-    const char *defaults;     // of the config class; a key that only some families have is one of those that name it
-    const char *layer_types;  // letters that config keys may give a layer but f (full attention): s, l, n; "": none
+    const char *defaults;     // defaults of the config class; optional keys exist only in families that list them here
+    const char *layer_types;  // letters of layer_types besides f (full attention): s, l, n; "": none
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
-    int learned_positions;    // a position table instead of RoPE
+    int learned_positions;    // position table instead of RoPE
     int qkv_bias;             // biases on q, k, v but not on the output projection, whatever attention_bias says
     int biases;               // biases on every linear layer
-    int no_output_bias;       // attention_bias is of q, k, v alone
+    int no_output_bias;       // attention_bias covers only q, k, v
     int conv1d;               // files hold linear weights transposed
     int head_dim_follows;     // head_dim = hidden_size / num_attention_heads unless given
     int kv_heads_follow;      // num_key_value_heads = num_attention_heads unless given
     int norm_offset;          // norms multiply by 1 + w
-    int no_pre_norms;         // no norm before attention and MLP, which read the residual stream itself
-    int post_norms;           // norms behind attention and MLP, before what they add to the residual stream
+    int no_pre_norms;         // no norm before attention and MLP, which read the residual stream directly
+    int post_norms;           // norms after attention and MLP, before the residual addition
     int scaled_embeddings;    // embeddings are multiplied by sqrt(hidden_size)
     int gated_attention;      // attention gates its output, by half of q_proj
-    int same_windows;         // sliding_window is that of all layers
-    int interleaved;          // rotary positions turn neighbours, not elements half a head apart
+    int same_windows;         // sliding_window applies to all layers
+    int interleaved;          // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;           // rotary positions cannot be scaled
     const char *layer_prefix; // with one %zu
     const char *layer_names[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
@@ -207,14 +230,14 @@ static const Family families[] = {
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 
-// Shapes of published models, from their config.json. A number that is 0 is that of the family.
+// Shapes of published models, from their config.json. 0: the family's default
 enum { PRESET_NUMBERS = 5 };
 static const char *const preset_numbers[PRESET_NUMBERS] = {"hidden_size", "intermediate_size", "num_hidden_layers",
                                                            "num_attention_heads", "num_key_value_heads"};
 typedef struct {
     const char *name, *family;
     unsigned numbers[PRESET_NUMBERS];
-    const char *keys; // the others
+    const char *keys; // other keys
 } Preset;
 
 // clang-format off

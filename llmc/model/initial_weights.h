@@ -1,9 +1,8 @@
 /*
-Random initial weights: normal with the standard deviation the parameter table gives, or ones, or zeros; decay rates of
-linear attention (A_log) are the logarithm of a uniform number. Element i of
-parameter p depends on (seed, p, i) alone, so any range can be made anywhere, by any number of threads; values are made
-in fp32 and other types are their rounding. The arithmetic is exactly defined (integers, single operations, and
-multiply-adds fused by hand where a compiler might choose), which makes a seed mean the same model on every machine.
+Random initial weights: normal with the standard deviation of the parameter table, or ones, or zeros; decay rates of
+linear attention (A_log) are the logarithm of a uniform number. Element i of parameter p depends only on (seed, p, i),
+so any range can be made anywhere by any number of threads. Values are computed in fp32, then rounded. A seed gives the
+same model on every machine: the arithmetic is integers, single operations and explicit fused multiply-adds.
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
 #define LLMC_INITIAL_WEIGHTS_H
@@ -11,10 +10,10 @@ multiply-adds fused by hand where a compiler might choose), which makes a seed m
 #include "model.h"
 #include "llmc/base/random.h"
 
-#define INITIAL_WEIGHTS_STREAM 0x776569676874u // apart from every other use of a seed
+#define INITIAL_WEIGHTS_STREAM 0x776569676874u // distinct from every other use of a seed
 #define INITIAL_RUN            8192            // elements a thread makes at a time; even
 
-// sqrt(x) = x / sqrt(x) to 2e-7 by three steps of Newton's method; sqrtf, which may set errno, would not be vectorised.
+// Computes sqrt(x) to 2e-7 as x / sqrt(x), by three Newton steps. sqrtf may set errno and so would not vectorise.
 static float square_root(float x) {
     const float half = -0.5f * x;
     float y;
@@ -26,8 +25,8 @@ static float square_root(float x) {
     return x * y;
 }
 
-// The natural logarithm of a positive number that is neither subnormal nor near the largest: exponent log 2 + log m
-// with m in [2/3, 4/3), and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2.
+// Computes log x for x > 0 that is neither subnormal nor near the largest: exponent log 2 + log m with m in [2/3, 4/3),
+// and log m = 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.2.
 static float natural_logarithm(float x) {
     float mantissa;
     uint32_t raw;
@@ -46,8 +45,8 @@ static float natural_logarithm(float x) {
 
 /*
 Box-Muller: 64 random bits give two normals, r cos t and r sin t, with r = sqrt(-2 log u) and t uniform over the circle.
-31 bits make u in (0, 1), so |r| stays below 6.7. Of the others, 30 bits make an angle within an eighth of a turn from
-the axis, one exchanges the axes and one mirrors: together, the whole circle.
+31 bits make u in (0, 1), so |r| < 6.7. 30 bits make an angle within an eighth of a turn from the axis, one bit
+exchanges the axes and one mirrors: together, the whole circle.
 */
 static void normal_pair(uint64_t bits, float *first, float *second) {
     const uint32_t radius_bits = (uint32_t)(bits >> 33), angle_bits = (uint32_t)bits;
@@ -66,7 +65,7 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     cosine = __builtin_fmaf(cosine, z, 4.16666679e-2f);
     cosine = __builtin_fmaf(cosine, z, -0.5f);
     cosine = __builtin_fmaf(cosine, z, 1.0f);
-    // mirrored and exchanged on their bits: a branch would keep the loop from being vectorised
+    // mirrors and exchanges by bit operations: a branch would keep the loop from vectorising
     memcpy(&raw_sine, &sine, sizeof(raw_sine));
     memcpy(&raw_cosine, &cosine, sizeof(raw_cosine));
     raw_cosine ^= angle_bits << 31;
@@ -78,7 +77,7 @@ static void normal_pair(uint64_t bits, float *first, float *second) {
     *second = r * sine;
 }
 
-// values[0 .. 2 pairs) = normal numbers from pair `first` on of the sequence `key`, times deviation.
+// Fills values[0 .. 2 pairs) with normal numbers times deviation: pair `first` on of the sequence `key`.
 static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs, float deviation) {
     for (size_t i = 0; i < pairs; i++) {
         float one, other;
@@ -88,7 +87,7 @@ static void normal_run(float *values, uint64_t key, uint64_t first, size_t pairs
     }
 }
 
-// values[0 .. count) = log of numbers uniform over (0.01, 16), from element `first` on: the decay rates A_log.
+// Fills values[0 .. count) with decay rates A_log: log of numbers uniform over (0.01, 16), element `first` on.
 static void decay_run(float *values, uint64_t key, uint64_t first, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const float u = ((float)(int32_t)(random_mix(key ^ (first + i)) >> 33) + 0.5f) * 0x1p-31f;
@@ -96,7 +95,7 @@ static void decay_run(float *values, uint64_t key, uint64_t first, size_t count)
     }
 }
 
-// Elements [begin, begin + count), begin even, since numbers come in pairs; by all threads.
+// Makes elements [begin, begin + count) with all threads; begin is even, since numbers come in pairs.
 static void initial_pairs(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
                           void *out) {
     const Parameter *p = &model->parameters[parameter];
@@ -118,11 +117,11 @@ static void initial_pairs(const Model *model, size_t parameter, size_t begin, si
     }
 }
 
-// out = elements [begin, begin + count) of a parameter as they are at initialisation, in `as`.
+// Makes the initial elements [begin, begin + count) of a parameter, in type `as`.
 static void initial_weights(const Model *model, size_t parameter, size_t begin, size_t count, uint64_t seed, DType as,
                             void *out) {
     const size_t size = dtype_size(as), odd = begin % 2 && count;
-    double pair[2]; // room for two of any type
+    double pair[2]; // two elements of any type
     if (odd) {
         initial_pairs(model, parameter, begin - 1, 2, seed, as, pair);
         memcpy(out, (const char *)pair + size, size);

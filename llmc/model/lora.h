@@ -1,16 +1,16 @@
 /*
-LoRA (arXiv 2106.09685): a linear layer y = x W^T + b whose W is left as it is and has an adapter, two thin matrices
-that are trained instead:
+LoRA (arXiv 2106.09685): the weights W of a linear layer are frozen, and an adapter of two thin matrices is trained
+instead:
 
     y = x W^T + b + scale * (dropout(x) A^T) B^T      A [r, in], B [out, r]
     scale = alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)
 
-B begins at zero, so a new adapter changes nothing. A begins with the variance that PEFT's default gives it, 1 / (3 in),
-here normally distributed. Adapters are a table of parameters of their own (Lora.table), to which everything that walks
-such tables applies: initialisation, gradients and their norm, AdamW, checkpoints. Their names are PEFT's.
+B begins at zero, so a new adapter changes nothing. A begins normally distributed with the variance of PEFT's default,
+1 / (3 in). Adapters have their own parameter table (Lora.table), with PEFT's names. Initialisation, gradients and their
+norm, AdamW and checkpoints walk it like a model's.
 
-A module is a tensor as files hold it: GPT-2's c_attn is one, whose A serves queries, keys and values, each with its
-rows of B. The gate and up projections are two modules in one product, each with its columns of the result.
+A module is a tensor as files hold it. GPT-2's c_attn is one: its A serves queries, keys and values, each with its rows
+of B. The gate and up projections are two modules in one product, each with its columns of the result.
 */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
@@ -18,13 +18,13 @@ rows of B. The gate and up projections are two modules in one product, each with
 #include "llmc/base/hash.h"
 
 typedef struct {
-    size_t a, b;    // elements of a layer's adapters before A and before its rows of B; a == ABSENT: no adapter
-    size_t columns; // of the product, that it adds to
+    size_t a, b;    // offsets in the layer's adapters of A and of its rows of B; a == ABSENT: no adapter
+    size_t columns; // columns of the product to which it adds
     size_t rank;
     double scale;
 } LoraPart;
 
-// Of one module in one layer; rank 0: it has no adapter
+// The adapter of one module in one layer; rank 0: none
 typedef struct {
     size_t rank;
     double alpha;
@@ -35,13 +35,13 @@ typedef struct {
     double alpha, dropout;
     int rslora;
     unsigned modules;                // bit i: lora_module(.., i) has adapters, in all layers
-    int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a copy beside the adapters is trained (modules_to_save)
+    int saves[MODEL_TENSORS];        // EMBEDDING, LM_HEAD: a full copy is trained (modules_to_save)
     LoraModule outer[MODEL_TENSORS]; // EMBEDDING, LM_HEAD: their adapters
     LoraPart outer_part[MODEL_TENSORS];
-    LoraModule *each; // [layers, LORA_TENSORS] in place of rank, alpha and modules; NULL: layers do not differ
+    LoraModule *each; // [layers, LORA_TENSORS] replaces rank, alpha and modules; NULL: layers do not differ
     LoraPart *part;   // [layers, LAYER_TENSORS], of Q_WEIGHT, K_WEIGHT, ...
     size_t *like;     // [layers] the first layer of the same kind with the same adapters
-    Model table;      // per layer and module A, then B, between saved copies; config and dtype of the model
+    Model table;      // per layer and module A, then B, between the full copies; config and dtype of the model
 } Lora;
 
 // ---- modules --------------------------------------------------------------------------------------------------------
@@ -50,14 +50,14 @@ static const LayerTensor lora_tensors[] = {Q_WEIGHT,      K_WEIGHT,    V_WEIGHT,
                                            OUT_WEIGHT,    GATE_WEIGHT, UP_WEIGHT,   DOWN_WEIGHT};
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
 
-// The first of lora_tensors of the i-th module; LORA_TENSORS: there is none.
+// Returns the first of lora_tensors of the i-th module, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
     size_t t = 0;
     while (t < LORA_TENSORS && (!family->layer_names[lora_tensors[t]] || i-- > 0)) t++;
     return t;
 }
 
-// The name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL behind the last one.
+// Returns the name of the i-th module within a layer without ".weight" ("self_attn.q_proj"), or NULL after the last.
 static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     const size_t t = lora_module_at(family, i);
@@ -66,26 +66,26 @@ static const char *lora_module(const Family *family, size_t i) {
     return *whole ? name : NULL;
 }
 
-// The embedding or the head, "model.embed_tokens"
+// Prints the name of the embedding or the head without ".weight": "model.embed_tokens".
 static void lora_outer_name(const Family *family, ModelTensor tensor, char name[64]) {
     const char *whole = family->model_names[tensor];
     snprintf(name, 64, "%.*s", (int)(strlen(whole) - strlen(".weight")), whole);
 }
 
-// The layer has the i-th module, which those of another kind may lack.
+// Tells whether the layer has the i-th module; layers of another kind may lack it.
 static int lora_layer_has(const Config *c, size_t layer, size_t i) {
     return layer_tensor_shape(c, layer_is_linear(c, layer), lora_tensors[lora_module_at(c->family, i)]).rows != 0;
 }
 
-// True where `target`, of `length` characters, names the module: as its whole name, or as the end of it behind a dot.
+// Tells whether target[length] names the module: its whole name, or the end of it after a dot.
 static int lora_names_module(const char *module, const char *target, size_t length) {
     const size_t all = strlen(module);
     if (length > all || strncmp(module + all - length, target, length) != 0) return 0;
     return length == all || (length > 0 && module[all - length - 1] == '.');
 }
 
-// The modules that a list "q_proj,v_proj" or "all" means. what: "--lora-targets", to begin an error of exit code `code`
-// with
+// Returns the modules (a bit each) in a list "q_proj,v_proj" or "all". Errors begin with `what` ("--lora-targets") and
+// exit with `code`.
 static unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
     const char *module;
@@ -102,8 +102,8 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
         for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++)
             if (lora_names_module(module, begin, length)) found |= 1u << i;
         if (!found)
-            die_with(code, "%s: '%.*s' is no linear layer that can have an adapter in a %s model; there are %s", what,
-                     (int)length, begin, family->name, known);
+            die_with(code, "%s: '%.*s' is not a linear layer that can have an adapter in a %s model; choose from %s",
+                     what, (int)length, begin, family->name, known);
         chosen |= found;
         begin += length;
         if (!*begin) return chosen;
@@ -115,7 +115,7 @@ static LoraPart *lora_part(const Lora *lora, size_t layer, int tensor) {
     return &lora->part[layer * LAYER_TENSORS + (size_t)tensor];
 }
 
-// The i-th module of a layer as its adapter is to be
+// Returns rank and alpha wanted for the i-th module of a layer.
 static LoraModule lora_wanted(const Lora *lora, const Config *c, size_t layer, size_t i) {
     const LoraModule none = {0, 0}, alike = {lora->rank, lora->alpha};
     if (!lora_layer_has(c, layer, i)) return none;
@@ -139,7 +139,7 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
     table->elements += rows * cols;
 }
 
-// A and B of a layer's module that begins at lora_tensors[t]. begin: of the layer in the table
+// Adds A and B of a layer's module whose first tensor is lora_tensors[t]. begin: the layer's offset in the table
 static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
     const int linear = layer_is_linear(c, layer);
@@ -160,7 +160,7 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
 }
 
-// A copy of the model's embedding or head, in whose place it is used
+// Adds a full copy of the embedding or head, which replaces it.
 static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     Model *table = &lora->table;
     const TensorShape shape = model_tensor_shape(&table->config, tensor);
@@ -174,9 +174,9 @@ static void lora_add_copy(Lora *lora, ModelTensor tensor) {
     table->elements += p->rows * p->cols;
 }
 
-// Adds the adapter of the head, or of the embedding: A [V,r], whose transpose files hold, and B [C,r].
+// Adds the adapter of the head, or of the embedding: A [V,r], transposed in files, and B [C,r].
 static void lora_add_outer(Lora *lora, ModelTensor tensor) {
-    const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // of the head, too
+    const TensorShape shape = model_tensor_shape(&lora->table.config, EMBEDDING); // also that of the head
     const int embedding = tensor == EMBEDDING;
     const size_t in = embedding ? shape.rows : shape.cols, out = embedding ? shape.cols : shape.rows;
     const LoraModule m = lora->outer[tensor];
@@ -194,7 +194,7 @@ static void lora_add_outer(Lora *lora, ModelTensor tensor) {
     p[0].rows = in, p[0].cols = m.rank, p[0].transposed = 1, p[0].init_std = 0, p[1].init_std = 1; // as in PEFT
 }
 
-// The first layer that has what layer l has
+// Returns the first layer of the same kind with the same adapters as layer l.
 static size_t lora_first_like(const Lora *lora, size_t l) {
     const Config *c = &lora->table.config;
     size_t first = 0;
@@ -205,7 +205,7 @@ static size_t lora_first_like(const Lora *lora, size_t l) {
     return first;
 }
 
-// rank, alpha, dropout, rslora and modules, or each, of *lora are set; this makes the rest. The caller frees it with
+// Builds the table and parts of *lora from rank, alpha, dropout, rslora and modules or each, which are set. Free with
 // lora_free.
 static void lora_build(Lora *lora, const Model *model) {
     const Config *c = &model->config;
@@ -238,7 +238,7 @@ static void lora_build(Lora *lora, const Model *model) {
     lora_add_copy(lora, LM_HEAD), lora_add_outer(lora, LM_HEAD);
 }
 
-// The part that a parameter of the table belongs to, the first of its module; NULL: it is a copy
+// Returns the first part of the module that a parameter belongs to; NULL: a full copy
 static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     const size_t layer = group_of(&lora->table, p->offset), offset = p->offset - group_begin(&lora->table, layer);
     const ModelTensor outer = layer == GROUP_EMBEDDING ? EMBEDDING : LM_HEAD;
@@ -248,7 +248,7 @@ static const LoraPart *lora_part_of(const Lora *lora, const Parameter *p) {
     return part;
 }
 
-// Least and most of the ranks
+// Finds the smallest and largest rank.
 static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
     *least = SIZE_MAX, *most = 0;
     for (size_t i = 0; i < lora->table.config.num_hidden_layers * LAYER_TENSORS; i++) {
@@ -262,12 +262,12 @@ static void lora_ranks(const Lora *lora, size_t *least, size_t *most) {
 
 static int lora_has_outer(const Lora *lora) { return lora->outer[EMBEDDING].rank || lora->outer[LM_HEAD].rank; }
 
-// Elements of copies
+// Counts the elements of full copies.
 static size_t lora_copied(const Lora *lora) {
     return (size_t)(lora->saves[EMBEDDING] + lora->saves[LM_HEAD]) * model_head_elements(&lora->table);
 }
 
-// A key of how adapters change the model, beside their values
+// Returns a checksum of the adapters' scales, and of rank and alpha by module if layers differ.
 static uint64_t lora_key(const Lora *lora) {
     const LoraModule usual = {lora->rank, lora->alpha};
     const double scale = lora_scale(lora, usual);

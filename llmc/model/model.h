@@ -1,7 +1,7 @@
 /*
-The parameter table: every tensor of a model with its Hugging Face name, its shape, its role and its offset in one flat
-run of elements; and how ranks shard it. Readers, writers, the optimizer and the driver all walk this table; nothing
-else knows the tensors.
+The parameter table: every tensor of a model with its Hugging Face name, shape, role and offset in one flat run of
+elements; and how ranks shard it. Readers, writers, the optimizer and the driver all walk this table; nothing else knows
+the tensors.
 
 In memory and in flat .bin files the order is: token embedding, position embedding, layer 0, layer 1, ..., final norm,
 lm_head; no padding anywhere. Linear weights are [out, in] (as in Hugging Face's Linear; GPT-2's Conv1D files are
@@ -22,9 +22,9 @@ typedef struct {
     char name[160]; // as in transformers' named_parameters()
     TensorRole role;
     size_t rows, cols; // [rows, cols] in memory; a vector has cols 0
-    int transposed;    // files hold it as [cols, rows]; a ROLE_CONV is [rows, 1, cols] there
-    int ones;          // initialised to 1 (norm weights, where the norm does not add it; biases of time steps)
-    double init_std;   // standard deviation at initialisation, 0 for constants; a ROLE_DECAY has a way of its own
+    int transposed;    // [cols, rows] in files; a ROLE_CONV is [rows, 1, cols] there
+    int ones;          // initialised to 1 (norm weights without norm_offset; biases of time steps)
+    double init_std;   // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;     // first element, from the start of the model
 } Parameter;
 
@@ -33,29 +33,28 @@ typedef struct {
     DType dtype; // of weights and activations
     Parameter *parameters;
     size_t parameter_count;
-    size_t elements; // of the whole model
+    size_t elements; // elements of the whole model
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
-    // layers with attention [0], with linear attention [1]
-    size_t layer_offset[2][LAYER_TENSORS]; // within a layer
+    size_t layer_offset[2][LAYER_TENSORS]; // within a layer of attention [0], of linear attention [1]
     size_t layer_elements[2];
-    size_t layer_begin;   // of layer 0 (layer_start)
-    size_t *layer_starts; // [num_hidden_layers + 1] where layers of a kind differ (storage.h); else NULL
+    size_t layer_begin;   // first element of layer 0 (layer_start)
+    size_t *layer_starts; // [num_hidden_layers + 1] if layers of a kind differ (storage.h); else NULL
 } Model;
 
-// A layer's tensors, by their offsets within it
+// Returns the offsets of a layer's tensors within it.
 static const size_t *layer_offsets(const Model *table, size_t l) {
     return table->layer_offset[layer_is_linear(&table->config, l)];
 }
 
-// First element of layer l; of num_hidden_layers, the end of the last one
+// Returns the first element of layer l; for l = num_hidden_layers the end of the last one.
 static size_t layer_start(const Model *table, size_t l) {
     if (table->layer_starts) return table->layer_starts[l];
     const size_t linear = layers_before(&table->config, LAYER_LINEAR, l);
     return table->layer_begin + (l - linear) * table->layer_elements[0] + linear * table->layer_elements[1];
 }
 
-// The first layer with linear attention, or without; where there is none, any
+// Returns the first layer with (linear) or without linear attention; any layer if there is none.
 static size_t layer_of_kind(const Config *c, int linear) {
     size_t l = 0;
     while (l + 1 < c->num_hidden_layers && layer_is_linear(c, l) != linear) l++;
@@ -66,7 +65,7 @@ static size_t elements_of_layer(const Model *table, size_t l) {
     return layer_start(table, l + 1) - layer_start(table, l);
 }
 
-// The first layer with the most elements
+// Returns the first layer with the most elements.
 static size_t largest_layer(const Model *table) {
     size_t largest = 0;
     for (size_t l = 1; l < table->config.num_hidden_layers; l++)
@@ -78,7 +77,7 @@ static size_t parameter_elements(const Parameter *parameter) {
     return parameter->rows * (parameter->cols ? parameter->cols : 1);
 }
 
-// Matrices decay, vectors (norms and biases) do not.
+// Tells whether weight decay applies: to matrices, not to vectors (norms and biases).
 static int parameter_decays(const Parameter *parameter) { return parameter->cols != 0; }
 
 // ---- shapes of one layer's tensors ---------------------------------------------------------------------------------
@@ -87,12 +86,12 @@ typedef struct {
     size_t rows, cols;
 } TensorShape;
 
-// Channels of the convolution in a layer of linear attention: queries, keys, values
+// Returns the channels of linear attention's convolution: queries, keys, values
 static size_t linear_channels(const Config *c) {
     return 2 * c->linear_num_key_heads * c->linear_key_head_dim + c->linear_num_value_heads * c->linear_value_head_dim;
 }
 
-// Shapes of a layer with attention, or linear attention. rows == 0: it has no such tensor.
+// Returns the shape of a tensor in a layer of attention or linear attention; rows 0: it has none.
 static TensorShape layer_tensor_shape(const Config *c, int linear, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, q = c->num_attention_heads * c->head_dim;
@@ -142,7 +141,7 @@ static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
 }
 
 // ---- building the table ---------------------------------------------------------------------------------------------
-// A tensor without a name of its own is a part of the one before it (GPT-2's c_attn holds q, k and v).
+// Adds a tensor. One without a name extends the tensor before it (GPT-2's c_attn holds q, k and v).
 static void model_add(Model *model, const char *prefix, const char *name, TensorShape shape, int tensor) {
     const Config *c = &model->config;
     if (!name) {
@@ -158,7 +157,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;
-        // GPT-2 scales what is added to the residual stream by 1/sqrt(2L)
+        // GPT-2 scales the weights that add to the residual stream by 1/sqrt(2L)
         if ((tensor == O_WEIGHT || tensor == DOWN_WEIGHT) && c->family->conv1d)
             parameter->init_std /= sqrt(2.0 * (double)c->num_hidden_layers);
         parameter->offset = model->elements;
@@ -207,7 +206,7 @@ static void model_free(Model *model) {
     model->parameters = NULL, model->layer_starts = NULL;
 }
 
-// A table of its own; the caller frees it.
+// Copies the table; the caller frees it.
 static Model model_copy(const Model *model) {
     const size_t starts = model->config.num_hidden_layers + 1;
     Model copy = *model;
@@ -220,7 +219,7 @@ static Model model_copy(const Model *model) {
     return copy;
 }
 
-// The matrix of the head: lm_head, or the token embedding where they are tied.
+// Returns the offset of the head's matrix: lm_head, or the token embedding if tied.
 static size_t model_head_offset(const Model *model) {
     size_t own = model->model_offset[LM_HEAD];
     return own == ABSENT ? model->model_offset[EMBEDDING] : own;
@@ -229,14 +228,13 @@ static size_t model_head_offset(const Model *model) {
 static size_t model_head_elements(const Model *model) { return model->config.vocab_size * model->config.hidden_size; }
 
 // ---- sharding over ranks (ZeRO) -------------------------------------------------------------------------------------
-// A table is sharded in groups that are gathered, computed with and reduced as one: the embeddings, each layer, the
-// head (the final norm, and lm_head where it is not tied). Every rank owns a range of every group (shard_range); its
-// memory holds these ranges one after another, each in a slot as large as the largest rank's. Groups 0..L-1 are the
-// layers.
+// A table is sharded in groups, the units of gathering and reduction: the embeddings, each layer, the head (the final
+// norm, and lm_head if not tied). Every rank owns a range of every group (shard_range). Its memory holds these ranges
+// one after another, in slots of the largest rank's size. Groups 0..L-1 are the layers.
 #define GROUP_EMBEDDING (SIZE_MAX - 1)
 #define GROUP_HEAD      (SIZE_MAX)
 
-// First element of a group. A table of adapters has layers only.
+// Returns the first element of a group. A table of adapters has layers only.
 static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
     return layer_start(table, group == GROUP_HEAD ? table->config.num_hidden_layers : group);
@@ -248,7 +246,7 @@ static size_t group_elements(const Model *table, size_t group) {
     return elements_of_layer(table, group);
 }
 
-// The group of an element, given by its offset in the table.
+// Returns the group of the element at an offset in the table.
 static size_t group_of(const Model *table, size_t offset) {
     size_t l = 0, end = table->config.num_hidden_layers;
     if (offset < table->layer_begin) return GROUP_EMBEDDING;
@@ -263,7 +261,7 @@ static size_t group_of(const Model *table, size_t offset) {
     return l;
 }
 
-// Parameters of a group: [begin, begin + count) of the table
+// Returns the parameters of a group: [begin, begin + count) of the table
 static Range group_parameters(const Model *table, size_t group) {
     const size_t begin = group_begin(table, group), end = begin + group_elements(table, group);
     Range of = {0, 0};
@@ -273,7 +271,7 @@ static Range group_parameters(const Model *table, size_t group) {
     return of;
 }
 
-// Layout of a table in memory: with ranks 1 the whole table in its own order, else the ranges that `rank` owns.
+// Layout of a table in memory: ranks 1: the whole table in order; else the ranges that `rank` owns.
 typedef struct {
     size_t ranks, rank;
 } Sharding;
@@ -283,7 +281,7 @@ static Sharding sharding_whole(void) {
     return whole;
 }
 
-// Stages of ZeRO: each shards this, and what the stages before it shard.
+// Stages of ZeRO: each shards this and all before it.
 enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_WEIGHTS };
 
 static Sharding sharding_of(World world, size_t stage) {
@@ -295,7 +293,7 @@ static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
-// The largest slot of a layer. It may be that of the kind with fewer elements: the last rank has what is left over
+// Returns the largest slot of a layer. The kind with fewer elements may have it: the last rank gets the remainder.
 static size_t sharding_room_of_layer(const Model *table, Sharding s) {
     const Config *c = &table->config;
     size_t most = 0;
@@ -305,7 +303,7 @@ static size_t sharding_room_of_layer(const Model *table, Sharding s) {
     return max_size(sharding_room(table, s, layer_of_kind(c, 0)), sharding_room(table, s, layer_of_kind(c, 1)));
 }
 
-// Offset in such memory of a group's slot.
+// Returns the offset of a group's slot in sharded memory.
 static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     const Config *c = &table->config;
     const size_t layers = sharding_room(table, s, GROUP_EMBEDDING), l = min_size(group, c->num_hidden_layers);
@@ -321,17 +319,17 @@ static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
     return layers + (l - linear) * room[0] + linear * room[1];
 }
 
-// Elements of such memory.
+// Counts the elements of sharded memory.
 static size_t sharding_elements(const Model *table, Sharding s) {
     return sharding_begin(table, s, GROUP_HEAD) + sharding_room(table, s, GROUP_HEAD);
 }
 
-// Elements of a group in this rank's part
+// Returns the elements of a group that this rank owns.
 static Range sharded_range(const Model *table, Sharding s, size_t group) {
     return shard_range(group_elements(table, group), SHARD_ALIGNMENT, s.ranks, s.rank);
 }
 
-// Elements [first, first + count) of a parameter, at element `offset` of the memory.
+// Elements [first, first + count) of a parameter, at element `offset` of sharded memory
 typedef struct {
     size_t first, count, offset;
 } ParameterShard;
@@ -348,7 +346,7 @@ static ParameterShard parameter_shard(const Model *table, Sharding s, const Para
     return shard;
 }
 
-// Offset in such memory of an element of the table, which must be in this rank's shard.
+// Returns the offset in sharded memory of an element of the table, which must be in this rank's shard.
 static size_t element_offset(const Model *table, Sharding s, size_t element) {
     const size_t group = group_of(table, element), begin = group_begin(table, group);
     return sharding_begin(table, s, group) + element - begin - sharded_range(table, s, group).begin;

@@ -1,7 +1,7 @@
 /*
-The frequencies of rotary positions, to the bit as transformers has torch compute them on a CPU: in fp32, by any of the
-ways to stretch them over longer contexts (test/golden/rotary.txt). YaRN (arXiv 2309.00071) multiplies cosine and sine
-by a factor besides, and Ministral 3 later queries by one that grows with their position.
+Frequencies of rotary positions, bit for bit as transformers computes them with torch on a CPU: in fp32, with all
+supported scalings to longer contexts (test/golden/rotary.txt). YaRN (arXiv 2309.00071) also multiplies cosine and sine
+by a factor; Ministral 3 scales queries by a factor that grows with their position.
 */
 #ifndef LLMC_ROPE_FREQUENCY_H
 #define LLMC_ROPE_FREQUENCY_H
@@ -9,13 +9,13 @@ by a factor besides, and Ministral 3 later queries by one that grows with their 
 
 #define TWO_PI 6.283185307179586
 
-// Rounded to fp32, and not fused with what is done to it next.
+// Rounds to fp32 and keeps the compiler from fusing the next operation.
 static float rope_rounded(double x) {
     volatile float rounded = (float)x;
     return rounded;
 }
 
-// theta^y as torch has it from vector instructions: SLEEF's powf, whose polynomials decide the last bit
+// Computes theta^y as torch's vector code does: SLEEF's powf, with its polynomials, to match the last bit.
 static float rope_power(float theta, float y) {
     int exponent;
     float m = frexpf(theta, &exponent);
@@ -35,7 +35,7 @@ static float rope_power(float theta, float y) {
     return ldexpf((float)(1 + (r + r * r * (double)e)), (int)q);
 }
 
-// Low frequencies by 1 / factor, high ones as they are, in between a mixture by wavelength. Torch divides a number by a
+// Scales low frequencies by 1 / factor, keeps high ones, and blends between by wavelength. Torch divides a number by a
 // tensor as number * (1 / tensor).
 static float rope_llama3(const Config *c, float frequency) {
     const double length = (double)c->original_max_position_embeddings;
@@ -47,13 +47,13 @@ static float rope_llama3(const Config *c, float frequency) {
     return rope_rounded((double)((1 - smooth) * frequency / factor)) + rope_rounded((double)(smooth * frequency));
 }
 
-// The pair that turns `rotations` times over the original length.
+// Returns the index of the pair that turns `rotations` times over the original length.
 static double rope_yarn_pair(const Config *c, double rotations) {
     return (double)rotary_width(c) * log((double)c->original_max_position_embeddings / (rotations * TWO_PI)) /
            (2 * log(c->rope_theta));
 }
 
-// Fast pairs as they are, slow ones by 1 / factor, a ramp in between.
+// Keeps fast pairs, scales slow ones by 1 / factor, with a linear ramp between.
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->beta_fast), high = rope_yarn_pair(c, c->beta_slow);
     if (c->truncate) low = floor(low), high = ceil(high);
@@ -65,9 +65,9 @@ static float rope_yarn(const Config *c, size_t i, float power) {
            rope_rounded((double)(1.0f / power * as_is));
 }
 
-enum { ROPE_VECTOR = 32 }; // torch takes so many powers at a time by SLEEF (with AVX-512), and what is left by powf
+enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time by SLEEF (AVX-512); the remainder uses powf
 
-// inverse_frequency[rotary_width/2]; local: of layers with a window, where these have a base of their own
+// Fills inverse_frequency[rotary_width/2]. local: for layers with a window, which may have their own base
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
@@ -86,7 +86,7 @@ static void rope_frequencies(const Config *c, int local, float *inverse_frequenc
 
 static double rope_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-// The factor of YaRN for rotated queries and keys; 1 otherwise
+// Returns YaRN's factor for rotated queries and keys; else 1.
 static double rope_attention_factor(const Config *c, int local) {
     if (c->rope_type != ROPE_YARN || (local && c->rope_local_base_freq > 0)) return 1;
     if (c->attention_factor > 0) return c->attention_factor;
@@ -95,7 +95,7 @@ static double rope_attention_factor(const Config *c, int local) {
     return rope_mscale(c->factor, 1);
 }
 
-// How queries or keys of a layer are turned
+// Returns how the queries or keys of a layer are rotated.
 static Rotation rotation_of(const Config *c, int local, int queries) {
     const Rotation r = {(float)rope_attention_factor(c, local), c->family->interleaved,
                         queries ? rotation_growth(c) : 0, (double)c->original_max_position_embeddings};

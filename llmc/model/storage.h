@@ -1,10 +1,10 @@
 /*
-How the weights of a frozen model are stored: matrices in 4 bits, the rest as floats of the model's type. Storage.table
-is a parameter table of bytes beside the model's own, with the same groups: a matrix in 4 bits is one record
-(quantise.h), another parameter its elements. So all that moves or shards weights (residency.h, slabs.h) applies to
-stored groups as it does to others, with bytes for elements; what a step uses of a group is decoded from it.
+Storage of a frozen model's weights: matrices in 4 bits, the rest as floats of the model's type. Storage.table is a
+second parameter table, of bytes, with the same groups: a 4-bit matrix is one record (quantise.h), another parameter its
+elements. So code that moves or shards weights (residency.h, slabs.h) works on stored groups with bytes as elements. A
+step decodes the groups it uses.
 
-Layers of a kind may differ in what is in 4 bits.
+Layers of a kind may differ in which matrices are in 4 bits.
 */
 #ifndef LLMC_STORAGE_H
 #define LLMC_STORAGE_H
@@ -13,18 +13,18 @@ Layers of a kind may differ in what is in 4 bits.
 
 typedef struct {
     QuantFormat *format; // [parameters of the model]
-    Model table;         // parameter i is that of the model: bytes [offset, offset + rows)
+    Model table;         // parameter i of the model: bytes [offset, offset + rows)
 } Storage;
 
-#define STORAGE_ALIGNMENT 64 // bytes, of a record's or a group's first one
+#define STORAGE_ALIGNMENT 64 // bytes; of records and groups
 
 static size_t stored_bytes(const Model *model, QuantFormat format, const Parameter *p) {
     const size_t n = parameter_elements(p);
     return format.type == QUANT_NONE ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes;
 }
 
-// Parameter i of the model, behind those before it; a record at the first aligned byte. Elements follow each other
-// without a gap, so that a group without records is as a step uses it.
+// Appends parameter i of the model; a record begins at an aligned byte. Elements follow without gaps, so that a step
+// can use a group without records directly.
 static void storage_add(Storage *storage, const Model *model, size_t i) {
     Model *table = &storage->table;
     Parameter *p = &table->parameters[table->parameter_count++];
@@ -35,7 +35,7 @@ static void storage_add(Storage *storage, const Model *model, size_t i) {
     table->elements = p->offset + p->rows;
 }
 
-// format: [parameters of the model]; QUANT_NONE: as floats. The caller frees it with storage_free.
+// Builds the table. format: [parameters of the model]; QUANT_NONE: floats. Free with storage_free.
 static void storage_build(Storage *storage, const Model *model, const QuantFormat *format) {
     const size_t L = model->config.num_hidden_layers;
     Model *table = &storage->table;
@@ -66,13 +66,13 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// A matrix that can be in 4 bits: of a layer's linear layers, and head: lm_head
+// Tells whether a matrix can be in 4 bits: those of linear layers; with `head` also lm_head.
 static int parameter_quantises(const Model *model, const Parameter *p, int head) {
     if (p->role != ROLE_LINEAR || !p->cols) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
 }
 
-// Every matrix that can be is in `format`.
+// Chooses `format` for every matrix that can be in 4 bits.
 static void storage_choose(Storage *storage, const Model *model, QuantFormat format, int head) {
     QuantFormat *formats =
         (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
@@ -82,7 +82,7 @@ static void storage_choose(Storage *storage, const Model *model, QuantFormat for
     free(formats);
 }
 
-// A group has a matrix in 4 bits: it is decoded before it is used.
+// Tells whether a group has a 4-bit matrix and so is decoded before use.
 static int storage_decodes(const Storage *storage, const Model *model, size_t group) {
     const Range of = group_parameters(model, group);
     for (size_t i = of.begin; i < of.begin + of.count; i++)

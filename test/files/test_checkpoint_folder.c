@@ -16,9 +16,9 @@ TEST(newest_complete_one_is_found) {
     for (size_t i = 0; i < COUNT_OF(foreign); i++) copy_folder(scratch_path("whole"), file_in(".", foreign[i]));
     expect_found("7\n", NULL);
     write_file(scratch_path("out/checkpoint-00000016"), "a file", 6);
-    expect_found("7\n", "checkpoint-00000016 is passed over: it has no DONE");
+    expect_found("7\n", "checkpoint-00000016 is skipped: it has no DONE");
     assert_int_equal(symlink("nowhere", scratch_path("out/checkpoint-00000017")), 0);
-    expect_found("7\n", "checkpoint-00000017 is passed over: it has no DONE");
+    expect_found("7\n", "checkpoint-00000017 is skipped: it has no DONE");
     copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-123456789"));
     expect_found("123456789\n", NULL);
     copy_folder(scratch_path("whole"), scratch_path("out/checkpoint-99999999"));

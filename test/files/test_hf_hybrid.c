@@ -136,9 +136,9 @@ TEST(configs_that_are_refused) {
                 "architectures Qwen3_5ForSequenceClassification is not in this version"),
         KEY("text_config", "{", "7, \"was\": {", "text_config is missing, which has the text model of a qwen3_5"),
         CHANGED("  \"tie_word_embeddings\": false", "  \"tie_word_embeddings\": true",
-                "tie_word_embeddings is given twice, with different values (the other is in text_config)"),
+                "tie_word_embeddings differs from the one in text_config"),
         CHANGED("  \"language_model_only\": false", "  \"quantization_config\": {\"quant_method\": \"fp8\"}",
-                "quantization_config (fp8): of quantised models those in 4 bits of bitsandbytes are read"),
+                "quantization_config (fp8): only 4 bits of bitsandbytes are supported"),
         KEY("attn_output_gate", "true", "false",
             "attn_output_gate is false, which is not supported; supported is true"),
         KEY("attn_output_gate", "true", "true, \"output_gate_type\": \"sigmoid\"",
@@ -406,7 +406,7 @@ TEST(other_parts_come_along) {
     convert(with, NULL, new_place("again"), NULL, NO_LIMIT);
     expect_folder(lasting("again"), &model, TEXT, 1, 0);
     Conversion bare = {flat, hub_folder(), new_place("again"), NULL, NO_LIMIT, 0};
-    expect_refused(convert_body, &bare, 1, "has no weights, so that the other parts of its Qwen3_5ForConditionalGen");
+    expect_refused(convert_body, &bare, 1, "has no weights, so the other parts of its Qwen3_5ForConditionalGen");
     bare.text_only = 1;
     convert_body(&bare);
     expect_folder(lasting("again"), &model, TEXT, 0, 0);

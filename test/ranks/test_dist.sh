@@ -84,7 +84,7 @@ in_training() {
     wait
 }
 in_training KILL
-ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* has died: killed' "a rank that is killed"
+ends 137 'rank 0 on [^ ]*: rank 1 on [^ ]* was killed' "a rank that is killed"
 in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
@@ -144,10 +144,10 @@ if ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -DHAVE_MPI $(scripts/mpi_flags.sh compile)
     ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -Wall -Wno-unused-function -I. "$WORK/waits.c" -lm -o "$WORK/waits_alone"; then pass; else fail "waits.c does not compile"; fi
 PROGRAM=$WORK/waits
 done_by 3 "barrier" "a barrier"
-refused 3 "barrier gather" 1 'rank 0 on [^ ]*: waits for a barrier since .*, rank 1 on [^ ]* waits for a gather: neither comes' "ranks that wait in different places"
+refused 3 "barrier gather" 1 'rank 0 on [^ ]*: deadlock: waiting for a barrier for .* while rank 1 on [^ ]* waits for a gather' "ranks that wait in different places"
 done_by 3 "barrier busy" "a rank that is at work for longer than --timeout"
 refused 3 "barrier late" 1 'rank 1 on [^ ]* has not come to a barrier' "a rank that computes for too long"
-refused 3 "barrier exit" 1 'waits for a barrier since .*, rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
+refused 3 "barrier exit" 1 'waiting for a barrier for .* while rank 1 on [^ ]* waits for the end of the program' "a rank that ends early"
 refused 3 "check differ" 1 'rank 1 on [^ ]* has other data than rank 0' "other data"
 PROGRAM=$WORK/waits_alone
 refused 3 "barrier" 1 'built without MPI' "a build without MPI under a launcher"
@@ -171,7 +171,7 @@ done_by 2 "sum busy" "a GPU's rank that is at work for longer than --timeout"
 NCCL_ON_MPI_DEVICES=1 refused 2 "sum" 1 'rank 0 on [^ ]*: 1 GPU for the 2 ranks on [^ ]*, ranks 0 and 1 would share one' "fewer GPUs than ranks"
 NCCL_ON_MPI_DEVICES=0 refused 2 "sum" 1 'rank 0 on [^ ]*: no GPU was found' "no GPU"
 refused 2 "sum stop" 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to a reduce-scatter, no. [0-9]+ for [0-9]+ s and does not answer' "a GPU's rank that is stopped"
-refused 2 "sum barrier" 1 'waits for a reduce-scatter, no. [0-9]+ since .*, rank 1 on [^ ]* waits for a barrier: neither comes' "a GPU's rank that waits elsewhere"
+refused 2 "sum barrier" 1 'deadlock: waiting for a reduce-scatter, no. [0-9]+ for .* while rank 1 on [^ ]* waits for a barrier' "a GPU's rank that waits elsewhere"
 refused 2 "sum all-gather" 1 'asks for another collective' "ranks that ask for different collectives"
 NCCL_ON_MPI_FAULT=hang refused 2 "sum" 1 'all ranks have waited in a reduce-scatter, no. [0-9]+ for' "a collective that does not end"
 refused 2 "sum fall" 1 'rank 1 on [^ ]*: [^ ]*: .* \(cudaErrorLaunchFailure\); see .dmesg' "a rank whose GPU fails, while another one waits for it"

@@ -291,9 +291,9 @@ TEST(ranks_that_see_other_folders_are_refused) {
     const char *out = fresh_folder("out"), *other = fresh_folder("other");
     need_mpirun();
     write_file(scratch_path("out/lock"), "", 0); // of a run
-    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
+    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
     copy_folder(out, other); // with the lock of the run before
-    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is not the folder here that it is to rank 0 on ");
+    expect_job_refused(run_job(2, "open %s %s", out, other), "other: is another folder here than on rank 0 on ");
 }
 
 // ---- the checksum ---------------------------------------------------------------------------------------------------

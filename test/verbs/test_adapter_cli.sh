@@ -60,7 +60,7 @@ refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter
 refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 2
 refuses 2 "lora-layers: '1-0' is no layer and no range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
 refuses 2 "take NAME=NUMBER,..., 'q_proj' is something else" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
-refuses 2 "'layers.7.mlp.up_proj' is no linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
+refuses 2 "'layers.7.mlp.up_proj' is not a linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
 copies="--model $base $data --lora-rank 2 --lora-targets q_proj --lora-modules-to-save lm_head,embed_tokens"
 succeeds train $copies $on --steps 2 --out "$WORK/copies"
 succeeds train $copies --lr 0 --weight-decay 0 --steps 1 --quiet --out "$WORK/copies-start"
@@ -97,7 +97,7 @@ refuses 1 'was trained with model vocab_size=104, now it is vocab_size=.*resume 
     $(echo $grown | sed 's/--grow-vocabulary 104//') --lr 0 --weight-decay 0 --steps 3 --out "$WORK/grown" --quiet --resume --extend
 succeeds eval --model "$WORK/grown" $data --val-steps 2 --json
 check 'a run of adapters grows its base' close "$(json loss)" "$loss" 1e-7
-refuses 1 'its settings are other ones; give that model with its --rope-scaling and --grow-vocabulary' eval --model "$base" \
+refuses 1 'its settings differ; give that model with its --rope-scaling and --grow-vocabulary' eval --model "$base" \
     --adapter "$WORK/grown" $data
 succeeds train $grown --lora-modules-to-save embed_tokens,lm_head --base nf4 --steps 1 --out "$WORK/grown-copies" --quiet
 succeeds eval --model "$WORK/grown-copies" $data --val-steps 1 --quiet
@@ -115,7 +115,7 @@ refuses 2 'has no rows to add to; give vocab_size=60000 among its keys' plan --i
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
 refuses 1 'holds adapters alone; give the model they were trained on with --model' train $without_base --out "$WORK/run" --resume
-refuses 1 'is an adapter for another base than .*other.bin: its weights are other ones' train $without_base --model "$WORK/other.bin" \
+refuses 1 'was trained on another base than .*other.bin: its weights differ' train $without_base --model "$WORK/other.bin" \
     --out "$WORK/run" --resume
 refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "$base" $data --steps 12 --out "$WORK/run" --resume
 refuses 1 'was trained with LoRA alpha=8, now it is alpha=5' train $common --lora-alpha 5 --out "$WORK/run" --resume
@@ -162,7 +162,7 @@ succeeds logprobs --model "$base" --data "$WORK/documents.bin" --seq-len 64 --ou
 key=$(json model_key)
 succeeds logprobs --model "$base" --adapter "$adapter" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/adapter.logprobs" --json
 check 'with adapters it is another model' [ -n "$key" -a "$(json model_key)" != "$key" ]
-refuses 1 'an adapter for another base than .*other.bin' eval --model "$WORK/other.bin" --adapter "$adapter" $data
+refuses 1 'trained on another base than .*other.bin' eval --model "$WORK/other.bin" --adapter "$adapter" $data
 refuses 1 'has shape \[4, 32\], but rank 4 and this base ask for \[4, 16\]' eval \
     --init $(echo $TINY | sed s/hidden_size=32/hidden_size=16/) --adapter "$adapter" $data
 refuses 1 'holds a whole model, not adapters' eval --model "$base" --adapter "$WORK/whole" $data
@@ -208,7 +208,7 @@ succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 1
 [ $TEST_PRECISION = bf16 ] || check 'and writes the same text' [ "$(sed 's/.*"ids": \(\[[^]]*\]\).*/\1/' "$WORK/out")" = "$ids" ]
 refuses 2 'give --merge to have the adapters added' convert --model "$base" --adapter "$adapter" --out "$WORK/x"
 refuses 2 'adapter-only: give --adapter with the adapters, or their run' convert --model "$base" --merge --out "$WORK/x"
-refuses 1 'an adapter for another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
+refuses 1 'trained on another base than .*other.bin' convert --model "$WORK/other.bin" --adapter "$adapter" --merge --out "$WORK/x.bin"
 check 'nothing is left of what was refused' [ ! -e "$WORK/x.bin" ]
 
 cp -r "$WORK/run" "$WORK/damaged"

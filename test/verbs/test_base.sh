@@ -71,7 +71,7 @@ adapter="--adapter $WORK/straight/checkpoint-00000004"
 eval="--data $SHARD --any-tokenizer --seq-len 48 --val-steps 2 --json"
 succeeds eval --model $GOLDEN/qwen3-bf16 --base nf4 $adapter $eval
 loss=$(json loss)
-refuses 1 'its weights are other ones; give that model, and --base as in its training' eval --model $GOLDEN/qwen3-bf16 $adapter $eval
+refuses 1 'its weights differ; give that model, and --base as in its training' eval --model $GOLDEN/qwen3-bf16 $adapter $eval
 succeeds convert --model $GOLDEN/qwen3-bf16 --to nf4 --out "$WORK/nf4" --quiet
 succeeds eval --model "$WORK/nf4" $adapter $eval
 check 'a folder in 4 bits is the same base' [ "$(json loss)" = "$loss" ]

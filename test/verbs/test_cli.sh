@@ -19,7 +19,7 @@ refuses 2 'mlp_bias is not a key of qwen3' plan --init qwen3-8b,mlp_bias=false
 refuses 2 'layer_types=sf, but the sliding_window of mistral is in every layer or in none' plan --init mistral,layer_types=sf
 refuses 2 'rope_type yarn needs a rope_theta above 1' plan --init llama,rope_type=yarn,factor=2,rope_theta=1
 refuses 2 'rope-scaling: rope_type yarn needs factor' plan --init llama --rope-scaling yarn
-refuses 2 "rope-scaling: 'dynamic' is no way of scaling; give linear, llama3 or yarn" plan --init llama --rope-scaling dynamic,factor=2
+refuses 2 "rope-scaling: unknown scaling 'dynamic'; give linear, llama3 or yarn" plan --init llama --rope-scaling dynamic,factor=2
 refuses 2 'rope-scaling: low_freq_factor is not a key of linear scaling' plan --init llama --rope-scaling linear,factor=2,low_freq_factor=1
 refuses 2 'rope-scaling: hidden_size is not a key of yarn scaling' plan --init llama --rope-scaling yarn,factor=2,hidden_size=64
 refuses 2 'rope-scaling: factor=0.5 would leave fewer positions' plan --init llama --rope-scaling yarn,factor=0.5

@@ -46,7 +46,7 @@ succeeds train --model "$WORK/run" --data $SHARD --seq-len 64 --steps 1 --out "$
 # ---- damage: nobody reads it -----------------------------------------------------------------------------------------------------
 cp -r "$WORK/run" "$WORK/damaged"
 dd if=/dev/zero of="$WORK/damaged/checkpoint-00000004/model.bin" bs=1000 seek=20 count=40 conv=notrunc 2>/dev/null
-damage='checkpoint-00000004/model.bin: is damaged: its checksum is .*, DONE says .*; give the checkpoint before, or remove .*/checkpoint-00000004 and'
+damage='checkpoint-00000004/model.bin: is damaged: its checksum is .*, DONE says .*; give an earlier checkpoint, or remove .*/checkpoint-00000004 and'
 for verb in "eval --data $SHARD --seq-len 64" info "convert --out $WORK/x" "train --data $SHARD --seq-len 64 --steps 1"; do
     refuses 1 "$damage" $verb --model "$WORK/damaged"
 done
@@ -60,7 +60,7 @@ for out in x x.bin; do
 done
 rm "$WORK/run"/checkpoint-*/DONE
 refuses 1 'none of its checkpoints is complete' eval --model "$WORK/run" --data $SHARD --seq-len 64 --quiet
-refuses 1 'is no complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
+refuses 1 'is not a complete checkpoint: it has no DONE' info --model "$WORK/run/checkpoint-00000004"
 cp $GOLDEN/llama/config.json "$WORK/run2"
 refuses 1 'run2: holds neither model.safetensors' info --model "$WORK/run2" # a model, whatever else is there
 
