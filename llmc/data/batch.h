@@ -1,7 +1,7 @@
 /*
-A micro-batch: one packed sequence of N tokens made of documents that follow each other without padding. Attention never
-crosses a document, positions restart in each, and a masked target is -1. B x T is B documents of T tokens.
-Host memory; whoever fills a batch (the data loader, a test, `bp` without data) keeps this contract.
+A micro-batch: one packed sequence of N tokens, made of contiguous documents without padding. Attention never crosses a
+document, positions restart in each, and a masked target is -1. B x T is B documents of T tokens. Lies in host memory;
+everyone who fills a batch (the data loader, a test, `bp` without data) keeps this contract.
 */
 #ifndef LLMC_BATCH_H
 #define LLMC_BATCH_H
@@ -12,29 +12,29 @@ Host memory; whoever fills a batch (the data loader, a test, `bp` without data) 
 
 typedef struct {
     size_t N;
-    size_t first;       // tokens of the micro-batch before it: 0 but of a part (batch_part)
-    int empty;          // of a part that no document fell to: one token without a target
+    size_t first;       // tokens of the micro-batch before this part (batch_part); else 0
+    int empty;          // a part without documents: one token without a target
     int32_t *tokens;    // [N]
     int32_t *targets;   // [N] the token to predict, or -1
-    float *loss_weight; // [N] its weight in the loss, not looked at where the target is -1
+    float *loss_weight; // [N] weight in the loss, ignored where the target is -1
     int32_t *position;  // [N] within the document
     size_t documents;
     size_t *document_start; // [documents + 1], the last being N
-    size_t *origin;         // [documents] which token of the data each begins with, counted over all shards; NULL: none
-    // For objectives over answers (objective.h), else NULL. Documents of a pair or a group follow each other.
-    size_t *group; // [documents] 0, 0, 1, 1, ...: which pair or group of the sequence a document is in, ascending; of
-                   // a pair the chosen one comes first
-    double *document_weight; // [documents] the sum of the loss weights of its targets (batch_count)
-    float *reward;           // [documents] as it was given, or its label: 1 desirable, 0 not
-    float *advantage;        // [N] of each target
+    size_t *origin;         // [documents] index in the data of its first token, counted over all shards; NULL: none
+    // For objectives over answers (objective.h), else NULL. Documents of a pair or a group are contiguous.
+    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair or group in the sequence; of a pair the chosen one
+                   // is first
+    double *document_weight; // [documents] sum of the loss weights of its targets (batch_count)
+    float *reward;           // [documents] its reward, or label: 1 desirable, 0 not
+    float *advantage;        // [N] advantage of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
-                            // them; NULL: not known
-    const double *document_reference; // [documents] in place of `reference`: its sums over a document's targets. NULL:
-                                      // not known; not the batch's
-    double kl;                        // of kto
+                            // them; NULL: unknown
+    const double *document_reference; // [documents] replaces `reference` by its sums over a document's targets; NULL:
+                                      // unknown; not owned
+    double kl;                        // kl of kto
 } Batch;
 
-// Normalisers of losses, over the whole accumulated batch.
+// Normalisers of losses, over the whole accumulated batch
 typedef struct {
     double tokens; // sum of the weights of the targets
     double documents;
@@ -53,7 +53,7 @@ static Batch batch_allocate(size_t N, size_t documents) {
     return batch;
 }
 
-// Allocates what objectives over answers need in addition; log-probabilities only where they are asked for.
+// Allocates the fields for objectives over answers; log-probabilities only if asked for.
 static void batch_allocate_answers(Batch *batch, int reference, int old) {
     batch->group = (size_t *)checked_calloc(batch->documents, sizeof(size_t), "the groups of a batch");
     batch->document_weight = (double *)checked_calloc(batch->documents, sizeof(double), "the documents of a batch");
@@ -74,7 +74,7 @@ static void batch_free(Batch *batch) {
     memset(batch, 0, sizeof(*batch));
 }
 
-// Positions from document_start[1..documents-1], which the caller has filled in; the first is 0 and the last N.
+// Sets positions from document_start[1..documents-1], which the caller has filled in; the first is 0, the last N.
 static void batch_set_positions(Batch *batch) {
     batch->document_start[0] = 0;
     batch->document_start[batch->documents] = batch->N;
@@ -83,7 +83,7 @@ static void batch_set_positions(Batch *batch) {
             batch->position[t] = (int32_t)(t - batch->document_start[d]);
 }
 
-// B documents of T tokens, every target with weight 1. The batch was allocated for B*T tokens and B documents.
+// Sets B documents of T tokens, every target with weight 1. The batch has room for B*T tokens and B documents.
 static void batch_set_regular(Batch *batch, size_t B, size_t T) {
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
@@ -92,7 +92,7 @@ static void batch_set_regular(Batch *batch, size_t B, size_t T) {
     for (size_t t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
 }
 
-// B x (T+1) random ids below vocab_size, of a sequence of such documents from document number `first` on: document b
+// Fills B documents with T+1 random ids below vocab_size each, documents `first` on of one random sequence: document b
 // reads ids [b(T+1), b(T+1) + T), its targets are one further on.
 static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     batch_set_regular(batch, B, T);
@@ -105,7 +105,7 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
     }
 }
 
-// The batch's share of the counts of its step. Fills in batch->document_weight where there is one.
+// Returns the batch's share of its step's counts. Fills batch->document_weight unless NULL.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0, 0, 0};
     if (batch->empty) return counts;
@@ -125,19 +125,19 @@ static TargetCounts target_counts_add(TargetCounts a, TargetCounts b) {
     return a;
 }
 
-// Tokens that the model computes.
+// Returns how many tokens the model computes.
 static double batch_tokens(const Batch *batch) { return batch->empty ? 0 : (double)batch->N; }
 
 // ---- mismatched documents -------------------------------------------------------------------------------------------
-// The position of document d at which its completion begins: its first target, or the last one where there is none.
+// Returns the position at which document d's completion begins: its first target, or its last position if it has none.
 static size_t batch_completion(const Batch *batch, size_t d) {
     size_t t = batch->document_start[d];
     while (t + 1 < batch->document_start[d + 1] && batch->targets[t] < 0) t++;
     return t;
 }
 
-// Each prompt of the batch with the completion of the document before it, the first with the last one's, cut to
-// `longest` positions. Together they are as long as the batch; out has memory for as many.
+// Pairs each prompt of the batch with the completion of the document before it, the first with the last one's, cut to
+// `longest` positions. The result is as long as the batch; out has room for it.
 static void batch_mismatch(const Batch *batch, size_t longest, Batch *out) {
     out->N = 0, out->documents = batch->documents, out->empty = 0;
     for (size_t d = 0; d < batch->documents; d++) {
@@ -157,7 +157,7 @@ static void batch_mismatch(const Batch *batch, size_t longest, Batch *out) {
 }
 
 // ---- parts ----------------------------------------------------------------------------------------------------------
-// The memory of a batch behind so many of its positions and documents.
+// Returns the batch's arrays advanced by `positions` and `documents`.
 static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     b.tokens += positions, b.targets += positions, b.loss_weight += positions, b.position += positions;
     b.document_start += documents;
@@ -171,7 +171,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     return b;
 }
 
-// Documents [begin, end) of the batch, as a batch in the same memory: the whole cannot be used any more.
+// Returns documents [begin, end) as a batch in the same memory, which invalidates the whole.
 static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     const size_t first = whole->document_start[begin];
     Batch part = batch_behind(*whole, first, begin);
@@ -181,7 +181,7 @@ static Batch batch_slice(Batch *whole, size_t begin, size_t end) {
     return part;
 }
 
-// A sequence that adds nothing, in the memory of a batch: its first token, without a target.
+// Returns a sequence without effect in the memory of a batch: its first token, without a target.
 static Batch batch_empty(Batch *whole) {
     Batch empty = *whole;
     empty.N = empty.documents = 1, empty.empty = 1, empty.first = 0;
@@ -191,8 +191,8 @@ static Batch batch_empty(Batch *whole) {
     return empty;
 }
 
-// One of `parts` contiguous runs of documents, of about equal lengths: a document, pair or group is where its middle
-// is, so that none is longer than N / parts and the longest of them. The whole cannot be used any more.
+// Returns one of `parts` contiguous runs of documents of about equal length; invalidates the whole. A document, pair or
+// group belongs to the part with its middle, so a part has at most N / parts plus the longest of them.
 static Batch batch_part(Batch *whole, size_t parts, size_t part) {
     const size_t documents = whole->documents, *group = whole->group;
     size_t begin = documents, end = 0, next;

@@ -1,17 +1,15 @@
 /*
-The data of a run, micro-batch by micro-batch: opening, how many and how large they are, going to a position, the next
-one.
+The data of a run, micro-batch by micro-batch: opening, their number and sizes, seeking, reading the next.
 
 A position in the data is one number, epoch * samples + sequence: there are never more sequences than samples. With one
-sample a sequence (llm.c's shards) micro-batches are numbered for ever. Going to a position reads nothing but repeats
-the packing of its epoch. Every header and table is checked at opening, every document when it is read. Nothing is
-allocated after opening.
+sample a sequence (llm.c's shards) it simply counts micro-batches. Seeking reads nothing; it repeats the packing of the
+epoch. Headers and tables are checked at opening, documents when read. Nothing is allocated after opening.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 #include "documents_read.h"
 
-#define POSITIONS_MAX ((uint64_t)1 << 53) // whole numbers that JSON keeps
+#define POSITIONS_MAX ((uint64_t)1 << 53) // largest exact whole number in JSON
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 static DataLoader dataloader_open(const char *const *paths, size_t count, const DataSettings *settings) {
@@ -42,7 +40,7 @@ static void dataloader_close(DataLoader *d) {
     for (size_t i = 0; i < OPEN_SHARDS; i++) d->file[i].fd = -1;
 }
 
-// Training and validation data of one run: of one kind, made with one tokenizer.
+// Refuses training and validation data of different kinds or tokenizers.
 static void dataloader_check_pair(const DataLoader *data, const DataLoader *validation) {
     const TokenShard *a = &data->shard[0].header, *b = &validation->shard[0].header;
     if (data->regular != validation->regular)
@@ -53,7 +51,7 @@ static void dataloader_check_pair(const DataLoader *data, const DataLoader *vali
             a->tokenizer_name, b->path, b->tokenizer_name);
 }
 
-// A file of validation that is trained on as well; NULL: none
+// Returns a validation file that is also trained on, or NULL.
 static const char *dataloader_find_shared(const DataLoader *data, const DataLoader *validation) {
     for (size_t i = 0; i < data->shards; i++)
         for (size_t k = 0; k < validation->shards; k++)
@@ -76,10 +74,11 @@ static uint64_t dataloader_mix_shards(const DataLoader *d, uint64_t mixed) {
     return mixed;
 }
 
-// Key of the documents in the order of the shards, whatever is made of them.
+// Returns a key of the documents in the order of the shards, independent of packing.
 static uint64_t dataloader_content_key(const DataLoader *d) { return dataloader_mix_shards(d, random_mix(d->shards)); }
 
-// Key of the documents, their order, and everything that decides which of them a position is, in micro-batches of B.
+// Returns a key of the documents, their order, and all that determines which documents are at a position, for
+// micro-batches of B.
 static uint64_t dataloader_fingerprint(const DataLoader *d, size_t B) {
     const DataSettings *s = &d->settings;
     uint64_t mixed = random_mix(random_mix(B) ^ s->T);
@@ -90,18 +89,18 @@ static uint64_t dataloader_fingerprint(const DataLoader *d, size_t B) {
 }
 
 // ---- positions ------------------------------------------------------------------------------------------------------
-// The sequences of the epoch of a position, packed again if they are not at hand.
+// Returns the sequences of a position's epoch, packed again if needed.
 static const EpochSequences *dataloader_epoch(DataLoader *d, uint64_t position) {
     uint64_t epoch = d->packing.shuffle ? position / d->samples : 0;
     EpochSequences *e = &d->epoch[epoch & 1];
     if (e->epoch != epoch) packing_epoch(&d->packing, e, epoch);
     if (position % d->samples >= e->sequences)
-        die("position %llu is not in this data, whose epoch %llu has %zu sequences; was it another run's?",
+        die("position %llu is not in this data: epoch %llu has %zu sequences; give the data of that run",
             (unsigned long long)position, (unsigned long long)epoch, e->sequences);
     return e;
 }
 
-// The samples of the sequence at a position: order[*begin .. the result)
+// Finds the samples of the sequence at a position: order[*begin .. the result)
 static size_t dataloader_samples(DataLoader *d, uint64_t position, const EpochSequences **e, size_t *begin) {
     *e = dataloader_epoch(d, position);
     size_t sequence = (*e)->permutation[position % d->samples];
@@ -109,20 +108,19 @@ static size_t dataloader_samples(DataLoader *d, uint64_t position, const EpochSe
     return (*e)->begin[sequence + 1];
 }
 
-// The position `count` micro-batches further on.
+// Returns the position `count` micro-batches later.
 static uint64_t dataloader_after(DataLoader *d, uint64_t position, size_t count) {
     for (; count > 0; count--) {
         const EpochSequences *e = dataloader_epoch(d, position);
         const uint64_t epoch = position / d->samples;
         position = position % d->samples + 1 < e->sequences ? position + 1 : (epoch + 1) * d->samples;
         if (position >= POSITIONS_MAX)
-            die("epoch %llu of %zu samples is beyond what a position can number", (unsigned long long)(epoch + 1),
-                d->samples);
+            die("epoch %llu of %zu samples exceeds the largest position", (unsigned long long)(epoch + 1), d->samples);
     }
     return position;
 }
 
-// Micro-batches of the step at a position, of data that is packed by steps.
+// Counts the micro-batches of the step at a position, for data packed by steps.
 static size_t dataloader_step(DataLoader *d, uint64_t position) {
     const EpochSequences *e = dataloader_epoch(d, position);
     const size_t first = position % d->samples, step = d->packing.step, number = e->begin[first] / step;
@@ -131,15 +129,15 @@ static size_t dataloader_step(DataLoader *d, uint64_t position) {
     return end - first;
 }
 
-// A run took `steps` steps in micro-batches of B and stands at *position. Where steps of this data, whose micro-batches
-// have another size, hold the same documents, *position becomes the same place in it and 1 is returned.
+// Converts *position, after `steps` steps in micro-batches of B documents, to this data's micro-batch size. Returns 0
+// if steps hold other documents then.
 static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *position) {
     const size_t T = d->settings.T, windows = d->packing.windows;
     if (d->regular) {
         if (d->packing.shuffle) return 0;
         for (size_t i = 0; i < d->shards; i++) {
             const TokenShard *s = &d->shard[i].header;
-            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another rest is left at its end
+            if ((s->tokens - 1) / (B * T) * B != s->documents) return 0; // another remainder is skipped
         }
         const size_t before = d->documents / B, document = (size_t)(*position % before) * B;
         if (document % d->settings.B) return 0;
@@ -155,7 +153,7 @@ static int dataloader_resplit(DataLoader *d, size_t B, size_t steps, uint64_t *p
     return 1;
 }
 
-// Targets, documents and groups of the `count` micro-batches from a position on; the index knows, nothing is read.
+// Counts targets, documents and groups of `count` micro-batches from a position on, by the index alone.
 static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t count) {
     TargetCounts counts = {0, 0, 0};
     for (size_t k = 0; k < count; k++) {
@@ -172,10 +170,10 @@ static TargetCounts dataloader_targets(DataLoader *d, uint64_t position, size_t 
 }
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Micro-batches of the first epoch; of others where data is shuffled there may be more or fewer.
+// Returns the micro-batches of the first epoch; with shuffling, others may have more or fewer.
 static size_t dataloader_batches(const DataLoader *d) { return d->first_epoch_sequences; }
 
-// Bound of one of `parts` of a micro-batch (batch_part); B is a multiple of them where documents are regular.
+// Bounds one of `parts` of a micro-batch (batch_part); B is a multiple of them if documents are regular.
 static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     SequenceBound bound = d->bound;
     size_t longest = bound.longest;
@@ -188,8 +186,8 @@ static SequenceBound dataloader_part_bound(const DataLoader *d, size_t parts) {
     return bound;
 }
 
-// A batch with room for the largest micro-batch, and for what objectives over answers know of one; old
-// log-probabilities only where the settings name them by now. The reference's are NAN until somebody knows them.
+// Allocates a batch for the largest micro-batch, with the fields of objectives over answers. Old log-probabilities only
+// if the settings already name them; the reference's are NAN until set.
 static Batch dataloader_batch(const DataLoader *d) {
     const DataSettings *s = &d->settings;
     const ObjectiveKind objective = data_objective(s);

@@ -1,17 +1,17 @@
 /*
-The documents of a run: opening shards (shard.h, llmc_shard.h), checking that they fit the objective and the model, and
-the index of what there is to train on. Reading documents is documents_read.h's, batches are dataloader.h's.
+The documents of a run: opens shards (shard.h, llmc_shard.h), checks that they fit the objective and the model, and
+builds the index of training samples. documents_read.h reads documents, dataloader.h makes batches.
 
-A document of n tokens is n-1 positions: it reads tokens[0..n-2] and predicts tokens[1..n-1], those that are targets.
-One of more than T positions is split into segments of T, each a document of its own whose positions begin at 0 (the
-last token of one is the first of the next: target here, input there), or truncated, or refused. Segments without a
-target are left out. The documents of a preference pair or a group of completions are one sample: they are not split,
-lie in one sequence in their order, and are left out together. Else every segment is a sample. Samples are packed
-(packing.h) into sequences of at most B*T positions, for pairs and groups times the documents of the largest.
+A document of n tokens has n-1 positions: it reads tokens[0..n-2] and predicts those of tokens[1..n-1] that are targets.
+One of more than T positions is split, truncated or refused. Splitting makes segments of T, each an independent document
+with positions from 0; the last token of one is the first of the next: target here, input there. Segments without a
+target are left out. The documents of a preference pair or a group are one sample: they are not split, lie in one
+sequence in their order, and are left out together. Else every segment is a sample. Samples are packed (packing.h) into
+sequences of at most B*T positions, for pairs and groups times the documents of the largest.
 
-Opening reads headers and tables, and the masks of long documents. Memory holds 16 bytes a segment, 8 a pair or group,
-and the order of two epochs. llm.c's shards have no index: their documents and samples follow from their number.
-Nothing is allocated after opening.
+Opening reads headers and tables, and the masks of long documents. The index takes 16 bytes a segment, 8 a pair or
+group, and the order of two epochs. llm.c's shards need none: their documents are computed from their number. Nothing is
+allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
@@ -28,24 +28,24 @@ typedef enum { SHUFFLE_AUTO, SHUFFLE_ON, SHUFFLE_OFF } Shuffle;
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_REFUSE } LongDocuments;
 typedef enum {
     DATA_TRAINS, // packed sequences for the objective
-    DATA_READS,  // packed sequences of all documents, of any kind, each by itself
+    DATA_READS,  // packed sequences of all documents of any kind, independent of each other
     DATA_PROMPTS // prompts, not packed
 } DataUse;
 
 typedef struct {
     size_t B, T, vocab_size;
-    size_t step;     // samples of a step, exactly; 0: a step is a number of sequences
+    size_t step;     // exact number of samples of a step; 0: a step is a number of sequences
     Shuffle shuffle; // auto: documents are shuffled, llm.c's shards are not
     LongDocuments long_documents;
     uint64_t seed;
-    const char *tokenizer_path; // the model's tokenizer, that shards must have been made with; NULL: not known
+    const char *tokenizer_path; // the model's tokenizer, with which shards must have been made; NULL: unknown
     DataUse use;
     const Objective *objective;         // NULL: sft
-    int scale_rewards;                  // a group's advantages are divided by the standard deviation of its rewards
+    int scale_rewards;                  // divide a group's advantages by the standard deviation of its rewards
     const LogprobFile *reference, *old; // NULL: none; may also be set after opening
 } DataSettings;
 
-// The largest sequence there will be: all that a plan needs to know.
+// The largest sequence, for plans
 typedef struct {
     size_t N, documents, longest; // positions, documents, positions of the longest document
 } SequenceBound;
@@ -55,7 +55,7 @@ typedef struct {
     size_t documents_before, tokens_before; // in the shards before it
 } DocumentShard;
 
-// Positions [part * T, part * T + positions) of document number `document`.
+// Positions [part * T, part * T + positions) of document number `document`
 typedef struct {
     uint32_t document, part;
     uint32_t positions;
@@ -65,54 +65,54 @@ typedef struct {
 // A pair or a group: segments [first, the next one's first)
 typedef struct {
     uint32_t first;
-    uint32_t positions; // of all its segments
+    uint32_t positions; // sum over its segments
 } Sample;
 
 typedef struct {
     DataSettings settings;
     DocumentShard *shard; // [shards], sorted by path
     size_t shards, documents;
-    int regular;      // llm.c's shards: every document has T positions, all targets, and B of them are one sample
+    int regular;      // llm.c's shards: documents of T positions, all targets; B of them are one sample
     Segment *segment; // [segments]; regular: NULL
     size_t segments;
-    // [samples + 1], the last one begins behind all segments; NULL: every segment is one. Regular: [1], as all are
+    // [samples + 1], the last begins after all segments; NULL: every segment is one. Regular: [1], for all
     Sample *sample;
-    size_t samples, largest_sample;               // largest: in documents
+    size_t samples, largest_sample;               // largest_sample: documents
     size_t long_documents;                        // above T positions
     size_t left_out;                              // segments, or pairs and groups, without targets
-    size_t positions_cut;                         // by truncation
-    size_t alike, single;                         // pairs or groups that prefer nothing; answers of one token
-    double rank;                                  // of a group: the reward of all, or checksum; NAN: they differ
+    size_t positions_cut;                         // positions lost by truncation
+    size_t alike, single;                         // pairs or groups without a preference; answers of one token
+    double rank;                                  // a group's common reward, or checksum; NAN: they differ
     uint32_t *prompt;                             // [prompts] their documents; with DATA_PROMPTS
-    size_t prompts, longest_prompt, longest_text; // longest: in tokens; text: a prompt with its reference answer
-    size_t longest_columns;                       // bytes of the other columns of a prompt's row; 0: there are none
-    unsigned char *checked; // a bit for each document that is not one segment: its checksum was right. NULL: none
+    size_t prompts, longest_prompt, longest_text; // longest: tokens; text: a prompt with its reference answer
+    size_t longest_columns;                       // most bytes of a prompt's other columns; 0: there are none
+    unsigned char *checked; // a bit for each document not read as one segment: checksum verified. NULL: none
     Packing packing;
     EpochSequences epoch[2]; // of even and odd epochs
     SequenceBound bound;
     size_t first_epoch_sequences;
-    uint64_t next; // position of the next micro-batch, epoch * samples + sequence; a resumed run sets it
+    uint64_t next; // position of the next micro-batch; a resumed run sets it
     InputFile file[OPEN_SHARDS];
-    size_t file_shard[OPEN_SHARDS]; // whose file it is
-    unsigned char *buffer;          // [buffer_bytes] a segment's ids, masks and values as a shard has them
+    size_t file_shard[OPEN_SHARDS]; // shard of each open file
+    unsigned char *buffer;          // [buffer_bytes] a segment's ids, masks and values in the shard's format
     size_t buffer_bytes;
-    double *advantage; // [largest_sample] of the documents of a group
+    double *advantage; // [largest_sample] advantages of a group's documents
 } DataLoader;
 
-// A document and where it lies.
+// A document and its place
 typedef struct {
     const DocumentShard *shard;
     const InputFile *file;
-    size_t number; // in its shard
+    size_t number; // index in its shard
     ShardDocument entry;
 } DocumentRef;
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
-// by ObjectiveKind
+// The kind of data of each ObjectiveKind
 static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
                                                      KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
 
-// The content of a shard by its kind, the columns that data/prepare.py makes it of, and the objectives that take it.
+// For each kind of shard: its content, the columns that data/prepare.py makes it from, and the objectives that use it
 static const struct {
     const char *name, *columns, *objectives;
 } data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft"},
@@ -124,12 +124,12 @@ static const struct {
 
 static ObjectiveKind data_objective(const DataSettings *s) { return s->objective ? s->objective->kind : OBJECTIVE_SFT; }
 
-// llm.c's shards hold running text and nothing else.
+// Refuses llm.c's shards, which hold only running text, for objectives that need more.
 static void documents_check_llmc(const DataLoader *d) {
     const ObjectiveKind objective = data_objective(&d->settings);
     const char *path = d->shard[0].header.path;
     if (d->settings.use == DATA_TRAINS && objective != OBJECTIVE_SFT)
-        die("%s: is one of llm.c's shards, which hold text, --objective %s trains on %s (%s); prepare these", path,
+        die("%s: is one of llm.c's shards, which hold text; --objective %s trains on %s (%s); prepare these", path,
             objective_names[objective], data_kinds[objective_data[objective]].name,
             data_kinds[objective_data[objective]].columns);
     if (d->settings.use != DATA_TRAINS)
@@ -143,16 +143,16 @@ static void documents_check_kinds(const DataLoader *d) {
     for (size_t i = 1; i < d->shards; i++) {
         const TokenShard *s = &d->shard[i].header;
         if (s->kind != first->kind)
-            die("%s holds %s, %s %s; a run reads one kind, name them apart", first->path, data_kinds[first->kind].name,
+            die("%s holds %s, %s %s; a run reads one kind, give only one", first->path, data_kinds[first->kind].name,
                 s->path, data_kinds[s->kind].name);
     }
     if (d->settings.use == DATA_TRAINS && first->kind != objective_data[objective])
-        die("%s: holds %s (%s), --objective %s trains on %s (%s); give --objective %s, or other data", first->path,
+        die("%s: holds %s (%s), but --objective %s trains on %s (%s); give --objective %s, or other data", first->path,
             data_kinds[first->kind].name, data_kinds[first->kind].columns, objective_names[objective],
             data_kinds[objective_data[objective]].name, data_kinds[objective_data[objective]].columns,
             data_kinds[first->kind].objectives);
     if (d->settings.use == DATA_READS && first->kind == KIND_PROMPTS)
-        die("%s: holds prompts alone, none of whose tokens is a target; give data with answers", first->path);
+        die("%s: holds prompts alone, without a target; give data with answers", first->path);
     if (d->settings.use == DATA_PROMPTS && (first->kind == KIND_PAIRS || first->kind == KIND_LABELS))
         die("%s: holds %s, --rollout takes prompts alone, prompts with completions, or groups; prepare the prompts",
             first->path, data_kinds[first->kind].name);
@@ -168,7 +168,7 @@ static void documents_check_tokenizers(const DataLoader *d) {
                 first->path, first->tokenizer_name, s->path, s->tokenizer_name);
         if (s->vocabulary > settings->vocab_size)
             die("%s: its tokenizer %s has %zu ids, the model's vocabulary only %zu; prepare the data with the model's "
-                "own, or give --grow-vocabulary %zu",
+                "tokenizer, or give --grow-vocabulary %zu",
                 s->path, s->tokenizer_name, s->vocabulary, settings->vocab_size, s->vocabulary);
     }
     if (!settings->tokenizer_path) return;
@@ -189,10 +189,10 @@ static size_t documents_total_groups(const DataLoader *d) {
 
 static const char *others(const DataLoader *d) { return d->shards > 1 ? " and others" : ""; }
 
-// begins: the first document of a pair or group, or one that is in none
+// begins: first document of a pair or group, or one in none
 typedef void (*DocumentVisit)(DataLoader *d, const DocumentRef *document, int begins);
 
-// Every document of every table, in order, through entry[TABLE_ENTRIES].
+// Visits every document of every table in order, reading through entry[TABLE_ENTRIES].
 static void documents_walk(DataLoader *d, ShardDocument *entry, DocumentVisit visit) {
     size_t group = 0;
     for (size_t shard = 0; shard < d->shards; shard++) {
@@ -211,7 +211,7 @@ static void documents_walk(DataLoader *d, ShardDocument *entry, DocumentVisit vi
 }
 
 // ---- segments and samples -------------------------------------------------------------------------------------------
-// Number of targets among tokens [first, first + n) of the shard.
+// Counts targets among tokens [first, first + n) of the shard.
 static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size_t first, size_t n) {
     size_t sum = 0;
     for (size_t done = 0, count; done < n; done += count) {
@@ -222,11 +222,11 @@ static size_t documents_count_targets(DataLoader *d, const DocumentRef *at, size
     return sum;
 }
 
-// The pair or group whose segments were added last is complete; it stays if all of them have targets.
+// Completes the pair or group whose segments were added last; drops it unless all have targets.
 static void documents_end_sample(DataLoader *d) {
     Sample *sample = &d->sample[d->samples];
     size_t with_targets = 0;
-    if (sample->first == d->segments) return; // the first one has not begun
+    if (sample->first == d->segments) return; // none has begun
     d->alike += !isnan(d->rank);
     sample->positions = 0;
     for (size_t i = sample->first; i < d->segments; i++) {
@@ -246,7 +246,7 @@ static void documents_add(DataLoader *d, const DocumentRef *at, int begins) {
     const size_t positions = at->entry.tokens - 1, whole = settings->long_documents == LONG_SPLIT ? positions : T;
     const int answers = kind_is_whole(at->shard->header.kind);
     if (positions > T && (settings->long_documents == LONG_REFUSE || (answers && whole > T)))
-        die("%s: document %zu has %zu tokens, --seq-len %zu takes %zu%s; take a longer --seq-len or --long %s",
+        die("%s: document %zu has %zu tokens, --seq-len %zu takes %zu%s; give a longer --seq-len or --long %s",
             at->shard->header.path, at->number, at->entry.tokens, T, T + 1,
             answers ? ", and answers are not split" : "", answers ? "truncate" : "split or truncate");
     if (d->sample && begins) documents_end_sample(d);
@@ -272,11 +272,11 @@ static void documents_note(const DataLoader *d) {
     const size_t T = d->settings.T;
     const int split = d->settings.long_documents == LONG_SPLIT, pairs = d->shard[0].header.kind == KIND_PAIRS;
     if (d->alike)
-        note("%s%s: %zu of %zu %s, which prefers nothing: no gradient comes of it", path, others(d), d->alike,
+        note("%s%s: %zu of %zu %s, so they have no preference and no gradient", path, others(d), d->alike,
              documents_total_groups(d), pairs ? "pairs are twice the same answer" : "groups have equal rewards");
     if (d->single)
-        note("%s%s: %zu of %zu documents have an answer of one token, as an empty one is its end alone", path,
-             others(d), d->single, d->documents);
+        note("%s%s: %zu of %zu documents have an answer of one token, such as an empty one's end", path, others(d),
+             d->single, d->documents);
     if (d->long_documents)
         note("%s%s: %zu of %zu documents are longer than --seq-len %zu and are %s %zu %s", path, others(d),
              d->long_documents, d->documents, T, split ? "split;" : "truncated, by",
@@ -292,7 +292,7 @@ static void documents_note(const DataLoader *d) {
 static void documents_index(DataLoader *d, ShardDocument *entry) {
     const DocumentShard *last = &d->shard[d->shards - 1];
     const size_t tokens = last->tokens_before + last->header.tokens;
-    const size_t split = d->settings.long_documents == LONG_SPLIT ? tokens / d->settings.T : 0; // at most
+    const size_t split = d->settings.long_documents == LONG_SPLIT ? tokens / d->settings.T : 0; // upper bound
     d->segment = (Segment *)checked_calloc(d->documents + split, sizeof(Segment), "the index of the documents");
     if (d->settings.use == DATA_TRAINS && kind_has_groups(last->header.kind))
         d->sample = (Sample *)checked_calloc(documents_total_groups(d) + 1, sizeof(Sample), "the pairs and groups");
@@ -304,22 +304,22 @@ static void documents_index(DataLoader *d, ShardDocument *entry) {
     if (!d->sample) d->samples = d->segments, d->largest_sample = 1;
     documents_note(d);
     if (!d->segments)
-        die("%s%s: holds nothing that can be learnt: no target within %s", d->shard[0].header.path, others(d),
+        die("%s%s: holds nothing to train on: no target within %s", d->shard[0].header.path, others(d),
             d->documents ? "--seq-len" : "its 0 documents");
     if (d->long_documents)
         d->checked = (unsigned char *)checked_calloc(d->documents / 8 + 1, 1, "the checked documents");
 }
 
-// Tokens of a prompt and the reference answer behind it, which a group has none of.
+// Counts the tokens of a prompt and its reference answer; a group has none.
 static size_t prompts_text_tokens(const DocumentRef *at) {
     return at->shard->header.kind == KIND_GROUPS ? at->entry.prompt : at->entry.tokens;
 }
 
-// A document of which prompts are wanted: of a group, whose prompt is one, only the first counts.
+// Adds a document's prompt; of a group, which has one prompt, only that of its first document.
 static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begins) {
     if (!begins) return;
     if (!at->entry.prompt)
-        die("%s: document %zu does not say where its prompt ends, and --rollout needs prompts; prepare samples of "
+        die("%s: document %zu does not mark the end of its prompt, which --rollout needs; prepare samples of "
             "prompt and completion, or of prompts alone",
             at->shard->header.path, at->number);
     d->longest_prompt = max_size(d->longest_prompt, at->entry.prompt);
@@ -327,7 +327,7 @@ static void documents_add_prompt(DataLoader *d, const DocumentRef *at, int begin
     d->prompt[d->prompts++] = (uint32_t)(at->shard->documents_before + at->number);
 }
 
-// Segments [*begin, the result) of a sample
+// Returns the segments [*begin, the result) of a sample.
 static size_t documents_sample(const DataLoader *d, size_t sample, size_t *begin) {
     if (d->regular) {
         *begin = sample * d->settings.B;
@@ -344,8 +344,8 @@ static Segment documents_segment(const DataLoader *d, size_t i) {
 }
 
 // ---- packing --------------------------------------------------------------------------------------------------------
-// Bound of any epoch's sequences where they are shuffled: no more positions than fit, or than the longest samples of a
-// step have, and no more documents than of the shortest fit.
+// Bounds shuffled sequences of any epoch: positions by the capacity, or by a step's longest samples; documents by how
+// many of the shortest fit.
 static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     const size_t together = d->packing.step ? d->packing.step : d->samples;
     SequenceBound bound = {0, 0, 0};
@@ -367,7 +367,7 @@ static SequenceBound documents_bound_shuffled(const DataLoader *d) {
     return bound;
 }
 
-// Bound of sequences that are the same in every epoch.
+// Bounds sequences that are the same in every epoch.
 static SequenceBound documents_bound_in_order(const DataLoader *d) {
     const EpochSequences *e = &d->epoch[0];
     SequenceBound bound = {0, 0, 0};
@@ -394,7 +394,7 @@ static void documents_pack(DataLoader *d) {
                   "indexed; use --grad-accum",
                   B, T, n, INT32_MAX);
     if (d->regular && d->settings.step % B)
-        die_usage("--samples %zu: of llm.c's shards a step is whole micro-batches of --batch %zu; take a multiple",
+        die_usage("--samples %zu: with llm.c's shards a step is whole micro-batches of --batch %zu; give a multiple",
                   d->settings.step, B);
     const size_t step = d->regular ? d->settings.step / B : d->settings.step;
     d->packing = packing_allocate(length, stride, d->samples, B * T * n, step, shuffle, d->settings.seed);
@@ -418,12 +418,12 @@ static void documents_refuse_short(const DataLoader *d) {
     else if (tokens > 1)
         snprintf(advice, sizeof(advice), "--batch %zu with --seq-len 1 would fit", tokens - 1);
     else
-        snprintf(advice, sizeof(advice), "nothing can be learnt from it");
+        snprintf(advice, sizeof(advice), "give a longer shard");
     die("%s holds %zu tokens, a micro-batch of --batch %zu x --seq-len %zu takes %zu; %s", longest, tokens, B, T,
         B * T + 1, advice);
 }
 
-// llm.c's shards need no index.
+// Sets up llm.c's shards, which need no index.
 static void documents_index_llmc(DataLoader *d) {
     const size_t B = d->settings.B, T = d->settings.T;
     size_t tokens = 0, skipped = 0;
@@ -435,13 +435,13 @@ static void documents_index_llmc(DataLoader *d) {
     d->segments = d->documents, d->samples = d->documents / B, d->largest_sample = B;
     if (!d->samples) documents_refuse_short(d);
     if (skipped)
-        note("%s%s: %zu of %zu tokens are skipped, at the end of a shard they fill no micro-batch of %zu x %zu",
+        note("%s%s: skips %zu of %zu tokens, which fill no micro-batch of %zu x %zu at the end of a shard",
              d->shard[0].header.path, others(d), skipped, tokens, B, T);
     d->sample = (Sample *)checked_calloc(1, sizeof(Sample), "the samples");
     d->sample[0].positions = (uint32_t)(B * T);
 }
 
-// The tokens of the longest document of these shards, or *longest where that is more; adds up *tokens. llm.c's count 0.
+// Raises *longest to the tokens of the longest document of these shards; adds to *tokens. llm.c's shards count 0.
 static void documents_measure(const char *const *paths, size_t count, size_t *longest, size_t *tokens) {
     ShardPaths found = shard_paths_find(paths, count);
     crc32_prepare();
@@ -462,7 +462,7 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
     d->regular = !is_token_shard(path[0].path);
     for (size_t i = 1; i < d->shards; i++)
         if (is_token_shard(path[i].path) == d->regular)
-            die("%s is a shard of documents, %s is not; a run reads one kind, name them apart",
+            die("%s is a shard of documents, %s is not; a run reads one kind, give only one",
                 path[d->regular ? i : 0].path, path[d->regular ? 0 : i].path);
     for (size_t i = 0; i < d->shards; i++) {
         DocumentShard *shard = &d->shard[i];
@@ -482,7 +482,7 @@ static void documents_read_headers(DataLoader *d, const ShardPaths *paths) {
             d->documents, UINT32_MAX);
 }
 
-// The index of shards of documents: what the tables say, or the prompts.
+// Builds the index from the tables: of samples, or of prompts.
 static void documents_read_tables(DataLoader *d) {
     ShardDocument *entry =
         (ShardDocument *)checked_calloc(TABLE_ENTRIES, sizeof(ShardDocument), "a part of a document table");

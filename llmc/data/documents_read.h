@@ -1,20 +1,20 @@
 /*
-Reading documents that documents.h has indexed: segments into a batch, and prompts. Every document's checksum is checked
-when it is read, of one that is read in segments the first time; ids, masks and advantages are checked for their range.
-A shard that changes under a run is noticed. At most OPEN_SHARDS files are open; nothing is allocated: this happens in
-the middle of training.
+Reads documents that documents.h has indexed: segments into a batch, and prompts. Each document's checksum is verified
+when it is read (at the first of several segments); ids, masks and advantages are checked for their range. A shard that
+changes during a run is detected. At most OPEN_SHARDS files are open. Nothing is allocated, since this runs during
+training.
 */
 #ifndef LLMC_DOCUMENTS_READ_H
 #define LLMC_DOCUMENTS_READ_H
 #include "documents.h"
 
 // ---- finding a document ---------------------------------------------------------------------------------------------
-// A shard's file: kept open, or opened again.
+// Returns a shard's file, opened again if it was closed.
 static const InputFile *documents_file(DataLoader *d, size_t shard) {
     const size_t slot = shard % OPEN_SHARDS;
     const TokenShard *s = &d->shard[shard].header;
     InputFile *file = &d->file[slot];
-    uint32_t crc; // the header's, which covers the table's, which covers the documents'; llm.c: 0
+    uint32_t crc; // of the header, which covers the table's, which covers the documents'; llm.c: 0
     struct stat status;
     if (file->fd >= 0 && d->file_shard[slot] == shard) return file;
     if (file->fd >= 0) close(file->fd);
@@ -34,7 +34,7 @@ static DocumentRef documents_find(DataLoader *d, size_t document) {
     const size_t shard = last_at_most(&d->shard[0].documents_before, sizeof(d->shard[0]), d->shards, document);
     const TokenShard *s = &d->shard[shard].header;
     DocumentRef at = {&d->shard[shard], documents_file(d, shard), document - d->shard[shard].documents_before, {0}};
-    if (d->regular) { // it follows from its number
+    if (d->regular) { // computed from its number
         at.entry.first = at.number * s->regular, at.entry.tokens = s->regular + 1, at.entry.targets = s->regular;
         return at;
     }
@@ -45,7 +45,7 @@ static DocumentRef documents_find(DataLoader *d, size_t document) {
     return at;
 }
 
-// The document of a token that is counted over all shards, as files of log-probabilities count; for messages.
+// Finds the document of a token counted over all shards, as in files of log-probabilities; for messages.
 static DocumentRef documents_find_token(DataLoader *d, size_t token) {
     size_t low = 0, high = d->documents;
     while (high - low > 1) {
@@ -66,7 +66,7 @@ static void documents_check_crc(const DocumentRef *at, uint32_t crc) {
             at->shard->header.path, at->number);
 }
 
-// The checksum of a document of any length, over its ids, masks and values.
+// Verifies the checksum of a document of any length: ids, masks and values.
 static void documents_check_whole(DataLoader *d, const DocumentRef *at) {
     const TokenShard *s = &at->shard->header;
     const size_t first = at->entry.first, tokens = at->entry.tokens;
@@ -83,7 +83,7 @@ static void documents_check_whole(DataLoader *d, const DocumentRef *at) {
     documents_check_crc(at, crc);
 }
 
-// token: within the document
+// Returns a token's id after checking its range. token: index in the document
 static int32_t documents_checked_id(const DocumentRef *at, size_t token, uint32_t id) {
     const TokenShard *s = &at->shard->header;
     if (id < s->vocabulary) return (int32_t)id;
@@ -96,7 +96,7 @@ static int32_t documents_checked_id(const DocumentRef *at, size_t token, uint32_
 }
 
 // ---- segments into a batch ------------------------------------------------------------------------------------------
-// Tokens [first, first + tokens) of a document, in the loader's buffer; masks and values may be NULL.
+// Tokens [first, first + tokens) of a document, in the loader's buffer; masks and values may be NULL
 typedef struct {
     size_t first;
     const unsigned char *ids, *masks, *values;
@@ -118,7 +118,7 @@ static SegmentBytes documents_read_bytes(DataLoader *d, const DocumentRef *at, s
     return bytes;
 }
 
-// Tokens and targets of a segment, into positions [to, to + n) of the batch; -1 where a token is no target.
+// Copies tokens and targets of a segment to positions [to, to + n) of the batch; -1: not a target.
 static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, const Segment *segment, Batch *batch,
                            size_t to) {
     const TokenShard *s = &at->shard->header;
@@ -133,7 +133,7 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
                 "again",
                 s->path, at->number, token, mask);
         if (i < n) batch->tokens[to + i] = id;
-        if (i == 0) continue; // no position of this segment predicts it
+        if (i == 0) continue; // not predicted in this segment
         batch->targets[to + i - 1] = mask ? id : -1;
         batch->loss_weight[to + i - 1] = (float)mask;
         targets += mask;
@@ -143,7 +143,7 @@ static void documents_fill(const DocumentRef *at, const SegmentBytes *bytes, con
             segment->targets);
 }
 
-// The advantages of the n targets of a segment.
+// Copies the advantages of a segment's n targets.
 static void documents_fill_advantages(const DocumentRef *at, const SegmentBytes *bytes, size_t n, float *advantage) {
     memcpy(advantage, bytes->values + sizeof(float), n * sizeof(float));
     for (size_t i = 0; i < n; i++)
@@ -152,7 +152,7 @@ static void documents_fill_advantages(const DocumentRef *at, const SegmentBytes 
                 at->shard->header.path, at->number, bytes->first + i + 1, (double)advantage[i]);
 }
 
-// Appends a segment to the documents that the batch has, with what objectives want to know of it.
+// Appends a segment to the batch, with the values that objectives need.
 static void documents_read_segment(DataLoader *d, const Segment *segment, Batch *batch) {
     const DataSettings *settings = &d->settings;
     DocumentRef at = documents_find(d, segment->document);
@@ -182,7 +182,7 @@ static void documents_read_segment(DataLoader *d, const Segment *segment, Batch 
     batch->document_start[batch->documents] = batch->N;
 }
 
-// Appends a sample. A group's advantages follow from its rewards, one for all positions of a document.
+// Appends a sample. Computes a group's advantages from its rewards, one for all positions of a document.
 static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Batch *batch) {
     const size_t first = batch->documents;
     size_t i, end = documents_sample(d, sample, &i);
@@ -201,12 +201,9 @@ static void documents_read_sample(DataLoader *d, size_t sample, size_t group, Ba
 }
 
 // ---- prompts --------------------------------------------------------------------------------------------------------
-// Prompts for rollouts (rollout.h), of a loader opened with DATA_PROMPTS: of documents that know where their prompt
-// ends, of groups (one prompt each), or of shards of prompts alone. Behind a prompt lies its reference answer, which is
-// not trained on; a group has none.
-//
-// ids: [room] of prompt number `prompt` and its reference answer, as many as there is room for. *prompt_tokens: tokens
-// of the prompt; *tokens: of both, which may be more than there is room for.
+// Reads a prompt for rollouts (rollout.h) from a loader opened with DATA_PROMPTS: of documents that mark their prompt's
+// end, of groups (one prompt each), or of prompts alone. The reference answer, not trained on, follows the prompt; a
+// group has none. ids: [room] prompt and answer, cut at `room`. *prompt_tokens: of the prompt; *tokens: of both, uncut
 static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room, size_t *prompt_tokens,
                          size_t *tokens) {
     DocumentRef at = documents_find(d, d->prompt[prompt]);
@@ -222,8 +219,8 @@ static void prompts_read(DataLoader *d, size_t prompt, int32_t *ids, size_t room
     }
 }
 
-// text: [longest_columns] the other columns of the prompt's row, as a JSON object on one line. Returns its bytes; 0:
-// the shard has none.
+// Reads the other columns of a prompt's row as a JSON object on one line to text[longest_columns]. Returns its bytes;
+// 0: the shard has none.
 static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
     const DocumentRef at = documents_find(d, d->prompt[prompt]);
     const TokenShard *s = &at.shard->header;
@@ -239,9 +236,9 @@ static size_t prompts_columns(DataLoader *d, size_t prompt, char *text) {
         die("%s: the checksum of the columns of document %zu is wrong, the file is damaged; copy or write it again",
             s->path, at.number);
     int good = entry.bytes >= 2 && text[0] == '{' && text[entry.bytes - 1] == '}';
-    for (size_t i = 0; i < entry.bytes; i++) good &= (unsigned char)text[i] >= 0x20; // lines are what a command reads
+    for (size_t i = 0; i < entry.bytes; i++) good &= (unsigned char)text[i] >= 0x20; // a command reads it as one line
     if (!good)
-        die("%s: the columns of document %zu are no JSON object on one line; write it again", s->path, at.number);
+        die("%s: the columns of document %zu are not a JSON object on one line; write it again", s->path, at.number);
     return entry.bytes;
 }
 

@@ -1,14 +1,13 @@
 /*
-llm.c's token shards, presented as shards of documents: 256 int32 of header (magic, version, number of tokens, zeros),
+llm.c's token shards, presented as shards of documents: a header of 256 int32 (magic, version, number of tokens, zeros),
 then the ids.
 
     magic 20240520, version 1   uint16 ids (llm.c's GPT-2 data, and what data/pack_bytes.c writes)
     magic 20240801, version 7   uint32 ids (its Llama 3 data)
 
-A micro-batch is B documents of T positions that follow each other, each token a target: document d is tokens [dT, dT +
-T], whose last one is the first of the next document. An end-of-text token does not end a document. A shard holds whole
-micro-batches; what is left at its end is skipped. There is no table, mask, checksum or tokenizer: a document follows
-from its number.
+A micro-batch is B consecutive documents of T positions, all tokens targets: document d is tokens [dT, dT + T]; its last
+is the first of the next document. An end-of-text token does not end a document. Tokens at a shard's end that fill no
+micro-batch are skipped. There is no table, mask, checksum or tokenizer: a document's place is computed from its number.
 */
 #ifndef LLMC_LLMC_SHARD_H
 #define LLMC_LLMC_SHARD_H
@@ -16,7 +15,7 @@ from its number.
 #include "shard.h"
 
 #define LLMC_SHARD_HEADER 1024
-#define LLMC_SHARD_SAMPLE ((size_t)8 << 10) // bytes at each end of a shard that its fingerprint looks at
+#define LLMC_SHARD_SAMPLE ((size_t)8 << 10) // bytes at each end of a shard in its fingerprint
 
 static const struct {
     uint32_t magic, version;
@@ -24,7 +23,7 @@ static const struct {
 } llmc_shard_kinds[] = {{LLMC_SHARD_16, 1, 2}, {LLMC_SHARD_32, 7, 4}};
 #define LLMC_SHARD_KINDS (sizeof(llmc_shard_kinds) / sizeof(llmc_shard_kinds[0]))
 
-// Cut into micro-batches of B documents of T positions; ids are below `vocabulary`.
+// Reads the header; the shard is divided into micro-batches of B documents of T positions, with ids below `vocabulary`.
 static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, size_t vocabulary) {
     uint32_t header[LLMC_SHARD_HEADER / sizeof(uint32_t)];
     const char *path = file->path;
@@ -43,7 +42,7 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
             "that data/prepare.py wrote",
             path, magic, llmc_shard_kinds[0].magic, llmc_shard_kinds[1].magic);
     if (version != llmc_shard_kinds[i].version)
-        die("%s: version %u of a token shard with magic number %u is not known, expected %u", path, version, magic,
+        die("%s: version %u of a token shard with magic number %u is unknown, expected %u", path, version, magic,
             llmc_shard_kinds[i].version);
     s.path = checked_strdup(path);
     s.begin.bytes = file->bytes, s.id_bytes = llmc_shard_kinds[i].id_bytes, s.tokens = header[2];
@@ -57,7 +56,7 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     return s;
 }
 
-// Mixes the file's length and its first and last bytes into a hash, for want of a checksum.
+// Mixes the file's length and its first and last bytes into a hash, since it has no checksum.
 static uint64_t llmc_shard_mix(uint64_t mixed, const char *path) {
     InputFile file = input_open(path);
     const size_t sample = min_size(file.bytes, LLMC_SHARD_SAMPLE);

@@ -1,11 +1,11 @@
 /*
-A file of log-probabilities (data/README.md): those that a model gives the targets of some shards, a float32 for every
-token of all of them, in the order of their paths; 0 where a token is no target. The verb `logprobs` writes it, and so
-does a run whose objective has a reference, before its first step (reference.h); the data loader puts it into batches.
+A file of log-probabilities (data/README.md): those of a model for the targets of some shards, a float32 for every
+token, in the order of their paths; 0: not a target. The verb `logprobs` writes it; so does a run whose objective has a
+reference, before its first step (reference.h). The data loader copies the values to batches.
 
 A file is complete or absent (output.h). Opening checks every field of the header, the checksum of the body, and that
-every value can be a log-probability. Two keys say what it was made of (reference.h): a run of another model, other
-data, another temperature, or that cuts its documents elsewhere refuses it with both sides. Reading allocates nothing.
+every value can be a log-probability. Two keys identify model and data (reference.h): a run with another model, other
+data, another temperature or other cuts of documents refuses it and names both sides. Reading allocates nothing.
 */
 #ifndef LLMC_LOGPROBS_H
 #define LLMC_LOGPROBS_H
@@ -15,24 +15,24 @@ data, another temperature, or that cuts its documents elsewhere refuses it with 
 
 #define LOGPROBS_MAGIC    "SBPLOGPS"
 #define LOGPROBS_VERSION  2u    // 1 had other keys
-#define LOGPROBS_AT_ONCE  4096  // values on the way between a file and somewhere else
-#define LOGPROBS_ROUNDING 1e-3f // above 0 that a value may be by rounding
+#define LOGPROBS_AT_ONCE  4096  // values read or written at a time
+#define LOGPROBS_ROUNDING 1e-3f // how far rounding may put a value above 0
 
-// The cut of documents longer than T decides what their tokens saw, and which of them were computed.
+// How documents longer than T were cut, which determines their tokens' context and which tokens have values
 typedef enum { DOCUMENTS_WHOLE, DOCUMENTS_SPLIT, DOCUMENTS_TRUNCATED } DocumentsCut;
 
-// The file's first 256 bytes, little-endian.
+// The file's first 256 bytes, little-endian
 typedef struct {
     FileHeader begin;
     size_t tokens, documents; // of the shards
-    size_t targets;           // log-probabilities that are there
+    size_t targets;           // log-probabilities in the file
     uint64_t model_key, data_key;
-    size_t seq_len; // T, where a document was longer; 0: all are whole
+    size_t seq_len; // T if a document was longer; 0: all are whole
     uint32_t cut;   // DocumentsCut
-    uint32_t dtype; // of the computation (DType)
+    uint32_t dtype; // DType of the computation
     double temperature;
-    uint32_t body_crc, header_crc; // header_crc: with itself 0
-    char model[64];                // its name for people, UTF-8, ends with a zero
+    uint32_t body_crc, header_crc; // header_crc: over the header with this field 0
+    char model[64];                // name for messages, UTF-8, zero-terminated
     unsigned char zeros[88];
 } LogprobHeader;
 static_assert(sizeof(LogprobHeader) == 256, "the header of a file of log-probabilities has 256 bytes");
@@ -50,10 +50,10 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
 
 static size_t logprobs_offset(size_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
-// name = the text, or as much of its end as there is room for.
+// Copies the text, or its end if too long, to name.
 static void logprobs_name(char name[64], const char *text) {
     size_t length = strlen(text), begin = length < 64 ? 0 : length - 63;
-    while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // not in the middle of a character
+    while (begin && ((unsigned char)text[begin] & 0xc0) == 0x80) begin++; // to the next whole character
     snprintf(name, 64, "%s", text + begin);
 }
 
@@ -61,8 +61,8 @@ static void logprobs_name(char name[64], const char *text) {
 typedef struct {
     uint32_t crc;
     size_t set;  // values other than 0
-    size_t bad;  // the first token whose value is no log-probability; `tokens` where there is none
-    float value; // of it
+    size_t bad;  // first token whose value cannot be a log-probability; else `tokens`
+    float value; // its value
 } LogprobScan;
 
 static LogprobScan logprobs_scan(const InputFile *file, size_t tokens) {
@@ -87,7 +87,7 @@ typedef struct {
     LogprobHeader header;
 } LogprobWriter;
 
-// header: what it shall say; sizes, checksums and `targets` are filled in. Every value is 0 at first.
+// Creates a file with this header; sizes, checksums and `targets` are filled in later. Every value is 0 at first.
 static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
     crc32_prepare();
@@ -100,14 +100,14 @@ static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHea
     if (ftruncate(w->output.fd, (off_t)h->begin.bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
 
-// Tokens [token, token + n), counted over all shards; in any order, each at most once.
+// Writes values of tokens [token, token + n), counted over all shards; in any order, each at most once.
 static void logprobs_write(LogprobWriter *w, size_t token, size_t n, const float *value) {
     if (token > w->header.tokens || n > w->header.tokens - token)
         die("internal: log-probabilities of tokens that are not in the data");
     output_write(&w->output, logprobs_offset(token), value, n * sizeof(float));
 }
 
-// Reads the values back for their checksum, whatever their order was; then the file is there.
+// Reads the values back for their checksum and commits the file.
 static void logprobs_commit(LogprobWriter *w, size_t targets) {
     InputFile written = input_open(w->output.temporary);
     w->header.body_crc = logprobs_scan(&written, w->header.tokens).crc;
@@ -121,20 +121,20 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 // ---- opening ------------------------------------------------------------------------------------------------------
 #define LOGPROBS_AGAIN "remove it and compute it again (verb logprobs)"
 
-// With a right checksum, too: another program may have written it.
+// Checks every field, though the checksum is right: another program may have written it.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
     const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_offset(h->tokens) ? "number of tokens"
                         : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
                         : h->targets > h->tokens - h->documents              ? "number of log-probabilities"
-                        : h->cut > DOCUMENTS_TRUNCATED                       ? "way in which documents were cut"
-                        : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)   ? "length to which documents were cut"
+                        : h->cut > DOCUMENTS_TRUNCATED                       ? "kind of cut of documents"
+                        : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)   ? "length of cut documents"
                         : h->dtype > DTYPE_FP64                              ? "element type"
                         : !(h->temperature > 0) || !isfinite(h->temperature) ? "temperature"
                         : !memchr(h->model, 0, sizeof(h->model))             ? "name of the model"
                         : memcmp(h->zeros, zeros, sizeof(zeros)) != 0        ? "rest, which must be zeros,"
                                                                              : NULL;
-    if (fault) die("%s: the %s in its header cannot be; " LOGPROBS_AGAIN, path, fault);
+    if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
 }
 
 static void logprobs_open(LogprobFile *f, const char *path) {
@@ -146,7 +146,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
             (size_t)f->file.bytes, sizeof(*h));
     input_read(&f->file, 0, h, sizeof(*h));
     if (memcmp(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic)) != 0)
-        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is no file of log-probabilities; the verb logprobs "
+        die("%s: does not begin with " LOGPROBS_MAGIC ", so it is not a file of log-probabilities; the verb logprobs "
             "writes one",
             path);
     file_header_check(&h->begin, &f->file, "file of log-probabilities", LOGPROBS_VERSION, LOGPROBS_AGAIN,
@@ -162,7 +162,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
         die("%s: holds %zu log-probabilities, its header says %zu; " LOGPROBS_AGAIN, path, scan.set, h->targets);
 }
 
-// Does nothing with a zeroed one, which was never opened.
+// Closes the file; a zeroed one, never opened, is ignored.
 static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
 }
@@ -174,8 +174,7 @@ static const char *logprobs_cut_text(const LogprobHeader *h, char text[64]) {
     return text;
 }
 
-// True where the tokens of `wanted` are in `have` and saw the same tokens before them; what comes later does not
-// matter.
+// Tells whether `have` has the tokens of `wanted`, each with the same tokens before it; later ones do not matter.
 static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *wanted) {
     switch (have->cut) {
     case DOCUMENTS_WHOLE: return wanted->cut != DOCUMENTS_SPLIT;
@@ -184,8 +183,8 @@ static int logprobs_cut_serves(const LogprobHeader *have, const LogprobHeader *w
     }
 }
 
-// Ends the program where the file is not of what this run is of: `wanted`, of reference.h. data: names its shards. A
-// model key of 0: any model's.
+// Ends the program if the file does not fit this run's `wanted` (reference.h). data: name of its shards. Model key 0
+// fits any model.
 static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, const char *data) {
     const LogprobHeader *h = &f->header;
     const char *path = f->file.path;
@@ -196,7 +195,7 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
             path, h->tokens, h->documents, (unsigned long long)h->data_key, data, wanted->tokens, wanted->documents,
             (unsigned long long)wanted->data_key);
     if (wanted->model_key && h->model_key != wanted->model_key)
-        die("%s: is by another model, %s (%s, %016llx); the run's reference is %s (%s, %016llx): run logprobs "
+        die("%s: is by another model, %s (%s, %016llx); the run's reference is %s (%s, %016llx); run logprobs "
             "again",
             path, h->model, dtype_name((DType)h->dtype), (unsigned long long)h->model_key, wanted->model,
             dtype_name((DType)wanted->dtype), (unsigned long long)wanted->model_key);
@@ -211,10 +210,10 @@ static void logprobs_check(const LogprobFile *f, const LogprobHeader *wanted, co
 }
 
 // ---- reading ------------------------------------------------------------------------------------------------------
-// out[n] = those of tokens [token, token + n), counted over all shards. Any thread's.
+// Reads the values of tokens [token, token + n), counted over all shards. Any thread may call it.
 static void logprobs_read(const LogprobFile *f, size_t token, size_t n, float *out) {
     if (token > f->header.tokens || n > f->header.tokens - token)
-        die("%s: has no log-probabilities of tokens %zu to %zu", f->file.path, token, token + n);
+        die("internal: %s: has no log-probabilities of tokens %zu to %zu", f->file.path, token, token + n);
     input_read(&f->file, logprobs_offset(token), out, n * sizeof(float));
 }
 

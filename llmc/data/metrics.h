@@ -1,14 +1,13 @@
 /*
-Metrics of a step, by TRL's names: means, least and greatest values, standard deviations, which sequences and ranks add
-to each other.
+Metrics of a step, by TRL's names: means, minima, maxima and standard deviations, merged over sequences and ranks.
 */
 #ifndef LLMC_METRICS_H
 #define LLMC_METRICS_H
 #include "llmc/base/utils.h"
 #include <math.h>
 
-// Sums and what they are divided by, those of two sequences add up; or a least or greatest value, whose count is 1; or
-// a standard deviation (over count - 1), from the sum of squares of differences to the mean.
+// A mean (sum and count, which add up), a minimum or maximum (count 1), or a standard deviation (over count - 1, from
+// the sum of squared differences to the mean)
 #define METRICS_MOST 48
 typedef enum { METRIC_MEAN, METRIC_MIN, METRIC_MAX, METRIC_DEVIATION } MetricKind;
 typedef struct {
@@ -22,7 +21,7 @@ typedef struct {
     size_t count;
 } Metrics;
 
-// metrics may be NULL; count 0: the name alone. Of deviations those of two sets (Chan, Golub and LeVeque 1979).
+// Merges a metric; `m` may be NULL; count 0 adds only the name. Deviations merge by Chan, Golub and LeVeque 1979.
 static void metric_merge(Metrics *m, const Metric *more) {
     size_t i;
     if (!m) return;
@@ -42,13 +41,13 @@ static void metric_merge(Metrics *m, const Metric *more) {
     x->sum += more->sum, x->count += more->count, x->squares += more->squares;
 }
 
-// NAN: there is none
+// Returns the metric's value; NAN: none
 static double metric_value(const Metric *x) {
     if (x->kind == METRIC_DEVIATION) return x->count > 1 ? sqrt(x->squares / (x->count - 1)) : NAN;
     return x->count > 0 ? x->sum / x->count : NAN;
 }
 
-// NAN: there is none of this name
+// Returns the value of the metric of this name; NAN: none
 static double metric_named(const Metrics *m, const char *name) {
     for (size_t i = 0; i < m->count; i++)
         if (!strcmp(m->metric[i].name, name)) return metric_value(&m->metric[i]);
@@ -68,7 +67,7 @@ static void metric_deviation(Metrics *m, const char *name, double value) {
     metric_add_kind(m, name, METRIC_DEVIATION, value, 1);
 }
 
-// Mean, least and greatest number of tokens of a completion
+// Mean, minimum and maximum number of tokens of a completion
 static const char *const completion_lengths[] = {"completions/mean_length", "completions/min_length",
                                                  "completions/max_length"};
 static void metric_length(Metrics *m, const char *const names[3], double tokens) {

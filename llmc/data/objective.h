@@ -3,53 +3,54 @@ Objectives as weights per token. For every objective here
 
     dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
 
-so that an objective turns log-probabilities of the targets (and what else a batch knows of them) into the loss and w.
-Below, logp, ref and old are those of target t under the policy (its logits/tau), the reference and the policy that
-wrote the completion; m is its loss weight, 0 where it is masked; sums, means and counts over t are over a document's
-targets, each of which counts m times; sigma is the logistic function; Z is objective_normaliser of the whole
-accumulated batch. TRL is Hugging Face's, version 1.16.
+so an objective maps log-probabilities of the targets (and other fields of a batch) to the loss and w. Below, logp, ref
+and old are the log-probabilities of target t under the policy (its logits/tau), the reference and the policy that wrote
+the completion; m is its loss weight, 0 if masked; sums, means and counts over t run over a document's targets, each
+weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole accumulated batch. TRL is Hugging
+Face's, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = targets
 
 Pairs of documents, chosen and rejected: L = sum of the pairs' losses / Z, Z = pairs.
 dpo    (arXiv 2305.18290) c = sum_t m (logp - ref) of the chosen less that of the rejected, and by dpo_loss
-       sigmoid  -(1 - e) log sigma(beta c) - e log sigma(-beta c), e = label_smoothing (cDPO, Mitchell 2023; TRL's
-                DPOTrainer knows it without e only, its CPOTrainer with)
-       robust   (-(1 - e) log sigma(beta c) + e log sigma(-beta c)) / (1 - 2e), e = label_smoothing: what sigmoid
-                would be without the labels that are wrong, on average (arXiv 2403.00409)
+       sigmoid  -(1 - e) log sigma(beta c) - e log sigma(-beta c), e = label_smoothing (cDPO, Mitchell 2023; TRL has e
+                in its CPOTrainer, not in its DPOTrainer)
+       robust   (-(1 - e) log sigma(beta c) + e log sigma(-beta c)) / (1 - 2e), e = label_smoothing: an unbiased
+                estimate of sigmoid's loss without wrong labels (arXiv 2403.00409)
        hinge    max(0, 1 - beta c) (SLiC-HF, arXiv 2305.10425)
-       ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The paper has
-                no such means; TRL does, and says that the paper's experiments did
+       ipo      (c - 1 / (2 beta))^2, c of means over t instead of sums (arXiv 2310.12036, equation 17). The means are
+                TRL's, not the paper's; TRL says that the paper's experiments used them
 simpo  (arXiv 2405.14734) -log sigma(beta (a_chosen - a_rejected) - gamma), a = mean_t logp
-orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds. TRL
-       takes the first term over prompts, too, and as a mean over all tokens at once instead of over pairs
+orpo   (arXiv 2403.07691) -a_chosen - beta log sigma(o_chosen - o_rejected), o = a - log(1 - exp(a)): the log odds.
+TRL's
+       first term includes prompts and is a mean over all tokens instead of over pairs
 
 Answers with a label, desirable or not (arXiv 2402.01306): L = sum of the documents' losses / Z, Z = documents.
 kto    with x = sum_t m (logp - ref), by kto_loss
-       kto       w (1 - sigma(beta (x - kl))) of a desirable document, w' (1 - sigma(beta (kl - x))) of another; kl =
-                 max(0, mean over mismatched documents of their x), without a gradient. Mismatched documents are the
-                 prompts of a sequence, each with the completion of the document before it, the first with the
-                 last one's (batch_mismatch), in the mean over all sequences of a micro-batch. TRL rotates the
-                 documents of a device's batch alike; its mean is over devices, not over their documents
+       kto       w (1 - sigma(beta (x - kl))) for a desirable document, w' (1 - sigma(beta (kl - x))) for another; kl =
+                 max(0, mean over mismatched documents of their x), without a gradient. Mismatched documents pair each
+                 prompt of a sequence with the completion of the document before it, the first with the last one's
+                 (batch_mismatch); the mean is over all sequences of a micro-batch. TRL rotates the documents of a
+                 device's batch alike; its mean is over devices, not over their documents
        apo_zero  the same with kl = 0, TRL's apo_zero_unpaired (arXiv 2408.06266)
 
 Completions with advantages A: L = sum_t m n (-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta c k3) where
-k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020), and c is r with
-kl_correction: completions are the old policy's, the divergence is the policy's (arXiv 2512.02556, section 3.1); else 1.
-n by normalisation, where documents without a target count, too, as in TRL:
+k3 = exp(ref - logp) - (ref - logp) - 1 estimates the divergence from the reference (Schulman 2020). c is r with
+kl_correction, as completions are the old policy's but the divergence is the policy's (arXiv 2512.02556, section 3.1);
+else 1. n by normalisation; documents without a target count, too, as in TRL:
        grpo     1 / (the document's targets x Z), Z = documents (arXiv 2402.03300)
        bnpo     1 / Z, Z = targets; TRL's Z is a micro-batch's
        dapo     the same, with an upper clip that is wider (arXiv 2503.14476)
        dr_grpo  1 / Z, Z = documents x completion_tokens (arXiv 2503.20783)
-grpo   r = exp(logp - old). Where old is not known it is the policy's own: r is 1, its gradient that of logp
-cispo  (arXiv 2506.13585) -min(r, clip_high) A logp in place of the first term, where min(r, clip_high) is a weight
-       without a gradient: no token loses its gradient. n is that of bnpo
-ppo    (arXiv 1707.06347) the same with advantages that differ from token to token; the value function is not here
+grpo   r = exp(logp - old). If old is unknown, it is the policy's own: r is 1, its gradient that of logp
+cispo  (arXiv 2506.13585) the first term is -min(r, clip_high) A logp, where min(r, clip_high) is a weight without a
+       gradient: no token loses its gradient. n is that of bnpo
+ppo    (arXiv 1707.06347) the same with an advantage per token; there is no value function here
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
-       other normalisations than grpo a document weighs as many times as it has tokens, as in TRL
+       other normalisations than grpo a document's weight is its number of tokens, as in TRL
 
-A log-probability or an advantage that is not finite makes the loss NaN (of sft: not finite), and the weights that
-depend on it.
+A log-probability or advantage that is not finite makes the loss NaN (for sft: not finite), and all weights that depend
+on it.
 */
 #ifndef LLMC_OBJECTIVE_H
 #define LLMC_OBJECTIVE_H
@@ -81,19 +82,19 @@ static const char *const kto_loss_names[KTO_LOSSES] = {"kto", "apo_zero"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
-    double beta, gamma, clip_low, clip_high; // NAN: as objective_resolve has it
+    double beta, gamma, clip_low, clip_high; // NAN: the default of objective_resolve
     ObjectiveKind kind;
     DpoLoss dpo_loss;
     KtoLoss kto_loss;
     Normalisation normalisation;
-    int kl_correction; // the divergence is weighted by the ratio
+    int kl_correction; // weight the divergence by the ratio
     double label_smoothing;
     double desirable_weight, undesirable_weight; // kto: w and w'
-    double temperature;                          // logits are divided by it; 1 but for objectives with advantages
-    double completion_tokens;                    // dr_grpo: the most that a completion may have
+    double temperature;                          // divisor of logits; 1 except for objectives with advantages
+    double completion_tokens;                    // dr_grpo: most tokens of a completion
 } Objective;
 
-// When the weights of an objective are known.
+// When the weights of an objective are known
 typedef enum {
     WEIGHTS_AT_ONCE,    // before the head runs
     WEIGHTS_BY_TOKEN,   // from the token's own log-probability
@@ -104,18 +105,18 @@ static int objective_is_of_pairs(const Objective *o) {
     return o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_SIMPO || o->kind == OBJECTIVE_ORPO;
 }
 
-// The divergence is estimated from mismatched documents.
+// Tells whether the divergence is estimated from mismatched documents.
 static int objective_needs_mismatched(const Objective *o) { return o->kind == OBJECTIVE_KTO && o->kto_loss == KTO_KTO; }
 
-// With advantages, a clipped ratio and perhaps a divergence.
+// Tells whether the objective has advantages, a clipped ratio and perhaps a divergence.
 static int objective_is_of_policy(const Objective *o) {
     return o->kind >= OBJECTIVE_GRPO && o->kind <= OBJECTIVE_CISPO;
 }
 
 static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO; }
 
-// Parameters that were left open get what the papers have: simpo's margin is half its beta, where its authors start
-// from; the clips of dapo and gspo are those of their experiments, cispo's that of arXiv 2510.13786.
+// Sets open parameters to the papers' values: simpo's margin is half its beta, its authors' starting point; the clips
+// of dapo and gspo are those of their experiments, cispo's that of arXiv 2510.13786.
 static void objective_resolve(Objective *o) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     if (o->kind == OBJECTIVE_CISPO) {
@@ -136,13 +137,13 @@ static ObjectiveWeights objective_weights_wait(const Objective *o) {
     return objective_is_of_policy(o) && o->kind != OBJECTIVE_GSPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
 }
 
-// True where the batch must know the reference's log-probabilities.
+// Tells whether the batch needs the reference's log-probabilities.
 static int objective_needs_reference(const Objective *o) {
     if (o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_KTO) return 1;
     return (objective_is_of_policy(o) && o->beta != 0);
 }
 
-// Denominator of the losses of a step.
+// Returns the denominator of a step's losses.
 static double objective_normaliser(const Objective *o, TargetCounts counts) {
     if (objective_is_of_pairs(o)) return counts.groups;
     if (o->kind == OBJECTIVE_KTO) return counts.documents;
@@ -156,13 +157,13 @@ static double objective_normaliser(const Objective *o, TargetCounts counts) {
 
 static double finite_or_nan(double value) { return isfinite(value) ? value : NAN; }
 
-// Advantages of a group of n completions: rewards less their mean, and with `scale` over 1e-4 + their standard
-// deviation (squares over n - 1), as TRL has it. Exactly 0 where all are equal, NaN where one is not finite.
+// Computes advantages of a group of n completions: rewards minus their mean, with `scale` divided by 1e-4 + their
+// standard deviation (over n - 1), as in TRL. Exactly 0 if all are equal, NaN if one is not finite.
 static void group_advantages(const float *reward, size_t n, int scale, double *advantage) {
     double mean = 0, squares = 0;
     size_t equal = 0;
     for (size_t i = 0; i < n; i++) mean += (double)reward[i] / (double)n, equal += reward[i] == reward[0];
-    if (equal == n) mean = n ? (double)reward[0] : 0; // the sum may have rounded
+    if (equal == n) mean = n ? (double)reward[0] : 0; // avoids rounding of the sum
     mean = finite_or_nan(mean);
     for (size_t i = 0; i < n; i++) {
         advantage[i] = (double)reward[i] - mean;
@@ -184,15 +185,15 @@ static void value_set(void *values, DType type, size_t i, double value) {
         ((float *)values)[i] = (float)value;
 }
 
-// An infinity could be lost in a clip or in the flat part of a loss; NaN is not.
+// Returns a log-probability; NaN for an infinity, which a clip or the flat part of a loss could hide.
 static double logp_at(const void *logp, DType type, size_t i) { return finite_or_nan(value_at(logp, type, i)); }
 
-// Loss weight of target t; 0 where it is masked.
+// Returns the loss weight of target t; 0 if masked.
 static double target_weight(const Batch *batch, size_t t) {
     return batch->targets[t] >= 0 ? (double)batch->loss_weight[t] : 0.0;
 }
 
-// sum_t m value; *weight: sum_t m
+// Returns sum_t m value; *weight: sum_t m
 static double target_sum(const Batch *batch, const void *values, DType type, double *weight) {
     double sum = 0;
     *weight = 0;
@@ -208,16 +209,16 @@ static double log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(
 static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
 // ---- pairs ----------------------------------------------------------------------------------------------------------
-// Sums over the targets of a document.
+// Sums over the targets of a document
 typedef struct {
-    double logp, reference; // reference: 0 where it is not needed
-    double weight;          // of all its targets
+    double logp, reference; // reference: 0 if not needed
+    double weight;          // sum of loss weights
 } DocumentSums;
 
-// A pair's loss, and its derivatives by the two sums of log-probabilities.
+// A pair's loss, and its derivatives by the two sums of log-probabilities
 typedef struct {
     double loss, slope[2];      // [chosen, rejected]
-    double reward[2], logps[2]; // for people
+    double reward[2], logps[2]; // for metrics
 } PairLoss;
 
 static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
@@ -233,7 +234,8 @@ static DocumentSums document_sums(const Objective *o, const Batch *batch, size_t
     return sums;
 }
 
-// The loss of dpo and simpo from x_chosen - x_rejected, of sums (dpo) or means (ipo, simpo); *slope is its derivative.
+// Returns the loss of dpo and simpo from x_chosen - x_rejected, of sums (dpo) or means (ipo, simpo). *slope: its
+// derivative
 static double margin_loss(const Objective *o, double margin, double *slope) {
     double scaled = o->beta * margin, e = o->label_smoothing, rest;
     if (o->kind == OBJECTIVE_SIMPO) {
@@ -258,8 +260,8 @@ static double margin_loss(const Objective *o, double margin, double *slope) {
     }
 }
 
-// The log odds of a mean log-probability, and their derivative by it. Certainty has infinite odds: 1 - exp(a) is at
-// least 2^-24, which log-probabilities in fp32 can hardly tell from 0.
+// Returns the log odds of a mean log-probability; *slope: their derivative. Limits 1 - exp(a) to at least 2^-24, the
+// resolution of fp32, since certainty has infinite odds.
 static double log_odds(double a, double *slope) {
     double rest = -expm1(a);
     if (rest < 0x1p-24) rest = 0x1p-24;
@@ -267,7 +269,7 @@ static double log_odds(double a, double *slope) {
     return a - log(rest);
 }
 
-// orpo's loss from the mean log-probabilities a[chosen, rejected]; slope[2]: its derivatives.
+// Returns orpo's loss from the mean log-probabilities a[chosen, rejected]. slope[2]: its derivatives
 static double odds_ratio_loss(const Objective *o, const double a[2], double slope[2]) {
     double by_mean[2], ratio = log_odds(a[0], &by_mean[0]) - log_odds(a[1], &by_mean[1]);
     double by_ratio = -o->beta * sigmoid(-ratio);
@@ -275,10 +277,10 @@ static double odds_ratio_loss(const Objective *o, const double a[2], double slop
     return -a[0] - o->beta * log_sigmoid(ratio);
 }
 
-// side: the chosen and the rejected document.
+// Returns the loss of a pair. side: the chosen and the rejected document
 static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
     int dpo = o->kind == OBJECTIVE_DPO, of_means = !dpo || o->dpo_loss == DPO_IPO;
-    double x[2], share[2]; // sums or means of log-ratios, and how much of a token's log-probability is in them
+    double x[2], share[2]; // sums or means of log-ratios, and their derivative by a token's log-probability
     PairLoss pair;
     for (int i = 0; i < 2; i++) {
         double sum = side[i].logp - side[i].reference;
@@ -297,7 +299,7 @@ static PairLoss pair_loss(const Objective *o, const DocumentSums side[2]) {
     return pair;
 }
 
-// The pair whose chosen document is d.
+// Returns the loss of the pair whose chosen document is d.
 static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     DocumentSums side[2];
     if (d + 1 >= batch->documents || batch->group[d] != batch->group[d + 1])
@@ -320,9 +322,9 @@ static void pair_weights(const Objective *o, const Batch *batch, double Z, const
 }
 
 // ---- answers with a label -------------------------------------------------------------------------------------------
-// A document's loss, and its derivative by the sum of its log-probabilities.
+// A document's loss, and its derivative by the sum of its log-probabilities
 typedef struct {
-    double loss, slope, reward, logps; // the last two for people
+    double loss, slope, reward, logps; // reward, logps: for metrics
 } LabelLoss;
 
 static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
@@ -346,14 +348,14 @@ static void label_weights(const Objective *o, const Batch *batch, double Z, cons
 }
 
 // ---- completions with advantages ------------------------------------------------------------------------------------
-// -min(r A, clip(r) A), and its derivative by log r; cispo's by logp. clipped: -1 or 1 where the lower or the upper
-// bound takes the gradient away, or of cispo weakens it.
+// -min(r A, clip(r) A), and its derivative by log r; for cispo by logp. clipped: -1 or 1 if the lower or upper bound
+// zeroes the gradient, or for cispo reduces it
 typedef struct {
     double loss, slope;
     int clipped;
 } Surrogate;
 
-// logp: of the token, for cispo
+// Computes a target's surrogate loss. logp: of the token, for cispo
 static Surrogate surrogate_of(const Objective *o, double ratio, double A, double logp) {
     const double low = 1 - o->clip_low, high = 1 + o->clip_high;
     Surrogate s;
@@ -370,24 +372,24 @@ static Surrogate surrogate_of(const Objective *o, double ratio, double A, double
 
 static double advantage_at(const Batch *batch, size_t t) { return finite_or_nan((double)batch->advantage[t]); }
 
-// log r of a token.
+// Returns log r of a token.
 static double log_ratio_at(const Batch *batch, size_t t, double logp) {
     return logp - (batch->old ? finite_or_nan((double)batch->old[t]) : logp);
 }
 
-// ref - logp of target t
+// Returns ref - logp of target t.
 static double reference_over(const Batch *batch, size_t t, double logp) {
     return finite_or_nan((double)batch->reference[t]) - logp;
 }
 
-// n of the formulas above; of documents with targets, as the next two.
+// Returns n of the formulas above, for a document with targets (also required by the next two).
 static double document_scale(const Objective *o, const Batch *batch, double Z, size_t d) {
     return (o->normalisation == NORMALISE_GRPO ? 1 / batch->document_weight[d] : 1.0) / Z;
 }
 
-// Terms that gspo's targets of document d share; logp[N] of the whole sequence. slope: the derivative of the sum of
-// its surrogates, and of corrected divergences as far as they depend on the ratio, by any of its log-probabilities,
-// whose share in log r is 1 / document_weight.
+// Terms shared by gspo's targets of document d. logp[N]: of the whole sequence. slope: derivative of the document's
+// surrogates, and of corrected divergences through the ratio, by any of its log-probabilities; log r has each of them
+// with weight 1 / document_weight
 typedef struct {
     double ratio, slope;
 } DocumentRatio;
@@ -417,8 +419,8 @@ static DocumentRatio document_ratio_slope(const Objective *o, const Batch *batch
     return r;
 }
 
-// The derivative of target t's terms by its log-probability; document: of gspo. Of a corrected divergence r k3 that is
-// r (k3 + dk3), and -r (ref - logp) where r is the token's own.
+// Returns the derivative of target t's terms by its log-probability; document: for gspo. A corrected divergence r k3
+// has r (k3 + dk3), which is -r (ref - logp) if r is the token's own.
 static double target_slope(const Objective *o, const Batch *batch, size_t t, double logp, DocumentRatio document) {
     const int gspo = o->kind == OBJECTIVE_GSPO;
     const double ratio = gspo ? document.ratio : exp(log_ratio_at(batch, t, logp));
@@ -455,9 +457,9 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
         die("internal: a batch of %s without the reference's log-probabilities", objective_names[o->kind]);
 }
 
-// weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
-// WEIGHTS_BY_SEQUENCE of the whole sequence. Both of `type`, fp32 or double; weight may be logp. Z = 0 (every target
-// masked) gives no gradient. batch_count has seen the batch.
+// Computes weight[n] = dL/dlogp of targets [begin, begin + n) from their logp[n] (NULL with WEIGHTS_AT_ONCE); with
+// WEIGHTS_BY_SEQUENCE for the whole sequence. Both have `type`, fp32 or double; weight may be logp. Z = 0 (all targets
+// masked) gives no gradient. Call batch_count first.
 static void objective_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n,
                               const void *logp, void *weight, DType type) {
     objective_check_batch(o, batch);
@@ -476,9 +478,9 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
     }
 }
 
-// ---- the loss, and what people watch --------------------------------------------------------------------------------
-// Metrics as TRL has them: a document's reward is beta times its log-ratio to the reference (dpo) or its mean
-// log-probability (simpo, orpo); logps are sums of dpo's documents, means of the others'.
+// ---- the loss and metrics -------------------------------------------------------------------------------------------
+// Computes the loss of pairs, with TRL's metrics. A document's reward is beta times its log-ratio to the reference
+// (dpo) or its mean log-probability (simpo, orpo); logps are sums for dpo, means for the others.
 static double pairs_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                          Metrics *metrics) {
     double sum = 0;
@@ -495,12 +497,13 @@ static double pairs_loss(const Objective *o, const Batch *batch, double Z, const
     return sum / Z;
 }
 
-// Metrics as TRL has them; rewards/margins, a difference of means, is made of whole steps (metrics_margin).
+// Computes the loss of labelled answers, with TRL's metrics. metrics_margin adds rewards/margins, a difference of
+// means, for whole steps.
 static double labels_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
     static const char *const names[] = {"rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"};
     double sum = 0;
-    for (size_t i = 0; i < 4; i++) metric_add(metrics, names[i], 0, 0); // in one order, whichever comes first
+    for (size_t i = 0; i < 4; i++) metric_add(metrics, names[i], 0, 0); // fixes their order
     for (size_t d = 0; d < batch->documents; d++) {
         const LabelLoss document = label_loss(o, batch, d, logp, type);
         const int side = batch->reward[d] == 0;
@@ -513,7 +516,7 @@ static double labels_loss(const Objective *o, const Batch *batch, double Z, cons
     return sum / Z;
 }
 
-// Sums over the targets of a sequence; low, high: of those that are clipped, of gspo documents
+// Sums over the targets of a sequence; low, high: clipped targets, for gspo clipped documents
 typedef struct {
     double tokens, ratio, divergence, low, high, reward;
 } PolicySums;
@@ -538,13 +541,13 @@ static double document_loss(const Objective *o, const Batch *batch, size_t d, co
             if (o->beta != 0) loss += m * o->beta * divergence;
         }
     }
-    // gspo's advantages may differ from token to token in data of one's own: the share of them that is clipped
+    // gspo's advantages may differ between tokens in user data, so each token counts with its share
     const double weight = gspo ? 1 / batch->document_weight[d] : 1;
     sums->low += weight * low, sums->high += weight * high;
     return loss;
 }
 
-// Metrics by TRL's names; `ratio`, the mean of r, is our own.
+// Computes the loss of completions, with TRL's metrics; `ratio`, the mean of r, is ours.
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
     double loss = 0;
@@ -560,7 +563,7 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     }
     if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
     for (size_t d = 0, end; batch->reward && batch->group && d < batch->documents; d = end) {
-        int equal = 1; // rewards of the group from d to end; --rollout has counted its groups before, to the same mean
+        int equal = 1; // the group's rewards are equal; --rollout counts its groups earlier, to the same mean
         for (end = d; end < batch->documents && batch->group[end] == batch->group[d]; end++)
             equal &= batch->reward[end] == batch->reward[d];
         metric_add(metrics, "frac_reward_zero_std", equal, 1);
@@ -578,8 +581,8 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     return loss;
 }
 
-// This sequence's part of the loss from logp[N], and entropy[N] of the distributions (NULL: not known), of `type`.
-// metrics: NULL, or what its metrics are added to. batch_count has seen the batch.
+// Returns this sequence's part of the loss from logp[N], and entropy[N] of the distributions (NULL: unknown), of
+// `type`. Adds its metrics to `metrics` unless NULL. Call batch_count first.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {
     double weight, sum;

@@ -1,32 +1,32 @@
 /*
-Packing: samples (segments of documents, or all documents of a pair or group) into sequences of at most `capacity`
+Packs samples (segments of documents, or all documents of a pair or group) into sequences of at most `capacity`
 positions, without padding and without cutting a sample.
 
-    in a new order every epoch   samples are permuted by (seed, epoch) and taken in windows; within a window first-fit
-                                 decreasing: longest first (equal lengths as permuted), each into the first sequence
-                                 that has room. Then the sequences of all windows are permuted. The half sequence that a
-                                 window leaves unfilled does not matter in a large one; many windows let epochs differ
-                                 in what meets in a sequence.
-    in the order of the file     next-fit: a sequence ends where the next sample does not fit.
-    by steps                     of so many samples each, in either order; a step is a window, whose sequences follow
-                                 each other. The last step of an epoch has the samples that are left.
+    in a new order every epoch   samples are permuted by (seed, epoch) and divided into windows. A window is packed by
+                                 first-fit decreasing: longest first (equal lengths as permuted), each into the first
+                                 sequence with room. Then the sequences of all windows are permuted. A large window
+                                 wastes little, at most about half a sequence; many windows vary between epochs which
+                                 samples share a sequence.
+    in the order of the file     next-fit: a sequence ends when the next sample does not fit.
+    by steps                     of a fixed number of samples, in either order; a step is a window with contiguous
+                                 sequences. The last step of an epoch has the remaining samples.
 
-A tree over the sequences finds the first one with room, so a window of n samples takes O(n log n). An epoch's sequences
-follow from lengths, seed and epoch alone. Samples that fill a sequence each are only permuted. Everything is allocated
-at the beginning, for any epoch.
+A tree over the sequences finds the first with room, so a window of n samples takes O(n log n). An epoch's sequences
+depend only on lengths, seed and epoch. Samples that fill a sequence each are only permuted. All memory is allocated at
+the beginning.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
 #include "llmc/base/random.h"
 #include "llmc/base/utils.h"
 
-#define RANDOM_STREAM_SAMPLES   0x706965636573ull   // of random.h, order of samples ("pieces"), by epoch
-#define RANDOM_STREAM_SEQUENCES 0x73747265616d73ull // order of sequences ("streams"), by epoch
-#define PACKING_WINDOW          4096                // samples of a window, at least
-#define PACKING_SEQUENCES       256                 // sequences of a window, at least
+#define RANDOM_STREAM_SAMPLES   0x706965636573ull   // stream of random.h for the order of samples ("pieces")
+#define RANDOM_STREAM_SEQUENCES 0x73747265616d73ull // the same for the order of sequences ("streams")
+#define PACKING_WINDOW          4096                // least samples of a window
+#define PACKING_SEQUENCES       256                 // least sequences of a window
 #define PACKING_NO_EPOCH        UINT64_MAX
 
-// The sequences of one epoch: the i-th to come is samples order[begin[s] .. begin[s + 1]), s = permutation[i].
+// The sequences of one epoch: the i-th is samples order[begin[s] .. begin[s + 1]), s = permutation[i]
 typedef struct {
     uint64_t epoch;        // or PACKING_NO_EPOCH
     uint32_t *order;       // [samples]
@@ -41,16 +41,16 @@ typedef struct {
 
 typedef struct {
     const uint32_t *length; // positions of the first sample, not owned
-    size_t stride;          // bytes to the next sample's; 0: each fills a sequence
+    size_t stride;          // bytes to the next sample's length; 0: each sample fills a sequence
     size_t samples, capacity;
     size_t step;      // samples of a step; 0: not packed by steps
-    size_t positions; // of all samples
+    size_t positions; // sum over all samples
     size_t windows, largest_window, max_sequences;
     int shuffle;
     uint64_t seed;
     PackingItem *item, *spare; // [largest_window]
-    uint32_t *bin;             // [largest_window] which sequence of the window an item is in
-    uint32_t *room; // [2 * leaves], a tree: leaf `leaves + b` is sequence b's room, above them the most of two
+    uint32_t *bin;             // [largest_window] sequence of the window that has the item
+    uint32_t *room; // [2 * leaves] a tree: leaf `leaves + b` is sequence b's room, a node the larger of its two
 } Packing;
 
 static uint32_t packing_length(const Packing *p, size_t sample) {
@@ -62,7 +62,7 @@ static void identity_permutation(uint32_t *out, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (uint32_t)i;
 }
 
-// purpose: RANDOM_STREAM_...
+// Makes a random permutation. purpose: RANDOM_STREAM_...
 static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint64_t purpose, uint64_t epoch) {
     const uint64_t stream = random_mix(purpose) + epoch;
     identity_permutation(out, count);
@@ -73,8 +73,7 @@ static void random_permutation(uint32_t *out, size_t count, uint64_t seed, uint6
     }
 }
 
-// Longest first, equal ones in the order they had: by bytes of the length, the lowest first. Both arrays have `count`
-// items.
+// Sorts longest first, stable: a radix sort by bytes of the length, lowest first. Both arrays have `count` items.
 static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
     for (unsigned shift = 0; shift < 32; shift += 8) { // four passes: the result is back in `item`
         size_t begin[256] = {0}, sum = 0;
@@ -91,7 +90,7 @@ static void packing_sort(PackingItem *item, PackingItem *spare, size_t count) {
 }
 
 // ---- first-fit ------------------------------------------------------------------------------------------------------
-// The first sequence with room for `positions`; it loses as much.
+// Returns the first sequence with room for `positions`, and reduces its room.
 static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     size_t node = 1;
     while (node < leaves) {
@@ -104,8 +103,8 @@ static size_t packing_place(uint32_t *room, size_t leaves, uint32_t positions) {
     return found;
 }
 
-// bin[i] of items sorted by packing_sort; returns the number of sequences. What holds nothing yet has the whole
-// capacity, so the tree opens sequences one after another by itself.
+// Sets bin[i] of items sorted by packing_sort; returns the number of sequences. Empty ones have the whole capacity, so
+// the tree opens them in order.
 static size_t packing_first_fit(Packing *p, size_t count) {
     size_t leaves = 1, sequences = 0;
     while (leaves < count) leaves *= 2;
@@ -117,7 +116,7 @@ static size_t packing_first_fit(Packing *p, size_t count) {
     return sequences;
 }
 
-// order[first .. first + count) becomes the samples of one sequence after another.
+// Reorders order[first .. first + count), so that each sequence's samples are contiguous.
 static void packing_window(Packing *p, EpochSequences *e, size_t first, size_t count) {
     uint32_t *end = e->begin + e->sequences; // first the end of each sequence, then its beginning
     for (size_t i = 0; i < count; i++) {
@@ -145,7 +144,7 @@ static void packing_next_fit(const Packing *p, EpochSequences *e) {
     }
 }
 
-// The sequences of an epoch. Where nothing is shuffled, all epochs are epoch 0.
+// Computes the sequences of an epoch. Without shuffling all epochs are epoch 0.
 static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
     const size_t window = p->step ? p->step : p->samples / p->windows, larger = p->step ? 0 : p->samples % p->windows;
     e->epoch = epoch, e->sequences = 0;
@@ -166,7 +165,7 @@ static void packing_epoch(Packing *p, EpochSequences *e, uint64_t epoch) {
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
-// To pack windows of so many samples.
+// Allocates memory for windows of `samples` samples.
 static void packing_allocate_window(Packing *p, size_t samples) {
     size_t leaves = 1;
     while (leaves < samples) leaves *= 2;
@@ -176,7 +175,7 @@ static void packing_allocate_window(Packing *p, size_t samples) {
     p->room = (uint32_t *)checked_calloc(2 * leaves, sizeof(uint32_t), "packing");
 }
 
-// samples: at least one, none longer than the capacity, fewer than 2^32. step: 0: not by steps
+// Prepares packing. samples: from 1 to 2^32 - 1, none longer than the capacity. step: 0: not by steps
 static Packing packing_allocate(const uint32_t *length, size_t stride, size_t samples, size_t capacity, size_t step,
                                 int shuffle, uint64_t seed) {
     Packing p = {0};
@@ -187,7 +186,7 @@ static Packing packing_allocate(const uint32_t *length, size_t stride, size_t sa
     const double window = fmax(PACKING_SEQUENCES * samples_a_sequence, PACKING_WINDOW);
     p.windows = step ? (samples + p.step - 1) / p.step : max_size((size_t)((double)samples / window), 1);
     p.largest_window = step ? p.step : (samples + p.windows - 1) / p.windows;
-    // of a window's sequences at most one is half empty or more; of next-fit's, any two in a row hold more than one
+    // at most one sequence of a window is half empty; any two consecutive next-fit ones hold more than one capacity
     p.max_sequences = min_size(2 * p.positions / capacity + p.windows + 1, samples);
     if (step || (shuffle && stride)) packing_allocate_window(&p, p.largest_window);
     return p;
@@ -212,7 +211,7 @@ static void epoch_sequences_free(EpochSequences *e) {
     memset(e, 0, sizeof(*e));
 }
 
-// Positions that are filled, of all that so many sequences have room for.
+// Returns the filled fraction of the positions of `sequences` sequences.
 static double packing_fill(const Packing *p, size_t sequences) {
     return (double)p->positions / ((double)sequences * (double)p->capacity);
 }

@@ -1,12 +1,12 @@
 /*
-The next micro-batch, read while this one is trained on: a thread fills one of two batches (reading, checksums, an
-epoch's packing) while the run has the other. Micro-batches come in the order of dataloader_next; the loader belongs to
-the thread between prefetch_start and prefetch_stop. Only starting allocates.
+Reads the next micro-batch while this one is trained on: a thread fills one of two batches (reading, checksums, an
+epoch's packing) while the run uses the other. Their order is that of dataloader_next; the loader belongs to the thread
+between prefetch_start and prefetch_stop. Only starting allocates.
 
-A rank gets those micro-batches of a step, or those parts, that are assigned to it (world.h). A step is normalised by
-the counts of all of them, on all ranks, so each comes with these, from the tables of the data. An error of the thread
-ends the program where its micro-batch would have been taken, with the same line and exit code: steps before it are done
-and saved. A program that ends in any other way stops its threads first.
+A rank gets the micro-batches of a step, or parts of them, that are assigned to it (world.h). A step is normalised by
+the counts of all of them on all ranks, so each carries these, from the data's tables. An error of the thread ends the
+program when its micro-batch is taken, with the same line and exit code; earlier steps are finished and saved. A program
+that ends in any other way stops its threads first.
 */
 #ifndef LLMC_PREFETCH_H
 #define LLMC_PREFETCH_H
@@ -16,32 +16,32 @@ and saved. A program that ends in any other way stops its threads first.
 #include <setjmp.h>
 
 typedef struct {
-    Batch whole;              // as it was read
-    Batch batch;              // the part that is this rank's
-    size_t number;            // within its step
-    TargetCounts step_counts; // of all micro-batches of its step
-    size_t step_batches;      // this rank's of its step
-    uint64_t after;           // the position after it; of a rank's last in a step, after the step
+    Batch whole;              // as read
+    Batch batch;              // this rank's part
+    size_t number;            // index within its step
+    TargetCounts step_counts; // totals over all micro-batches of its step
+    size_t step_batches;      // number of this rank's in its step
+    uint64_t after;           // position after it; for a rank's last in a step, after the step
 } MicroBatch;
 
 typedef struct Prefetch {
     DataLoader *loader;
-    Assignment assignment; // of data packed by steps, of the step that is read
-    size_t step;           // micro-batches of that step; in the last round of its assignment there may be fewer
+    Assignment assignment; // of the step being read, for data packed by steps
+    size_t step;           // micro-batches of that step; its assignment's last round may be incomplete
     MicroBatch slot[2];
-    double waited; // seconds in prefetch_take, ever
+    double waited; // total seconds in prefetch_take
     pthread_t thread;
-    pthread_mutex_t lock; // of what follows
+    pthread_mutex_t lock; // guards what follows
     pthread_cond_t changed;
     uint64_t filled, taken, freed; // micro-batches so far: slot[i % 2] is the i-th
     int running, stop, failed;     // failed: the exit code
     char message[DIE_MESSAGE];
-    struct Prefetch *next; // of those with a thread
+    struct Prefetch *next; // list of those with a thread
 } Prefetch;
 
 static Prefetch *prefetch_running;
 static __thread jmp_buf prefetch_failure;
-static __thread Prefetch *prefetch_own; // the thread's
+static __thread Prefetch *prefetch_own; // the one that this thread serves
 
 static void prefetch_caught(int code, const char *message) {
     Prefetch *p = prefetch_own;
@@ -54,7 +54,7 @@ static void prefetch_caught(int code, const char *message) {
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
-// The rank's i-th of a step; the loader is at the position after the one before it.
+// Reads the rank's i-th micro-batch of a step; the loader stands after the one before it.
 static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     const Assignment assignment = p->assignment;
     const size_t own = assigned_batches(assignment), number = assigned_number(assignment, i);
@@ -69,7 +69,7 @@ static void prefetch_read(Prefetch *p, size_t i, MicroBatch *micro) {
     micro->number = number, micro->step_batches = own;
 }
 
-// The loader is at the first micro-batch of a step; returns the counts of all of them.
+// Begins a step; the loader stands at its first micro-batch. Returns the counts of all of them.
 static TargetCounts prefetch_begin_step(Prefetch *p) {
     p->step = p->assignment.batches;
     if (p->loader->packing.step) {
@@ -123,7 +123,7 @@ static void prefetch_stop_all(void) {
     while (prefetch_running) prefetch_stop(prefetch_running);
 }
 
-// The first micro-batch will be the one at `position`, the first of a step.
+// Starts the thread; its first micro-batch is the one at `position`, the first of a step.
 static void prefetch_start(Prefetch *p, uint64_t position) {
     static int prepared;
     sigset_t all, before;
@@ -133,11 +133,10 @@ static void prefetch_start(Prefetch *p, uint64_t position) {
     p->filled = p->taken = p->freed = 0;
     p->stop = p->failed = 0;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread handles signals
     int error = pthread_create(&p->thread, NULL, prefetch_run, p);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        die("the thread that reads the data cannot be started: %s; raise the limit with ulimit -u", strerror(error));
+    if (error) die("cannot start the thread that reads the data: %s; raise the limit with ulimit -u", strerror(error));
     p->running = 1;
     p->next = prefetch_running, prefetch_running = p;
 }
@@ -160,7 +159,7 @@ static void prefetch_free(Prefetch *p) {
 }
 
 // ---- taking ---------------------------------------------------------------------------------------------------------
-// Frees what was taken and waits for the next micro-batch.
+// Frees the micro-batch taken before and waits for the next.
 static MicroBatch *prefetch_wait(Prefetch *p) {
     double begin = seconds_now();
     pthread_mutex_lock(&p->lock);
@@ -174,7 +173,7 @@ static MicroBatch *prefetch_wait(Prefetch *p) {
     return &p->slot[p->taken % 2];
 }
 
-// The next micro-batch, the caller's until the next call.
+// Returns the next micro-batch, valid until the next call.
 static MicroBatch *prefetch_take(Prefetch *p) {
     MicroBatch *next = prefetch_wait(p);
     p->taken++;

@@ -1,12 +1,12 @@
 /*
-Token shards: the files that a run reads, and the format of data/prepare.py (data/README.md), one file of whole
-documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and,
-where there are any, an advantage for each token or the other columns of each prompt. Little-endian. llm.c's shards are
-llmc_shard.h's.
+Token shards: the files that a run reads, in the format of data/prepare.py (data/README.md). A file holds whole
+documents: a header of 256 bytes, a table of documents, their ids, a loss mask of a byte a token (1: a target), and
+optionally an advantage for each token or the other columns of each prompt. Little-endian. For llm.c's shards see
+llmc_shard.h.
 
-A shard is checked when it is opened: every field of the header against the others and against the size of the file, and
-the whole table, by its checksum and entry by entry: also that pairs have both answers and groups several. A document's
-own checksum is checked when it is read (documents_read.h).
+Opening a shard checks every field of the header against the others and the file's size, and the whole table, by its
+checksum and entry by entry, including that pairs have both answers and groups several. A document's own checksum is
+checked when it is read (documents_read.h).
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
@@ -22,10 +22,10 @@ own checksum is checked when it is read (documents_read.h).
 #define TOKEN_SHARD_ENTRY   48
 #define TOKEN_SHARD_ALIGN   64
 #define TOKEN_SHARD_COLUMNS 16                         // bytes of an entry of the index of columns
-#define LLMC_SHARD_16       20240520                   // llm.c's magic numbers: ids of 16 bits,
-#define LLMC_SHARD_32       20240801                   // and of 32
-#define TABLE_ENTRIES       4096                       // read at a time
-#define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // at most: id, mask and value
+#define LLMC_SHARD_16       20240520                   // llm.c's magic number for ids of 16 bits
+#define LLMC_SHARD_32       20240801                   // the same for 32 bits
+#define TABLE_ENTRIES       4096                       // entries read at a time
+#define SHARD_TOKEN_BYTES   (2 * sizeof(uint32_t) + 1) // most bytes of id, mask and value
 
 // ---- which files ----------------------------------------------------------------------------------------------------
 typedef struct {
@@ -47,7 +47,7 @@ static void shard_paths_add(ShardPaths *list, const char *path) {
     list->at = grown;
     grown += list->count++;
     grown->path = checked_strdup(path);
-    if (stat(path, &status) != 0) return; // opening it says why
+    if (stat(path, &status) != 0) return; // opening reports why
     grown->device = status.st_dev, grown->inode = status.st_ino;
 }
 
@@ -62,7 +62,7 @@ static int shard_paths_by_file(const void *a, const void *b) {
     return shard_paths_by_name(a, b);
 }
 
-// One file by two names (a link, "./") would count twice.
+// Refuses one file given by two names (a link, "./"), which would count twice.
 static void shard_paths_check_files(ShardPaths *list) {
     qsort(list->at, list->count, sizeof(ShardPath), shard_paths_by_file);
     for (size_t i = 1; i < list->count; i++) {
@@ -73,7 +73,7 @@ static void shard_paths_check_files(ShardPaths *list) {
     }
 }
 
-// Each path is a file or, where no such file exists, a glob.
+// Finds the shards. Each path is a file or, if no such file exists, a glob.
 static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     ShardPaths list = {NULL, 0};
     for (size_t i = 0; i < count; i++) {
@@ -99,7 +99,7 @@ static void shard_paths_free(ShardPaths *list) {
     free(list->at);
 }
 
-// A folder in the place of shards.
+// Refuses a folder given instead of shards.
 static void shard_refuse_folder(const char *path) {
     char part[PATH_MAX];
     glob_t found;
@@ -111,7 +111,7 @@ static void shard_refuse_folder(const char *path) {
     die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
 }
 
-// True where the file begins as a shard of documents; else it is one of llm.c's, if any.
+// Tells whether the file begins like a shard of documents; else it may be one of llm.c's.
 static int is_token_shard(const char *path) {
     uint32_t magic = 0;
     if (path_is_directory(path)) shard_refuse_folder(path);
@@ -126,19 +126,19 @@ static int is_token_shard(const char *path) {
 // ---- the header -----------------------------------------------------------------------------------------------------
 #define FILE_BYTE_ORDER 0x01020304u
 
-// The begin of the headers of shards and of files of log-probabilities.
+// The common beginning of headers of shards and of files of log-probabilities
 typedef struct {
     char magic[8];
     uint32_t version, byte_order;
     size_t header_bytes, bytes; // bytes: of the file
 } FileHeader;
 
-// what: kind of file; again: advice where the file is damaged; intact: the header's checksum is right.
+// Checks the common header. what: kind of file; again: advice if damaged; intact: the header's checksum is right
 static void file_header_check(const FileHeader *h, const InputFile *file, const char *what, uint32_t version,
                               const char *again, int intact) {
     if (h->byte_order == 0x04030201u) die("%s: was written on a big-endian machine; %s", file->path, again);
     if (h->version != version)
-        die("%s: version %u of a %s is not known, expected %u; %s", file->path, h->version, what, version, again);
+        die("%s: version %u of a %s is unknown, expected %u; %s", file->path, h->version, what, version, again);
     if (!intact) die("%s: the checksum of its header is wrong, the file is damaged; %s", file->path, again);
     if (h->byte_order != FILE_BYTE_ORDER)
         die("%s: its byte order mark is %08x, expected 01020304; %s", file->path, h->byte_order, again);
@@ -149,32 +149,32 @@ static void file_header_check(const FileHeader *h, const InputFile *file, const 
             (size_t)file->bytes, file->bytes < h->bytes ? "truncated" : "not what its header says", again);
 }
 
-// Kinds of documents: texts; chosen and rejected answers, in turn; a prompt's completions with their rewards; prompts
-// without targets, some with a reference answer behind; in memory alone, documents that have values; answers with a
-// label, desirable (1) or not (0), in the place of a reward.
+// Kinds of documents: texts; alternating chosen and rejected answers; a prompt's completions with rewards; prompts
+// without targets, some followed by a reference answer; documents with values (in memory only); answers with a label,
+// desirable (1) or not (0), instead of a reward
 typedef enum { KIND_DOCUMENTS, KIND_PAIRS, KIND_GROUPS, KIND_PROMPTS, KIND_VALUES, KIND_LABELS } ShardKind;
 
-// A shard as its header has it, and what is known of it besides.
+// A shard's header, then fields derived from its path and table
 typedef struct {
     FileHeader begin;
     size_t documents, tokens, targets, longest;
     uint32_t id_bytes, kind;
-    size_t vocabulary;                // of its tokenizer
+    size_t vocabulary;                // vocabulary of its tokenizer
     uint64_t tokenizer;               // (bytes of tokenizer.json) << 32 | crc32, 0: bytes
-    size_t table, ids, masks, values; // offsets in the file; 0: there are none
-    uint32_t table_crc, header_crc;   // header_crc: with itself 0
+    size_t table, ids, masks, values; // offsets in the file; 0: none
+    uint32_t table_crc, header_crc;   // header_crc: over the header with this field 0
     char tokenizer_name[64];          // printable
-    size_t columns;                   // offset of the index of the prompts' columns; 0: there are none
-    size_t longest_columns;           // bytes of one prompt's, at most
-    uint32_t columns_crc;             // of the index
+    size_t columns;                   // offset of the index of the prompts' columns; 0: none
+    size_t longest_columns;           // most bytes of one prompt's columns
+    uint32_t columns_crc;             // checksum of the index
     unsigned char zeros[44];
     char *path;
-    size_t groups, largest_group; // pairs or groups, documents of the largest; 0 before the table's check
-    size_t regular;               // T of the documents of one of llm.c's shards; 0: documents are as the table says
+    size_t groups, largest_group; // pairs or groups, documents of the largest; 0 until the table is checked
+    size_t regular;               // T of the documents of one of llm.c's shards; 0: documents are in the table
 } TokenShard;
 static_assert(offsetof(TokenShard, path) == TOKEN_SHARD_HEADER, "the header of a shard has 256 bytes");
 
-// One entry of the table.
+// An entry of the table
 typedef struct {
     size_t first, tokens, targets, group, prompt;
     float reward;
@@ -182,7 +182,7 @@ typedef struct {
 } ShardDocument;
 static_assert(sizeof(ShardDocument) == TOKEN_SHARD_ENTRY, "an entry of a shard's table has 48 bytes");
 
-// One entry of the index of columns: where a prompt's lie in the text behind the index.
+// An entry of the index of columns: where a prompt's lie in the text after the index
 typedef struct {
     size_t first;
     uint32_t bytes, crc;
@@ -191,25 +191,25 @@ static_assert(sizeof(ShardColumns) == TOKEN_SHARD_COLUMNS, "an entry of a shard'
 
 static int kind_has_groups(uint32_t kind) { return kind == KIND_PAIRS || kind == KIND_GROUPS; }
 
-// Answers are compared as wholes.
+// Tells whether answers are compared whole.
 static int kind_is_whole(uint32_t kind) { return kind_has_groups(kind) || kind == KIND_LABELS; }
 
 static size_t shard_align(size_t offset) {
     return (offset + TOKEN_SHARD_ALIGN - 1) / TOKEN_SHARD_ALIGN * TOKEN_SHARD_ALIGN;
 }
 
-// The i-th of the ids in a buffer.
+// Returns the i-th id in a buffer.
 static uint32_t shard_id(const TokenShard *s, const unsigned char *ids, size_t i) {
     uint32_t id = 0;
     memcpy(&id, ids + i * s->id_bytes, s->id_bytes);
     return id;
 }
 
-// The text of the columns, behind their index.
+// Returns the offset of the columns' text, after their index.
 static size_t shard_columns_text(const TokenShard *s) { return s->columns + s->documents * TOKEN_SHARD_COLUMNS; }
 
-// Sections in their order, each at the next multiple of 64, the last one up to the file's end, but for the text of
-// columns, whose length the index of columns tells.
+// Checks that sections follow in order, each at the next multiple of 64, the last up to the file's end. The text of
+// columns has the length that their index says.
 static void shard_check_sections(const TokenShard *s) {
     const struct {
         const char *name;
@@ -229,10 +229,10 @@ static void shard_check_sections(const TokenShard *s) {
                 section[i].name, section[i].begins, s->documents, s->tokens, section[i].expected);
 }
 
-// Every field against the others.
+// Checks every field against the others.
 static void shard_check_header(const TokenShard *s) {
     if (s->kind > KIND_PROMPTS && s->kind != KIND_LABELS)
-        die("%s: kind %u of a token shard is not known; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
+        die("%s: kind %u of a token shard is unknown; kinds are 0 to %d, and %d", s->path, s->kind, KIND_PROMPTS,
             KIND_LABELS);
     if (s->kind != KIND_DOCUMENTS && s->values)
         die("%s: is of kind %u and holds values for each token, which only documents (kind 0) have; prepare it without",
@@ -242,18 +242,17 @@ static void shard_check_header(const TokenShard *s) {
             s->kind);
     if (s->id_bytes != 2 && s->id_bytes != 4) die("%s: has ids of %u bytes, expected 2 or 4", s->path, s->id_bytes);
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
-        die("%s: a vocabulary of %zu does not go with ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
+        die("%s: a vocabulary of %zu does not fit ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
     if (s->documents > s->begin.bytes / TOKEN_SHARD_ENTRY || s->tokens > s->begin.bytes)
-        die("%s: %zu documents and %zu tokens cannot lie in %zu bytes", s->path, s->documents, s->tokens,
-            s->begin.bytes);
+        die("%s: %zu documents and %zu tokens do not fit %zu bytes", s->path, s->documents, s->tokens, s->begin.bytes);
     shard_check_sections(s);
     if (s->longest_columns > (s->columns ? s->begin.bytes - s->columns : 0))
-        die("%s: columns of %zu bytes cannot lie in it; write it again", s->path, s->longest_columns);
+        die("%s: columns of %zu bytes do not fit the file; write it again", s->path, s->longest_columns);
     if (!memchr(s->tokenizer_name, 0, sizeof(s->tokenizer_name)))
         die("%s: the name of its tokenizer has no end; write it again", s->path);
 }
 
-// Padding between sections is zeros: every byte of a file is known.
+// Checks that padding between sections is zero.
 static void shard_check_padding(const TokenShard *s, const InputFile *file) {
     static const unsigned char zeros[TOKEN_SHARD_ALIGN] = {0};
     const size_t end[3] = {s->table + s->documents * TOKEN_SHARD_ENTRY, s->ids + s->tokens * s->id_bytes,
@@ -288,7 +287,7 @@ static TokenShard shard_read_header(const InputFile *file) {
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-// Entries [first, first + the result) of the table, into entry[TABLE_ENTRIES].
+// Reads entries from `first` on into entry[TABLE_ENTRIES]; returns how many.
 static size_t shard_read_entries(const TokenShard *s, const InputFile *file, size_t first, ShardDocument *entry) {
     const size_t count = min_size(s->documents - first, TABLE_ENTRIES);
     input_read(file, s->table + first * TOKEN_SHARD_ENTRY, entry, count * TOKEN_SHARD_ENTRY);
@@ -312,30 +311,30 @@ static void shard_check_document(const TokenShard *s, size_t number, const Shard
     if (fault) die("%s: document %zu %s; write the shard again", s->path, number, fault);
 }
 
-// A pair or group of `members` documents ends before document `number`.
+// Ends a pair or group of `members` documents before document `number`.
 static void shard_end_group(TokenShard *s, size_t number, size_t members) {
     if (members == 1)
         die("%s: document %zu %s; write the shard again", s->path, number - 1,
-            s->kind == KIND_PAIRS ? "is an answer without a partner, of pairs there are two"
-                                  : "is the only completion of its group, which compares several");
+            s->kind == KIND_PAIRS ? "is an answer without a partner; a pair has two"
+                                  : "is the only completion of its group, which needs several");
     s->groups++;
     s->largest_group = max_size(s->largest_group, members);
 }
 
-// Groups are numbered from 0 in the order of their documents. *members: documents of group number s->groups so far
+// Checks that groups are numbered from 0 in order. *members: documents of group s->groups so far
 static void shard_check_group(TokenShard *s, size_t number, const ShardDocument *d, size_t *members) {
     if (*members && d->group == s->groups + 1) {
         shard_end_group(s, number, *members);
         *members = 0;
     }
     if (d->group != s->groups || (s->kind == KIND_PAIRS && *members == 2))
-        die("%s: document %zu is said to be in group %zu, behind %zu of group %zu; pairs and groups are numbered from "
-            "0 and lie in their order; write the shard again",
+        die("%s: document %zu is in group %zu, after %zu of group %zu; pairs and groups must be numbered in order from "
+            "0; write the shard again",
             s->path, number, d->group, *members, s->groups);
     ++*members;
 }
 
-// The checksum first: it says what is wrong with all the rest.
+// Verifies the table's checksum, before its entries are checked.
 static void shard_check_table_crc(const TokenShard *s, const InputFile *file, ShardDocument *entry) {
     uint32_t crc = 0;
     for (size_t first = 0, count; first < s->documents; first += count) {
@@ -346,7 +345,8 @@ static void shard_check_table_crc(const TokenShard *s, const InputFile *file, Sh
         die("%s: the checksum of its document table is wrong, the file is damaged; copy or write it again", s->path);
 }
 
-// The index of columns: by its checksum, then each behind the one before up to the file's end. entry: [TABLE_ENTRIES]
+// Checks the index of columns: its checksum, then that entries are contiguous up to the file's end. entry:
+// [TABLE_ENTRIES]
 static void shard_check_columns(const TokenShard *s, const InputFile *file, ShardColumns *entry) {
     const size_t text = s->begin.bytes - shard_columns_text(s);
     size_t end = 0, longest = 0;
@@ -364,12 +364,12 @@ static void shard_check_columns(const TokenShard *s, const InputFile *file, Shar
     if (crc != s->columns_crc)
         die("%s: the checksum of its index of columns is wrong, the file is damaged; copy or write it again", s->path);
     if (!in_order || end != text || longest != s->longest_columns)
-        die("%s: its columns do not lie one behind the other up to its end, or not as long as its header says; write "
+        die("%s: its columns are not contiguous up to its end, or longer than its header says; write "
             "it again",
             s->path);
 }
 
-// The whole table, once, through entry[TABLE_ENTRIES].
+// Checks the whole table once, reading through entry[TABLE_ENTRIES].
 static void shard_check_table(TokenShard *s, const InputFile *file, ShardDocument *entry) {
     size_t tokens = 0, targets = 0, longest = 0, members = 0;
     shard_check_table_crc(s, file, entry);

@@ -1,6 +1,6 @@
 /*
-Prompts from the command line, and text generated from them. Text becomes ids, and ids become text, by the model's
-tokenizer file (tokenizer.h), or as bytes; where there is neither, a prompt is ids and so is the answer.
+Prompts from the command line, and text generated from them. The model's tokenizer file (tokenizer.h) encodes and
+decodes, or ids are bytes. With neither, prompt and answer are ids.
 */
 #ifndef LLMC_PROMPT_H
 #define LLMC_PROMPT_H
@@ -10,12 +10,12 @@ tokenizer file (tokenizer.h), or as bytes; where there is neither, a prompt is i
 #include "llmc/base/text.h"
 #include "llmc/tokenizer/tokenizer_file.h"
 
-#define PROMPT_MAX ((size_t)1 << 30) // bytes: as many as there can be positions
+#define PROMPT_MAX ((size_t)1 << 30) // bytes; the most positions
 
 typedef struct {
     int32_t *id; // [count]
     size_t count;
-    char *text; // what to show before the continuation; NULL: nothing
+    char *text; // printed before the continuation; NULL: nothing
     size_t text_bytes;
     int bytes;            // ids are bytes
     Tokenizer *tokenizer; // NULL: none
@@ -23,8 +23,8 @@ typedef struct {
 } Prompt;
 
 // ---- the tokenizer -------------------------------------------------------------------------------------------------
-// The file that --tokenizer names, or finds: beside the adapters, beside the model, and where these have none beside
-// the shards of a training run, where data/prepare.py wrote it. NULL: none. path: room for its name
+// Finds the tokenizer file: that of --tokenizer, else beside the adapters, beside the model, or beside a training run's
+// shards, where data/prepare.py wrote it. NULL: none. path: room for its name
 static const char *tokenizer_of_run(const Run *run, char path[PATH_MAX]) {
     const Options *o = run->options;
     const char *const beside[] = {run->adapter ? run->adapter->path : o->adapter,
@@ -52,13 +52,13 @@ static void prompt_choose_tokenizer(Prompt *prompt, const Run *run) {
     }
     prompt->tokenizer = tokenizer_open(file);
     if (prompt->tokenizer->vocabulary_ids > V)
-        die("%s: this tokenizer has a vocabulary of %u, the model one of %zu: it is another model's; --tokenizer names "
-            "one, or is none",
+        die("%s: this tokenizer has a vocabulary of %u, the model %zu; give --tokenizer FILE of this model, or "
+            "--tokenizer none",
             file, prompt->tokenizer->vocabulary_ids, V);
 }
 
-// Copies the model's tokenizer into `folder`, beside the checkpoints, where `sample` finds it. begins: a copy that is
-// there is another run's
+// Copies the model's tokenizer into `folder`, beside the checkpoints, where `sample` finds it. begins: a new run, so a
+// copy already there is another run's
 static void tokenizer_keep(const Run *run, const char *folder, int begins) {
     char path[PATH_MAX], copy[PATH_MAX];
     const char *from = tokenizer_of_run(run, path);
@@ -98,13 +98,13 @@ static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
         if ((size_t)id[i] >= V) die_usage("token %zu of the prompt is %d, outside the vocabulary of %zu", i, id[i], V);
 }
 
-// A chat without a prompt: turns are read from standard input, a line each.
+// Tells whether a chat has no prompt and so reads turns from standard input, a line each.
 static int prompt_is_interactive(const Options *o) {
     return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file;
 }
 
-// The tokenizer, and the prompt of --prompt-ids, --prompt or --prompt-file. Training without one starts a text: behind
-// what the tokenizer begins every text with, or else behind a line's end.
+// Reads the tokenizer and the prompt of --prompt-ids, --prompt or --prompt-file. Training without a prompt begins a
+// text: with the tokenizer's first token of every text, or else a newline.
 static Prompt prompt_from_options(const Run *run) {
     const Options *o = run->options;
     size_t V = run->model.config.vocab_size;
@@ -126,8 +126,8 @@ static Prompt prompt_from_options(const Run *run) {
         return prompt;
     }
     if (!prompt.bytes && !prompt.tokenizer)
-        die_usage("this model's tokens are not bytes (vocabulary %zu) and there is no " TOKENIZER_NAME " beside it "
-                  "(data/tokenizer_file.py writes one), so a prompt is given with --prompt-ids ID,ID,...",
+        die_usage("the vocabulary of %zu is not bytes and there is no " TOKENIZER_NAME " beside the model "
+                  "(data/tokenizer_file.py writes one); give the prompt as --prompt-ids ID,ID,...",
                   V);
     const int prefixed = prompt.tokenizer && prompt.tokenizer->prefix_count && !prompt.chat;
     const char *text = o->prompt ? o->prompt : prefixed ? "" : "\n";
@@ -148,15 +148,15 @@ static void prompt_free(Prompt *prompt) {
     memset(prompt, 0, sizeof(*prompt));
 }
 
-// Tokens of the key/value cache: the last one drawn is not fed.
+// Returns the tokens that the key/value cache needs; the last token drawn is never fed.
 static size_t prompt_cache_tokens(const Prompt *prompt, const Options *options) {
     return prompt->count + options->max_new_tokens - 1;
 }
 
 // ---- tokens as text ------------------------------------------------------------------------------------------------
-#define TEXT_BYTES_PER_TOKEN 12 // of an id and its space
+#define TEXT_BYTES_PER_TOKEN 12 // an id and a space
 
-// The most bytes of text that a token can be.
+// Returns the most bytes of a token's text.
 static size_t prompt_token_bytes(const Prompt *prompt) {
     const Tokenizer *t = prompt->tokenizer;
     size_t most = TEXT_BYTES_PER_TOKEN;
@@ -165,7 +165,7 @@ static size_t prompt_token_bytes(const Prompt *prompt) {
     return most;
 }
 
-// Token number `index` of a text as people see it: its bytes ('?' where an id is none), or its id.
+// Prints token number `index` of a text: its bytes ('?' for an invalid id), or its id.
 static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
     char number[TEXT_BYTES_PER_TOKEN + 1], byte = id < 256 ? (char)id : '?';
     const Tokenizer *t = prompt->tokenizer;
@@ -197,7 +197,7 @@ static void prompt_append_answer(const Prompt *prompt, Scratch *answer, const in
     free(text);
 }
 
-// All of them; returns the bytes of `text`, which has room for prompt_token_bytes() * count.
+// Prints ids[count] to `text`, which has room for prompt_token_bytes() * count; returns its bytes.
 static size_t prompt_text(const Prompt *prompt, const int32_t *ids, size_t count, char *text) {
     TextOut out = text_out_to(NULL, text);
     for (size_t i = 0; i < count; i++) prompt_token_out(prompt, &out, ids[i], i);
@@ -215,8 +215,8 @@ static int prompt_is_end(const Prompt *prompt, int32_t id) {
     return prompt->tokenizer && !prompt->ignore_end && tokenizer_is_end(prompt->tokenizer, id);
 }
 
-// Draws tokens into ids, `count` at most: one that ends the text is the last. Returns how many; `out` has each as it
-// comes.
+// Draws at most `count` tokens into ids, up to one that ends the text. Returns how many; writes each to `out` when
+// drawn.
 static size_t generate_on(Sampler *sampler, const Prompt *prompt, const SamplingSettings *settings, int32_t *ids,
                           size_t count, TextOut *out) {
     for (size_t i = 0; i < count; i++) {
@@ -230,7 +230,7 @@ static size_t generate_on(Sampler *sampler, const Prompt *prompt, const Sampling
     return count;
 }
 
-// The same from the prompt on. To `file`, where it is not NULL, go the prompt and what is drawn.
+// Feeds the prompt, then draws. Prints the prompt and the tokens to `file` unless NULL.
 static size_t generate(Sampler *sampler, StreamBP *s, const Prompt *prompt, const SamplingSettings *settings,
                        int32_t *ids, size_t count, FILE *file) {
     TextOut out = text_out_to(file, NULL);

@@ -1,46 +1,44 @@
 /*
-Text generation with the key/value cache of orders/key_value_cache.h. The token at position t of a text is drawn by op
-`draw` with random number t of the text's seed, so the text is the same however much of it was fed and however much was
-drawn before, and whatever is drawn beside it (but for rounding: products of few rows and of many may sum in another
-order).
+Text generation with the key/value cache of orders/key_value_cache.h. Op `draw` draws the token at position t with
+random number t of the text's seed. So a text does not depend on how much of it was fed or drawn, nor on the texts drawn
+beside it (except for rounding: products of few and of many rows may sum in another order).
 
-    sampler_allocate         once, before training: host memory, and every refusal that is known beforehand
-    sampler_begin            pushes the cache on the run's arena; RunSettings.cache_tokens has put it into the plan
-    sampler_feed             the prompt, of any length that fits; again later to go on with given tokens
-    sampler_next             the next token
-    sampler_rewind           takes the end of the text back
-    sampler_end              pops the cache: the arena is as it was
+    sampler_allocate         allocates host memory and checks all it can; call once, before training
+    sampler_begin            pushes the cache on the run's arena; RunSettings.cache_tokens plans it
+    sampler_feed             feeds the prompt, of any length that fits; later also further given tokens
+    sampler_next             draws the next token
+    sampler_rewind           truncates the text
+    sampler_end              pops the cache from the arena
 
-    sampler_batch_allocate   the same for many texts at once, each in a slot of the cache (RunSettings.rollout_slots)
-    sampler_batch            completes texts, any number of them
+    sampler_batch_allocate   the same for many texts, each in a slot of the cache (RunSettings.rollout_slots)
+    sampler_batch            completes any number of texts
 
-Nothing else allocates. In sampler_batch every step draws a token for each slot. A text whose end token is drawn, or
-that has its `room` of tokens, leaves its slot to the next one that waits, so that steps are as wide as they can be. A
-prompt goes through the model once for all texts that have it (those whose `prompt` is the same pointer, one after the
-other); the others copy its keys, values and states. Its last token is fed by a step like any token drawn.
+Nothing else allocates. Every step of sampler_batch draws a token for each slot. A text that draws an end token, or
+fills its `room`, gives its slot to the next waiting one. Consecutive texts with the same `prompt` pointer run it
+through the model once; the others copy its keys, values and states. A prompt's last token is fed by a step like any
+token drawn.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 #include "llmc/plan/plan.h"
 
-#define RANDOM_STREAM_SAMPLING 0x73616d706c65ull // of random.h ("sample")
+#define RANDOM_STREAM_SAMPLING 0x73616d706c65ull // stream of random.h ("sample")
 
 // ---- one text ------------------------------------------------------------------------------------------------------
 typedef struct {
     StreamBP *streambp;
-    Cache cache;     // of one slot
-    size_t capacity; // tokens, prompt and all; the last one drawn need not fit
-    int32_t drawn;   // the last token drawn, which the model has not seen yet; -1: none
+    Cache cache;     // one slot
+    size_t capacity; // most tokens, prompt included; the last one drawn need not fit
+    int32_t drawn;   // last token drawn, not yet fed; -1: none
 } Sampler;
 
-// Refuses texts of more tokens than a learned position table has rows. Needs no weights.
+// Refuses texts longer than a learned position table. Needs no weights.
 static void sampler_check(const Model *model, size_t tokens) {
     const Config *config = &model->config;
     if (config->family->learned_positions && tokens > config->max_position_embeddings)
-        die_usage(
-            "prompt and new tokens are %zu tokens, but the position table of this %s model ends at %zu; shorten the "
-            "prompt or ask for fewer new tokens",
-            tokens, config->family->name, config->max_position_embeddings);
+        die_usage("prompt and new tokens are %zu tokens, but the position table of this %s model has %zu; shorten the "
+                  "prompt or ask for fewer new tokens",
+                  tokens, config->family->name, config->max_position_embeddings);
 }
 
 static void sampler_allocate(Sampler *sampler, const Model *model, size_t capacity) {
@@ -55,7 +53,7 @@ static void sampler_free(Sampler *sampler) {
     memset(sampler, 0, sizeof(*sampler));
 }
 
-// Not while a sequence is on its way through forward_backward or forward_only.
+// Pushes the cache. Not during forward_backward or forward_only.
 static void sampler_begin(Sampler *sampler, StreamBP *s) {
     sampler->streambp = s;
     sampler->drawn = -1;
@@ -64,8 +62,7 @@ static void sampler_begin(Sampler *sampler, StreamBP *s) {
 
 static void sampler_end(Sampler *sampler) { cache_end(&sampler->cache, sampler->streambp); }
 
-// Back to the first `tokens` of the text, of which so many are left as it returns: none, where a layer keeps less than
-// the keys and values of all.
+// Truncates the text to `tokens`. Returns how many remain: 0 if a layer cannot rewind.
 static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
     const Config *config = &sampler->streambp->model->config;
     if (layers_of_kind(config, LAYER_FULL) < config->num_hidden_layers) {
@@ -77,7 +74,7 @@ static size_t sampler_rewind(Sampler *sampler, size_t tokens) {
     return sampler->cache.used[0] = min_size(sampler->cache.used[0], tokens);
 }
 
-// The text goes on with the token drawn last, where the model has not seen it yet, and ids[count] (host).
+// Feeds the last token drawn, if not yet fed, then ids[count] (host).
 static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     Cache *cache = &sampler->cache;
     const size_t V = sampler->streambp->model->config.vocab_size;
@@ -85,22 +82,21 @@ static void sampler_feed(Sampler *sampler, const int32_t *ids, size_t count) {
     sampler->drawn = -1;
     if (drawn >= 0) sampler_feed(sampler, &drawn, 1);
     if (count > cache->capacity - cache->used[0])
-        die("a text of %zu tokens does not fit into a key/value cache planned for %zu; shorten the prompt or ask for "
+        die("a text of %zu tokens does not fit the key/value cache planned for %zu; shorten the prompt or ask for "
             "fewer new tokens",
             cache->used[0] + count, cache->capacity);
     for (size_t i = 0; i < count; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= V)
-            die("token %zu of the text to continue is %d, but the vocabulary ends at %zu", cache->used[0] + i, ids[i],
-                V - 1);
+            die("token %zu of the text is %d, outside the vocabulary of %zu", cache->used[0] + i, ids[i], V - 1);
     cache_feed(cache, sampler->streambp, 0, ids, count);
 }
 
-// Ranks that gather weights for each other (ZeRO 3) write one text, rank 0's: with other devices or numbers of threads
-// their logits may be rounded otherwise, and each has to end where the others do.
+// Draws the next token. With ZeRO 3 all ranks take rank 0's: their logits may round differently on other devices or
+// numbers of threads, and all must stop at the same token.
 static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) {
     sampler_feed(sampler, NULL, 0);
     const size_t position = sampler->cache.used[0];
-    if (position == 0) die("there is nothing to continue: a prompt has at least one token");
+    if (position == 0) die("the prompt is empty; give at least one token");
     const double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, position);
     cache_draw(&sampler->cache, sampler->streambp, settings, &uniform, &sampler->drawn);
     if (weights_sharding(&sampler->streambp->memory).ranks > 1)
@@ -113,23 +109,23 @@ typedef struct {
     const int32_t *prompt; // [prompt_tokens], at least one
     size_t prompt_tokens;
     uint64_t seed;
-    int32_t *ids;        // [room] what is drawn; an end token is the last
-    size_t room, tokens; // at least one; how many there are
-    int ended;           // by an end token
+    int32_t *ids;        // [room] tokens drawn; an end token is the last
+    size_t room, tokens; // most tokens (at least 1), and how many there are
+    int ended;           // an end token was drawn
 } Completion;
 
 typedef struct {
     Cache cache;
-    const int32_t **prompt; // [slots] the prompt that begins this slot, all but its last token; NULL: none
-    size_t *text;           // [slots] which completion is written there
-    size_t *active;         // [active_count] slots with a text that is not complete
-    int32_t *next;          // [active_count] the token that each is fed next
-    int32_t *drawn;         // [slots] of a step, by numbers in [0, 1)
+    const int32_t **prompt; // [slots] prompt in the slot, without its last token; NULL: none
+    size_t *text;           // [slots] completion written there
+    size_t *active;         // [active_count] slots with an incomplete text
+    int32_t *next;          // [active_count] token to feed next
+    int32_t *drawn;         // [slots] tokens drawn in a step, by `uniform` in [0, 1)
     double *uniform;
     size_t active_count;
 } SamplerBatch;
 
-// capacity: tokens of the longest prompt and its completion; the last one drawn is never fed, and need not fit
+// Allocates for many texts. capacity: most tokens of a prompt and its completion; the last one drawn need not fit
 static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, size_t slots, size_t capacity) {
     sampler_check(model, capacity);
     memset(sampler, 0, sizeof(*sampler));
@@ -151,19 +147,19 @@ static void sampler_batch_free(SamplerBatch *sampler) {
 
 static void sampler_batch_check(const SamplerBatch *sampler, const Completion *text, size_t number, size_t V) {
     if (!text->prompt_tokens || !text->room)
-        die("text %zu: there is nothing to continue, or no room for it: a prompt has at least one token", number);
+        die("text %zu: the prompt is empty, or there is no room for a new token", number);
     if (text->prompt_tokens + text->room - 1 > sampler->cache.capacity)
-        die("text %zu: a prompt of %zu tokens and %zu new ones do not fit into a key/value cache planned for %zu; "
+        die("text %zu: a prompt of %zu tokens and %zu new ones do not fit the key/value cache planned for %zu; "
             "shorten the prompt or ask for fewer new tokens",
             number, text->prompt_tokens, text->room, sampler->cache.capacity);
     for (size_t i = 0; i < text->prompt_tokens; i++)
         if (text->prompt[i] < 0 || (size_t)text->prompt[i] >= V)
-            die("text %zu: token %zu of the prompt is %d, but the vocabulary ends at %zu", number, i, text->prompt[i],
+            die("text %zu: token %zu of the prompt is %d, outside the vocabulary of %zu", number, i, text->prompt[i],
                 V - 1);
 }
 
-// All of a prompt but its last token, in a slot: from one that has it, or through the model. Of layers with linear
-// attention the state behind the last prompt alone is kept: with another one no slot has what a copy takes.
+// Fills a slot with a prompt, without its last token: copies a slot that has it, or runs the model. Layers of linear
+// attention keep only the state after the last prompt, so only that prompt can be copied.
 static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
     Cache *cache = &sampler->cache;
     const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0, keeps = cache_keeps_all(cache, s);
@@ -180,7 +176,7 @@ static void slot_fill(SamplerBatch *sampler, StreamBP *s, size_t slot, const Com
     sampler->prompt[slot] = keeps ? text->prompt : NULL;
 }
 
-// Gives text number `number` a slot.
+// Opens a slot for text number `number`.
 static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text, size_t number) {
     slot_fill(sampler, s, slot, text);
     text->tokens = 0, text->ended = 0;
@@ -189,16 +185,15 @@ static void slot_open(SamplerBatch *sampler, StreamBP *s, size_t slot, Completio
     sampler->next[sampler->active_count++] = text->prompt[text->prompt_tokens - 1];
 }
 
-// The next token of a text. Returns 1 where that completes it.
+// Appends a token to a text. Returns 1 if that completes it.
 static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, size_t end_count) {
     text->ids[text->tokens++] = id;
     for (size_t i = 0; i < end_count; i++) text->ended |= (uint32_t)id == end_ids[i];
     return text->ended || text->tokens == text->room;
 }
 
-// Completes `count` texts. settings->seed is not looked at: each text has its own. end_ids[end_count]: what ends a
-// text. Not while a sequence is on its way through forward_backward or forward_only. Collective with ZeRO 3, where each
-// rank has texts of its own, or none.
+// Completes `count` texts. Ignores settings->seed: each text has its own. end_ids[end_count]: tokens that end a text.
+// Not during forward_backward or forward_only. Collective with ZeRO 3; each rank has its own texts, or none.
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     size_t waiting = 0, slot, steps;
@@ -217,7 +212,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
         }
         cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
-        sampler->active_count = 0; // filled anew with those that go on and those that begin: never beyond i
+        sampler->active_count = 0; // refilled below with texts that continue or begin: never beyond i
         for (size_t i = 0; i < steps; i++) {
             Completion *text;
             slot = sampler->active[i], text = &texts[sampler->text[slot]];
@@ -230,7 +225,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             }
         }
     }
-    cache_turn(&sampler->cache, s, TURN_NONE); // others may need this rank's weights for longer
+    cache_turn(&sampler->cache, s, TURN_NONE); // other ranks may still need this rank's weights
     cache_end(&sampler->cache, s);
 }
 

@@ -164,7 +164,7 @@ TEST(each_objective_takes_its_kind) {
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents (text; messages; prompt, completion); give "
                                        "--objective dpo, simpo or orpo");
     refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"),
-                     "a run reads one kind, name them apart");
+                     "a run reads one kind, give only one");
 }
 
 TEST(long_answers_are_not_split) {
@@ -178,7 +178,7 @@ TEST(long_answers_are_not_split) {
     refused(path, "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and answers are not split; take a "
                   "longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_REFUSE;
-    refused(path, "take a longer --seq-len or --long truncate");
+    refused(path, "give a longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_TRUNCATE;
     const Child *child = run_child(read_all, path);
     assert_int_equal(child->code, 0);
@@ -204,14 +204,14 @@ TEST(faults_of_pairs_and_groups) {
         const char *words;
     } faults[] = {{KIND_PAIRS, 5, 0, 32, 0, "bad.bin: document 4 is an answer without a partner"},
                   {KIND_PAIRS, 6, 1, 24, 1, "bad.bin: document 0 is an answer without a partner"},
-                  {KIND_PAIRS, 6, 2, 24, 0, "bad.bin: document 2 is said to be in group 0, behind 2 of group 0"},
-                  {KIND_PAIRS, 6, 4, 24, 7, "bad.bin: document 4 is said to be in group 7, behind 2 of group 1"},
-                  {KIND_PAIRS, 6, 0, 24, 1, "bad.bin: document 0 is said to be in group 1, behind 0 of group 0"},
+                  {KIND_PAIRS, 6, 2, 24, 0, "bad.bin: document 2 is in group 0, after 2 of group 0"},
+                  {KIND_PAIRS, 6, 4, 24, 7, "bad.bin: document 4 is in group 7, after 2 of group 1"},
+                  {KIND_PAIRS, 6, 0, 24, 1, "bad.bin: document 0 is in group 1, after 0 of group 0"},
                   {KIND_PAIRS, 6, 3, 16, 0, "document 3 has no target"},
                   {KIND_GROUPS, 7, 0, 32, 0, "bad.bin: document 6 is the only completion of its group"},
                   {KIND_GROUPS, 6, 3, 24, 2, "bad.bin: document 2 is the only completion of its group"},
-                  {KIND_GROUPS, 6, 4, 24, 0, "bad.bin: document 4 is said to be in group 0, behind 2 of group 1"},
-                  {KIND_GROUPS, 6, 5, 24, 4, "bad.bin: document 5 is said to be in group 4"},
+                  {KIND_GROUPS, 6, 4, 24, 0, "bad.bin: document 4 is in group 0, after 2 of group 1"},
+                  {KIND_GROUPS, 6, 5, 24, 4, "bad.bin: document 5 is in group 4"},
                   {KIND_GROUPS, 6, 2, 40, 0x7fc00000, "bad.bin: document 2 has a reward that is not a finite number"},
                   {KIND_GROUPS, 6, 5, 40, 0xff800000, "bad.bin: document 5 has a reward that is not a finite number"}};
     const Objective dpo = objective_of(OBJECTIVE_DPO), grpo = objective_of(OBJECTIVE_GRPO);
@@ -291,8 +291,8 @@ TEST(what_prefers_nothing_is_told) {
     static const struct {
         ObjectiveKind objective;
         const char *same, *single;
-    } rows[] = {{OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, which prefers nothing", "2 of 6 documents"},
-                {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, which prefers nothing", "1 of 9 documents"},
+    } rows[] = {{OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, so they have no preference", "2 of 6 documents"},
+                {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, so they have no preference", "1 of 9 documents"},
                 {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         const Objective objective = objective_of(rows[i].objective);

@@ -219,7 +219,7 @@ TEST(fingerprint_covers_documents_and_order) {
     const DataSettings base = data_settings(2, 100);
     DataSettings other[6] = {base, base, base, base, base, base};
     const uint64_t fingerprint = fingerprint_with(path, base);
-    expect_refused(seek_nowhere, path, EXIT_RUNTIME, "is not in this data, whose epoch 0 has");
+    expect_refused(seek_nowhere, path, EXIT_RUNTIME, "is not in this data: epoch 0 has");
     assert_true(fingerprint_with(copy, base) == fingerprint);
     other[0].seed = 12, other[1].long_documents = LONG_TRUNCATE;
     other[2].B = 1, other[2].T = 200;
@@ -295,7 +295,7 @@ static DamageSuite damage_suite(void) {
 TEST(every_field_of_the_header) {
     static const Damage fields[] = {
         FIELD(0, 1, 'X', "bad.bin: its 677 bytes are less than the header of a token shard"),
-        FIELD(8, 4, 2, "bad.bin: version 2 of a token shard is not known, expected 1"),
+        FIELD(8, 4, 2, "bad.bin: version 2 of a token shard is unknown, expected 1"),
         FIELD(12, 4, 0x04030201, "bad.bin: was written on a big-endian machine"),
         FIELD(12, 4, 7, "its byte order mark is 00000007, expected 01020304"),
         FIELD(16, 8, 128, "its header says that it has 128 bytes, expected 256"),
@@ -309,7 +309,7 @@ TEST(every_field_of_the_header) {
         FIELD(56, 8, 21, "20 tokens at most, its header says 37"),
         FIELD(64, 4, 3, "has ids of 3 bytes, expected 2 or 4"),
         FIELD(64, 4, 2, "a vocabulary of 2147483648 does not go with ids of 2 bytes"),
-        FIELD(68, 4, 4, "kind 4 of a token shard is not known; kinds are 0 to 3, and 5"),
+        FIELD(68, 4, 4, "kind 4 of a token shard is unknown; kinds are 0 to 3, and 5"),
         FIELD(72, 8, 0, "a vocabulary of 0 does not go"),
         FIELD(72, 8, (uint64_t)1 << 31 | 1, "a vocabulary of 2147483649 does not go"),
         FIELD(72, 8, 4096, "document 1, token 0 is 4096, outside the vocabulary of 4096"),
@@ -401,9 +401,9 @@ TEST(tokenizers_kinds_and_lengths) {
     refusal_settings = data_settings(1, 7), refusal_settings.long_documents = LONG_REFUSE;
     document[0] = made_document(0, 8, 0), document[1] = made_document(1, 9, 0);
     refused(write_shard("long.bin", &made, document, 2),
-            "long.bin: document 1 has 9 tokens, --seq-len 7 takes 8; take a longer --seq-len or --long split or");
+            "long.bin: document 1 has 9 tokens, --seq-len 7 takes 8; give a longer --seq-len or --long split or");
     read_all(write_shard("long.bin", &made, document, 1));
-    refused(write_shard("none.bin", &made, document, 0), "holds nothing that can be learnt");
+    refused(write_shard("none.bin", &made, document, 0), "holds nothing to train on");
 }
 
 TEST(what_was_done_is_said_once) {

@@ -113,8 +113,8 @@ TEST(every_byte_of_the_header_counts) {
 #define FIELD(at, value, bytes, words) OTHER_NUMBER(BAD, at, bytes, value, words)
 TEST(every_field_is_checked_with_a_right_checksum) {
     static const Damage fields[] = {
-        FIELD(0, 'X', 1, "does not begin with SBPLOGPS, so it is no file of log-probabilities"),
-        FIELD(8, 1, 4, "version 1 of a file of log-probabilities is not known, expected 2"),
+        FIELD(0, 'X', 1, "does not begin with SBPLOGPS, so it is not a file of log-probabilities"),
+        FIELD(8, 1, 4, "version 1 of a file of log-probabilities is unknown, expected 2"),
         FIELD(12, 0x04030201, 4, "was written on a big-endian machine"),
         FIELD(12, 0x01020305, 4, "its byte order mark is 01020305, expected 01020304"),
         FIELD(16, 128, 8, "its header says that it has 128 bytes, expected 256"),
@@ -126,9 +126,9 @@ TEST(every_field_is_checked_with_a_right_checksum) {
         FIELD(40, TOKENS / 2 + 1, 8, "the number of documents"),
         FIELD(48, TOKENS - DOCUMENTS + 1, 8, "the number of log-probabilities"),
         FIELD(48, VALUES - 1, 8, "holds 6606 log-probabilities, its header says 6605"),
-        FIELD(72, 0, 8, "the length to which documents were cut"),
-        FIELD(80, 0, 4, "the length to which documents were cut"),
-        FIELD(80, 3, 4, "the way in which documents were cut"),
+        FIELD(72, 0, 8, "the length of cut documents"),
+        FIELD(80, 0, 4, "the length of cut documents"),
+        FIELD(80, 3, 4, "the kind of cut of documents"),
         FIELD(84, 3, 4, "the element type"),
         FIELD(88, 0, 8, "the temperature"),
         FIELD(88, 0x7ff0000000000000, 8, "the temperature"),
@@ -169,7 +169,7 @@ TEST(names_are_safe) {
          "01234567890123456789012345678901234567890123456789012345678901"}};
     char name[64] = "a\nb\033[1m";
     SCOPED(logprobs_close) LogprobFile f;
-    expect_refused(open_without_end, NULL, 1, "the name of the model in its header cannot be");
+    expect_refused(open_without_end, NULL, 1, "the name of the model in its header is invalid");
     open_named(name, &f);
     assert_string_equal(f.header.model, "a?b?[1m");
     for (size_t i = 0; i < COUNT_OF(names); i++) {

@@ -86,7 +86,7 @@ TEST(any_kind_is_read_document_by_document) {
         test_case("%s", kind_files[k]);
         refusal_settings = settings;
         if (k == 3) {
-            refused(path, "holds prompts alone, none of whose tokens is a target; give data with answers");
+            refused(path, "holds prompts alone, without a target; give data with answers");
             continue;
         }
         SCOPED_LOADER loader = open_data(path, &settings);
@@ -202,7 +202,7 @@ TEST(prompts_that_are_none) {
     refusal_settings.use = DATA_PROMPTS;
     for (size_t i = 0; i < 4; i++) document[i] = made_document(i, 9, 0), document[i].prompt = i == 2 ? 0 : 4;
     const char *path = write_shard("bad.bin", &made, document, 4);
-    prompts_refused(path, "bad.bin: document 2 does not say where its prompt ends, and --rollout");
+    prompts_refused(path, "bad.bin: document 2 does not mark the end of its prompt, which --rollout");
     document[2].prompt = 1;
     ShardImage image = shard_image(&made, document, 4);
     image.bytes[image.size - 1] ^= 1; // of the last document
@@ -231,12 +231,12 @@ TEST(columns_that_are_none) {
     } damage[] = {{0, 68, 4, 0, 1, "is of kind 0 and holds columns, which only prompts alone"},
                   {0, 192, 8, 64, 1, "its columns are at byte 64,"},
                   {0, 192, 8, 0, 1, "its end is at byte"},
-                  {0, 200, 8, 1000, 1, "columns of 1000 bytes cannot lie in it"},
-                  {0, 200, 8, 14, 1, "its columns do not lie one behind the other up to its end, or not as long as"},
+                  {0, 200, 8, 1000, 1, "columns of 1000 bytes do not fit the file"},
+                  {0, 200, 8, 14, 1, "its columns are not contiguous up to its end, or longer than"},
                   {1, 8, 1, 3, 0, "the checksum of its index of columns is wrong"},
-                  {1, 8, 4, 3, 1, "its columns do not lie one behind the other"},
-                  {1, 16, 8, UINT64_MAX, 1, "its columns do not lie one behind the other"},
-                  {1, 16 + 8, 4, UINT32_MAX, 1, "its columns do not lie one behind the other"},
+                  {1, 8, 4, 3, 1, "its columns are not contiguous"},
+                  {1, 16, 8, UINT64_MAX, 1, "its columns are not contiguous"},
+                  {1, 16 + 8, 4, UINT32_MAX, 1, "its columns are not contiguous"},
                   {1, 16 + 12, 4, 0, 1, "the checksum of the columns of document 1 is wrong"},
                   {2, 4, 1, 'x', 1, "the checksum of the columns of document 1 is wrong"}};
     static const char *const wrong[] = {"[1]", "{\"a\":\n1}", "", "{"};
@@ -260,7 +260,7 @@ TEST(columns_that_are_none) {
     for (size_t c = 0; c < COUNT_OF(wrong); c++) {
         document[2].columns = wrong[c];
         prompts_refused(write_shard("bad.bin", &made, document, 4),
-                        "the columns of document 2 are no JSON object on one line; write it again");
+                        "the columns of document 2 are not a JSON object on one line; write it again");
     }
 }
 

@@ -63,7 +63,7 @@ refuses 1 'no file matches' train --init $TINY --data "$WORK/*.none" --out none
 # ---- tokenizers -----------------------------------------------------------------------------------------------------------------
 TOKENIZERS=$GOLDEN/tokenizers
 LARGE=${TINY%96}800
-refuses 1 'qwen2.tok: this tokenizer has a vocabulary of 440, the model one of 439' \
+refuses 1 'qwen2.tok: this tokenizer has a vocabulary of 440, the model 439' \
     sample --init ${TINY%96}439 --tokenizer $TOKENIZERS/qwen2.tok --prompt x
 refuses 2 'outside the vocabulary of 441' sample --init ${TINY%96}441 --tokenizer $TOKENIZERS/qwen2.tok --prompt 'x<|end|>'
 refuses 2 '--system: .*gemma.tok: no system text' sample --init $LARGE --tokenizer $TOKENIZERS/gemma.tok --system x --prompt x
