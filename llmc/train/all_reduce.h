@@ -1,16 +1,16 @@
 /*
-All-reduce of losses, token counts and metrics, in rank order: identical bits on every rank. The ranks that share a
-sequence all know its loss and its tokens: these count once. On the host; tensors are reduced by residency.h.
+All-reduce of losses, token counts and metrics on the host, in rank order: identical bits on every rank. Ranks that
+share a sequence all have its loss and tokens, which count once. residency.h reduces tensors.
 */
 #ifndef LLMC_ALL_REDUCE_H
 #define LLMC_ALL_REDUCE_H
 #include "llmc/ranks/dist.h"
 #include "llmc/data/objective.h"
 
-// The contribution of a rank to a sum over sequences.
+// Returns a rank's contribution to a sum over sequences.
 static double once_per_sequence(World w, double value) { return w.rank % world_sp(w) ? 0 : value; }
 
-// values: of this rank's sequence; become those of all sequences.
+// Sums `values` of this rank's sequence over all sequences.
 static void sum_over_sequences(World w, double *values, size_t count) {
     for (size_t i = 0; i < count; i++) values[i] = once_per_sequence(w, values[i]);
     dist_sum(RANKS_ALL, values, count);
@@ -23,7 +23,7 @@ static TargetCounts target_counts_over_sequences(World w, TargetCounts counts) {
     return counts;
 }
 
-// All-gather: [ranks][bytes], in memory that the first step allocates and later ones reuse.
+// All-gathers to [ranks][bytes], in memory that the first step allocates and later ones reuse.
 static void *gather_from_all(World w, const void *own, size_t bytes) {
     static void *all;
     static size_t room;
@@ -47,11 +47,11 @@ static double max_over_ranks(World w, double value) {
 #define METRIC_NAME 64
 
 typedef struct {
-    char name[METRIC_NAME]; // empty: none
+    char name[METRIC_NAME]; // "": none
     Metric metric;          // its name is above
 } MetricRecord;
 
-// A copy of the name that lasts: other ranks may send a metric that none of this rank's sequences had.
+// Returns a permanent copy of the name, as other ranks may send a metric that this rank does not have.
 static const char *metric_name_kept(const char *name) {
     static char kept[2 * METRICS_MOST][METRIC_NAME];
     size_t i;
@@ -61,7 +61,7 @@ static const char *metric_name_kept(const char *name) {
     return kept[i];
 }
 
-// kto's rewards/margins: the difference of the means of its rewards, where there are both.
+// Adds kto's rewards/margins: the difference of its two mean rewards, if both exist.
 static void metrics_margin(Metrics *metrics) {
     double mean[2] = {0, 0};
     size_t found = 0;
@@ -94,14 +94,14 @@ static void metrics_over_ranks(World w, Metrics *metrics) {
     }
 }
 
-// Metrics of all sequences of a step
+// Merges the metrics of all sequences of a step.
 static void metrics_over_sequences(World w, Metrics *metrics) {
     metrics_over_ranks(w, metrics);
     metrics_margin(metrics);
 }
 
 // ---- traffic --------------------------------------------------------------------------------------------------
-// Traffic since `before`, on average over the ranks, over `divisor`.
+// Returns the traffic since `before`, averaged over ranks and divided by `divisor`.
 static Traffic sent_since(World w, const Traffic *before, const Traffic *now, double divisor) {
     Traffic sent = traffic_less(*now, *before);
     dist_sum(RANKS_ALL, sent.bytes, TRAFFIC_KINDS);

@@ -4,23 +4,20 @@ Checkpoints: everything a training run needs to go on, bit for bit. Each is a fo
     checkpoint-00000100/model.bin      the weights: a flat .bin (flat.h), good for --model
                         optimizer.bin  AdamW's moments, and the fp32 master weights if there are any
                         state.json     progress of the run, and what must be the same to go on (run_state.h)
-                        rollout.bin    with --overlap, if completions wait for their step: what follows from nothing
-                                       else (rollout.h)
+                        rollout.bin    with --overlap, if completions wait for their step: the completions (rollout.h)
                         DONE           written last: name, bytes and checksum of the others
 
-With LoRA adapter_model.safetensors and adapter_config.json (adapter_file.h) take the place of model.bin: the folder is
-an adapter as PEFT reads it, good for --adapter. Its values are the fp32 master weights if there are any, else the
-weights in use.
+With LoRA, adapter_model.safetensors and adapter_config.json (adapter_file.h) replace model.bin: PEFT can read the
+folder, and --adapter takes it. Its values are the fp32 master weights if there are any, else the weights in use.
 
-A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, and then
-the folder is renamed. Older ones beyond --keep-checkpoints go afterwards, by a rename first. So whatever ends a run at
-whatever moment, the last complete one stays. Nothing is allocated.
+A checkpoint is complete or absent: it is written as checkpoint-00000100.partial, every file synced, then DONE, then the
+folder is renamed. After that, older ones beyond --keep-checkpoints are renamed and removed. So the last complete one
+survives an end of the run at any moment. Nothing is allocated.
 
-A large file is a header and sections: a value for every element of what is trained, in the order of its table, and of
-moments in 8 bits the floats beside them, group by group. Rank 0
-makes it at its full size; all ranks write and sync a part each, and once all have, which the sum of their checksums
-waits for, rank 0 gives the file its name. Each rank reads what its memory holds. So the bytes depend neither on the
-number of ranks nor on the stage of ZeRO.
+A large file is a header and sections: a value for every trained element, in the table's order; for 8-bit moments also
+their scales, group by group. Rank 0 makes it at its full size, all ranks write and sync a part each, and after the
+reduction of their checksums rank 0 renames it. Each rank reads what its memory holds. So the bytes depend neither on
+the number of ranks nor on ZeRO's stage.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -30,17 +27,17 @@ number of ranks nor on the stage of ZeRO.
 #include "llmc/optimizer/update.h"
 #include "run_state.h"
 
-// rollout.bin: bytes [begin, begin + count) of `whole` are this rank's
+// This rank's part of rollout.bin: bytes [begin, begin + count) of `whole`
 typedef struct {
     char *bytes;
     uint64_t begin, count, whole;
-    int writes; // no other rank has the same
+    int writes; // this rank writes it: others may hold the same
     int is_there;
 } WaitingPart;
 
-// The tensors of a checkpoint; weights and optimizer state lie in any place.
+// The tensors of a checkpoint; weights and optimizer state may be in any place
 typedef struct {
-    const Model *model; // the table of what is trained: the model's or the adapters'
+    const Model *model; // the trained table: the model's or the adapters'
     const Ops *ops;
     char *weights;
     Sharding weights_sharding, optimizer_sharding;
@@ -49,25 +46,25 @@ typedef struct {
     BaseKey base;     // with LoRA: the key of the base model
     const char *base_path;
     const Model *base_model;
-    WaitingPart *waiting; // NULL: of no such run
+    WaitingPart *waiting; // NULL: no --overlap
 } TrainedTensors;
 
 // ---- large files ----------------------------------------------------------------------------------------------------
 typedef struct {
-    char *memory; // of any place
+    char *memory; // in any place
     DType type;
-    Sharding sharding; // of memory
-    int floats;        // it is those beside moments in 8 bits (moments.h), else a value for every element
+    Sharding sharding; // layout of memory
+    int floats;        // 1: scales of 8-bit moments (moments.h); 0: a value for every element
 } Section;
 
 typedef struct {
     Section section[5];
     size_t count;
-    uint64_t bytes;   // in the file
-    size_t transpose; // rows of a first matrix that the file has transposed: A of the embedding; 0: none
+    uint64_t bytes;   // bytes in the file
+    size_t transpose; // rows of a first matrix transposed in the file (A of the embedding); 0: none
 } Sections;
 
-// Values of a section in the file
+// Counts the values of a section in the file.
 static size_t section_count(const Model *table, const Section *s) {
     return s->floats ? moment_floats_all(table, sharding_whole()) : table->elements;
 }
@@ -80,11 +77,11 @@ static void sections_add(Sections *s, const TrainedTensors *t, void *memory, DTy
     s->bytes += section_count(t->model, &section) * dtype_size(type);
 }
 
-// The adapters of a checkpoint are their fp32 master weights where there are any.
+// Tells whether the adapters are saved from fp32 master weights.
 static int saves_master(const TrainedTensors *t) { return t->lora && t->optimizer.master; }
 static DType saved_type(const TrainedTensors *t) { return saves_master(t) ? DTYPE_FP32 : t->model->dtype; }
 
-// The sections of MANIFEST_MODEL or MANIFEST_OPTIMIZER.
+// Returns the sections of MANIFEST_MODEL or MANIFEST_OPTIMIZER.
 static Sections file_sections(const TrainedTensors *t, size_t file) {
     Sections s = {0};
     if (file == MANIFEST_OPTIMIZER) {
@@ -105,7 +102,7 @@ static uint64_t sections_bytes(const TrainedTensors *t) {
     return file_sections(t, MANIFEST_MODEL).bytes + file_sections(t, MANIFEST_OPTIMIZER).bytes;
 }
 
-// optimizer.bin begins with this; numbers are in the byte order of the machine that wrote it, as in a flat .bin.
+// The header of optimizer.bin; numbers are in the writer's byte order, as in a flat .bin.
 #define OPTIMIZER_MAGIC   "SBPADAMW"
 #define OPTIMIZER_VERSION 1u
 
@@ -113,7 +110,7 @@ typedef struct {
     char magic[8];
     uint32_t version, byte_order;
     uint64_t header_bytes;
-    uint32_t moments, master; // DType of the moments; 1 if there are master weights
+    uint32_t moments, master; // DType of the moments; 1: with master weights
     uint64_t elements, step;
     uint64_t zero[2];
 } OptimizerHeader;
@@ -128,7 +125,7 @@ static OptimizerHeader optimizer_header(const TrainedTensors *t, size_t step) {
     return header;
 }
 
-// Writes the first bytes of a file, up to its sections, to staged_reformed; returns their number.
+// Writes a file's bytes before its sections to staged_reformed; returns how many.
 static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
     if (file == MANIFEST_OPTIMIZER) {
         const OptimizerHeader header = optimizer_header(t, step);
@@ -142,7 +139,7 @@ static size_t file_header(const TrainedTensors *t, size_t file, size_t step) {
     return sizeof(FlatHeader);
 }
 
-// Bytes of a whole checkpoint, at most.
+// Returns the most bytes of a checkpoint.
 static uint64_t checkpoint_bytes(const TrainedTensors *t) {
     uint64_t headers = sizeof(FlatHeader) + sizeof(OptimizerHeader);
     if (t->lora) headers += adapter_header(t->model, saved_type(t), &t->base, NULL, 0) + ADAPTER_CONFIG_TEXT;
@@ -152,13 +149,13 @@ static uint64_t checkpoint_bytes(const TrainedTensors *t) {
 // ---- one save or load -----------------------------------------------------------------------------------------------
 typedef struct {
     const TrainedTensors *t;
-    OutputFolder folder; // while loading only its path
+    OutputFolder folder; // loading uses only its path
     Manifest manifest;
     Progress progress;
-    size_t done; // bytes
+    size_t done; // bytes, for the progress bar
 } CheckpointPass;
 
-// ranks: they share the bytes
+// Begins a save or load. ranks: how many share the bytes
 static void pass_begin(CheckpointPass *p, const TrainedTensors *t, const char *what, size_t ranks) {
     memset(&p->manifest, 0, sizeof(p->manifest));
     p->t = t;
@@ -172,8 +169,8 @@ static void pass_advance(CheckpointPass *p, size_t bytes) {
 }
 
 typedef struct {
-    size_t first, count; // values of the section in the file
-    size_t offset;       // of the first in memory
+    size_t first, count; // range of values of the section in the file
+    size_t offset;       // offset of the first in memory
 } SectionSlab;
 
 static SectionSlab section_slab(const Model *model, const Section *s, const Slabs *b) {
@@ -187,7 +184,7 @@ static SectionSlab section_slab(const Model *model, const Section *s, const Slab
     return slab;
 }
 
-// Values of staging memory to or from the file, in which they begin at byte `offset`.
+// Moves values between staging memory and byte `offset` of the file.
 static void section_move(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t offset, void *values,
                          size_t bytes) {
     if (in) input_read(in, offset, values, bytes);
@@ -195,8 +192,8 @@ static void section_move(const OutputFile *out, const InputFile *in, Checksum *s
     if (out) output_write(out, offset, values, bytes);
 }
 
-// The same of values first .. first + count of a section at byte `at`, whose first matrix [rows,cols] is transposed
-// there.
+// The same for values [first, first + count) of a section at byte `at`, whose first matrix [rows,cols] is transposed in
+// the file.
 static void section_move_transposed(const OutputFile *out, const InputFile *in, Checksum *sum, uint64_t at,
                                     size_t first, size_t count, size_t size, size_t rows, size_t cols) {
     const size_t end = rows * cols, inside = first < end ? min_size(count, end - first) : 0;
@@ -213,7 +210,7 @@ static void section_move_transposed(const OutputFile *out, const InputFile *in, 
                      (count - inside) * size);
 }
 
-// This rank's part of the sections that begin at byte `at` of a file, to `out` or, where that is NULL, from `in`.
+// Writes this rank's part of the sections at byte `at` of a file to `out` or, if that is NULL, reads it from `in`.
 static void sections_transfer(CheckpointPass *p, const Sections *sections, uint64_t at, const OutputFile *out,
                               const InputFile *in, Checksum *sum) {
     const Model *model = p->t->model;
@@ -240,7 +237,7 @@ static void sections_transfer(CheckpointPass *p, const Sections *sections, uint6
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
-// MANIFEST_MODEL or MANIFEST_OPTIMIZER. Collective.
+// Saves MANIFEST_MODEL or MANIFEST_OPTIMIZER. Collective.
 static void save_large(CheckpointPass *p, size_t file, size_t step) {
     const Sections sections = file_sections(p->t, file);
     const size_t header = file_header(p->t, file, step);
@@ -263,7 +260,7 @@ static void save_large(CheckpointPass *p, size_t file, size_t step) {
     if (dist_rank() == 0) output_commit(&output);
 }
 
-// Collective
+// Saves the waiting completions. Collective.
 static void save_waiting(CheckpointPass *p) {
     const WaitingPart *part = p->t->waiting;
     const size_t file = manifest_rollout(&p->manifest);
@@ -289,7 +286,7 @@ static void save_small(CheckpointPass *p, size_t file, const char *text, size_t 
     folder_write_file(&p->folder, manifest_file(&p->manifest, file), text, length);
 }
 
-// The small files and then DONE, by rank 0.
+// Saves the small files, then DONE; rank 0.
 static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunState *run) {
     // NOLINTNEXTLINE(bugprone-branch-clone): the larger of two constants
     static char text[RUN_STATE_LIMIT > ADAPTER_CONFIG_TEXT ? RUN_STATE_LIMIT : ADAPTER_CONFIG_TEXT];
@@ -300,8 +297,8 @@ static void save_finish(CheckpointPass *p, CheckpointFolder *folder, const RunSt
     checkpoint_finish(folder, run->step, &p->folder);
 }
 
-// Refuses a disk that is too small for `count` checkpoints before anything is written to it. `where` begins the line.
-// Returns the bytes that are free, 0: not known. By rank 0.
+// Refuses a disk that is too small for `count` checkpoints, before anything is written; rank 0. `where` begins the
+// message. Returns the free bytes; 0: unknown.
 static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const TrainedTensors *t, const char *where,
                                        size_t count) {
     const uint64_t each = checkpoint_bytes(t), wanted = each * count;
@@ -312,14 +309,14 @@ static uint64_t checkpoint_check_space(const CheckpointFolder *folder, const Tra
     if (folder->last != CHECKPOINT_NONE)
         snprintf(last, sizeof(last), ", then --resume from step %zu, which is safe", folder->last);
     if (count > 1)
-        die("%s: %zu more checkpoints of %s take %s and %s are free there; free some space, or give --keep-checkpoints "
+        die("%s: %zu more checkpoints of %s take %s, but only %s are free; free some space, or give --keep-checkpoints "
             "1 or --save-every off",
             where, count, human_bytes((double)each), human_bytes((double)wanted), human_bytes((double)available));
-    die("%s: a checkpoint takes %s (%llu bytes) and %s are free there; free some space%s", where,
+    die("%s: a checkpoint takes %s (%llu bytes), but only %s are free; free some space%s", where,
         human_bytes((double)each), (unsigned long long)each, human_bytes((double)available), last);
 }
 
-// Collective. A step that is there already is not saved again. Returns the bytes written.
+// Saves a checkpoint unless that step already is. Returns the bytes written. Collective.
 static uint64_t checkpoint_save(CheckpointFolder *folder, const TrainedTensors *t, const RunState *run) {
     static CheckpointPass pass;
     if (folder->last == run->step) return 0;
@@ -352,15 +349,15 @@ static const char *load_path(const CheckpointPass *p, size_t file, char path[PAT
     return path;
 }
 
-// Returns the text of a small file; to be freed.
+// Returns the text of a small file; the caller frees it.
 static char *load_small(const CheckpointPass *p, size_t file, size_t limit, size_t *length, char path[PATH_MAX]) {
     char *text = input_read_text(load_path(p, file, path), limit, length);
     load_check_sum(p, file, path, checksum_of(0, text, *length));
     return text;
 }
 
-// Reads what memory holds of the sections behind `header` bytes. A rank that holds all of them verifies the checksum by
-// itself, else the ranks do together.
+// Reads what memory holds of the sections after `header` bytes. A rank that holds all verifies the checksum itself,
+// else the ranks do so together.
 static void load_sections(CheckpointPass *p, size_t file, const InputFile *input, size_t header) {
     const Sections sections = file_sections(p->t, file);
     const int whole = holds_whole(sections.section[0].sharding);
@@ -378,7 +375,7 @@ static void load_weights(CheckpointPass *p) {
     const Model *model = p->t->model;
     char path[PATH_MAX], saved[4096], wanted[4096];
     WeightSource *source = weights_open(load_path(p, MANIFEST_MODEL, path));
-    source->config.pad_token_id = model->config.pad_token_id; // which older checkpoints do not have
+    source->config.pad_token_id = model->config.pad_token_id; // older checkpoints lack it
     config_to_text(&source->config, saved, sizeof(saved));
     config_to_text(&model->config, wanted, sizeof(wanted));
     if (strcmp(saved, wanted) != 0) {
@@ -398,14 +395,14 @@ static void load_adapters(CheckpointPass *p) {
     char path[PATH_MAX], config[PATH_MAX];
     size_t length;
     InputFile file = input_open(load_path(p, MANIFEST_MODEL, path));
-    load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file)); // the parser shall not be the one to find damage
+    load_check_sum(p, MANIFEST_MODEL, path, file_checksum(&file)); // reports damage before the parser fails
     input_close(&file);
-    Lora lora = *t->lora; // a copy, so that nothing there is changed
+    Lora lora = *t->lora; // a copy, since opening changes it
     WeightSource *source = adapter_open_tensors(path, &lora, t->base_model, NULL, NULL);
     BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);
     if (source->dtype != saved_type(t))
-        die("%s: holds adapters in %s, this run would in %s; resume with the same PRECISION and --master", path,
+        die("%s: holds adapters in %s, this run uses %s; resume with the same PRECISION and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
     weights_load(source, t->model, t->weights_sharding, t->ops, t->weights); // rounds the master weights
     pass_advance(p, file_sections(t, MANIFEST_MODEL).bytes / t->weights_sharding.ranks);
@@ -413,7 +410,7 @@ static void load_adapters(CheckpointPass *p) {
     free(load_small(p, MANIFEST_CONFIG, ADAPTER_CONFIG_TEXT, &length, config));
 }
 
-// A resumed run trains what it began with: adapters (lora) or the whole model.
+// Refuses to resume adapters as a whole model, or the reverse. lora: this run trains adapters
 static void checkpoint_check_kind(const char *checkpoint, const Manifest *manifest, int lora) {
     if (manifest->adapters && !lora)
         die("%s: holds adapters, but without --lora-rank or --adapter this run trains the whole model; resume with the "
@@ -427,7 +424,7 @@ static void checkpoint_check_kind(const char *checkpoint, const Manifest *manife
 
 static void load_check_optimizer(const char *path, const OptimizerHeader *found, const OptimizerHeader *wanted) {
     if (memcmp(found->magic, wanted->magic, sizeof(found->magic)) != 0)
-        die("%s: does not begin with " OPTIMIZER_MAGIC ", so it is no state of an optimizer", path);
+        die("%s: does not begin with " OPTIMIZER_MAGIC ", so it is not an optimizer state", path);
     if (found->byte_order != wanted->byte_order) die("%s: was written on a machine of the other byte order", path);
     if (found->version != wanted->version || found->header_bytes != wanted->header_bytes)
         die("%s: is of version %u, this program reads version %u", path, found->version, wanted->version);
@@ -460,7 +457,7 @@ static void load_optimizer(CheckpointPass *p, size_t step) {
     input_close(&file);
 }
 
-// Collective
+// Loads the waiting completions. Collective.
 static void load_waiting(CheckpointPass *p) {
     WaitingPart *part = p->t->waiting;
     const size_t file = manifest_rollout(&p->manifest);
@@ -475,8 +472,8 @@ static void load_waiting(CheckpointPass *p) {
     input_close(&input);
 }
 
-// Fills weights and optimizer from the checkpoint of that step, and *run with the run's progress; schedule and settings
-// of *run are this run's and must agree (run_state.h). Anything else ends the program with one line. Collective.
+// Loads weights and optimizer from a step's checkpoint, and the run's progress to *run, whose schedule and settings
+// must agree (run_state.h). Ends the program with one line otherwise. Collective.
 static void checkpoint_load(const CheckpointFolder *folder, size_t step, const TrainedTensors *t, RunState *run) {
     static CheckpointPass pass;
     char path[PATH_MAX];

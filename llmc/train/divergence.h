@@ -1,31 +1,31 @@
 /*
-Signs that a run has diverged though every number is finite: no gradient, a loss far above its best, rewards that do not
-differ. Each shows once. trainer_watch (trainer.h) says it in a note, or ends the run.
+Signs that a run has diverged though every number is finite: no gradient, a loss far above its best, equal rewards. Each
+is reported once: trainer_watch (trainer.h) prints a note or ends the run.
 */
 #ifndef LLMC_DIVERGENCE_H
 #define LLMC_DIVERGENCE_H
 #include "log.h"
 
-#define DIVERGENCE_STEPS 3     // in a row without a gradient, or without rewards that differ
+#define DIVERGENCE_STEPS 3     // steps in a row without a gradient, or with equal rewards
 #define DIVERGENCE_LOSS  100.0 // times the best loss
-#define DIVERGENCE_FLOOR 0.1   // nats: a better loss counts as this one, or one odd document would be a sign
+#define DIVERGENCE_FLOOR 0.1   // nats; least best loss, so that one odd document is no sign
 
 typedef enum { SIGN_NONE, SIGN_REWARDS, SIGN_GRADIENT, SIGN_LOSS, SIGNS } DivergenceSign;
 
 typedef struct {
     size_t equal, still; // steps in a row: all groups had equal rewards; a gradient of exactly 0
-    double best;         // the least loss of this part of the run; 0: none yet
+    double best;         // least loss since the run began or was resumed; 0: none yet
     int high;            // the last loss is far above it
-    unsigned told;       // a bit for each sign
+    unsigned reported;   // a bit for each sign
 } Divergence;
 
 static const char *const divergence_texts[SIGNS] = {
-    "", "all groups had equal rewards in 3 steps in a row; take other prompts, or a reward command that tells more",
-    "the gradient was exactly 0 in 3 steps in a row; take a smaller --lr, or look at --data",
-    "the loss is 100 times its best; take a smaller --lr or a longer --warmup"};
+    "", "all groups had equal rewards in 3 steps in a row; use other prompts, or a finer reward command",
+    "the gradient was exactly 0 in 3 steps in a row; use a smaller --lr, or check --data",
+    "the loss is 100 times its best; use a smaller --lr or a longer --warmup"};
 
-// Looks at a step. Returns a sign that shows for the first time, or SIGN_NONE.
-// cross_entropy: the loss is never below 0, and comparable from step to step.
+// Returns a sign that a step shows for the first time, or SIGN_NONE. cross_entropy: the loss is at least 0 and
+// comparable between steps.
 static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cross_entropy) {
     DivergenceSign sign = SIGN_NONE;
     int equal = 0;
@@ -41,8 +41,8 @@ static DivergenceSign divergence_find(Divergence *d, const StepReport *r, int cr
     }
     if (d->still >= DIVERGENCE_STEPS) sign = SIGN_GRADIENT;
     if (d->equal >= DIVERGENCE_STEPS) sign = SIGN_REWARDS;
-    if (!sign || d->told >> sign & 1) return SIGN_NONE;
-    d->told |= 1u << sign;
+    if (!sign || d->reported >> sign & 1) return SIGN_NONE;
+    d->reported |= 1u << sign;
     return sign;
 }
 

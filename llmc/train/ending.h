@@ -1,6 +1,6 @@
 /*
-The last lines of a run: how long it took, its validations, its folder, and what to type next. After --resume they
-describe this part of the run alone.
+The last lines of a run: its duration, validations, folder, and what to type next. After --resume they describe only the
+resumed part.
 */
 #ifndef LLMC_ENDING_H
 #define LLMC_ENDING_H
@@ -8,9 +8,9 @@ describe this part of the run alone.
 #include "run_state.h"
 
 typedef struct {
-    double begin, seconds; // the clock, and the run's seconds of training, before the first step
-    size_t tokens;         // trained on before
-    double first, last;    // validations: the loss, with --rollout the reward
+    double begin, seconds; // clock and total seconds of training before the first step
+    size_t tokens;         // tokens trained on before
+    double first, last;    // validation losses, with --rollout rewards
     size_t validations;
 } Ending;
 
@@ -26,7 +26,7 @@ static void ending_validation(Ending *e, double value) {
     e->last = value;
 }
 
-// stopped: by a signal, which has said how to go on
+// Prints the lines. stopped: a signal ended the run and has printed how to go on
 static void ending_print(FILE *out, const Ending *e, const Run *run, const RunState *state, int stopped) {
     const Options *o = run->options;
     const double tokens = (double)(state->tokens - e->tokens), seconds = state->seconds - e->seconds;
@@ -47,7 +47,7 @@ static void ending_print(FILE *out, const Ending *e, const Run *run, const RunSt
     echo_quoted(out, program_called());
     fputs(" convert --model ", out);
     echo_quoted(out, o->out);
-    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // cannot be merged (merge.h)
+    const int apart = lora_has_outer(&run->lora) && run->model.config.tie_word_embeddings; // not mergeable (merge.h)
     fputs(apart ? " --adapter-only --out " : " --out ", out);
     snprintf(path, sizeof(path), "%.*s-hf", (int)name, o->out);
     echo_quoted(out, path);

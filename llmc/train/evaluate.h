@@ -1,7 +1,7 @@
 /*
-The loss of a model on data, over all ranks: the verb `eval`, and a training run's validation. The curve says how far
-context still helps: the loss by the position in the document, in buckets of powers of two (0, 1, 2-3, 4-7, ...) or of
-a fixed number of tokens. A document that was split for length begins at 0 again in each part.
+The loss of a model on data, over all ranks, for the verb `eval` and for validation. The curve shows how far context
+helps: the loss by position in the document, in buckets of powers of two (0, 1, 2-3, 4-7, ...) or of a fixed number of
+tokens. Each part of a split document begins at 0.
 */
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
@@ -16,7 +16,7 @@ a fixed number of tokens. A document that was split for length begins at 0 again
 typedef struct {
     size_t width;         // positions of a bucket; 0: powers of two
     size_t buckets;       // for the longest document
-    double *sum, *tokens; // [buckets] of the losses, and of the targets that count; one behind the other
+    double *sum, *tokens; // [buckets] sums of losses and of loss weights; one allocation
 } Curve;
 
 static size_t curve_bucket(const Curve *curve, size_t position) {
@@ -26,7 +26,7 @@ static size_t curve_bucket(const Curve *curve, size_t position) {
     return bucket;
 }
 
-// The first position of a bucket, which ends where the next one begins.
+// Returns the first position of a bucket, which ends where the next begins.
 static size_t curve_begin(const Curve *curve, size_t bucket) {
     if (curve->width) return bucket * curve->width;
     return bucket ? (size_t)1 << (bucket - 1) : 0;
@@ -40,7 +40,7 @@ static Curve curve_allocate(size_t width, size_t longest) {
     return curve;
 }
 
-// logp[N] of the batch's targets, fp32 or double
+// Adds logp[N] of the batch's targets, fp32 or double.
 static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType type) {
     for (size_t t = 0; t < batch->N; t++) {
         double value = type == DTYPE_FP64 ? ((const double *)logp)[t] : (double)((const float *)logp)[t];
@@ -51,7 +51,7 @@ static void curve_add(Curve *curve, const Batch *batch, const void *logp, DType 
     }
 }
 
-// One line per bucket that has tokens.
+// Prints a line for each bucket with tokens.
 static void curve_report(FILE *out, const Curve *curve) {
     fprintf(out, "%21s  %10s  %s\n", "position in document", "loss", "tokens");
     for (size_t i = 0; i < curve->buckets; i++) {
@@ -63,8 +63,7 @@ static void curve_report(FILE *out, const Curve *curve) {
     }
 }
 
-// "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is the first position that is not in
-// it.
+// Writes "curve": [{"begin", "end", "loss", "tokens"}, ...] into an open object; `end` is exclusive.
 static void curve_json(JsonOut *json, const Curve *curve) {
     json_array(json, "curve");
     for (size_t i = 0; i < curve->buckets; i++) {
@@ -81,13 +80,12 @@ static void curve_json(JsonOut *json, const Curve *curve) {
 
 // ---- the evaluation -------------------------------------------------------------------------------------------------
 typedef struct {
-    double loss; // of the objective; of sft mean nats over the counted targets
+    double loss; // loss of the objective; for sft mean nats over the targets
     TargetCounts counts;
     Metrics metrics;
 } Evaluation;
 
-// The first `steps` micro-batches, dealt over the ranks; what all of them found. curve: NULL, or what their
-// log-probabilities are added to
+// Evaluates the first `steps` micro-batches, divided over the ranks. Adds log-probabilities to curve unless NULL.
 static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve) {
     const World world = run->settings.world;
     StreamBP *stream = &run->streambp;

@@ -1,9 +1,8 @@
 /*
-The reference of a micro-batch, computed as it is needed; of kto (objective.h) also the KL divergence from it, which
-is estimated from mismatched documents (batch_mismatch): two more passes over a sequence no longer than the
-micro-batch, one of the policy and one of the reference, before the policy's own. A sequence of one document has no
-mismatched one and gives nothing to the mean. Means are over the sequences of all replicas, so the number of ranks
-decides what meets in one.
+Computes the reference of a micro-batch on the fly; for kto (objective.h) also the KL divergence from it, estimated from
+mismatched documents (batch_mismatch). That takes two more passes over a sequence no longer than the micro-batch, of the
+policy and of the reference, before the policy's own. A sequence of one document has no mismatched one and adds nothing
+to the mean. Means are over the sequences of all replicas, so they depend on the number of ranks.
 */
 #ifndef LLMC_KL_H
 #define LLMC_KL_H
@@ -11,7 +10,7 @@ decides what meets in one.
 #include "llmc/cli/run.h"
 #include "llmc/plan/flops.h"
 
-// Before the first micro-batch, of which none is larger than `bound`.
+// Allocates memory for micro-batches of at most `bound`.
 static void kl_allocate(Run *run, SequenceBound bound) {
     if (!objective_needs_mismatched(&run->settings.objective)) return;
     run->mismatched = batch_allocate(bound.N, bound.documents);
@@ -19,7 +18,7 @@ static void kl_allocate(Run *run, SequenceBound bound) {
         (double *)checked_calloc(bound.documents, sizeof(double), "the reference of a batch's documents");
 }
 
-// The mismatched documents of a batch, in the memory of run->mismatched; an empty sequence where there are none.
+// Returns the mismatched documents of a batch, in the memory of run->mismatched; an empty sequence if there are none.
 static Batch kl_mismatch(Run *run, const Batch *batch) {
     if (!batch->empty && batch->documents > 1) {
         batch_mismatch(batch, run->options->seq_len, &run->mismatched);
@@ -29,7 +28,7 @@ static Batch kl_mismatch(Run *run, const Batch *batch) {
     return batch_empty(&run->mismatched);
 }
 
-// sum_t m logp of document d, behind a forward pass
+// Returns sum_t m logp of document d after a forward pass.
 static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
     const DType type = dtype_of_sums(s->model->dtype);
     double sum = 0;
@@ -40,7 +39,7 @@ static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
     return sum;
 }
 
-// batch->kl. Collective.
+// Estimates batch->kl. Collective.
 static void kl_estimate(Run *run, Batch *batch) {
     StreamBP *s = &run->streambp;
     const Batch mismatched = kl_mismatch(run, batch);
@@ -55,11 +54,11 @@ static void kl_estimate(Run *run, Batch *batch) {
     batch->kl = sums[1] == 0 || sums[0] < 0 ? 0 : sums[0] / sums[1];
     if (sums[1] != 0 || run->kl_told || run->options->quiet) return;
     run->kl_told = 1;
-    note("a micro-batch has one document alone and so no mismatched completion: its KL divergence counts as 0; take "
-         "more --batch, or --samples");
+    note("a micro-batch has only one document, so its KL divergence counts as 0; give a larger --batch, or "
+         "--samples");
 }
 
-// The reference of a micro-batch, and kto's divergence. Collective.
+// Computes the reference of a micro-batch, and kto's divergence. Collective.
 static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;
     StreamBP *s = &run->streambp;
@@ -73,7 +72,7 @@ static void run_reference(Run *run, Batch *batch) {
     batch->document_reference = run->document_reference;
 }
 
-// FLOPs of run_reference.
+// Returns the FLOPs of run_reference.
 static double flops_reference(Run *run, const Batch *batch) {
     const RunSettings *settings = &run->settings;
     const int adapters = settings->reference != REFERENCE_BASE;

@@ -1,11 +1,10 @@
 /*
 The log of a run: aligned step lines for people, log.jsonl in --out for programs, and the progress bar between them.
 
-log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} of a step, "val_loss" of a
-validation, "sample", and "options" of each part of the run, with the first step of that part, version and commit. Each
-ends with the time at which it was written, in UTC: "time": "2026-01-31T12:00:00Z". A resumed run first drops
-the records of steps beyond the one it resumes from, and the half line that a crash may have left: the file reads as if
-there had been no interruption. Lines that are not understood stay.
+log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
+validation, "sample", and "options" for each part of the run, with its first step, version and commit. Each ends with
+the UTC time of writing: "time": "2026-01-31T12:00:00Z". A resumed run first drops records after its step, and an
+incomplete last line: the file reads as if there had been no interruption. Unknown lines are kept.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -22,14 +21,14 @@ typedef struct {
     double loss, grad_norm, learning_rate;
     double tokens, seconds; // of this step
     double flops;           // executed in this step
-    double peak_flops;      // per second, of the machine's matrix product; 0: not known
-    double memory_bytes;    // of this rank
-    double sent_bytes;      // by each rank
+    double peak_flops;      // per second, of the machine's matrix product; 0: unknown
+    double memory_bytes;    // peak of this rank
+    double sent_bytes;      // average per rank
     size_t ranks;
     double data_seconds;                    // of `seconds`: waiting for data
     double rollout_seconds, reward_seconds; // of `seconds`: writing completions; waiting for their rewards
-    size_t micro_batches;                   // of this rank
-    Metrics metrics;                        // of the objective
+    size_t micro_batches;                   // number on this rank
+    Metrics metrics;                        // metrics of the objective
 } StepReport;
 
 typedef struct {
@@ -38,30 +37,30 @@ typedef struct {
     char path[PATH_MAX];
     size_t steps;
     int verbose;   // step lines of any length
-    unsigned seen; // metrics in step lines so far
+    unsigned seen; // metrics shown in step lines so far
     Progress progress;
 } RunLog;
 
 // ---- log.jsonl ------------------------------------------------------------------------------------------------------
-// The step of a record, or SIZE_MAX where the line is none of ours.
+// Returns the step of a record, or SIZE_MAX for other lines.
 static size_t record_step(const char *line) {
     char number[21];
     size_t step;
     return sscanf(line, " { \"step\" : %20[0-9]", number) == 1 && parse_size(number, &step) ? step : SIZE_MAX;
 }
 
-// A validation's record, which the first value after the step tells
+// Tells whether a record is a validation's, by its first key after the step.
 static int record_validates(const char *line) {
     const char *next = strchr(line, ',');
     return next && !strncmp(next, ", \"val_", 7);
 }
 
-// Drops records of steps after `step`, of 0 all, and a last line that was not finished. Other lines stay. again: that
-// step is validated again, so its validation goes, too.
+// Drops records of steps after `step` (0: all) and an incomplete last line; keeps other lines. again: also drops the
+// validation of `step`, which is repeated.
 static void records_shorten(const char *path, size_t step, int again) {
     char part[4097];
     int fd = file_open(path, O_RDWR | O_NOFOLLOW), begins = 1, drop = 0;
-    off_t at = 0, kept = 0, whole = 0; // bytes read, kept of them, and kept up to the end of a line
+    off_t at = 0, kept = 0, whole = 0; // bytes read, bytes kept, bytes kept in complete lines
     ssize_t n = 0;
     if (fd < 0 && errno == ENOENT) return;
     if (fd < 0) die("%s: %s", path, file_fault());
@@ -90,8 +89,8 @@ static void runlog_open_records(RunLog *log) {
     if (!log->records) die("%s: %s; choose another --out", log->path, file_fault());
 }
 
-// text: stdout, or stderr with --json, or NULL with --quiet. folder: --out, or NULL. `step` is the last one done
-// before: 0, or the step that is resumed from.
+// Opens the log. text: stdout, stderr with --json, or NULL with --quiet. folder: --out, or NULL. step: the last one
+// done: 0, or the step to resume from
 static RunLog runlog_open(FILE *text, const char *folder, size_t step, size_t steps) {
     RunLog log = {0};
     log.text = text;
@@ -113,7 +112,7 @@ static void runlog_close(RunLog *log) {
     log->records = NULL;
 }
 
-// A record is filled between these two. Only where log->records is open.
+// Begins a record; runlog_record_end ends it. log->records must be open.
 static JsonOut runlog_record(RunLog *log, size_t step) {
     JsonOut json = json_open(log->records);
     json_object(&json, NULL);
@@ -132,8 +131,8 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
     if (error) die("cannot write %s: %s; make room, then continue with --resume", log->path, strerror(error));
 }
 
-// Options of this part of a run; `step` is the last one done before. The record is of the step after: if that is never
-// saved, another part begins there.
+// Records the options of this part of a run; `step` is the last one done. The record has the step after: if that is
+// never saved, the next part replaces it.
 static void runlog_options(RunLog *log, size_t step, const Run *run) {
     if (!log->records || step >= log->steps) return; // this part has no steps
     JsonOut json = runlog_record(log, step + 1);
@@ -149,10 +148,10 @@ static void runlog_options(RunLog *log, size_t step, const Run *run) {
 // ---- lines ----------------------------------------------------------------------------------------------------------
 static int digits_of(size_t number) { return snprintf(NULL, 0, "%zu", number); }
 
-// Seconds of a step without completions and their rewards.
+// Returns the seconds of a step without writing completions and rewards.
 static double training_seconds(const StepReport *r) { return r->seconds - r->rollout_seconds - r->reward_seconds; }
 
-// The columns of a step, as many of them as fit into the line; `verbose` has all.
+// Prints the columns of a step that fit the line; with `verbose` all.
 static void step_line(RunLog *log, const StepReport *r) {
     const double seconds = training_seconds(r), per_second = seconds > 0 ? 1 / seconds : 0;
     TextLine line = {{0}, 0, log->verbose ? sizeof(line.text) : LINE_COLUMNS};
@@ -226,7 +225,7 @@ static void runlog_validation(RunLog *log, size_t step, const Evaluation *found)
     }
 }
 
-// A validation by the rewards of so many groups of completions
+// Records a validation by the rewards of `groups` groups of completions.
 static void runlog_rollouts(RunLog *log, size_t step, double groups, const Metrics *metrics) {
     if (log->text) {
         TextLine line = {{0}, 0, LINE_COLUMNS};

@@ -1,5 +1,5 @@
 /*
-The norm of the whole gradient, clipping, and the learning rate of each step. AdamW's step is llmc/optimizer/update.h.
+The gradient's norm, clipping, and the learning rate of each step. AdamW's step is in llmc/optimizer/update.h.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -8,9 +8,9 @@ The norm of the whole gradient, clipping, and the learning rate of each step. Ad
 #include "llmc/base/utils.h"
 
 // ---- the gradient as a whole ----------------------------------------------------------------------------------------
-// L2 norm, summed in double in the order of the table and then of the ranks, each over its shard at every ZeRO stage.
-// *bad becomes the first parameter whose gradient holds NaN or an infinity (or values whose squares overflow a double),
-// or NULL: the same on all ranks.
+// Returns the gradient's L2 norm, summed in double in the order of the table, then of the ranks, each over its shard at
+// every ZeRO stage. *bad: the first parameter with NaN or an infinity (or squares that overflow a double), or NULL; the
+// same on all ranks.
 static double gradient_norm(const Residency *r, const Parameter **bad) {
     const Model *table = trained_table(r);
     const size_t ranks = world_ranks(r->world);
@@ -24,12 +24,12 @@ static double gradient_norm(const Residency *r, const Parameter **bad) {
         sum += squares;
     }
     if (ranks > 1) dist_sum(RANKS_ALL, &sum, 1);
-    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // then it is not finite on any rank
+    if (ranks > 1 && !isfinite(sum)) first_bad = dist_smallest(first_bad, &whose); // all ranks have the same sum
     *bad = first_bad < table->parameter_count ? &table->parameters[first_bad] : NULL;
     return sqrt(sum);
 }
 
-// Scale of the gradient that limits its norm to `limit` (0: no limit).
+// Returns the scale that limits the gradient's norm to `limit` (0: no limit).
 static double gradient_clip(double norm, double limit) { return limit > 0 && norm > limit ? limit / norm : 1; }
 
 // ---- the learning rate ----------------------------------------------------------------------------------------------
@@ -52,17 +52,17 @@ static const char *const schedule_names[SCHEDULES] = {"cosine", "linear", "const
 typedef struct {
     double peak; // --lr
     ScheduleKind kind;
-    double final_fraction; // --final-lr-fraction: where the decay goes to, over the peak
-    double decay_fraction; // --decay-fraction: share of the steps that decay, of wsd only
+    double final_fraction; // --final-lr-fraction: end of the decay, as a fraction of the peak
+    double decay_fraction; // --decay-fraction: share of the steps that decay; wsd only
     size_t warmup, steps;
-    int version_1; // of a run begun before version 2: D is one less, and p reaches 1 at the last step
-    // An extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up
-    // goes from there to the peak; the others count from `begin`. 0: not extended.
+    int version_1; // for runs begun before version 2: D is one less, and p reaches 1 at the last step
+    // For an extended run (--extend): steps up to `begin` had another schedule, which ended at the rate `from`. Warm-up
+    // goes from there to the peak; the decay counts from `begin`. 0: not extended.
     size_t begin;
     double from;
 } Schedule;
 
-// p of a step: 0 at the peak, 1 at the end.
+// Returns p of a step: 0 at the peak, 1 at the end.
 static double schedule_decayed(const Schedule *schedule, size_t step) {
     const size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
     const size_t made = schedule->version_1 ? step : step - 1;

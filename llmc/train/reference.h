@@ -1,8 +1,8 @@
 /*
-Log-probabilities of data under the current model: the keys that identify them, the walk through the data that computes
-them (the verb `logprobs`), and the reference of a training run, which is the model before the first step, with the
-adapters that it goes on from (--adapter): computed once, and kept beside the first shard as reference-KEY.logprobs
-(logprobs.h), or in --out if that folder is not writable. A resumed run has another model: its state holds the key of
+Log-probabilities of data under the current model: the keys that identify them, the pass over the data that computes
+them (the verb `logprobs`), and the reference of a training run. The reference is the model before the first step, with
+the adapters of --adapter. Its values are computed once and kept beside the first shard as reference-KEY.logprobs
+(logprobs.h), or in --out if that folder is not writable. A resumed run has another model, so its state holds the key of
 the reference, by which the file is found.
 */
 #ifndef LLMC_REFERENCE_H
@@ -16,8 +16,8 @@ the reference, by which the file is found.
 #include "all_reduce.h"
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
-// Key of a configuration and all weights in device memory, the same for any op set, number of threads and of ranks.
-// Never 0. adapter: 0, or the key of the adapters. Collective.
+// Returns the key of a configuration and all weights in device memory, the same for any op set and number of threads
+// and ranks. Never 0. adapter: key of the adapters, or 0. Collective.
 static uint64_t model_key(const Model *model, const Storage *storage, Sharding memory, const Ops *ops,
                           const void *weights, uint64_t adapter) {
     const Model *table = storage ? &storage->table : model;
@@ -27,7 +27,7 @@ static uint64_t model_key(const Model *model, const Storage *storage, Sharding m
     return key ? key : 1;
 }
 
-// Key of a run's model; with_adapters: and of the adapters on it, if there are any.
+// Returns the key of a run's model; with_adapters: including its adapters, if any.
 static uint64_t run_model_key(const Run *run, int with_adapters) {
     const Residency *memory = &run->streambp.memory;
     const Sharding held = sharding_of(memory->world, ZERO_WEIGHTS);
@@ -38,7 +38,7 @@ static uint64_t run_model_key(const Run *run, int with_adapters) {
     return model_key(&run->model, memory->storage, held, ops_device, memory->weights, adapter);
 }
 
-// Header of a file of log-probabilities of this data under the model of that key.
+// Returns the header of a file of log-probabilities of this data under the model of that key.
 static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64_t key) {
     const Options *o = run->options;
     LogprobHeader h = {0};
@@ -57,7 +57,7 @@ static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64
 
 // ---- the walk -----------------------------------------------------------------------------------------------------
 typedef struct {
-    double sum, counted; // of log-probabilities; their number
+    double sum, counted; // sum and number of log-probabilities
 } LogprobSum;
 
 // Writes document i of a sequence after its forward pass: logp[N] of `type`.
@@ -67,7 +67,7 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     float value[LOGPROBS_AT_ONCE];
     size_t n;
     for (size_t first = begin; first < end; first += n) {
-        const size_t token = batch->origin[i] + 1 + first - begin; // the target of the first of these positions
+        const size_t token = batch->origin[i] + 1 + first - begin; // the first position's target
         n = min_size(end - first, LOGPROBS_AT_ONCE);
         for (size_t k = 0; k < n; k++) {
             const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
@@ -84,8 +84,8 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
     }
 }
 
-// One forward pass over all documents, divided over the ranks of the run, into a file that has been created. batch: of
-// dataloader_batch, or as large. Moves the loader. reference: without adapters.
+// Computes a file that has been created: one forward pass over all documents, divided over the ranks. batch: from
+// dataloader_batch, or as large. Moves the loader. reference: without adapters
 static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, DataLoader *data, Batch *batch,
                                    Assignment assignment, int reference) {
     const DType type = dtype_of_sums(stream->model->dtype);
@@ -117,8 +117,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
-// The key of the reference in the state of a checkpoint (its folder). 0: none, which comparing the settings will
-// report.
+// Returns the key of the reference in a checkpoint's state. 0: none, which the comparison of settings reports.
 static uint64_t reference_key_of(const char *checkpoint) {
     char path[PATH_MAX], *end;
     uint64_t key = 0;
@@ -134,14 +133,14 @@ static uint64_t reference_key_of(const char *checkpoint) {
     return key;
 }
 
-// Key of everything that the values depend on.
+// Returns a key of everything that the values depend on.
 static uint64_t reference_file_key(const LogprobHeader *h) {
     uint64_t key = random_mix(random_mix(h->model_key) ^ h->data_key), temperature;
     memcpy(&temperature, &h->temperature, sizeof(temperature));
     return random_mix(random_mix(random_mix(key ^ h->cut) ^ h->seq_len) ^ temperature);
 }
 
-// The two candidate paths: beside the first shard, and in --out (or empty).
+// Sets the two candidate paths: beside the first shard, and in --out (or "").
 static void reference_places(const Run *run, const DataLoader *data, const LogprobHeader *header,
                              char path[2][PATH_MAX]) {
     char name[64], folder[PATH_MAX];
@@ -158,7 +157,7 @@ static int folder_is_writable(const char *path) {
     return access(folder, W_OK | X_OK) == 0;
 }
 
-// Index of the first path that `will_do` accepts, as rank 0 sees it, on all ranks; -1: none.
+// Returns on all ranks the index of the first path that `will_do` accepts on rank 0; -1: none.
 static int reference_place(char path[2][PATH_MAX], int (*will_do)(const char *path)) {
     int place = -1;
     for (int i = 0; i < 2 && place < 0; i++)
@@ -180,9 +179,9 @@ static void reference_compute(Run *run, DataLoader *data, Batch *batch, const Lo
                      assign_evaluation(run->settings.world, run->assignment.parts), 0);
 }
 
-// Opens the log-probabilities of the data under the reference: found, or, if the current weights are the reference's
-// (at_hand), computed. Before the first step; batch as above; moves the loader. key: of the reference, by model_key or,
-// in a resumed run, by reference_key_of.
+// Opens the log-probabilities of the data under the reference: finds them or, if the current weights are the
+// reference's (at_hand), computes them. Call before the first step. batch: see logprobs_compute; moves the loader. key:
+// of the reference, by model_key or, in a resumed run, by reference_key_of.
 static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Batch *batch, uint64_t key, int at_hand) {
     char path[2][PATH_MAX];
     LogprobHeader wanted = logprobs_header(run, data, key);
@@ -191,12 +190,12 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     if (place >= 0 && !run->options->quiet) fprintf(run->text, "reference  reused %s\n", path[place]);
     if (place < 0) {
         if (!at_hand)
-            die("%s: is gone, the reference that this run began with, and the model is another by now; put it back, or "
-                "make it with the first model (logprobs) and give --reference-logprobs",
+            die("%s: the reference of this run is gone, and the model has changed; put it back, or compute it with "
+                "the first model (logprobs) and give --reference-logprobs",
                 path[0]);
         place = reference_place(path, folder_is_writable);
         if (place < 0)
-            die("%s: the reference's log-probabilities cannot be kept there: %s; give --out, a folder for them, or "
+            die("%s: the reference's log-probabilities cannot be written there: %s; give --out, or "
                 "compute them with the verb logprobs and give --reference-logprobs",
                 path[0], strerror(errno));
         reference_compute(run, data, batch, &wanted, path[place]);
@@ -205,8 +204,8 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
     logprobs_check(file, &wanted, data->shard[0].header.path);
 }
 
-// Checks the files named in options, which run_open_data has opened: of this data, and under the model of this key
-// (0: any).
+// Checks that the files named in options, opened by run_open_data, are of this data and of the model of this key (0:
+// any).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
     if (data->regular || (!reference && !old)) return;

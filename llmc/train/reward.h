@@ -1,16 +1,16 @@
 /*
-The user's reward commands: /bin/sh -c COMMAND each, started once, asked once a step, all at a time. Lines go to their
-standard inputs, a JSON object each; on its standard output a command answers each with a line, in order: a JSON number,
-or an object with a number "reward"; null is no reward, as in TRL. Its standard error is ours.
+The user's reward commands: each runs as /bin/sh -c COMMAND, started once; a step asks all at the same time. Each line
+on standard input is a JSON object. The command answers each with a line on standard output, in order: a JSON number, or
+an object with a number "reward"; null is no reward, as in TRL. Its standard error is ours.
 
-    reward_open      starts one
-    rewards_ask      a batch of lines, their answers; 0: something is wrong with one, whose `message` tells people
-    reward_restart   after a failure: whatever is left of the command ends, a new one begins
-    reward_close
+    reward_open      starts a command
+    rewards_ask      sends a batch of lines, reads the answers; 0: a command failed, see its `message`
+    reward_restart   after a failure: ends what is left of the command and starts it again
+    reward_close     ends a command
 
-Lines may be of any length: they are made a buffer at a time while answers are read, so that neither side waits for the
-other, and nothing waits longer than the timeout. A command is a process group of its own, which a guard (a shell that
-waits for the end of a pipe from us) kills however this program ends. Nothing is allocated after reward_open.
+Lines may have any length: they are made a buffer at a time while answers are read, so neither side blocks the other,
+and nothing waits longer than the timeout. A command has its own process group. A guard (a shell that waits for the end
+of a pipe from us) kills it however this program ends. Nothing is allocated after reward_open.
 */
 #ifndef LLMC_REWARD_H
 #define LLMC_REWARD_H
@@ -25,38 +25,37 @@ waits for the end of a pipe from us) kills however this program ends. Nothing is
 #define REWARD_ANSWER 4096 // bytes of an answer, its newline included
 #define REWARD_BUFFER ((size_t)1 << 16)
 #define REWARD_GRACE  1.0  // seconds for answers, and an exit code, after a command has closed its input
-#define REWARD_LOOK   0.5  // seconds between two looks at whether the run was asked to end
-#define REWARD_LINGER 0.01 // seconds behind the last answer in which one too many is noticed; later ones the next time
+#define REWARD_LOOK   0.5  // seconds between two polls for a request to stop
+#define REWARD_LINGER 0.01 // seconds to wait for a surplus answer; a later one fails at the next batch
 
 #define REWARD_COMMANDS 16
 
-// Writes the next bytes of the lines for a command, at most `room` (at least reward.room), each line with its newline;
-// 0: no more.
+// Writes the next bytes of a command's lines, newlines included, at most `room` (at least reward.room); 0: no more
 typedef size_t (*RewardLines)(void *context, size_t command, char *out, size_t room);
 
 typedef struct {
-    const char *command, *name; // name: NULL where it is the only one
+    const char *command, *name; // name: NULL if it is the only one
     double timeout;             // seconds for a batch
     pid_t process, guard;       // 0: none; process leads the group
-    int to, from, guarded;      // its input, its output, what the guard waits for the end of; -1: none
-    char **environment;         // what the command finds there, NULL behind the last
-    char *out;                  // [room] lines on their way
+    int to, from, guarded;      // descriptors: its input, its output, the pipe that the guard watches; -1: none
+    char **environment;         // its environment, ends with NULL
+    char *out;                  // [room] lines to send
     size_t room, out_begin, out_end;
-    char answer[REWARD_ANSWER]; // the beginning of one that is not there as a whole yet
+    char answer[REWARD_ANSWER]; // beginning of an incomplete answer
     size_t answer_bytes;
-    // of the batch that was asked last
-    size_t lines, sent, answered; // how many; newlines written; the first `answered` rewards are known
-    int more;                     // lines are not all made
-    int closed, ended;            // it has closed its input; it has ended, or closed its output
+    // The last batch
+    size_t lines, sent, answered; // its lines; newlines written; answers read
+    int more;                     // some lines are not made yet
+    int closed, ended;            // it has closed its input; it has ended or closed its output
     int failed;
     double deadline;
     char message[512]; // what is wrong
 } Reward;
 
 // ---- the command and its guard --------------------------------------------------------------------------------------
-// Our environment without the variables by which the launcher (Open MPI, MPICH, Slurm) names a rank: an MPI program
-// would take itself for that rank. The job's nodes, and settings that nested launches need, stay. The strings are the
-// environment's.
+// Returns our environment without the variables by which a launcher (Open MPI, MPICH, Slurm) names a rank: an MPI
+// program started by the command would act as that rank. The job's nodes, and settings for nested launches, stay.
+// Strings are shared.
 static char **reward_environment(void) {
     static const char *const launcher[] = {
         "OMPI_",     "ORTE_",      "PRTE_",        "PMIX_",         "PMI_",          "MPI_LOCAL",   "HYDI_",
@@ -79,8 +78,8 @@ static void reward_pipe(int ends[2]) {
         die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
 }
 
-// sh -c script argument, as the leader of a new process group. in, out: its standard input and output; -1: ours. A
-// spawned process shares no memory with us: a fork would hold on to every page that training then changes.
+// Starts sh -c script argument as leader of a new process group. in, out: its standard input and output; -1: ours.
+// Spawns, since a fork would keep a copy of every page that training then changes.
 static pid_t reward_spawn(const Reward *r, const char *script, const char *argument, int in, int out, int deaf) {
     char *argv[5] = {(char *)"sh", (char *)"-c", (char *)script, (char *)argument, NULL};
     posix_spawn_file_actions_t files;
@@ -126,7 +125,7 @@ static void reward_reap(pid_t process) {
     while (waitpid(process, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
-// Ends the command with all it has started. It is not reaped before, so that its number cannot be another's by then.
+// Kills the command's process group, then reaps it: until then its id cannot be reused.
 static void reward_stop(Reward *r) {
     if (!r->process) return;
     kill(-r->process, SIGKILL);
@@ -139,7 +138,7 @@ static void reward_stop(Reward *r) {
     r->to = r->from = r->guarded = -1;
 }
 
-// room: 0, or the most bytes that `lines` of rewards_ask wants to make at once
+// Starts a command. room: most bytes that `lines` of rewards_ask makes at once, or 0
 static void reward_open(Reward *r, const char *command, const char *name, double timeout, size_t room) {
     memset(r, 0, sizeof(*r));
     r->command = command, r->name = name, r->timeout = timeout;
@@ -154,7 +153,7 @@ static void reward_restart(Reward *r) {
     reward_start(r);
 }
 
-// 1: the command has ended within `seconds`; it is not reaped yet.
+// Waits at most `seconds` for the command to end. 1: it has; it is not reaped yet.
 static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     const struct timespec pause = {0, 1000000};
     double until = seconds_now() + seconds;
@@ -166,7 +165,7 @@ static int reward_ended(const Reward *r, double seconds, siginfo_t *how) {
     return 0;
 }
 
-// The end of its input tells the command to end; it has a second for that.
+// Closes the command's input, which tells it to end, and kills it after a second.
 static void reward_close(Reward *r) {
     siginfo_t how;
     if (r->process && r->to >= 0) {
@@ -180,7 +179,7 @@ static void reward_close(Reward *r) {
 }
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
-// Returns 0.
+// Sets the message of a failure; returns 0.
 __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const char *format, ...) {
     size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command %s%s", r->name ? r->name : "",
                                    r->name ? " " : "");
@@ -192,7 +191,7 @@ __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const ch
     return 0;
 }
 
-// An answer for a message: shortened, on one line; until the next one.
+// Returns an answer for a message: shortened, on one line; valid until the next call.
 static const char *reward_quote(const char *text, size_t bytes) {
     static char quote[80];
     const size_t most = min_size(bytes, 60);
@@ -223,7 +222,7 @@ static int reward_late(Reward *r) {
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
-// text is zero-terminated. Not a number: 0. NaN and infinities are numbers here, and refused as such; null is NAN.
+// Parses a zero-terminated number; 0: not one. Accepts NaN and infinities, which the caller refuses; null is NAN.
 static int reward_number(const char *text, double *value, int *missing) {
     char *end;
     *missing = !strcmp(text, "null");
@@ -233,7 +232,7 @@ static int reward_number(const char *text, double *value, int *missing) {
     return *end == 0;
 }
 
-// The number of an object's key "reward", which must occur once.
+// Parses the number of an object's key "reward", which must occur once.
 static int reward_of_object(const char *text, double *value, int *missing) {
     cJSON *object = cJSON_ParseWithOpts(text, NULL, 1);
     const cJSON *item, *found = NULL;
@@ -249,31 +248,32 @@ static int reward_of_object(const char *text, double *value, int *missing) {
     return good;
 }
 
-// One answer, text[bytes] without its newline; text[bytes] may be written. 0: it is none. A missing reward is NAN.
+// Takes an answer, text[bytes] without its newline; text[bytes] may be overwritten. 0: invalid. A missing reward is
+// NAN.
 static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
     const char *quote = reward_quote(text, bytes);
     double value;
     int missing;
     if (r->answered == r->sent) {
-        r->answered = 0; // which belongs to which is not known
-        return reward_fail(r, "gave more answers than it had lines: after %zu of them also '%s'", r->sent, quote);
+        r->answered = 0; // answers cannot be matched to lines
+        return reward_fail(r, "gave more answers than lines: after %zu also '%s'", r->sent, quote);
     }
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;
     if (strlen(text) != bytes ||
         !(*text == '{' ? reward_of_object(text, &value, &missing) : reward_number(text, &value, &missing)))
-        return reward_fail(r, "answered '%s' to line %zu of %zu; a number, or {\"reward\": number}, is wanted", quote,
+        return reward_fail(r, "answered '%s' to line %zu of %zu; expected a number or {\"reward\": number}", quote,
                            r->answered + 1, r->lines);
     if (missing) value = NAN;
     if (!missing && (!isfinite(value) || fabs(value) > 3e38))
-        return reward_fail(r, "answered '%s' to line %zu of %zu; a finite number is wanted", quote, r->answered + 1,
+        return reward_fail(r, "answered '%s' to line %zu of %zu; expected a finite number", quote, r->answered + 1,
                            r->lines);
     reward[r->answered++] = (float)value;
     return 1;
 }
 
-// Reads the answers that have come, also those after the last that is wanted.
+// Reads available answers, also surplus ones.
 static int reward_read(Reward *r, float *reward) {
     ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
     char *begin = r->answer, *newline;
@@ -293,8 +293,7 @@ static int reward_read(Reward *r, float *reward) {
 }
 
 // ---- asking ---------------------------------------------------------------------------------------------------------
-// write without the signal that ends a program whose reader has gone: blocked, and taken from what is pending if it was
-// not before.
+// Writes without SIGPIPE: blocks the signal, and consumes it if it was not pending before.
 static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     const struct timespec at_once = {0, 0};
     sigset_t pipe_signal, before, pending;
@@ -311,7 +310,7 @@ static ssize_t reward_write_quietly(int fd, const char *text, size_t bytes) {
     return put;
 }
 
-// After the command has closed its input it cannot answer the lines that were not sent.
+// Handles a closed input: the command cannot answer lines that were not sent.
 static void reward_input_closed(Reward *r) {
     r->closed = 1;
     if (r->sent < r->lines) r->deadline = fmin(r->deadline, seconds_now() + REWARD_GRACE);
@@ -324,7 +323,7 @@ static void reward_write(Reward *r) {
     if (put > 0) r->out_begin += (size_t)put;
 }
 
-// The ends that a command is waited for at: of its output, and of its input where there is something to write
+// Tells whether there is something to write to the command.
 static int reward_writes(const Reward *r) { return r->out_begin < r->out_end && !r->closed; }
 
 static void reward_ends(const Reward *r, struct pollfd ends[2]) {
@@ -333,10 +332,10 @@ static void reward_ends(const Reward *r, struct pollfd ends[2]) {
     ends[0].revents = ends[1].revents = 0;
 }
 
-// Reads and writes what the ends are ready for. 0: the command has failed.
+// Reads and writes what the descriptors are ready for. 0: the command has failed.
 static int reward_serve(Reward *r, const struct pollfd ends[2], float *reward) {
     const int writing = reward_writes(r);
-    if (ends[0].revents && !reward_read(r, reward)) return 0; // before more is sent: an answer cannot be to that
+    if (ends[0].revents && !reward_read(r, reward)) return 0; // before sending more, which these do not answer
     if (writing && ends[1].revents)
         reward_write(r);
     else if (ends[1].revents & POLLERR)
@@ -362,8 +361,8 @@ static int reward_is_done(const Reward *r) {
     return r->failed || (r->answered >= r->lines && !r->more && r->out_begin == r->out_end);
 }
 
-// The rewards of n lines by each of `count` commands: reward[k][n] of command k. 0: some have failed, and are in no
-// state to be asked again; of their rewards the first `answered` are good. polls: the run may end meanwhile (stop.h).
+// Gets the rewards of n lines from each of `count` commands: reward[k][n] of command k. 0: some have failed and need a
+// restart; their first `answered` rewards are valid. polls: the run may end meanwhile (stop.h)
 static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context, size_t n, float *const *reward,
                        int polls) {
     struct pollfd ends[2 * REWARD_COMMANDS];
@@ -391,7 +390,7 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
         for (size_t k = 0; k < count; k++)
             if (ends[2 * k].fd >= 0) reward_serve(&r[k], ends + 2 * k, reward[k]);
     }
-    // answers that are too many fail; that a command ended with all answered matters the next time
+    // surplus answers fail; a command that ended after all answers fails only at the next batch
     for (double until = seconds_now() + REWARD_LINGER, now; (now = seconds_now()) < until;) {
         for (size_t k = 0; k < count; k++) {
             reward_ends(&r[k], ends + 2 * k);

@@ -1,31 +1,31 @@
 /*
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
-model as it is (sampler.h), their rewards from the user's commands (reward.h), advantages within each prompt's group,
-and packed sequences of whole groups to train on. A completion's reward is the weighted sum of those that commands gave
-it; one that has none leaves its group out of the step.
+current model (sampler.h), rewards from the user's commands (reward.h), advantages within each prompt's group, and
+packed sequences of whole groups to train on. A completion's reward is the weighted sum of its commands' rewards; a
+completion without one excludes its group from the step.
 
-    rollout_bound      the largest sequence, and rollout_capacity the longest text: for the plan, before
-    rollout_allocate   all memory; the commands start
+    rollout_bound      returns the largest sequence, rollout_capacity the longest text: for the plan
+    rollout_allocate   allocates all memory and starts the commands
     rollout_step       step number s, from 1: fills `sequence`, target `counts` and `metrics`; 0: nothing to train on
-    rollout_ahead      --overlap: writes those of step s + 1, whose rewards are asked for while step s is trained
-    rollout_free
+    rollout_ahead      --overlap: writes completions of step s + 1 and asks for their rewards while step s is trained
+    rollout_free       ends the commands and frees all
 
-A step follows from the seed, its number and the weights alone. Every epoch has a new order of prompts. Each of several
-replicas takes its share of the step's prompts, asks reward commands of its own, and trains on as many sequences as any
-other has: where there are no more groups a sequence is empty (batch.h). Of ranks that share sequences each writes
-completions of some of the replica's prompts, which all then have, and the first one asks for rewards.
+A step depends only on the seed, its number and the weights. Every epoch has a new order of prompts. Each replica takes
+its share of the step's prompts, runs its own reward commands, and trains on the same number of sequences as the others,
+padded with empty ones (batch.h). Ranks that share sequences divide the replica's prompts, write completions of their
+part and exchange them; the first one asks for rewards.
 
-With --overlap the completions of a step are those that rollout_ahead has written before the updates of the step before:
-off-policy by one, which the ratio to their old log-probabilities corrects. Between two steps they are all that a run
-has beside its checkpoint, so they are part of it (rollout.bin): for each completion, by the prompts' order in the step,
-the number of its tokens, whether it ended, its ids and old log-probabilities. Rewards are asked for again.
+With --overlap, rollout_ahead writes a step's completions before the updates of the step before: off-policy by one,
+which the ratio to their old log-probabilities corrects. A checkpoint between two steps includes them (rollout.bin): for
+each completion, in the order of prompts, the number of its tokens, whether it ended, its ids and old log-probabilities.
+Rewards are asked for again.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
 #include "rollout_rewards.h"
 
 // ---- prompts and completions ----------------------------------------------------------------------------------------
-// Reads the step's prompts, and prepares a completion for each member of their groups. Prompt number k of the run is
+// Reads the step's prompts and prepares a completion for each member of their groups. Prompt number k of the run is
 // number k % count in the order of epoch k / count.
 static void rollout_prompts(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
@@ -46,14 +46,14 @@ static void rollout_prompts(Rollout *r, size_t step) {
     }
 }
 
-// The prompts that rank number `rank` of those that share the replica's sequences writes completions of
+// Returns the prompts whose completions rank `rank` of those sharing the replica's sequences writes.
 static Range rollout_share(const RolloutSettings *s, size_t rank) {
     const size_t S = world_sp(s->world), begin = s->prompts * rank / S;
     const Range share = {begin, s->prompts * (rank + 1) / S - begin};
     return share;
 }
 
-// Writes them, and gets those of the other ranks.
+// Writes this rank's completions and gathers those of the others.
 static void rollout_write(Rollout *r, StreamBP *streambp) {
     const RolloutSettings *s = &r->settings;
     const size_t S = world_sp(s->world), G = s->group_size, texts = s->prompts * G;
@@ -74,7 +74,7 @@ static void rollout_write(Rollout *r, StreamBP *streambp) {
         r->completion[i].tokens = (size_t)r->lengths[i], r->completion[i].ended = r->lengths[texts + i];
 }
 
-// Metrics by TRL's names
+// Adds the metrics of group p, by TRL's names.
 static void rollout_group_metrics(Rollout *r, size_t p) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
@@ -98,7 +98,7 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
-// Packs the groups whose rewards are known into as few sequences as first-fit decreasing finds.
+// Packs the groups with known rewards into sequences by first-fit decreasing.
 static void rollout_pack(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     size_t G = s->group_size, count = 0;
@@ -119,7 +119,7 @@ static void rollout_pack(Rollout *r) {
     metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
 }
 
-// Appends a document to a sequence: it reads all but its last token, and predicts its completion. masked: of no weight
+// Appends a document to a sequence: it reads all but its last token and predicts its completion. masked: without weight
 static void rollout_add_document(Batch *b, const Completion *text, size_t group, float reward, double advantage,
                                  int masked) {
     size_t n = text->prompt_tokens + text->tokens - 1;
@@ -157,7 +157,7 @@ static void rollout_fill(Rollout *r) {
             *b = batch_empty(b);
         }
         rest = batch_behind(rest, b->N, b->documents);
-        rest.document_start++; // each sequence has an end of its own
+        rest.document_start++; // each sequence has its own end entry
         r->counts = target_counts_add(r->counts, batch_count(b));
     }
     r->counts = target_counts_over_sequences(s->world, r->counts);
@@ -171,13 +171,13 @@ static void rollout_begin(Rollout *r, StreamBP *streambp, size_t step) {
     r->sampling_seconds += seconds_now() - begin;
 }
 
-// Old log-probabilities go from the sequences to `old`, or with `back` the other way.
+// Copies old log-probabilities from the sequences to `old`, or with `back` the other way.
 static void rollout_move_old(Rollout *r, int back) {
     const size_t G = r->settings.group_size, room = r->settings.max_new_tokens;
     for (size_t i = 0; i < r->sequences; i++) {
         const Batch *b = &r->sequence[i];
         size_t d = 0;
-        for (size_t k = 0; k < r->settings.prompts * G; k++) { // as rollout_fill has put them there
+        for (size_t k = 0; k < r->settings.prompts * G; k++) { // in rollout_fill's order
             if (r->group_sequence[k / G] != i) continue;
             const Completion *text = &r->completion[k];
             float *in_sequence = b->old + b->document_start[d++] + text->prompt_tokens - 1, *kept = r->old + k * room;
@@ -186,7 +186,7 @@ static void rollout_move_old(Rollout *r, int back) {
     }
 }
 
-// Returns the number of sequences to train on. Not during a pass, whose arena it uses.
+// Makes the batches of a step; returns the number of sequences to train on. Not during a pass, whose arena it uses.
 static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     const int waited = r->waiting == step;
     memset(&r->metrics, 0, sizeof(r->metrics));
@@ -209,14 +209,14 @@ static void rollout_exchange(Rollout *r) {
     r->ahead = all, r->ahead_sequence = sequence;
 }
 
-// Writes the completions of `step`, the one behind that of rollout_step, and asks for their rewards without waiting.
+// Writes the completions of `step`, the one after that of rollout_step, and asks for their rewards without waiting.
 // Returns the number of sequences whose log-probabilities were computed.
 static size_t rollout_ahead(Rollout *r, StreamBP *streambp, size_t step) {
     const size_t texts = r->settings.prompts * r->settings.group_size, sequences = r->sequences;
     const TargetCounts counts = r->counts;
     const Metrics metrics = r->metrics;
     rollout_begin(r, streambp, step);
-    for (size_t i = 0; i < texts; i++) r->reward[i] = 0, r->answered[i] = 1; // all, until they are known
+    for (size_t i = 0; i < texts; i++) r->reward[i] = 0, r->answered[i] = 1; // packs all, as rewards are unknown yet
     rollout_exchange(r);
     rollout_pack(r);
     rollout_fill(r);
@@ -238,14 +238,14 @@ static void rollout_save(Rollout *r) {
     for (size_t k = 0; k < r->settings.prompts * r->settings.group_size; k++) {
         const Completion *text = &r->completion[k];
         const uint32_t numbers[2] = {(uint32_t)text->tokens, (uint32_t)text->ended};
-        memset(to, 0, rollout_record(&r->settings)); // behind the last token is nothing
+        memset(to, 0, rollout_record(&r->settings)); // zeros after the last token
         memcpy(to, numbers, sizeof(numbers)), to += sizeof(numbers);
         memcpy(to, text->ids, text->tokens * sizeof(int32_t)), to += room * sizeof(int32_t);
         memcpy(to, r->old + k * room, text->tokens * sizeof(float)), to += room * sizeof(float);
     }
 }
 
-// The completions of `step` from what was read of the checkpoint. V: words
+// Restores the completions of `step` from the checkpoint's bytes. V: vocabulary
 static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoint) {
     const size_t room = r->settings.max_new_tokens;
     const char *from = r->part.bytes;
@@ -260,7 +260,7 @@ static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoi
         memcpy(r->old + k * room, from, room * sizeof(float)), from += room * sizeof(float);
         for (size_t t = 0; good && t < text->tokens; t++) good = text->ids[t] >= 0 && (size_t)text->ids[t] < V;
         if (!good)
-            die("%s: rollout.bin: completion %zu is none of this model; remove the folder, and --resume takes the one "
+            die("%s: rollout.bin: completion %zu does not fit this model; remove the folder; --resume takes the one "
                 "before",
                 checkpoint, k);
     }
@@ -268,9 +268,9 @@ static void rollout_load(Rollout *r, size_t step, size_t V, const char *checkpoi
 }
 
 // ---- evaluation -----------------------------------------------------------------------------------------------------
-// The prompts of the data once, in their order, `steps` times P at most, and their completions by the same random
-// numbers every time: metrics over all ranks, of the groups that have their rewards. Returns the number of these.
-// `step`, of the training run, is for messages. Not during a pass. Collective.
+// Evaluates the data's prompts once, in order, at most `steps` times P, with the same random numbers every time.
+// Computes metrics over all ranks of the groups with rewards; returns their number. step: of the training run, for
+// messages. Not during a pass. Collective.
 static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t G = s->group_size, count = r->data->prompts, all = (count + s->step_prompts - 1) / s->step_prompts;

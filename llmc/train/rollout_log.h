@@ -1,28 +1,28 @@
 /*
-Completions that people can look at: rollouts.jsonl in --out, and the table of --show.
+Completions for users: rollouts.jsonl in --out, and the table of --show.
 
-A line is the one that reward commands get (rollout.h), behind the step, the completion's rewards by name (null: none),
-their weighted sum, its advantage (null: its group was left out) and its number of tokens:
+A line is that of the reward commands (rollout_rewards.h), preceded by the step, the completion's rewards by name (null:
+none), their weighted sum, its advantage (null: its group was left out) and its number of tokens:
 
     {"step": 3, "rewards": {"length": 0.5}, "reward": 0.5, "advantage": -0.7, "tokens": 12, "prompt": "...", ...}
 
-When the file holds --keep-rollouts steps it becomes rollouts.1.jsonl, in place of the one before. A resumed run first
-drops the steps beyond the one it resumes from. Of several replicas each writes its own: the second rollouts-1.jsonl.
+After --keep-rollouts steps the file is renamed to rollouts.1.jsonl, replacing the one before. A resumed run first drops
+later steps. Each replica writes its own file: the second rollouts-1.jsonl.
 */
 #ifndef LLMC_ROLLOUT_LOG_H
 #define LLMC_ROLLOUT_LOG_H
 #include "log.h"
 #include "rollout.h"
 
-enum { SHOWN_PROMPT = 32, SHOWN_COMPLETION = 64 }; // tokens of which a line of the table shows the end and the begin
-#define SHOWN_COLUMNS 48                           // of a line, for text
+enum { SHOWN_PROMPT = 32, SHOWN_COMPLETION = 64 }; // tokens at a prompt's end and a completion's begin in the table
+#define SHOWN_COLUMNS 48                           // columns of text in a line
 
 typedef struct {
     FILE *file; // NULL: none
     char path[PATH_MAX], before[PATH_MAX];
-    size_t keep, show; // steps of the file; completions of the table
+    size_t keep, show; // steps per file; completions in the table
     RolloutLine line;
-    char *piece, *text; // a piece of a line; text of the table
+    char *piece, *text; // a piece of a line; text in the table
 } RolloutLog;
 
 // ---- the file -------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ static void rollout_log_close(RolloutLog *log) {
     memset(log, 0, sizeof(*log));
 }
 
-// folder: --out, or NULL. step: the last one done before, of which `rollouts` were written.
+// Opens the log. folder: --out, or NULL. step: the last one done; `rollouts` were written up to it
 static RolloutLog rollout_log_open(const Rollout *r, const char *folder, size_t keep, size_t show, size_t step,
                                    size_t rollouts) {
     RolloutLog log = {0};
@@ -72,7 +72,7 @@ static double known_or_nan(const Rollout *r, size_t p, double value) {
     return r->group_sequence[p] == SIZE_MAX ? NAN : value;
 }
 
-// rollouts: written before this one
+// Writes a step's completions. rollouts: written before this one
 static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t rollouts) {
     const size_t G = r->settings.group_size, texts = r->settings.prompts * G;
     int error = 0;
@@ -96,7 +96,7 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
         rollout_line_begin(&log->line, i);
         for (int first = 1; log->line.completion == i; first = 0) {
             size_t bytes = rollout_piece(r, &log->line, log->piece);
-            if (first) fputs(", ", log->file); // in place of the brace
+            if (first) fputs(", ", log->file); // replaces the opening brace
             fwrite(log->piece + first, 1, bytes - (size_t)first, log->file);
         }
         error = ferror(log->file) ? errno : 0;
@@ -106,7 +106,7 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------
-// Columns of text[bytes] that a terminal shows as such, at most `columns`: from its begin, or its end.
+// Prints text[bytes] in at most `columns` printable columns: its beginning, or its end.
 static void show_text(FILE *out, char *text, size_t bytes, size_t columns, int end) {
     size_t begin = 0, count = 0;
     for (size_t i = 0, n; i < bytes; i += n) {
@@ -122,7 +122,7 @@ static void show_text(FILE *out, char *text, size_t bytes, size_t columns, int e
     }
 }
 
-// The first --show completions of this replica
+// Prints the first --show completions of this replica.
 static void rollout_log_show(RolloutLog *log, Rollout *r, FILE *out) {
     const size_t G = r->settings.group_size, texts = min_size(r->settings.prompts * G, log->show);
     if (!texts || !out) return;

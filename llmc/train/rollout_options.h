@@ -1,24 +1,24 @@
 /*
-The settings of rollouts from the command line, and what a run with them plans for.
+The settings of rollouts from the command line, and sizes for their plan.
 */
 #ifndef LLMC_ROLLOUT_OPTIONS_H
 #define LLMC_ROLLOUT_OPTIONS_H
 #include "rollout_state.h"
 
-#define ROLLOUT_SLOTS 64 // completions written side by side by default
+#define ROLLOUT_SLOTS 64 // default of completions written in parallel
 
-// Divides the step's prompts over the replicas, one more or less for each.
+// Divides the step's prompts over the replicas; shares differ by at most one.
 static void rollout_assignment(RolloutSettings *s, World w, size_t prompts) {
     const size_t D = world_replicas(w), d = world_replica(w);
     if (prompts < D)
-        die_usage("--batch %zu prompts cannot be dealt over %zu replicas; take --batch %zu or more", prompts, D, D);
+        die_usage("--batch %zu prompts are fewer than the %zu replicas; give --batch %zu or more", prompts, D, D);
     s->world = w;
     s->step_prompts = prompts, s->most_prompts = (prompts + D - 1) / D;
     s->first = prompts * d / D, s->prompts = prompts * (d + 1) / D - s->first;
 }
 
-// The name of a reward command that was given none: of its first word that names a file with an ending, without folder
-// and ending (python3 checks/reward.py: reward), or else of its first word.
+// Derives the name of a reward command: its first word that is a file with an extension, without folder and extension
+// (python3 checks/reward.py: reward), else its first word.
 static void reward_name_of(const char *command, char name[REWARD_NAME]) {
     char words[256], *rest = words;
     const char *found = NULL;
@@ -34,7 +34,7 @@ static void reward_name_of(const char *command, char name[REWARD_NAME]) {
     snprintf(name, REWARD_NAME, "%.39s", found ? found : "reward");
 }
 
-// The entries of a list "a,b" in text[size], a copy; refused where they are not as many as the reward commands.
+// Splits a list "a,b", copied to text[size]; refuses another number of entries than `count` reward commands.
 static void reward_list(const char *option, const char *list, size_t count, char *text, size_t size,
                         const char *entry[REWARD_COMMANDS]) {
     size_t found = 0;
@@ -47,14 +47,14 @@ static void reward_list(const char *option, const char *list, size_t count, char
         die_usage("--%s has %zu entries for %zu --reward-command; give one for each", option, found, count);
 }
 
-// --reward-command, --reward-names, --reward-weights
+// Reads --reward-command, --reward-names, --reward-weights.
 static void rewards_from_options(RolloutSettings *s, const Options *o) {
     const char *entry[REWARD_COMMANDS];
     char text[1024];
     double size = 0;
     s->rewards = o->reward_command.count;
     if (s->rewards > REWARD_COMMANDS)
-        die_usage("--reward-command: %zu commands were given, %d are the most", s->rewards, REWARD_COMMANDS);
+        die_usage("--reward-command: %zu commands were given, at most %d are possible", s->rewards, REWARD_COMMANDS);
     for (size_t k = 0; k < s->rewards; k++) {
         s->reward_command[k] = o->reward_command.path[k], s->reward_weight[k] = 1;
         reward_name_of(s->reward_command[k], s->reward_name[k]);
@@ -64,7 +64,7 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
         for (size_t k = 0; k < s->rewards; k++) {
             if (!*entry[k] || strlen(entry[k]) >= REWARD_NAME || strpbrk(entry[k], "\"\\/ \t\n"))
                 die_usage(
-                    "--reward-names: '%.60s' is no name of at most %d characters without quotes, slashes and blanks",
+                    "--reward-names: '%.60s' is not a name of at most %d characters without quotes, slashes and blanks",
                     entry[k], REWARD_NAME - 1);
             snprintf(s->reward_name[k], REWARD_NAME, "%s", entry[k]);
         }
@@ -72,20 +72,21 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
     for (size_t k = 0; k < s->rewards; k++)
         for (size_t i = 0; i < k; i++)
             if (!strcmp(s->reward_name[k], s->reward_name[i]))
-                die_usage("two reward commands are called %s; --reward-names tells them apart", s->reward_name[k]);
+                die_usage("two reward commands are named %s; give each a name with --reward-names", s->reward_name[k]);
     if (!o->reward_weights) return;
     reward_list("reward-weights", o->reward_weights, s->rewards, text, sizeof(text), entry);
     for (size_t k = 0; k < s->rewards; k++) {
         char *end;
         s->reward_weight[k] = strtod(entry[k], &end);
         if (!*entry[k] || *end || !(fabs(s->reward_weight[k]) <= 1e6))
-            die_usage("--reward-weights: '%.60s' is no weight from -1e6 to 1e6", entry[k]);
+            die_usage("--reward-weights: '%.60s' is not a number from -1e6 to 1e6", entry[k]);
         size += fabs(s->reward_weight[k]);
     }
-    if (size == 0) die_usage("--reward-weights are all 0, which leaves no reward; give one that is not");
+    if (size == 0) die_usage("--reward-weights are all 0; give at least one that is not");
 }
 
-// The settings keep `text`; their end_ids are to be freed: the tokenizer's end tokens and those of --stop-ids.
+// Returns the settings. They keep `text`; the caller frees their end_ids, the tokenizer's end tokens and those of
+// --stop-ids.
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) {
     const Options *o = run->options;
     const size_t V = run->model.config.vocab_size,
@@ -117,14 +118,13 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     return s;
 }
 
-// Returns the largest sequence, and sets the size of the key/value cache in *settings: what a run with rollouts plans
-// for.
+// Returns the largest sequence, and sets the key/value cache in *settings, for the plan of a run with rollouts.
 static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoader *data, RunSettings *settings,
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
     if (capacity > seq_len)
-        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu are documents of %zu positions, --seq-len is "
+        die_usage("prompts of up to %zu tokens with --max-new-tokens %zu make documents of %zu positions, --seq-len is "
                   "%zu; raise it, or shorten them",
                   data->longest_prompt, rollout->max_new_tokens, capacity, seq_len);
     return rollout_bound(rollout, data);

@@ -1,15 +1,15 @@
 /*
-Rewards of a step's completions (rollout.h): the lines that commands get, their answers, and the sums.
+Rewards of a step's completions (rollout.h): the lines for commands, their answers, and the sums.
 
-A command is given a line for each completion, which is valid JSON whatever the texts are:
+A command gets a line of valid JSON for each completion:
 
     {"prompt": "...", "completion": "...", "reference": "..." or null, "answer": the same, "completion_ids": [...],
      "prompt_number": 7, "ended": true, "difficulty": 3, "tests": ["..."]}
 
-The other columns of the prompt's row follow `ended`, as data/prepare.py has kept them. Special tokens are not shown;
-`reference` is the answer that the data has after the prompt, by its column's name `answer` unless the other columns
-have one; `prompt_number` is the prompt's number in the data, `ended` whether the model ended the completion. Where
-tokens have no text there are prompt_ids, completion_ids and reference_ids instead.
+The other columns of the prompt's row, kept by data/prepare.py, follow `ended`. Special tokens are left out. `reference`
+is the answer after the prompt in the data; `answer` repeats it unless another column has that name. `prompt_number` is
+the prompt's number in the data, `ended` whether the model ended the completion. If tokens have no text, prompt_ids,
+completion_ids and reference_ids replace the texts.
 */
 #ifndef LLMC_ROLLOUT_REWARDS_H
 #define LLMC_ROLLOUT_REWARDS_H
@@ -17,10 +17,10 @@ tokens have no text there are prompt_ids, completion_ids and reference_ids inste
 #include "rollout_state.h"
 
 // ---- lines for reward commands: made a piece at a time, so of any length --------------------------------------------
-// 1 if `answer` is a key of a JSON object of text[bytes].
+// Tells whether `answer` is a key of the JSON object text[bytes].
 static int columns_have_answer(const char *text, size_t bytes) {
     static const char key[] = "\"answer\"";
-    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: of the last string
+    for (size_t i = 0, depth = 0, begin = 0, length = 0; i < bytes; i++) { // begin, length: the last string
         if (text[i] == '"') {
             for (begin = i++; i < bytes && text[i] != '"'; i++) i += text[i] == '\\';
             length = i + 1 - begin;
@@ -32,7 +32,7 @@ static int columns_have_answer(const char *text, size_t bytes) {
     return 0;
 }
 
-// A piece behind the line's other fields: the members of the object of columns, and the end of the line.
+// Writes the last pieces of a line: the members of the columns' object, and the line's end.
 static size_t rollout_columns_piece(const Rollout *r, RolloutLine *line, char *out) {
     const size_t end = r->columns_bytes ? r->columns_bytes - 1 : 1; // members are bytes [1, end)
     const size_t bytes = min_size(end - line->column, r->piece - 2), before = bytes && line->column == 1 ? 2 : 0;
@@ -45,8 +45,8 @@ static size_t rollout_columns_piece(const Rollout *r, RolloutLine *line, char *o
     return 2;
 }
 
-// The next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end,
-// or the end of the line.
+// Writes the next piece of a line, at most r->piece bytes: the beginning of a field, one of its tokens, its end, or the
+// line's end.
 static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     enum { PROMPT, COMPLETION, REFERENCE, ANSWER, COMPLETION_IDS };
     static const char *const names[2][5] = {
@@ -80,7 +80,7 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     if (!line->begun) {
         line->begun = 1, line->token = 0;
         line->text = text_out_to(NULL, line->scratch);
-        line->text.bytes = line->field != PROMPT; // only the beginning of a text may lose its first space
+        line->text.bytes = line->field != PROMPT; // only the beginning of a text may drop its first space
         const char *open = !ids ? "null" : as_ids ? "[" : "\"";
         return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%s", names[!with_text][line->field], open);
     }
@@ -89,8 +89,8 @@ static size_t rollout_piece(Rollout *r, RolloutLine *line, char *out) {
     const size_t token = line->token++;
     if (token < count && as_ids) return (size_t)snprintf(out, ROLLOUT_AROUND, "%s%d", token ? ", " : "", ids[token]);
 
-    // 3. A token as text, or what is left of the text at its end. The scratch holds one token; byte 0 stands for all
-    // before.
+    // 3. A token as text, or at its end the rest of the text. The scratch holds one token; its byte 0 marks that text
+    // precedes.
     size_t begin = line->text.bytes, bytes = 0, taken;
     if (token < count)
         prompt_token_out(&r->decoder, &line->text, ids[token], token);
@@ -122,8 +122,8 @@ static void rollout_line_begin(RolloutLine *line, size_t completion) {
 }
 
 // ---- rewards --------------------------------------------------------------------------------------------------------
-// A replica's command has failed, or completions have no reward: rank 0 reports it, and that the command is started
-// again; a run that gets no rewards ends. left_out: groups of this replica. Collective.
+// Reports, on rank 0, failed commands and missing rewards, and that commands are restarted; ends a run without any
+// rewards. left_out: groups of this replica. Collective.
 static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed, size_t left_out) {
     const size_t prompts = r->settings.step_prompts;
     double sums[2] = {failed ? 1.0 : 0.0, rollout_asks(&r->settings) ? (double)left_out : 0};
@@ -139,13 +139,13 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
     if (!*message) snprintf(message, sizeof(message), "reward commands answered null");
     if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
     if (!rewarded && !r->rewarded)
-        die("step %zu: %s%s; no completion was rewarded in the first step; try the command by hand on a line of JSON",
+        die("step %zu: %s%s; no completion got a reward in the first step; try the command by hand on a line of JSON",
             step, whose, message);
     if (r->failures == ROLLOUT_FAILURES)
         die("step %zu: %s%s; there was no reward in %d steps", step, whose, message, ROLLOUT_FAILURES);
     if (sums[0] > 1) snprintf(others, sizeof(others), ", as on %.0f more", sums[0] - 1);
     note("step %zu: %s%s%s;%s %.0f of %zu groups are left out", step, whose, message, others,
-         sums[0] > 0 ? " it is started again, and" : "", sums[1], prompts);
+         sums[0] > 0 ? " it is restarted;" : "", sums[1], prompts);
 }
 
 static int rollout_group_rewarded(const Rollout *r, size_t p) {
@@ -155,7 +155,7 @@ static int rollout_group_rewarded(const Rollout *r, size_t p) {
     return 1;
 }
 
-// Asks for the rewards of each command. polls: on the main thread
+// Asks each command for its rewards. polls: on the main thread
 static void rollout_ask(Rollout *r, int polls) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     float *of[REWARD_COMMANDS];
@@ -169,17 +169,17 @@ static void *rollout_asking(void *rollout) {
     return NULL;
 }
 
-// Asks on a thread of its own; without one the rewards are asked for when they are needed.
+// Asks on another thread; if none can be started, the rewards are asked for when needed.
 static void rollout_ask_ahead(Rollout *r) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before); // only the main thread handles signals
     r->asks = pthread_create(&r->asking, NULL, rollout_asking, r) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Waits for the answers, or asks: the rewards of each command, and of which completions all that did not fail are
-// known. Returns a command that failed, or NULL.
+// Waits for the answers, or asks now. Sets each command's rewards, and `answered` for completions that all commands
+// which did not fail have answered. Returns a failed command, or NULL.
 static const Reward *rollout_answers(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
@@ -200,7 +200,7 @@ static const Reward *rollout_answers(Rollout *r) {
     return failed;
 }
 
-// Asks for the rewards, or gets them from the rank that asks, and adds them up.
+// Gets the rewards, from the commands or from the rank that asks them, and computes the weighted sums.
 static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;

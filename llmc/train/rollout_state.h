@@ -1,6 +1,6 @@
 /*
-A run with rollouts (rollout.h): its settings, what a step's completions, rewards and sequences are kept in, how large
-they may become, and their memory.
+The state of a run with rollouts (rollout.h): settings, a step's completions, rewards and sequences, their bounds and
+memory.
 */
 #ifndef LLMC_ROLLOUT_STATE_H
 #define LLMC_ROLLOUT_STATE_H
@@ -12,44 +12,44 @@ they may become, and their memory.
 #include "all_reduce.h"
 #include <pthread.h>
 
-#define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // of random.h: the order of prompts, by epoch ("rollout")
-#define RANDOM_STREAM_TEXTS   0x7465787473ull     // the seeds of completions ("texts")
-#define ROLLOUT_AROUND        128                 // bytes, at most, that stand around a field of a line
+#define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // stream of random.h for the order of prompts, by epoch ("rollout")
+#define RANDOM_STREAM_TEXTS   0x7465787473ull     // the same for the seeds of completions ("texts")
+#define ROLLOUT_AROUND        128                 // most bytes around a field of a line
 #define REWARD_NAME           40
-#define ROLLOUT_FAILURES      10 // steps in a row without any reward that end a run; the first one does
+#define ROLLOUT_FAILURES      10 // steps in a row without rewards that end a run; at its beginning one does
 
 typedef struct {
-    size_t prompts, group_size; // P, G: of this replica
-    size_t most_prompts;        // of the replica with the most
-    size_t step_prompts, first; // of all replicas; the number of the first of this replica
+    size_t prompts, group_size; // P of this replica, G
+    size_t most_prompts;        // most prompts of a replica
+    size_t step_prompts, first; // prompts of all replicas; index of this replica's first
     World world;
-    size_t max_new_tokens;     // of a completion
-    size_t slots;              // completions written side by side
-    size_t sequence_tokens;    // positions of a sequence, at most; 0: room for one group
-    SamplingSettings sampling; // its seed is the run's
-    int in_order;              // prompts come as they stand in the data
+    size_t max_new_tokens;     // most tokens of a completion
+    size_t slots;              // completions written in parallel
+    size_t sequence_tokens;    // most positions of a sequence; 0: room for one group
+    SamplingSettings sampling; // has the run's seed
+    int in_order;              // take prompts in the order of the data
     int scale_rewards;         // divide advantages by the standard deviation of their group's rewards
     int mask_truncated;        // completions that did not end have no weight in the loss
-    int stop;                  // a reward command that fails ends the run; else its groups are left out
+    int stop;                  // end the run when a reward command fails; else leave out its groups
     int reference, old;        // allocate these log-probabilities, too
-    size_t rewards;            // commands, each with its name in metrics and its weight in a completion's reward
+    size_t rewards;            // reward commands; below, their names in metrics and weights in the reward
     const char *reward_command[REWARD_COMMANDS];
     char reward_name[REWARD_COMMANDS][REWARD_NAME];
     double reward_weight[REWARD_COMMANDS];
     int overlap; // rollout_ahead will be called
     double reward_timeout;
-    const Prompt *text;      // tokens to text
-    const uint32_t *end_ids; // [end_count] the ids that end a completion
+    const Prompt *text;      // decodes tokens
+    const uint32_t *end_ids; // [end_count] ids that end a completion
     size_t end_count;
 } RolloutSettings;
 
-// How far the lines for a reward command are written.
+// Progress in writing the lines for a reward command
 typedef struct {
-    size_t completion, field, token; // token: of the field, once it has begun
+    size_t completion, field, token; // token: index in the field, once begun
     size_t column;                   // byte of the columns' text
     int begun;
     char *scratch; // a token as text, before it is escaped
-    TextOut text;  // of the field
+    TextOut text;  // decoder of the field
 } RolloutLine;
 
 typedef struct {
@@ -58,50 +58,50 @@ typedef struct {
     SamplerBatch sampler;
     Reward command[REWARD_COMMANDS];
     Prompt decoder;
-    uint32_t *order; // [prompts of the data] of epoch `epoch`
+    uint32_t *order; // [prompts of the data] order of epoch `epoch`
     uint64_t epoch;  // UINT64_MAX: none
-    // prompts of the step, with their reference answers, and completions
-    size_t room;                    // tokens of a document of the data
+    // The step's prompts with their reference answers, and completions
+    size_t room;                    // most tokens of a document of the data
     int32_t *documents;             // [P,room]
-    size_t *prompt_tokens, *tokens; // [P] of a prompt; of it and its reference answer
-    size_t *number;                 // [P] of a prompt in the data
+    size_t *prompt_tokens, *tokens; // [P] tokens of a prompt; with its reference answer
+    size_t *number;                 // [P] index of a prompt in the data
     int32_t *ids;                   // [P*G,max_new_tokens]
     Completion *completion;         // [P*G]
     float *reward;                  // [P*G] NAN: none
-    float *rewards_of;              // [rewards,P*G] by each command
-    char *answered;                 // [P*G] by every command that did not fail
-    int32_t *lengths;               // [2,P*G] tokens, and whether ended, on their way to other ranks
+    float *rewards_of;              // [rewards,P*G] rewards of each command
+    char *answered;                 // [P*G] every command that did not fail has answered
+    int32_t *lengths;               // [2,P*G] tokens, and whether ended, to send to other ranks
     double *advantage;              // [P*G]
     RolloutLine line[REWARD_COMMANDS];
-    char *columns;                    // [data->longest_columns] of prompt number columns_of, a JSON object
+    char *columns;                    // [data->longest_columns] a JSON object, of prompt number columns_of
     size_t columns_bytes, columns_of; // columns_of: SIZE_MAX: none yet
-    int columns_answer;               // one of them is called `answer`
-    size_t piece;                     // bytes of a line that are made at once, at most
-    char *scratch;                    // those of lines
-    // packed sequences
-    Packing packing;                                    // of groups
+    int columns_answer;               // a column is named `answer`
+    size_t piece;                     // most bytes of a line made at once
+    char *scratch;                    // scratch of all lines
+    // Packed sequences
+    Packing packing;                                    // packs groups
     size_t *group_sequence;                             // [P] SIZE_MAX: left out
-    Batch all;                                          // the memory of all sequences
+    Batch all;                                          // memory of all sequences
     Batch *sequence;                                    // [P]
-    size_t sequences;                                   // of every replica
-    TargetCounts counts;                                // of the step, of all replicas
-    Metrics metrics;                                    // of the step, beside those of the objective
-    double sampling_seconds, reward_seconds;            // of the step
-    char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // of rewards by name: mean, standard deviation
-    // of rollout_ahead
-    size_t waiting;        // the step whose completions wait for rewards; 0: none
+    size_t sequences;                                   // number on every replica
+    TargetCounts counts;                                // totals of the step over all replicas
+    Metrics metrics;                                    // metrics of the step besides the objective's
+    double sampling_seconds, reward_seconds;            // seconds of the step
+    char metric_names[REWARD_COMMANDS][2][METRIC_NAME]; // names of rewards' metrics: mean, standard deviation
+    // For rollout_ahead
+    size_t waiting;        // step whose completions wait for rewards; 0: none
     float *old;            // [P*G,max_new_tokens] their log-probabilities
-    Batch ahead;           // the memory of sequences by which these are computed
+    Batch ahead;           // memory of the sequences that compute them
     Batch *ahead_sequence; // [P]
-    pthread_t asking;      // asks for rewards where `asks`
+    pthread_t asking;      // thread that asks for rewards, if `asks`
     int asks;
     WaitingPart part;
-    size_t failures; // steps in a row
-    int rewarded;    // some step of this process has had a reward
+    size_t failures; // steps in a row without rewards
+    int rewarded;    // a step of this process had a reward
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
-// Positions of the longest text, in the key/value cache and in a sequence: its last token is only a target.
+// Returns the positions of the longest text, in the key/value cache and in a sequence; its last token is only a target.
 static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
     return data->longest_prompt + settings->max_new_tokens - 1;
 }
@@ -110,32 +110,31 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     SequenceBound bound;
     if (longest > POSITIONS_MAX / (P * G))
-        die("a step of %zu x %zu completions of up to %zu tokens is more than can be counted; take fewer", P, G,
-            longest);
+        die("a step of %zu x %zu completions of up to %zu tokens is too large to count; ask for fewer", P, G, longest);
     bound.longest = longest;
     bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
         die("a group of %zu completions may have %zu positions (prompts of up to %zu tokens, --max-new-tokens %zu), "
-            "one sequence has %zu; shorten either, or take a smaller --group-size",
+            "one sequence has %zu; shorten either, or give a smaller --group-size",
             G, G * longest, data->longest_prompt, settings->max_new_tokens, bound.N);
     bound.N = min_size(bound.N, P * G * longest);
-    bound.documents = min_size(P, bound.N / G) * G; // a document has a position at least
+    bound.documents = min_size(P, bound.N / G) * G; // a document has at least one position
     return bound;
 }
 
-// The first of the ranks that share sequences asks for rewards.
+// Tells whether this rank asks for rewards: the first of those that share sequences.
 static int rollout_asks(const RolloutSettings *s) { return s->world.rank % world_sp(s->world) == 0; }
 
 static void rollout_allocate_text(Rollout *r, const Prompt *text) {
     r->decoder = *text;
-    r->decoder.text = NULL; // a prompt's text is begun anew
+    r->decoder.text = NULL; // every prompt begins a new text
     size_t token = prompt_token_bytes(&r->decoder) + 8;
     r->scratch = (char *)checked_calloc(REWARD_COMMANDS, token, "the text of a token");
     for (size_t k = 0; k < REWARD_COMMANDS; k++) r->line[k].scratch = r->scratch + k * token;
-    r->piece = 6 * token + ROLLOUT_AROUND; // with escapes
+    r->piece = 6 * token + ROLLOUT_AROUND; // all bytes escaped
 }
 
-// Bytes of a completion in rollout.bin
+// Returns the bytes of a completion in rollout.bin.
 static size_t rollout_record(const RolloutSettings *s) {
     return 2 * sizeof(uint32_t) + s->max_new_tokens * (sizeof(int32_t) + sizeof(float));
 }
@@ -147,7 +146,7 @@ static WaitingPart rollout_part(const RolloutSettings *s) {
     return part;
 }
 
-// data, and all that settings point to, must outlive it.
+// Allocates all memory. `data` and what settings point to must outlive *r.
 static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
     const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
     const size_t capacity = rollout_capacity(settings, data);

@@ -1,10 +1,10 @@
 /*
-Progress of a training run, and what must be the same for it to go on as if it had never been interrupted: state.json of
-every checkpoint. A resumed run reads it back and refuses, in one line that names the difference, a command line that
-would not have led to the same bits. Steps, batches and tokens count the work of all ranks, so any number may go on.
+Progress of a training run and the settings that a resumed run must share: state.json of every checkpoint. A resumed run
+reads it and refuses, in one line that names the difference, options that would have given other bits. Steps, batches
+and tokens count the work of all ranks, so any number of ranks may go on.
 
-Settings are compared as text. The schedule is compared by what it did: the learning rates of the steps already made. So
-a constant rate, or one that has not begun to decay (wsd), may be given more steps; a cosine may not.
+Settings are compared as text, the schedule by the learning rates of the steps already made. So a constant rate, or one
+that has not begun to decay (wsd), may get more steps; a cosine may not.
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -14,41 +14,41 @@ a constant rate, or one that has not begun to decay (wsd), may be given more ste
 
 #define RUN_STATE_FORMAT  "streambp.c run state"
 #define RUN_STATE_VERSION 1
-#define SCHEDULE_VERSION  2     // a schedule without one: Schedule.version_1
-#define RUN_STATE_LIMIT   65536 // bytes of state.json
+#define SCHEDULE_VERSION  2     // a schedule without a version: Schedule.version_1
+#define RUN_STATE_LIMIT   65536 // most bytes of state.json
 
 typedef enum {
     SETTING_KEPT,   // a resumed run must have the same
-    SETTING_ROUNDS, // may change: sums in another order, so other bits, but the same run; said in a note
-    SETTING_FREE    // may change, and changes no bit by itself; said in a note
+    SETTING_ROUNDS, // may change, with a note: sums in another order, so other bits, but the same run
+    SETTING_FREE    // may change, with a note: no bit depends on it
 } SettingChange;
 
 typedef struct {
-    const char *name;  // as people know it: "--seq-len"
-    const char *value; // as it took effect
+    const char *name;  // for messages: "--seq-len"
+    const char *value; // in effect
     SettingChange change;
-    const char *absent; // the value that is not written, and is meant where there is none; NULL: none
+    const char *absent; // default value, not written; NULL: none
 } RunSetting;
 
 typedef struct {
     size_t step;       // optimizer steps made
-    size_t next_batch; // the position in the data behind the last batch that any rank has taken
-    size_t tokens;     // trained on
-    size_t validated;  // the step of the last validation
-    size_t best_step;  // of the best validation so far; 0: none
+    size_t next_batch; // position in the data after the last batch taken by any rank
+    size_t tokens;     // tokens trained on
+    size_t validated;  // step of the last validation
+    size_t best_step;  // step of the best validation so far; 0: none
     double best;       // its loss, or reward
-    double seconds;    // of training
+    double seconds;    // seconds of training
     Schedule schedule;
     const RunSetting *settings;
     size_t setting_count;
     const RunSource *source; // what the run began from, or NULL
-    const char *data;        // the names of its files; the setting "data" is a key of their content
+    const char *data;        // names of its files; the setting "data" is a key of their content
 } RunState;
 
 // ---- state.json -----------------------------------------------------------------------------------------------------
 static const cJSON *state_get(const cJSON *object, const char *key, const char *path) {
     const cJSON *item = json_get(object, key);
-    if (!item) die("%s: has no \"%s\"; it is not whole", path, key);
+    if (!item) die("%s: has no \"%s\", so it is incomplete", path, key);
     return item;
 }
 
@@ -75,7 +75,7 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
     const char *name = state_string(object, "kind", path);
     int kind = 0;
     while (kind < SCHEDULES && strcmp(schedule_names[kind], name) != 0) kind++;
-    if (kind == SCHEDULES) die("%s: the schedule \"%.64s\" is not known", path, name);
+    if (kind == SCHEDULES) die("%s: the schedule \"%.64s\" is unknown", path, name);
     Schedule schedule = {0};
     schedule.kind = (ScheduleKind)kind;
     schedule.peak = state_number(object, "peak", path);
@@ -87,12 +87,12 @@ static Schedule state_schedule(const cJSON *root, const char *path) {
         schedule.begin = state_size(object, "begin", path), schedule.from = state_number(object, "from", path);
     schedule.version_1 = !json_get(object, "version");
     if (!schedule.version_1 && state_size(object, "version", path) != SCHEDULE_VERSION)
-        die("%s: the schedule is of version %zu, this program knows 1 and %d", path,
-            state_size(object, "version", path), SCHEDULE_VERSION);
+        die("%s: the schedule has version %zu, this program reads 1 and %d", path, state_size(object, "version", path),
+            SCHEDULE_VERSION);
     return schedule;
 }
 
-// Returns the length of the text.
+// Prints state.json; returns its length.
 static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], const char *path) {
     const Schedule *s = &run->schedule;
     JsonOut json = json_open_text(text, RUN_STATE_LIMIT, JSON_LINE);
@@ -128,11 +128,11 @@ static size_t run_state_text(const RunState *run, char text[RUN_STATE_LIMIT], co
     json_object_end(&json);
     json_object_end(&json);
     const size_t length = json_text_end(&json);
-    if (!length) die("%s: the state of this run does not fit into %d bytes, please report it", path, RUN_STATE_LIMIT);
+    if (!length) die("%s: the state of this run does not fit %d bytes; please report it", path, RUN_STATE_LIMIT);
     return length;
 }
 
-// The schedule of the run that a checkpoint (its folder) is of, and its step.
+// Reads the schedule and the step of a checkpoint (its folder).
 static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
@@ -143,7 +143,7 @@ static Schedule run_state_schedule(const char *checkpoint, size_t *step) {
     return schedule;
 }
 
-// A setting as trainer_settings wrote it; empty: there is none.
+// Reads a setting as trainer_settings wrote it; "": absent
 static void run_state_setting(const char *checkpoint, const char *name, char *text, size_t size) {
     char path[PATH_MAX];
     path_join(path, checkpoint, "state.json");
@@ -153,7 +153,7 @@ static void run_state_setting(const char *checkpoint, const char *name, char *te
     cJSON_Delete(root);
 }
 
-// Attention's workspace that a run began with
+// The setting of the attention workspace that a run began with
 #define ATTENTION_SETTING "attention"
 #define WORKSPACE_SETTING "workspace="
 static size_t run_state_workspace(const char *checkpoint) {
@@ -164,7 +164,7 @@ static size_t run_state_workspace(const char *checkpoint) {
 }
 
 // ---- comparing ------------------------------------------------------------------------------------------------------
-// The start of the first entry that differs between two lists "a=1,b=2"; 0 where one list continues the other.
+// Returns the start of the first entry that differs between two lists "a=1,b=2"; 0 if one continues the other.
 static size_t first_difference(const char *a, const char *b) {
     size_t i, begin = 0;
     for (i = 0; a[i] && a[i] == b[i]; i++)
@@ -189,12 +189,12 @@ static void run_state_compare_setting(const RunSetting *setting, const cJSON *se
     char keep[64];
     if (json_get(settings, setting->name)) saved = state_string(settings, setting->name, path);
     if (!saved)
-        die("%s: does not say what %s was: the run began without it, or with another version of this program; resume "
+        die("%s: lacks the setting %s: the run began without it, or with another version of this program; resume "
             "with the options that it began with",
             path, setting->name);
     if (!strcmp(setting->name, "--keep-chunks")) saved = keep_chunks_saved(saved, keep, sizeof(keep), checkpoint);
-    if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared behind all that decides it
-    const size_t begin = first_difference(saved, now);                 // of a list one entry is shown
+    if (!strcmp(saved, now) || !strcmp(setting->name, "data")) return; // data is compared after its causes
+    const size_t begin = first_difference(saved, now);                 // only one entry of a list is shown
     saved += begin + strspn(saved + begin, " "), now += begin + strspn(now + begin, " ");
     const int saved_length = (int)min_size(strcspn(saved, ","), 200), now_length = (int)strcspn(now, ",");
     if (setting->change == SETTING_KEPT)
@@ -215,7 +215,7 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
         if (!strcmp(run->settings[i].name, "data")) now = run->settings[i].value;
     if (!saved || !now || !strcmp(saved, now)) return;
     if (files && run->data && !strcmp(files, run->data))
-        die("%s: was trained on %s, which holds other data now; resume with what it held, or begin a new run with "
+        die("%s: was trained on %s, which holds other data now; restore that data, or begin a new run with "
             "another --out",
             checkpoint, files);
     die("%s: was trained on %.820s, --data is %s now; resume with the same data, or begin a new run with another --out",
@@ -225,14 +225,14 @@ static void run_state_compare_data(const RunState *run, const cJSON *root, const
 static void run_state_compare_schedule(const RunState *run, const Schedule *saved, const char *checkpoint) {
     char wsd[48] = "";
     if (run->step > run->schedule.steps)
-        die("%s: is at step %zu already, --steps is %zu; give a larger one", checkpoint, run->step,
+        die("%s: is already at step %zu, --steps is %zu; give a larger one", checkpoint, run->step,
             run->schedule.steps);
     if (saved->begin && saved->begin != run->schedule.begin && run->step > run->schedule.begin)
         die("%s: was extended beyond step %zu; give --extend --steps %zu, as then", checkpoint, saved->begin,
             saved->steps);
     for (size_t step = run->schedule.begin + 1; step <= run->step; step++) {
         double then = schedule_learning_rate(saved, step), now = schedule_learning_rate(&run->schedule, step);
-        if (fabs(then - now) <= 1e-12 * then) continue; // a compiler may round two calls in different ways
+        if (fabs(then - now) <= 1e-12 * then) continue; // a compiler may round two calls differently
         if (saved->kind == SCHEDULE_WSD) snprintf(wsd, sizeof(wsd), " --decay-fraction %.10g", saved->decay_fraction);
         die("%s: made step %zu at lr %.6g, not %.6g; give --steps %zu --lr %.10g --schedule %s --warmup %zu "
             "--final-lr-fraction %.10g%s; then --extend",
@@ -241,7 +241,7 @@ static void run_state_compare_schedule(const RunState *run, const Schedule *save
     }
 }
 
-// Reads the progress in `text` (zero-terminated) into *run, whose schedule and settings are this run's and must agree.
+// Reads the progress in `text` (zero-terminated) into *run, whose schedule and settings must agree.
 static void run_state_resume(RunState *run, const char *text, size_t length, const char *checkpoint, const char *path) {
     cJSON *root = json_parse_object(text, length, path);
     const cJSON *item;
@@ -263,8 +263,8 @@ static void run_state_resume(RunState *run, const char *text, size_t length, con
     cJSON_ArrayForEach(item, settings) {
         for (i = 0; i < run->setting_count && strcmp(run->settings[i].name, item->string) != 0; i++) continue;
         if (i == run->setting_count)
-            die("%s: the run began with \"%.64s\", which is no setting of this one; resume with the options and the "
-                "version that it began with",
+            die("%s: the run began with \"%.64s\", which this one lacks; resume with the options and the version "
+                "that it began with",
                 path, item->string);
     }
     run_state_compare_data(run, root, checkpoint);

@@ -1,6 +1,6 @@
 /*
-A training run: what it is made of, and what train_gpt.cu's train_step and its loop ask for by name: micro-batches, sums
-over ranks, checks, validation, samples, checkpoints, the report. How a run begins and ends is trainer_setup.h.
+A training run: its state, and the functions that train_gpt.cu's train_step and loop call: micro-batches, sums over
+ranks, checks, validation, samples, checkpoints, the report. trainer_setup.h begins and ends a run.
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
@@ -24,30 +24,30 @@ over ranks, checks, validation, samples, checkpoints, the report. How a run begi
 #define TRAINER_SETTINGS 40
 
 typedef struct {
-    Options options; // with the learning rate of --lr auto
+    Options options; // with --lr auto resolved
     Run run;
     DataLoader data, validation;
     Prefetch train_batches, validation_batches;
-    RunState state; // progress, with the settings that a resumed run must share
+    RunState state; // progress, and the settings that a resumed run must share
     RunSetting settings[TRAINER_SETTINGS];
     char setting_text[TRAINER_SETTINGS][1024];
     char data_files[1024];
     RunSource source;
-    size_t next_batch;    // the position after what the current step has taken; in `state` once it is finished
-    const Options *given; // as they were typed
-    int has_folder;       // --out
+    size_t next_batch;    // position after the current step's batches; goes to `state` when it is finished
+    const Options *given; // options as typed
+    int has_folder;       // --out is not none
     CheckpointFolder folder;
-    double saved_at;            // s, of rank 0: when the last checkpoint was saved, or the run began
-    int asked;                  // the signal that stops the run, on all ranks
-    StepReport last;            // of the last step that was finished
-    TrainedTensors tensors;     // of the checkpoints
-    Rollout rollout;            // with --rollout: the source of batches
-    Rollout rollout_validation; // of the prompts of --val-data; its reward commands are others of its own
+    double saved_at;            // s, on rank 0: time of the last checkpoint, or of the run's begin
+    int asked;                  // signal that stops the run, the same on all ranks
+    StepReport last;            // report of the last finished step
+    TrainedTensors tensors;     // tensors of checkpoints
+    Rollout rollout;            // with --rollout: source of batches
+    Rollout rollout_validation; // for the prompts of --val-data; starts its own reward commands
     Prompt rollout_text;
     RolloutLog rollout_log;
-    LogprobFile reference[2]; // of --data and --val-data, where they are kept beside them
-    uint64_t reference_key;   // of the reference model; 0: no reference, or the base model under new adapters
-    Update update;            // --update forward: the step that waits for the next pass
+    LogprobFile reference[2]; // reference of --data and --val-data, if read from a file
+    uint64_t reference_key;   // key of the reference model; 0: no reference, or the base model under new adapters
+    Update update;            // --update forward: the deferred step
     RunLog log;
     Divergence divergence;
     Ending ending;
@@ -56,13 +56,13 @@ typedef struct {
     Prompt prompt;
     int32_t *sampled;       // [max_new_tokens]
     char *sampled_text;     // [prompt_token_bytes * max_new_tokens]
-    double validation_loss; // NAN: not known
-    double peak_flops;      // of all ranks; 0: not known
-    Traffic sent;           // by each rank in the last step
+    double validation_loss; // NAN: unknown
+    double peak_flops;      // total of all ranks; 0: unknown
+    Traffic sent;           // average per rank in the last step
 } Trainer;
 
 // ---- checks and checkpoints -----------------------------------------------------------------------------------------
-// How to go on after a step that must not be taken.
+// Says which checkpoint to go on from after a bad step.
 static const char *last_good(const Trainer *t) {
     static char text[PATH_MAX + 128];
     const int later = t->folder.good && t->folder.good < t->folder.last;
@@ -81,7 +81,7 @@ static void trainer_check_weights(const Trainer *t, size_t step) {
                             t->run.streambp.memory.place[PLACED_WEIGHTS], t->tensors.weights, when, last_good(t));
 }
 
-// Makes the folder again where somebody has removed it, and what lies in it beside checkpoints. Collective.
+// Makes the folder again if it was removed, with its files besides checkpoints. Collective.
 static void trainer_remake(Trainer *t) {
     const int guard = allocation_guard;
     int remade = dist_rank() == 0 && checkpoint_remake(&t->folder);
@@ -89,18 +89,18 @@ static void trainer_remake(Trainer *t) {
     if (!remade) return;
     allocation_guard = 0;
     t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
-    if (t->state.best_step != t->state.step) t->state.best_step = 0; // it went with the folder
+    if (t->state.best_step != t->state.step) t->state.best_step = 0; // its checkpoint is gone
     if (t->log.records) fclose(t->log.records), runlog_open_records(&t->log);
     if (t->rollout_log.file) fclose(t->rollout_log.file), rollout_log_append_to(&t->rollout_log);
     if (dist_rank() == 0) tokenizer_keep(&t->run, t->folder.path, 0);
     allocation_guard = guard;
 }
 
-// Saves the last finished step. Its completions that wait were set aside as it ended. Collective.
+// Saves the last finished step, with the waiting completions set aside at its end. Collective.
 static void trainer_save(Trainer *t) {
     const double begin = seconds_now();
     weights_flush(&t->run.streambp.memory);
-    trainer_check_weights(t, t->state.step); // before an older, good checkpoint is pruned
+    trainer_check_weights(t, t->state.step); // before pruning an older, good checkpoint
     trainer_remake(t);
     t->folder.best = t->run.options->keep_best ? t->state.best_step : 0;
     const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
@@ -113,21 +113,21 @@ static void trainer_save(Trainer *t) {
 }
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
-// Log-probabilities of a batch under the base model below new adapters, or the model at the start, where that is the
-// reference.
+// Computes a batch's log-probabilities under the reference, if that is the base model below new adapters or the model
+// at the start.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     run_reference(&t->run, batch);
     report->flops += flops_reference(&t->run, batch);
 }
 
-// Lets the progress bar move within a step as `layers` are passed. With --rollout its first half is writing.
+// Makes the progress bar move within a step, over `layers` layers. With --rollout its first half is for writing.
 static void trainer_expect(Trainer *t, size_t step, int writes, double layers) {
     const double half = t->run.options->rollout ? 0.5 : 0;
     progress_expect(&t->log.progress, (double)(step - 1) + (writes ? 0 : half), writes ? half : 1 - half, layers);
 }
 
-// Completions for this step, or those that an earlier step has trained on (--updates); returns the micro-batches. With
-// --overlap those of the next rollout are written, too, with the weights as they are before this one's updates.
+// Gets completions for this step, new ones or those of an earlier step (--updates); returns the micro-batches. With
+// --overlap also writes the next rollout's completions, with the weights before this one's updates.
 static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     const Options *o = t->run.options;
     const size_t updates = o->updates, number = (step - 1) / updates + 1;
@@ -162,7 +162,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
     return rollout->sequences;
 }
 
-// The rank's i-th micro-batch of the step; *Z becomes the loss denominator of the whole step.
+// Returns the rank's i-th micro-batch of the step; *Z: the loss denominator of the whole step
 static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepReport *report) {
     const World world = t->run.settings.world;
     Batch *batch;
@@ -189,7 +189,7 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
 }
 
 // ---- after a step ---------------------------------------------------------------------------------------------------
-// Loss, tokens, FLOPs and metrics of all ranks: identical bits on every rank, so all go on or none does.
+// Reduces loss, tokens, FLOPs and metrics over ranks: identical bits on every rank, so all go on or none does.
 static void trainer_all_reduce(Trainer *t, StepReport *report) {
     const World world = t->run.settings.world;
     sum_over_sequences(world, &report->loss, 1);
@@ -202,7 +202,7 @@ static double trainer_peak_bytes(const Trainer *t) {
     return (double)(ops_device->memory_peak() - t->run.memory_at_start);
 }
 
-// The line of a step, and behind the first one what the memory at its peak is made of.
+// Prints the line of a step; after the first one also the parts of the peak memory.
 static void trainer_log_step(Trainer *t) {
     runlog_step(&t->log, &t->last);
     if (!t->log.text || t->memory_told++) return;
@@ -210,8 +210,8 @@ static void trainer_log_step(Trainer *t) {
     report_memory(&t->run, t->last.memory_bytes);
 }
 
-// Tells signs of divergence, or ends the run at one with --stop-on-divergence. The last checkpoint before the first
-// doubt stays. Steps without rewards, and those that repeat the rewards of a rollout (--updates), show nothing.
+// Reports signs of divergence, or ends the run at one with --stop-on-divergence. Keeps the last checkpoint before the
+// first doubt. Ignores steps without rewards, and those that repeat a rollout's rewards (--updates).
 static void trainer_watch(Trainer *t) {
     const StepReport *report = &t->last;
     Divergence *d = &t->divergence;
@@ -226,13 +226,13 @@ static void trainer_watch(Trainer *t) {
     note("step %zu: %s; %s", report->step, divergence_texts[sign], last_good(t));
 }
 
-// Completes the report of a step and moves the run's state behind it. sent: the traffic before the step.
+// Completes the report of a step and advances the run's state. sent: the traffic before the step
 static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *sent) {
     const World world = t->run.settings.world;
     report->ranks = world_ranks(world);
     t->sent = sent_since(world, sent, &t->run.streambp.memory.sent, 1);
     report->sent_bytes = traffic_bytes(&t->sent);
-    if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // other programs slowed the measurement
+    if (t->peak_flops > 0 && report->flops > t->peak_flops * report->seconds) // the measurement was disturbed
         t->peak_flops = fmax((double)report->ranks * run_peak_flops(&t->run), report->flops / report->seconds);
     report->peak_flops = t->peak_flops;
     report->memory_bytes = trainer_peak_bytes(t);
@@ -242,7 +242,7 @@ static void trainer_count_step(Trainer *t, StepReport *report, const Traffic *se
     t->state.seconds += report->seconds;
 }
 
-// --rollout: rewards of completions of --val-data's prompts
+// Validates by the rewards of completions of --val-data's prompts (--rollout).
 static void trainer_validate_rollouts(Trainer *t, size_t step, double *reward) {
     Rollout *r = &t->rollout_validation;
     const size_t steps = t->run.options->val_steps;
@@ -264,7 +264,7 @@ static void trainer_validate_loss(Trainer *t, size_t step) {
     runlog_validation(&t->log, step, &found);
 }
 
-// Whether the last finished step is to be validated, and was not before the run was stopped
+// Tells whether the last finished step is to be validated and was not before the run was stopped.
 static int trainer_validates(const Trainer *t) {
     const Options *o = t->run.options;
     const size_t step = t->state.step;
@@ -283,7 +283,7 @@ static void trainer_validate(Trainer *t) {
     ending_validation(&t->ending, t->run.options->rollout ? reward : t->validation_loss);
     const double value = t->run.options->rollout ? reward : t->validation_loss;
     const int better = t->run.options->rollout ? value > t->state.best : value < t->state.best;
-    const int savable = step && step % t->run.options->updates == 0; // a rollout that is half used is not
+    const int savable = step && step % t->run.options->updates == 0; // not in the middle of a rollout
     if (savable && isfinite(value) && (!t->state.best_step || better)) t->state.best_step = step, t->state.best = value;
 }
 
@@ -295,7 +295,7 @@ static void trainer_sample(Trainer *t) {
     runlog_sample(&t->log, t->state.step, t->sampled_text, prompt_text(&t->prompt, t->sampled, drawn, t->sampled_text));
 }
 
-// --json
+// Prints the result of --json.
 static void trainer_json(const Trainer *t) {
     const World world = t->run.settings.world;
     const double peak = max_over_ranks(world, trainer_peak_bytes(t));

@@ -1,6 +1,6 @@
 /*
-How a training run begins and ends: its folder, data, plan and memory, its reference, the settings that a resumed run
-must share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is
+Begins and ends a training run: its folder, data, plan and memory, its reference, the settings that a resumed run must
+share, its weights and optimizer (new, or of the last checkpoint), its log. After trainer_begin nothing of ours is
 allocated.
 */
 #ifndef LLMC_TRAINER_SETUP_H
@@ -9,7 +9,7 @@ allocated.
 #include "trainer.h"
 
 // ---- the folder -----------------------------------------------------------------------------------------------------
-// The model to resume with where the command line names none: a whole model's checkpoint holds it, adapters do not.
+// Finds the model to resume with if the command line names none. A whole model's checkpoint holds it, adapters do not.
 static void trainer_find_model(const Options *o, const char *last, char path[PATH_MAX]) {
     Manifest manifest;
     const char *fault = manifest_check(last, &manifest);
@@ -18,10 +18,10 @@ static void trainer_find_model(const Options *o, const char *last, char path[PAT
     if (!manifest.adapters)
         path_join(path, last, manifest_file(&manifest, MANIFEST_MODEL));
     else if (!o->model && !o->init)
-        die("%s: holds adapters alone; give the model they were trained on with --model", last);
+        die("%s: holds only adapters; give the model they were trained on with --model", last);
 }
 
-// Opens --out. Where it holds a checkpoint to resume from, `last` becomes its path and `model` that of its model.
+// Opens --out. If it holds a checkpoint to resume from, sets `last` to its path and `model` to that of its model.
 static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX], char model[PATH_MAX]) {
     static const char *const others[3][2] = {
         {"optimizer.bin", "is a checkpoint of a run, whose folder --resume takes"},
@@ -43,7 +43,7 @@ static void trainer_open_folder(Trainer *t, const Options *o, char last[PATH_MAX
     }
 }
 
-// Those to train on, and those of --val-data: prompts in their order
+// Allocates rollouts for training, and for --val-data with its prompts in order.
 static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
     rollout_allocate(&t->rollout, &settings, &t->run.model, &t->data);
     if (!t->run.options->val_data.count) return;
@@ -52,7 +52,7 @@ static void trainer_allocate_rollouts(Trainer *t, RolloutSettings settings) {
 }
 
 // ---- data, plan and memory ------------------------------------------------------------------------------------------
-// Opens the data, then plans and allocates; returns the largest sequence that is planned for.
+// Opens the data, then plans and allocates; returns the largest sequence planned for.
 static SequenceBound trainer_allocate(Trainer *t) {
     Options *o = &t->options;
     if (o->sample_every) {
@@ -73,7 +73,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         dataloader_check_pair(&t->data, &t->validation);
         const char *shared = dataloader_find_shared(&t->data, &t->validation);
         if (shared && !o->quiet)
-            note("%.100s of --val-data is in --data, too: the validation loss is one of training", shared);
+            note("%.100s of --val-data is also in --data, so the validation loss is one of training", shared);
         if (o->rollout)
             rollout_plan(&rollout, &t->validation, &t->run.settings, o->seq_len);
         else
@@ -96,26 +96,26 @@ static SequenceBound trainer_allocate(Trainer *t) {
     return bound;
 }
 
-// --extend: adds a schedule after that of the run, which is at `last`. Where that was extended to as many steps
-// before, it is the same one.
+// Adds a schedule after that of the run at `last` (--extend). If the run was already extended to these steps, keeps
+// that schedule.
 static void trainer_extend(Trainer *t, const char *last) {
     const int keeps = isnan(t->given->lr);
     Schedule *schedule = &t->state.schedule;
     size_t step;
     const Schedule saved = run_state_schedule(last, &step);
     const int same = saved.steps == schedule->steps, again = saved.begin && same;
-    if (!saved.begin && same && step < saved.steps) return; // --resume auto has begun it
+    if (!saved.begin && same && step < saved.steps) return; // a run that --resume auto began
     if (!again && step < saved.steps)
-        die("%s: is at step %zu of the %zu that its schedule was made for; first resume with %s--steps %zu", last, step,
-            saved.steps, saved.begin ? "--extend " : "", saved.steps);
+        die("%s: is at step %zu of %zu in its schedule; first resume with %s--steps %zu", last, step, saved.steps,
+            saved.begin ? "--extend " : "", saved.steps);
     if (!again && schedule->steps <= saved.steps)
-        die("%s: has made %zu steps; --extend wants more of them in all: give --steps or --epochs", last, saved.steps);
+        die("%s: has made %zu steps; with --extend give a larger total by --steps or --epochs", last, saved.steps);
     schedule->begin = again ? saved.begin : saved.steps;
     schedule->from = again ? saved.from : schedule_learning_rate(&saved, saved.steps);
     if (keeps) schedule->kind = SCHEDULE_CONSTANT, schedule->peak = schedule->from, schedule->warmup = 0;
 }
 
-// last: the checkpoint that is resumed from, or empty
+// Sets the schedule. last: the checkpoint to resume from, or ""
 static void trainer_schedule(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     Schedule *schedule = &t->state.schedule;
@@ -139,15 +139,15 @@ static void trainer_schedule(Trainer *t, const char *last) {
 }
 
 // ---- the reference: the model that the run began with, as its log-probabilities -------------------------------------
-// The reference is a file of log-probabilities, known by the key of its model. Under new adapters it is the base model,
-// computed in each step.
+// Tells whether the reference is a file of log-probabilities, identified by its model's key. Under new adapters it is
+// the base model instead, computed in each step.
 static int trainer_has_reference(const Trainer *t) {
     return objective_needs_reference(&t->run.settings.objective) && !t->run.settings.reference &&
            !t->run.options->rollout;
 }
 
-// Sets reference_key, and checks the files that were named: of the weights at hand unless any will do. last: the
-// checkpoint of a resumed run, whose settings hold the key; empty in a new run.
+// Sets reference_key and checks the files that were named: they must be of the current weights unless any will do.
+// last: the checkpoint of a resumed run, whose settings hold the key; "": a new run
 static void trainer_find_reference(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     const int named = o->reference_logprobs || o->old_logprobs, begins = !*last;
@@ -166,7 +166,7 @@ static void trainer_find_reference(Trainer *t, const char *last) {
             last, o->adapter);
 }
 
-// A second set of what is trained, for the reference of rollouts: what was loaded from --model and --adapter.
+// Keeps a copy of the trained weights as loaded from --model and --adapter, for the reference of rollouts.
 static void trainer_keep_reference(Trainer *t) {
     const TrainedTensors *x = &t->tensors;
     Residency *memory = &t->run.streambp.memory;
@@ -177,7 +177,7 @@ static void trainer_keep_reference(Trainer *t) {
     t->reference_key = run_model_key(&t->run, t->run.options->adapter != NULL);
 }
 
-// The file that batches are filled from where none was named: it is kept beside the data.
+// Opens the reference file beside the data, unless one was named; batches are filled from it.
 static void trainer_open_reference(Trainer *t, DataLoader *data, Prefetch *batches, LogprobFile *file) {
     if (!trainer_has_reference(t) || data->settings.reference) return;
     reference_prepare(file, &t->run, data, &batches->slot[0].whole, t->reference_key, t->state.step == 0);
@@ -239,7 +239,7 @@ static void trainer_objective_settings(Trainer *t) {
                     dtype_name(lora->table.dtype));
 }
 
-// Commands, and the weights of several, in the order in which they are given
+// Adds the reward commands as settings in the order given, with weights if there are several.
 static void trainer_reward_settings(Trainer *t) {
     const RolloutSettings *s = &t->rollout.settings;
     char text[sizeof(t->setting_text[0])] = "";
@@ -267,7 +267,7 @@ static void trainer_settings(Trainer *t) {
     t->settings[t->state.setting_count - 1].absent = "none";
     add_setting(t, "--seq-len", SETTING_KEPT, "%zu", o->seq_len);
     add_setting(t, "--batch", SETTING_KEPT, "%zu", o->batch);
-    if (!t->data.regular || t->data.packing.shuffle) { // llm.c's shards in order need neither
+    if (!t->data.regular || t->data.packing.shuffle) { // irrelevant for llm.c's shards in order
         add_setting(t, "--shuffle", SETTING_KEPT, "%s", t->data.packing.shuffle ? "on" : "off");
         add_setting(t, "--long", SETTING_KEPT, "%s", option_chosen(o, "long"));
     }
@@ -285,7 +285,7 @@ static void trainer_settings(Trainer *t) {
     t->settings[t->state.setting_count - 1].absent = "off";
     add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
-    const int even = t->run.streambp.even_chunks && t->run.plan.chunk == ops_device->chunk; // else one chunk is all
+    const int even = t->run.streambp.even_chunks && t->run.plan.chunk == ops_device->chunk; // else a single chunk
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left");
     t->settings[t->state.setting_count - 1].absent = "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
@@ -302,20 +302,20 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
     add_setting(t, "--sp", SETTING_ROUNDS, "%zu%s", world_sp(world), t->run.settings.ring ? ", ring" : "");
-    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // else --keep changes no bit
+    if (!layers_of_kind(&t->run.model.config, LAYER_WINDOW)) return; // then --keep changes no bit
     add_setting(t, "--keep", SETTING_ROUNDS, "%s", t->run.settings.keep ? "attention" : "none");
     t->settings[t->state.setting_count - 1].absent = "none";
 }
 
-// The setting of that name; every run has it.
+// Returns the setting of that name; every run has it.
 static RunSetting *trainer_setting(Trainer *t, const char *name) {
     RunSetting *s = t->settings;
     while (strcmp(s->name, name) != 0) s++;
     return s;
 }
 
-// A resumed run may cut its steps into other micro-batches. Returns the --batch that the run has had so far if this one
-// may follow on it, else 0. The settings are then compared as if nothing had changed.
+// Lets a resumed run divide its steps into other micro-batches. Returns the run's --batch so far if this one's may
+// follow it, else 0. The settings are then compared as if unchanged.
 static size_t trainer_resplit(Trainer *t, const char *last) {
     const Options *o = t->run.options;
     char batch[32], accumulated[32], text[32];
@@ -324,7 +324,7 @@ static size_t trainer_resplit(Trainer *t, const char *last) {
     run_state_setting(last, "--grad-accum", accumulated, sizeof(accumulated));
     const size_t B = strtoull(batch, NULL, 10), count = strtoull(accumulated, NULL, 10);
     if (!B || B == o->batch || o->rollout || (!o->samples && B * count != o->batch * o->grad_accum)) return 0;
-    if (objective_needs_mismatched(&t->run.settings.objective)) return 0; // kto compares what shares a micro-batch
+    if (objective_needs_mismatched(&t->run.settings.objective)) return 0; // kto mixes documents of a micro-batch
     if (!dataloader_resplit(&t->data, B, 0, &position)) return 0;
     trainer_setting(t, "--batch")->change = trainer_setting(t, "--grad-accum")->change = SETTING_ROUNDS;
     snprintf(text, sizeof(text), "%016llx", (unsigned long long)dataloader_fingerprint(&t->data, B));
@@ -349,13 +349,13 @@ static void trainer_find_tensors(Trainer *t) {
     tensors->waiting = run->options->overlap ? &t->rollout.part : NULL;
 }
 
-// Weights, optimizer and state: new, or those of the checkpoint at `last`.
+// Loads weights, optimizer and state: new, or those of the checkpoint at `last`.
 static void trainer_load(Trainer *t, const char *last) {
     const int resumes = *last != 0, keeps = t->run.settings.reference == REFERENCE_START;
     char best[PATH_MAX];
     Manifest manifest;
     if (resumes && keeps && !t->run.options->model && !t->run.options->init)
-        die("%s: the reference of its run is the model that it began with; give that with --model", last);
+        die("%s: the reference of its run is the model that it began with; give it with --model", last);
     if (!resumes || keeps)
         run_load_weights(&t->run);
     else if (t->run.lora.rank)
@@ -371,11 +371,11 @@ static void trainer_load(Trainer *t, const char *last) {
     checkpoint_load(&t->folder, t->folder.last, tensors, &t->state);
     checkpoint_path(best, t->folder.path, t->state.best_step, "");
     if (t->run.options->keep_best && t->state.best_step && manifest_check(best, &manifest))
-        t->state.best_step = 0; // it was not kept
+        t->state.best_step = 0; // its checkpoint was not kept
     if (batch) {
         uint64_t position = t->state.next_batch;
         if (!dataloader_resplit(&t->data, batch, t->state.step, &position))
-            die("%s: stands within a micro-batch of --batch %zu; resume with --batch %zu", last, t->run.options->batch,
+            die("%s: ends within a micro-batch of --batch %zu; resume with --batch %zu", last, t->run.options->batch,
                 batch);
         t->state.next_batch = (size_t)position;
         snprintf(t->setting_text[trainer_setting(t, "data") - t->settings], sizeof(t->setting_text[0]), "%016llx",
@@ -386,7 +386,7 @@ static void trainer_load(Trainer *t, const char *last) {
     if (!t->run.options->quiet)
         fprintf(t->run.text, "resumed  %s, step %zu of %zu\n", last, t->state.step, t->state.schedule.steps);
     if (t->state.step == t->state.schedule.steps)
-        note("%s: all %zu steps that its schedule was made for are done; --extend --steps N trains on to step N, and "
+        note("%s: all %zu steps of its schedule are done; --extend --steps N trains on to step N, and "
              "--model %s with another --out begins a new run",
              last, t->state.step, t->run.options->out);
     weights_check_finite(tensors->model, tensors->weights_sharding, ops_device,
@@ -395,7 +395,7 @@ static void trainer_load(Trainer *t, const char *last) {
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------------------
-// The planner's choices that results depend on, as the run of this checkpoint began with them
+// Keeps the planner's choices that affect results as the run of this checkpoint began with them.
 static void trainer_keep_choices(Trainer *t, const char *last) {
     Options *o = &t->options;
     char shared[64], keep[64], method[64];
@@ -414,7 +414,7 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
     if (o->method != METHOD_AUTO) t->run.settings.method = o->method;
 }
 
-// Refuses a disk without room for what is kept and for one checkpoint more while it is written. Says what is saved.
+// Refuses a disk without room for the kept checkpoints and one being written. Prints when checkpoints are saved.
 static void trainer_check_space(const Trainer *t) {
     const Options *o = t->run.options;
     const Interval *every = &o->save_every;
@@ -435,10 +435,10 @@ static void trainer_check_space(const Trainer *t) {
     fprintf(t->run.text, ": %s each, %zu kept", human_bytes((double)checkpoint_bytes(&t->tensors)), kept);
     if (available) fprintf(t->run.text, ", %s free", human_bytes((double)available));
     fputc('\n', t->run.text);
-    fflush(t->run.text); // the first step may take long
+    fflush(t->run.text); // before a long first step
 }
 
-// Everything before the first step.
+// Does everything before the first step.
 static void trainer_begin(Trainer *t, const Options *given) {
     Options *o = &t->options;
     char last[PATH_MAX] = "", model[PATH_MAX] = "", saved[32] = "";
@@ -452,7 +452,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (isnan(o->lr)) {
         size_t step;
         o->lr = *last ? run_state_schedule(last, &step).peak : options_learning_rate(o);
-        o->given[option_find("lr")] = 1; // is echoed
+        o->given[option_find("lr")] = 1; // so that it is echoed
     }
     const int policy = o->objective >= OBJECTIVE_GRPO && o->objective <= OBJECTIVE_CISPO;
     if (*last && policy && o->kl_correction == KL_CORRECTION_AUTO) {
@@ -483,7 +483,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->next_batch = t->state.next_batch;
     if (t->has_folder) trainer_check_space(t);
     if (t->folder.replaces) checkpoint_replace(&t->folder);
-    if (*last && dist_rank() == 0 && trainer_validates(t)) { // a part that saved nothing since may have done so, too
+    if (*last && dist_rank() == 0 && trainer_validates(t)) { // an unsaved part may have validated it, too
         char records[PATH_MAX];
         path_join(records, o->out, RECORDS_NAME);
         records_shorten(records, t->state.step, 1);

@@ -1,18 +1,18 @@
 /*
 When a run saves, and how it ends before its last step (stop.h). Ranks decide alike: a signal to one of them stops all,
-and the clock of rank 0 says when time has come to save.
+and the clock of rank 0 decides when to save.
 
-A step that takes longer than the grace is given up within its pass. No weight has changed by then, but for those of a
-step that waits for its pass (--update forward), which is finished first. So the last finished step is what is saved.
+A step that takes longer than the grace is given up within its pass. No weight has changed by then; a deferred step
+(--update forward) is finished first. So the last finished step is saved.
 */
 #ifndef LLMC_TRAINER_STOP_H
 #define LLMC_TRAINER_STOP_H
 #include "trainer.h"
 
-static Trainer *trainer_listening; // the run that a signal stops
+static Trainer *trainer_listening; // run that a signal stops
 
-// What all ranks do after the last finished step: t->asked becomes the signal that one of them got. Returns whether
-// it is time to save. Collective.
+// Decides for all ranks after a finished step: sets t->asked to a signal that one of them got; returns whether it is
+// time to save. Collective.
 static int trainer_decide(Trainer *t) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     const double every = t->run.options->save_every.seconds;
@@ -25,16 +25,16 @@ static int trainer_decide(Trainer *t) {
     return said[4] > 0;
 }
 
-// A rollout that is half used cannot be written again: its updates are finished first.
+// Tells whether the run is between rollouts. Within one it cannot stop: the completions could not be written again.
 static int trainer_is_between(const Trainer *t) { return t->state.step % t->run.options->updates == 0; }
 
-// Collective
+// Tells whether the run stops now. Collective.
 static int trainer_stops(Trainer *t) {
     trainer_decide(t);
     return t->asked && trainer_is_between(t);
 }
 
-// Whether the last finished step is to be saved. Collective.
+// Tells whether the last finished step is to be saved. Collective.
 static int trainer_saves(Trainer *t) {
     const Options *o = t->run.options;
     const size_t step = t->state.step, interval = o->save_every.steps;
@@ -44,7 +44,7 @@ static int trainer_saves(Trainer *t) {
            (o->keep_best && t->state.best_step == step);
 }
 
-// The command line that goes on, as it was typed.
+// Prints the command line that goes on, as typed.
 static void trainer_echo_resume(const Trainer *t) {
     Options o = *t->given;
     const char *more[] = {"resume", "overwrite"};
@@ -55,7 +55,7 @@ static void trainer_echo_resume(const Trainer *t) {
     options_echo(stderr, &o);
 }
 
-// Saves the last finished step, says where it is and how to go on. Returns the exit code. Collective.
+// Saves the last finished step, prints where it is and how to go on. Returns the exit code. Collective.
 static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     const size_t step = t->state.step;
     const int savable = t->has_folder && step;
@@ -79,14 +79,14 @@ static int trainer_stop(Trainer *t, int signal, const char *given_up) {
     return stop_exit_code(signal);
 }
 
-// Within a step that has taken too long. A rollout that is half used cannot be saved: giving up its next update would
-// lose all steps since the last checkpoint, so its updates go on.
+// Gives up a step that takes too long. Not within a rollout, which cannot be saved half used: giving up its next update
+// would lose all steps since the last checkpoint.
 static void trainer_give_up(void) {
     Trainer *t = trainer_listening;
     const size_t step = t->state.step;
     char what[40], given_up[128];
     if (!trainer_is_between(t)) return;
-    stop.give_up = NULL; // saving polls, too
+    stop.give_up = NULL; // saving polls again
     snprintf(what, sizeof(what), "step %zu", step + 1);
     if (trainer_validates(t))
         strcpy(what, "its validation");

@@ -163,8 +163,7 @@ TEST(each_objective_takes_its_kind) {
     refusal_settings = data_settings(1, 20);
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents (text; messages; prompt, completion); give "
                                        "--objective dpo, simpo or orpo");
-    refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"),
-                     "a run reads one kind, give only one");
+    refused_together(scratch_path("groups.bin"), scratch_path("documents.bin"), "a run reads one kind, give only one");
 }
 
 TEST(long_answers_are_not_split) {
@@ -291,9 +290,10 @@ TEST(what_prefers_nothing_is_told) {
     static const struct {
         ObjectiveKind objective;
         const char *same, *single;
-    } rows[] = {{OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, so they have no preference", "2 of 6 documents"},
-                {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, so they have no preference", "1 of 9 documents"},
-                {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
+    } rows[] = {
+        {OBJECTIVE_DPO, "2 of 3 pairs are twice the same answer, so they have no preference", "2 of 6 documents"},
+        {OBJECTIVE_GRPO, "1 of 3 groups have equal rewards, so they have no preference", "1 of 9 documents"},
+        {OBJECTIVE_KTO, NULL, "1 of 6 documents have an answer of one token"}};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         const Objective objective = objective_of(rows[i].objective);
         const MadeShard made = made_kind(objective_data[objective.kind]);

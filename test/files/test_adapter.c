@@ -75,7 +75,7 @@ TEST(other_runs_are_refused) { // more of them in test_adapter_cli.sh
         Resumption run;
         const char *words;
     } cases[] = {
-        {{usual_model, DTYPE_BF16}, "holds adapters in fp32, this run would in bf16"},
+        {{usual_model, DTYPE_BF16}, "holds adapters in fp32, this run uses bf16"},
         {{"llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33",
           DTYPE_FP32},
          "has shape [20, 3], but rank 3 and this base ask for [24, 3]"},

@@ -149,12 +149,12 @@ TEST(settings_must_agree) {
         {0, "the model", "llama,hidden_size=16,num_hidden_layers=3",
          "was trained with the model num_hidden_layers=2, now it is num_hidden_layers=3;"},
         {2, "--data of fingerprint", "\"quoted\"\t\\", "--data of fingerprint 00ff, now it is \"quoted\""},
-        {1, "--batch", "8192", "does not say what --batch was: the run began without it, or with another"}};
+        {1, "--batch", "8192", "lacks the setting --batch: the run began without it, or with another"}};
     Resumption r = usual_resumption();
     save_usual();
     expect_resumes(&r, NULL);
     r.run.setting_count = USUAL_SETTINGS - 1;
-    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which is no setting of this one");
+    expect_refused(resume_body, &r, 1, "began with \"--chunk\", which this one lacks");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         r = with_setting(cases[i].setting, cases[i].name, cases[i].value, SETTING_KEPT);
         expect_refused(resume_body, &r, 1, cases[i].words);
@@ -275,7 +275,7 @@ TEST(schedule_must_agree_so_far) {
          "made step 1 at"},
         {{1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 100, 0, 0, 0},
          {1e-3, SCHEDULE_CONSTANT, 0.1, 0.2, 2, 6, 0, 0, 0},
-         "is at step 7 already, --"},
+         "is already at step 7, --"},
         {{1e-3, SCHEDULE_WSD, 0.0, 0.2, 2, 10, 0, 0, 0},
          {1e-3, SCHEDULE_WSD, 0.0, 0.5, 2, 100, 0, 0, 0},
          NULL}, // decays from step 10 on
@@ -420,7 +420,7 @@ TEST(full_disk) {
     const Child *child = run_child(full_disk_body, out);
     if (child->code == 77) test_skip("this machine does not let us mount a small file system");
     expect_refused(full_disk_body, out, 1, "checkpoint-00000008: a checkpoint takes");
-    expect_said(child, "free there; free some space, then --resume from step 7, which is safe");
+    expect_said(child, "are free; free some space, then --resume from step 7, which is safe");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

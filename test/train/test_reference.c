@@ -358,7 +358,7 @@ TEST(where_the_data_cannot_be_written_to) {
     Setup s = some_setup(random_data("closed"));
     chmod(scratch_folder(), 0755), chmod(scratch_path("closed"), 0555);
     mkdir(scratch_path("out"), 0777), chmod(scratch_path("out"), 0777);
-    expect_refused(prepare_as_a_guest, &s, 1, "cannot be kept there: Permission denied; give --out, a folder for them");
+    expect_refused(prepare_as_a_guest, &s, 1, "cannot be written there: Permission denied; give --out, or");
     s.out = scratch_path("out");
     const Child *child = run_child(prepare_as_a_guest, &s);
     if (child->code) test_fail("%s", child->err);

@@ -178,8 +178,8 @@ TEST(a_command_outside_the_ranks) {
 }
 
 TEST(numbers) {
-    static const char *const words[] = {"", "; a finite number is wanted",
-                                        "; a number, or {\"reward\": number}, is wanted"};
+    static const char *const words[] = {"", "; expected a finite number",
+                                        "; expected a number or {\"reward\": number}"};
     static const char *const answers[] = {
         "1|-2.5e-3|  7 |0|{\"reward\": 1}|{\"a\": {\"reward\": 2}, \"reward\": -3e2}",
         "NaN|nan|-inf|Infinity|1e999|{\"reward\": 1e999}|1e39",
@@ -276,9 +276,9 @@ TEST(commands_that_print_garbage) {
          "answered line 1 of 4 with more than 4096 bytes: '1111", 0},
         {"read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10, "answered 'nan' to line 2 of 4; a finite number",
          1},
-        {"yes 1", 4, 10, "gave more answers than it had lines", 0},
-        {"while read a; do echo 1; echo 2; done", 5, 10, "after 5 of them also '", 0},
-        {"read a; echo 1; echo 2; cat >/dev/null", 1, 10, "after 1 of them also '2'", 0}};
+        {"yes 1", 4, 10, "gave more answers than lines", 0},
+        {"while read a; do echo 1; echo 2; done", 5, 10, "after 5 also '", 0},
+        {"read a; echo 1; echo 2; cat >/dev/null", 1, 10, "after 1 also '2'", 0}};
     expect_verdicts(verdicts, COUNT_OF(verdicts));
 }
 
@@ -290,7 +290,7 @@ TEST(between_two_batches) {
     assert_true(ask(&r, asking(1, 10), &reward));
     usleep(600000);
     assert_false(ask(&r, asking(1, 10), &reward));
-    assert_non_null(strstr(r.message, "gave more answers than it had lines: after 0 of them also '2'"));
+    assert_non_null(strstr(r.message, "gave more answers than lines: after 0 also '2'"));
     r.command = "read a; echo 1; exit 6";
     reward_restart(&r);
     assert_true(ask(&r, asking(1, 10), &reward));

@@ -478,9 +478,9 @@ TEST(failures) {
     const Child *child = run_child(skip_failures, "dies");
     if (child->code || count_lines(child->err) != 12 ||
         !strstr(child->err, "note: step 12: the reward command ended after 10 of 12 answers, with exit code 9; it is "
-                            "started again, and 1 of 3 groups are left out"))
+                            "restarted; 1 of 3 groups are left out"))
         test_fail("exit code %d: %.300s", child->code, child->err);
-    expect_refused(skip_failures, "fails", EXIT_RUNTIME, "exit code 8; no completion was rewarded in the first step");
+    expect_refused(skip_failures, "fails", EXIT_RUNTIME, "exit code 8; no completion got a reward in the first step");
     child = run_child(skip_failures, "fails later");
     if (child->code != EXIT_RUNTIME || !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
                                                            "with exit code 8; there was no reward in 10 steps"))

@@ -22,7 +22,7 @@ same_run() { # folder, folder: the last checkpoints hold the same bits, and the 
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight" --json
-says err "^note: $SHARD of --val-data is in --data, too: "
+says err "^note: $SHARD of --val-data is also in --data, so "
 check 'the end: validations, and what to type next' [ "$(tail -n 5 "$WORK/err" | sed 's/[0-9.]* \(s\|tok\)\b/N \1/g; s/[0-9]\.[0-9]*/N/g; s/step [0-9]*)/step N)/')" = \
     "ended    step 12 of 12 after N s, 3072 tokens, N tok/s
 validation  loss N at first, N at best (step N), N at last

@@ -50,7 +50,7 @@ done
 check 'the reference is the model at the start' awk 'NR > 2 && !($1 > 0) { bad = 1 } END { exit bad || NR != 8 }' <<END
 $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
 END
-refuses 1 'the model that it began with; give that with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
+refuses 1 'the model that it began with; give it with --model' train --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 \
     --max-new-tokens 4 --objective gspo --beta 0.1 --steps 10 --reward-command "$reward" --out "$folder-b" --resume
 # ---- rewards that stop to differ after two steps: the run goes on, or ends, and the last checkpoint before stays -----------
 cat >"$WORK/flat.sh" <<'END'
@@ -151,7 +151,7 @@ validations() { sed -n 's/.*"val_prompts": 5, \("val_reward": .*\), "time".*/\1/
 check 'resumed: the same validations' [ "$(validations "$WORK/asked-a")" = "$(validations "$WORK/asked-b")" ]
 refuses 2 'reward-weights has 3 entries for 2 --reward-command' train $common --reward-command a b --reward-weights 1,1,1
 refuses 2 'reward-weights are all 0' train $common --reward-command a b --reward-weights 0,0
-refuses 2 'two reward commands are called reward; --reward-names' train $common --reward-command 'python3 x/reward.py' 'sh reward.sh'
+refuses 2 'two reward commands are named reward; give each' train $common --reward-command 'python3 x/reward.py' 'sh reward.sh'
 
 unset STREAMBP_ALLOCATION_GUARD
 
@@ -165,7 +165,7 @@ check 'the last checkpoint is what it was' [ "$(cat "$WORK/straight/checkpoint-0
 succeeds train $common --steps 2 --reward-failure skip --reward-timeout 2 \
     --reward-command 'for i in 1 2 3 4 5 6 7 8 9; do read -r x; echo $((i % 3)); done'
 check 'groups without rewards are left out' grep -q '3 of 4 groups are left out' "$WORK/err"
-refuses 1 'step 1: .* with exit code 3; no completion was rewarded in the first step' \
+refuses 1 'step 1: .* with exit code 3; no completion got a reward in the first step' \
     train $common --steps 2 --reward-failure skip --reward-command 'exit 3'
 check 'no reward command is left' [ -z "$(ps -eo args | grep "$WORK/reward.sh" | grep -v grep)" ]
 finish

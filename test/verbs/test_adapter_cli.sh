@@ -114,7 +114,7 @@ refuses 2 'has no rows to add to; give vocab_size=60000 among its keys' plan --i
 # ---- what a resumed run refuses -------------------------------------------------------------------------------------------------
 succeeds convert --init $TINY --seed 4 --out "$WORK/other.bin"
 without_base=$(echo $common | sed "s|--model $base||")
-refuses 1 'holds adapters alone; give the model they were trained on with --model' train $without_base --out "$WORK/run" --resume
+refuses 1 'holds only adapters; give the model they were trained on with --model' train $without_base --out "$WORK/run" --resume
 refuses 1 'was trained on another base than .*other.bin: its weights differ' train $without_base --model "$WORK/other.bin" \
     --out "$WORK/run" --resume
 refuses 1 'holds adapters, but without --lora-rank or --adapter' train --model "$base" $data --steps 12 --out "$WORK/run" --resume
@@ -183,7 +183,7 @@ check 'and later ones are not' [ "$(losses "$WORK/dpo-straight" | sort -u -k2 | 
 succeeds train $plain --steps 2 --out "$WORK/dpo-parts"
 succeeds train $plain --steps 4 --out "$WORK/dpo-parts" --resume
 check 'a resumed run has the same reference' [ "$(losses "$WORK/dpo-parts")" = "$(losses "$WORK/dpo-straight")" ]
-refuses 1 'the run began with "reference", which is no setting of this one' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
+refuses 1 'the run began with "reference", which this one lacks' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
     --lora-targets q_proj,v_proj,down_proj,up_proj --schedule constant --steps 5 --out "$WORK/dpo-parts" --resume
 
 # ---- merged ---------------------------------------------------------------------------------------------------------------------
