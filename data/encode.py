@@ -1,7 +1,7 @@
-"""Samples become tokens, and for every token whether it is a target that counts. Also the check that the mask lies where it should.
+"""Encodes samples to tokens, with a mask of the targets that count. Also checks that the mask lies where it should.
 
-A token counts when its first character lies in a stretch that is trained on. So one that begins before such a stretch and ends in
-it does not count: what is left of it there is no token of its own. The first token of a document is no target and never counts.
+A token counts if its first character lies in a trained stretch. So a token that begins before a stretch and ends in it does not
+count. The first token of a document is no target and never counts.
 """
 
 import bisect
@@ -29,12 +29,12 @@ from records import Rejected
 
 SPACE = re.compile(r"(?<=[A-Za-z0-9.,:;!?)]) (?=[A-Za-z])")
 TOLD_APART = {"role", "content", "tool_calls", "tool_call_id", *templates.REASONING, *records.MASKS}  # keys of messages
-THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # at the beginning, and other tags
-PIECE = 1 << 16  # characters: what the library is given at a time, where a text can be cut
+THOUGHT = re.compile(r"(?s)^\s*(?:<think>)?(?:(?!<think>).)*?</think>|</?think>")  # reasoning at the beginning, and other tags
+PIECE = 1 << 16  # characters given to the library at a time, if the text can be cut
 
 
 class MaskFailure(Exception):
-    """The tokens that count are not those of the texts that should: the run must not go on."""
+    """The counted tokens are not those of the trained texts: the run must end."""
 
     def __str__(self):
         return f"the loss mask does not lie where it should: {self.args[0]}; use another chat template"
@@ -46,7 +46,7 @@ class SetupFailure(Exception):
 
 @dataclass
 class Options:
-    """Options that change the tokens; prepare.json records them, so that a run goes on with the same."""
+    """Options that change the tokens; prepare.json records them, so that a continued run has the same."""
 
     tokenizer: str
     format: str = "auto"
@@ -58,14 +58,14 @@ class Options:
     eos_token: str = None
     max_tokens: int = 0  # 0: any length
     long: str = "keep"
-    columns: dict = None  # {ours: the rows' own}
-    reasoning: str = "keep"  # that is cut off, or drop
-    now: str = None  # what strftime_now tells templates
+    columns: dict = None  # {our name: the rows' name}
+    reasoning: str = "keep"  # or "drop": for reasoning that is cut off
+    now: str = None  # result of strftime_now in templates
 
 
 class Encoding:
-    """The tokens of a text: ids [tokens] uint32, and the characters [begin, end) of each. The library, which is slow to
-    tell them, is asked of few."""
+    """The tokens of a text: ids [tokens] uint32, and the characters [begin, end) of each, which the library returns slowly, so only
+    few are asked for."""
 
     ordered = True  # begins never fall
 
@@ -78,14 +78,14 @@ class Encoding:
         return np.array(self.found.offsets, np.int64).reshape(-1, 2)
 
     def behind(self, at):
-        """(the first token that begins at the character `at` or behind it, whether the one before it reaches beyond that)"""
+        """Returns (the first token that begins at or after the character `at`, whether the one before it extends beyond `at`)."""
         chars = self.found.token_to_chars
         low = bisect.bisect_left(range(len(self.ids)), at, key=lambda i: chars(i)[0])
         return low, low > 0 and chars(low - 1)[1] > at
 
 
 class Pieces(Encoding):
-    """The same of a text that is encoded in pieces: [(ids, offsets)]."""
+    """The tokens of a text encoded in pieces: [(ids, offsets)]."""
 
     def __init__(self, pieces):
         self.ids, self.offsets = map(np.concatenate, zip(*pieces))
@@ -97,7 +97,7 @@ class Pieces(Encoding):
 
 
 class Words(Encoding):
-    """The same of a text whose words are known; `library` gives the Encoding of others."""
+    """The tokens of a text whose words are known; `library` encodes others."""
 
     def __init__(self, known, text, library):
         self.known, self.text, self.library = known, text, library
@@ -107,7 +107,7 @@ class Words(Encoding):
         self.ids = np.frombuffer(b"".join(ids), np.uint32)
 
     def look_at(self, window):
-        """The bytes of its ids. What behind() needs of it is kept."""
+        """Returns the bytes of its ids. Keeps what behind() needs."""
         begin, end = self.windows[window]
         self.at, self.begins, self.last = window, None, (None, None)  # last: a stretch's begin and Encoding
         self.stretches = self.known.cut(self.text, begin, end)
@@ -143,13 +143,13 @@ class Document:
     counts: np.ndarray  # [tokens] uint8
     prompt: int = 0  # tokens before the completion
     reward: float = 0.0
-    values: np.ndarray = None  # [tokens] float32: advantages, where there are such
+    values: np.ndarray = None  # [tokens] float32: advantages, or None
     truncated: bool = False
-    empty: bool = False  # a turn of the assistant that counts holds nothing
+    empty: bool = False  # a counted turn of the assistant is empty
     straddles: int = 0  # stretches whose first character lies within a token that begins before them
-    begins: bool = False  # what counts begins with the first token, which itself cannot
-    texts: tuple = None  # the messages or texts that count, for the check; None: there is nothing to compare with
-    others: tuple = ()  # and those that do not
+    begins: bool = False  # the first token, which cannot count, would
+    texts: tuple = None  # messages or texts that count, for the check; None: nothing to compare with
+    others: tuple = ()  # those that do not
 
 
 def tokenizer_json(path):
@@ -157,14 +157,14 @@ def tokenizer_json(path):
 
 
 def fingerprint(path):
-    """(bytes << 32) | crc32 of a tokenizer.json"""
+    """Returns (bytes << 32) | crc32 of a tokenizer.json."""
     with open(path, "rb") as file:
         content = file.read()
     return len(content) << 32 | zlib.crc32(content)
 
 
 def alike(a, b):
-    """How many ids both begin with."""
+    """Returns the length of the common prefix of ids."""
     shorter = min(len(a), len(b))
     return int(np.argmin(np.append(a[:shorter] == b[:shorter], False)))
 
@@ -178,15 +178,15 @@ def library_version():
 
 
 class Cuts:
-    """Places where a text may be cut without changing its tokens: before a special token that is found in the text as it is, takes nothing of
-    what is before it, and into which no other added token reaches. By added tokens the library cuts a text itself, first of all."""
+    """Places where a text may be cut without changing its tokens: before a special token that is matched literally, takes nothing from
+    the text before it, and overlaps no other added token. The library itself first cuts a text by added tokens."""
 
     def __init__(self, added):
         raw = [token for token in added if not token.normalized and token.content]
         self.known = {token.content: token.lstrip for token in raw}
         self.lengths = sorted({len(content) for content in self.known})
         marks = [re.escape(token.content) for token in raw if token.special and not token.lstrip]
-        whole_words = any(token.single_word for token in raw)  # whether such a token is one depends on its neighbours
+        whole_words = any(token.single_word for token in raw)  # such a token depends on its neighbours
         self.pattern = re.compile("|".join(marks)) if marks and not whole_words else None
 
     def may_cut(self, text, at):
@@ -195,7 +195,7 @@ class Cuts:
         return not any(text[at - before:at - before + n] in self.known for n in self.lengths for before in range(1, min(n, at + 1)))
 
     def pieces(self, text):
-        """[begin, end) of pieces of PIECE characters or more."""
+        """Returns [begin, end) of pieces of at least PIECE characters."""
         begin = at = 0
         while self.pattern and len(text) - begin > 2 * PIECE:
             found = self.pattern.search(text, max(at, begin + PIECE))
@@ -209,7 +209,7 @@ class Cuts:
 
 
 class Encoder:
-    """A tokenizer with its chat template and the options of a run."""
+    """A tokenizer with its chat template and a run's options."""
 
     def __init__(self, options, now=None):
         self.options = options
@@ -246,8 +246,8 @@ class Encoder:
             raise SetupFailure(rejected.detail) from None
 
     def _take_post_processor(self, path):
-        """The tokens that it puts around every text, which are then added here: post-processors also shift offsets of tokens that begin with
-        a space, and offsets are what masks are made from."""
+        """Returns the tokens that the post-processor puts around every text. They are added here instead, since post-processors shift the
+        offsets of tokens that begin with a space, and masks are made from offsets."""
         samples = ("a", "ab 12\n c", "\u00e9")
         with_special = [self.tokenizer.encode(text) for text in samples]
         self.tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
@@ -257,7 +257,7 @@ class Encoder:
         if begin is not None:
             self.before, self.behind = first[:begin], first[begin + len(plain[0]):]
         if begin is None or any(e.ids != self.before + ids + self.behind for e, ids in zip(with_special, plain)):
-            raise SetupFailure(f"{path}: its post-processor does more than to put special tokens around a text, which is not supported")
+            raise SetupFailure(f"{path}: its post-processor does more than add special tokens around a text, which is not supported")
 
     def _eos(self):
         token = self.options.eos_token or self.special.get("eos_token")
@@ -280,12 +280,12 @@ class Encoder:
 
     # ---- tokens -------------------------------------------------------------------------------------------------------------
     def encode(self, record):
-        """(kind, [Document]) of an object that was read; Rejected says why not."""
+        """Returns (kind, [Document]) of an object; raises Rejected with the reason."""
         record, documents = self.understood(record)
         return record.kind, documents
 
     def understood(self, record):
-        """The same with the whole Record."""
+        """Returns the same with the whole Record."""
         record = records.understand(record, self.options.format, self.more_roles, self.options.columns, self.template is not None)
         documents = []
         for source in record.documents:
@@ -333,18 +333,17 @@ class Encoder:
         return self.finished(self.conversation(source, record))
 
     def encoding(self, text):
-        """The text as the library encodes it."""
+        """Encodes a text by the library."""
         found = Words(self.known, text, self.library) if text and self.known.stretches else None
         return found if found and found.ordered else self.library(text)
 
     def library(self, text):
-        """The library itself needs some hundreds of bytes for a token of what it is given at a time, so a long text goes to it in
-        pieces."""
-        if self.nfc:  # what it does to ASCII is nothing, slowly; to exchange it is slow, too
+        """Encodes a text, a long one in pieces: the library needs some hundreds of bytes for every token given at a time."""
+        if self.nfc:  # NFC does not change ASCII but takes time, and so does exchanging the normalizer
             wanted = None if text.isascii() else self.nfc
             if self.without_nfc != (wanted is None) and (wanted or len(text) > words.LONGEST):
                 self.tokenizer.normalizer, self.without_nfc = wanted, wanted is None
-        normal = unicodedata.is_normalized("NFC", text)  # no normalizer changes the order of its characters
+        normal = unicodedata.is_normalized("NFC", text)  # then no normalizer reorders its characters
         if normal and len(text) <= 2 * PIECE:
             return Encoding(self.tokenizer.encode(text, add_special_tokens=False))
         pieces = []
@@ -356,8 +355,8 @@ class Encoder:
         return Pieces(pieces)
 
     def words(self, text, begin, end):
-        """(Encoding, how many of its tokens to take, where these end): of a long text about PIECE characters from `begin`, to where a
-        word begins with its space, as another piece may."""
+        """Encodes about PIECE characters of a long text from `begin`; returns (Encoding, tokens to take, their end). They end before a
+        word that begins with its space, where another piece may begin."""
         if end - begin > 2 * PIECE and self.words_are_apart:
             found = self.tokenizer.encode(text[begin:begin + PIECE], add_special_tokens=False)
             for place in SPACE.finditer(text, begin + PIECE - PIECE // 16, begin + PIECE - PIECE // 64):
@@ -370,14 +369,14 @@ class Encoder:
 
     @functools.cached_property
     def words_are_apart(self):
-        """True if a text may be cut before the space of a word: tokens look no further, and a text's begin changes nothing."""
+        """Tells whether a text may be cut before the space of a word: tokens depend on nothing beyond it, nor on a text's beginning."""
         ids = lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids
         text = "Hello there, big wide world: 12 a.b (c) d"
         return all(ids(text[:found.start()]) + ids(text[found.start():]) == ids(text) for found in SPACE.finditer(text))
 
     @staticmethod
     def finished(document):
-        """The first token is predicted from nothing."""
+        """Makes a Document; its first token never counts, as nothing predicts it."""
         document.begins = bool(document.counts[:1].any())
         document.counts[:1] = 0
         return document
@@ -395,22 +394,22 @@ class Encoder:
         return document
 
     def surrounded(self, ids):
-        """(ids, how many stand before these) with what the post-processor adds, and an end-of-text token; nothing that the text
-        already has is added twice."""
+        """Returns (ids, how many were added before) with the post-processor's tokens and an end-of-text token; adds none that the text
+        already has."""
         lead = 0 if ids[:len(self.before)].tolist() == self.before else len(self.before)
         behind = [] if not self.behind or ids[-len(self.behind):].tolist() == self.behind else self.behind
         ids = np.concatenate([np.array(self.before[:lead], np.uint32), ids, np.array(behind, np.uint32)])
         if self.options.eos == "yes":
             if self.eos is None:
-                raise SetupFailure(f"{self.options.tokenizer}: no end-of-text token is known (tokenizer_config.json has no eos_token); "
+                raise SetupFailure(f"{self.options.tokenizer}: has no end-of-text token (tokenizer_config.json has no eos_token); "
                                    "give --eos-token TOKEN or --eos no")
             if ids[-1:].tolist() != [self.eos]:
                 ids = np.append(ids, np.uint32(self.eos))
         return ids, lead
 
     def completion(self, prompt, body, implicit=False):
-        """Prompt and completion are one text, as they will be for the model; what is added behind them counts. An implicit prompt may
-        end within a word: then the first token that is not the prompt's alone counts, too."""
+        """Encodes prompt and completion as one text, as the model will see them; tokens added after it count. An implicit prompt may end
+        within a word: then the first token that is not entirely the prompt's counts, too."""
         encoding = self.encoding(prompt + body)
         inner, straddles = self.mask(encoding, [(len(prompt), len(prompt) + len(body))])
         ids, lead = self.surrounded(encoding.ids)
@@ -425,7 +424,7 @@ class Encoder:
         return Document(ids, counts, begin, straddles=straddles, texts=(body,), others=(prompt,))
 
     def tokens(self, ids, train, advantages):
-        """A record that is tokens already; its prompt ends before the first that counts."""
+        """Takes a record of tokens; its prompt ends before the first that counts."""
         wrong = next((i for i, token in enumerate(ids) if token >= self.vocabulary), None)
         if wrong is not None:
             raise Rejected(records.WRONG_TYPE, f"ids[{wrong}] is {ids[wrong]}, the vocabulary has {self.vocabulary}")
@@ -434,7 +433,7 @@ class Encoder:
                         values=np.array(advantages, np.float32))
 
     def prompt_alone(self, source, record):
-        """A prompt as it stands before a completion, up to where the model begins; behind it the reference answer, nothing around it."""
+        """Encodes a prompt as before a completion, up to where the model begins, then the reference answer without added tokens."""
         if isinstance(source.prompt, str):
             ids = self.encoding(source.prompt).ids
             ids = ids if ids[:len(self.before)].tolist() == self.before else np.concatenate([np.array(self.before, np.uint32), ids])
@@ -450,7 +449,7 @@ class Encoder:
 
     @staticmethod
     def mask(encoding, stretches):
-        """(counts, how many stretches begin within a token)"""
+        """Returns (counts, number of stretches that begin within a token)."""
         counts = np.zeros(len(encoding.ids), np.uint8)
         straddles = 0
         for first, last in stretches:
@@ -465,13 +464,13 @@ class Encoder:
         return counts, straddles
 
     def wanted(self, messages, first):
-        """Numbers of the messages that are trained on: of a completion, only those behind its prompt."""
+        """Returns the indices of the trained messages; of a completion only those after its prompt."""
         roles = ("assistant",) if self.train_on == "last" else self.train_on
         found = [i for i in range(first, len(messages)) if messages[i]["role"] in roles]
         return [i for i in found[-(self.train_on == "last"):] if not records.masked(messages[i])]
 
     def messages(self, messages, record):
-        """(messages with their reasoning where the template takes it, variables for the template). Tells of masks."""
+        """Returns (messages with their reasoning where the template reads it, variables for the template). Notes masks."""
         if self.template is None:
             raise SetupFailure(f"{self.options.tokenizer}: has no chat template for messages; give --chat-template FILE")
         found = []
@@ -488,7 +487,7 @@ class Encoder:
 
     @functools.cached_property
     def reasoning(self):
-        """(whether the template has a field for reasoning, whether it takes or prints it as well where it stands in the content)"""
+        """Returns (whether the template has a field for reasoning, whether it reads or prints reasoning in the content, too)."""
         def text(content, **more):
             try:
                 return self.template.render([{"role": "user", "content": "Q"}, {"role": "assistant", "content": content, **more}],
@@ -500,16 +499,16 @@ class Encoder:
 
     @staticmethod
     def cut_off(message):
-        """Whether the turn ends within its reasoning."""
+        """Tells whether the turn ends within its reasoning."""
         return (message["role"] == "assistant" and message["content"].lstrip().startswith("<think>") and "</think>" not in message["content"]
                 and not any(message.get(name) for name in ("tool_calls", *templates.REASONING)))
 
     def reasoned(self, message, last, record):
-        """The message with its reasoning in the field that the template has for it, where it would not find it in the content."""
+        """Returns the message with its reasoning moved to the template's field, if the template would not find it in the content."""
         thought, end, answer = message["content"].partition("</think>")
         begins, (field, inside) = thought.lstrip().startswith("<think>"), self.reasoning
         if "<think>" in message["content"].rpartition("</think>")[2] and (end or not begins):
-            record.told.append("<think> behind other text, without </think>, is left as it is")
+            record.told.append("<think> after other text, without </think>, is left as it is")
         if any(message.get(name) for name in templates.REASONING) or not begins and (not end or "<think>" in thought):
             return message
         if not end:
@@ -517,7 +516,7 @@ class Encoder:
             if self.options.reasoning == "drop" or not last and field:
                 raise Rejected(records.CUT_OFF, f"a turn begins with <think> and has no </think>: {self.clip(message['content'])}")
         elif not begins:
-            record.told.append("</think> without <think>: " + ("what is before it became reasoning_content" if field else
+            record.told.append("</think> without <think>: " + ("the text before it became reasoning_content" if field else
                                                                 "the template has no field for reasoning, and prints it as it is"))
         elif not inside:
             record.told.append("reasoning in the content became reasoning_content, which the template reads")
@@ -530,7 +529,7 @@ class Encoder:
         messages, more = self.messages(given, record)
         first, last = len(source.prompt), len(messages)
         everything = self.train_on in ("all", "completion")
-        if self.train_on == "completion" and not first:  # of a whole conversation, the last turn of the assistant
+        if self.train_on == "completion" and not first:  # a whole conversation: the assistant's last turn
             first = next((i for i in reversed(range(last)) if messages[i]["role"] == "assistant"), last)
             last = first + 1
         masked = [i for i, message in enumerate(messages) if records.masked(message)]
@@ -558,7 +557,7 @@ class Encoder:
                         others=tuple(m for i, m in enumerate(messages) if i not in chosen))
 
     def stretches(self, source, messages, wanted, record, more):
-        """(text, [(message number, begin, end)]). Reasoning that is cut off at the end is what a model has said so far: nothing follows."""
+        """Returns (text, [(message number, begin, end)]). Reasoning cut off at the end is an unfinished turn: nothing follows it."""
         text = self.template.render(messages, False, record.tools, **more)
         found = self.placed(text, messages, wanted, record, more)
         if not self.cut_off(source[-1]):
@@ -570,8 +569,8 @@ class Encoder:
         return text[:end], [(i, begin, min(last, end)) for i, begin, last in found if begin < end]
 
     def placed(self, text, messages, wanted, record, more):
-        """[(message number, begin, end)] in the rendering of messages: as in the conversation of placeholders if that is proved, else as
-        asked for this one. Rejected if a message is not in the text."""
+        """Returns [(message number, begin, end)] in the rendering of messages: from the conversation of placeholders if that is proved,
+        else by renderings of this one. Raises Rejected if a message is not in the text."""
         mark = next((p[0] for p in spans.PLACEHOLDERS if p[0] not in text), None)
         found = absent = None
         if mark and not (self.template.has_generation and any(mark in text for mark in templates.MARKS)):
@@ -596,14 +595,14 @@ class Encoder:
 
     @staticmethod
     def thoughts(message):
-        """(reasoning of a message, [begin, end) of what its content says around it, but for the answer behind)"""
+        """Returns (reasoning of a message, [begin, end) of its content around the reasoning, without the answer after it)."""
         thought, closed, _ = message["content"].partition("</think>")
         edges = [0, *(edge for tag in THOUGHT.finditer(message["content"]) for edge in tag.span())]
         inside = thought.rpartition("<think>")[2] if closed else ""
         return next(filter(None, map(message.get, templates.REASONING)), inside), list(zip(edges[::2], edges[1::2]))
 
     def look_for(self, path, messages, record, more, begin=0, end=None):
-        """Rejected if a part of a text of a message changes nothing in the rendering."""
+        """Raises Rejected if a part of a message's text does not change the rendering."""
         whole = functools.reduce(lambda value, key: value[key], path, messages)
         part = whole[begin:end]
         if not part.strip():
@@ -611,7 +610,7 @@ class Encoder:
         other = layout.put_at(messages, path, whole[:begin] + spans.PLACEHOLDERS[0] + whole[begin + len(part):])
         try:
             text, other = (self.template.render(found, False, record.tools, **more) for found in (messages, other))
-        except templates.TemplateFailure:  # it reads this text
+        except templates.TemplateFailure:  # then the template reads this text
             return
         if text == other:
             what = path[1] if part == whole else f"{path[1]}'s {self.clip(part)}"
@@ -619,8 +618,8 @@ class Encoder:
                                              f"({messages[path[0]]['role']}); change it, or give another --chat-template")
 
     def asked_stretches(self, messages, wanted, tools, more):
-        """(text, [(message number, begin, end)]). Blocks of {% generation %} speak for the assistant where there are any; turns of the other
-        roles are found."""
+        """Returns (text, [(message number, begin, end)]). {% generation %} blocks, if any, mark the assistant's turns; turns of other roles
+        are searched."""
         if not wanted:
             return self.template.render(messages, False, tools, **more), []
         if not self.template.has_generation:
@@ -634,14 +633,14 @@ class Encoder:
 
     # ---- the check ----------------------------------------------------------------------------------------------------------
     def check(self, document):
-        """Decodes the tokens that count and compares with the texts that should, white space aside. MaskFailure if they differ."""
+        """Decodes the counted tokens and compares them with the trained texts, ignoring white space. Raises MaskFailure if they differ."""
         if document.texts is None or self.train_on in ("all", "completion"):
             return
         edges = np.flatnonzero(np.diff(np.concatenate([[0], [document.begins], document.counts[1:], [0]])))
         runs = [self.letters(document.ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
         everything, whole, at = "".join(runs), self.letters(document.ids), 0
         for message in document.texts:
-            content = self.content_letters(message)  # or without what the prompt holds, or the template drops
+            content = self.content_letters(message)  # or its end, if the prompt or the template takes the beginning
             opened = content.removeprefix("<think>" if self.generation_prompt.endswith("<think>") else "")
             answer = content if content in whole else content.rpartition("</think>")[2]
             said = next((part for part in (content, opened, answer) if part in everything[at:]), None)
@@ -653,21 +652,21 @@ class Encoder:
         for message in document.others:
             content = self.content_letters(message)
             if len(content) >= 12 and content in everything and content not in counted:
-                raise MaskFailure(f"{self.shown(message)} should not count, and it does")
+                raise MaskFailure(f"{self.shown(message)} should not count, but does")
 
     def letters(self, ids):
         return "".join(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False).split())
 
     def letters_of(self, text):
-        """The text as this tokenizer returns it (normalised, say), without white space."""
+        """Returns the text as this tokenizer decodes it (normalised, say), without white space."""
         return self.letters(self.encoding(text).ids)
 
     def content_letters(self, message):
         return self.letters_of(message if isinstance(message, str) else message["content"])
 
     def shortened(self, content, runs, document):
-        """A template may leave out a part of a message, such as old reasoning; its generation prompt may hold the beginning of one;
-        a first token that begins in the prompt does not count. Then a run must be the end of the message."""
+        """Tells whether counted texts are the messages or their ends. A template may drop a part of a message, such as old reasoning; its
+        generation prompt may hold a message's beginning; a first token that begins in the prompt does not count."""
         special = [self.tokenizer.id_to_token(int(i)) for i in self.special_ids]
         cores = [functools.reduce(str.removesuffix, special, run) for run in runs]
         cores = [core for core in cores if content.endswith(core) and (core or document.straddles)]
@@ -696,8 +695,7 @@ class Encoder:
 
 
 def pack(documents, id_type):
-    """Documents of one sample as the shard has them: ids, counts, values (None where there are none), table (begin counted from the
-    first)."""
+    """Returns a sample's documents in the shard's form: ids, counts, values (or None), table (begin counted from the first)."""
     table = np.zeros(len(documents), shards.TABLE)
     begin = 0
     ids = [document.ids.astype(id_type) for document in documents]

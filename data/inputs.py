@@ -1,9 +1,8 @@
-"""Input files as batches of rows, read in a stream, with positions from which reading can go on.
+"""Reads input files as batches of rows, with positions from which reading can continue.
 
-JSON comes as lines of bytes, or as the objects of one array; a text as documents, the whole file or what stands between separators; both
-gzipped, too, by their names. CSV, Parquet and Arrow come as rows, of which only columns that mean something are taken; where they are
-prompts alone, all. A position is {"file", "offset", "number"}: the file's place among the inputs, bytes (of a gzipped file: unpacked) or
-rows before it, and lines or rows, for messages.
+JSON is read as lines of bytes, or as the objects of one array; a text as documents: the whole file, or the parts between separators. Both
+may be gzipped, by their names. CSV, Parquet and Arrow are read as rows, only the known columns; for prompts alone, all columns. A position
+is {"file", "offset", "number"}: the file's index among the inputs, bytes (unpacked) or rows before it, and lines or rows, for messages.
 """
 
 import codecs
@@ -23,24 +22,24 @@ import records
 import templates
 
 BATCH_BYTES, BATCH_ROWS = 1 << 19, 512
-HEAD = 1 << 16  # bytes by which a file is known
+HEAD = 1 << 16  # first bytes that identify a file
 NO_TEXT = re.compile(r"\.(zst|xz|bz2|zip|7z|tar|tgz|pdf|docx|xlsx|bin|safetensors|gguf|npy|npz|pkl|pt)$", re.I)
 SAVED = {"dataset_dict.json": "splits", "state.json": "_data_files"}  # of datasets' save_to_disk: where it says what is in a folder
-ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # which hold no data
+ABOUT = {*SAVED, "dataset_info.json", "dataset_infos.json"}  # files without data
 NO_NULLS = ("tool_calls", "tools", "function_call", "chat_template_kwargs")
 START = {"file": 0, "offset": 0, "number": 0}
 
 
 class InputFailure(Exception):
-    """A file that cannot be read, in one line that begins with its name."""
+    """A file cannot be read: one line that begins with its name."""
 
 
 @dataclass
 class Batch:
     file: str
     rows: list  # (line or row number, bytes or object)
-    size: int  # bytes, about
-    end: dict  # the position behind it
+    size: int  # approximate bytes
+    end: dict  # the position after it
     done: int  # bytes of all inputs read so far, for the progress bar
 
 
@@ -52,17 +51,17 @@ def opened(path):
 
 
 def reader_of(path, name):
-    """How a file is read, by its suffix; None: that is not known. With --format text, other suffixes are texts."""
+    """Returns how a file is read, by its suffix; None: unknown. With --format text, other suffixes are texts."""
     found = re.search(r"\.(\w+?)(\.gz)?$", os.path.basename(path).lower())
     reader = READERS.get(found and found[1])
     return None if reader in BINARY and found[2] else reader or (text_rows if name == "text" and not NO_TEXT.search(path) else None)
 
 
 def why_not(path, name, named=False):
-    """What stands against reading a file; None: nothing. One that is named itself may be JSON without the suffix."""
+    """Returns why a file cannot be read, or None. A file named directly may be JSON without the suffix."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return "is not a regular file, in which one can go back and go on; write it into one"
+            return "is not a regular file, which is needed to continue; write it into one"
         raw, file = opened(path)
         with raw:
             head = file.read(HEAD)
@@ -72,12 +71,12 @@ def why_not(path, name, named=False):
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and reader not in BINARY:
         return f"is UTF-16, not UTF-8; type: {'zcat' if file is not raw else 'cat'} {shlex.quote(path)} | iconv -f UTF-16 -t UTF-8 > NEW"
     if not reader and not (named and head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")):
-        return f"is nothing that is read here ({', '.join(READERS)}, most also .gz); --format text reads any text"
+        return f"is of an unknown kind ({', '.join(READERS)}, most also .gz, are read); --format text reads any text"
     return "is binary, not text" if b"\0" in head and reader not in BINARY else None
 
 
 def find(paths, name, say):
-    """The files that are named, for folders those in them, in the order of their names. `name`: the format."""
+    """Returns the named files, and those in named folders, sorted by name. `name`: the format."""
     files, seen = [], set()
 
     def walk(folder, own, left):
@@ -85,7 +84,7 @@ def find(paths, name, say):
         splits, parts = (templates.read_json(os.path.join(folder, about)).get(key) for about, key in SAVED.items())
         if splits:
             chosen = os.path.join(folder, "train" if "train" in splits else splits[0])
-            say(f"{folder}: of its splits ({', '.join(splits)}) {chosen} is taken")
+            say(f"{folder}: takes {chosen} of its splits ({', '.join(splits)})")
             return walk(chosen, own, left)
         own += [os.path.join(folder, part["filename"]) for part in parts or ()]
         for path in [] if parts else [os.path.join(folder, each) for each in sorted(os.listdir(folder))]:
@@ -101,7 +100,7 @@ def find(paths, name, say):
                 own.append(path)
 
     for path in paths:
-        own, left, why = [], collections.defaultdict(list), "has no file that is read here; --format text reads those of any suffix as text"
+        own, left, why = [], collections.defaultdict(list), "has no file of a known kind; --format text reads files of any suffix as text"
         if os.path.isdir(path):
             walk(path, own, left)
             data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
@@ -112,7 +111,7 @@ def find(paths, name, say):
             names = ", ".join([os.path.relpath(each, path) for each in own[:4]] + ["..."] * (len(own) > 4))
             say(f"{path}: takes {len(own):,} file{'s' * (len(own) != 1)}: {names}")
         else:
-            why = "is in a folder that is named, too" if os.path.realpath(path) in seen else why_not(path, name, True)
+            why = "is also in a named folder" if os.path.realpath(path) in seen else why_not(path, name, True)
             own = [] if why else [path]
         if not own:
             raise InputFailure(f"{path}: {why}")
@@ -121,7 +120,7 @@ def find(paths, name, say):
 
 
 def identity(path):
-    """Size, time and first bytes of a file: they tell whether it is still the same."""
+    """Returns size, time and first bytes of a file, to detect a change."""
     status = os.stat(path)
     with open(path, "rb") as file:
         return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns, "head": zlib.crc32(file.read(HEAD))}
@@ -129,8 +128,8 @@ def identity(path):
 
 # ---- rows ------------------------------------------------------------------------------------------------------------------------
 def batches(paths, position, separator=None, name="auto", columns=None):
-    """Every batch behind `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: there is
-    none. `name`: the format; `columns`: those that are renamed, {ours: the row's own}."""
+    """Yields every batch after `position`, in order. `separator`: the line between documents of a text, b"" a blank one; None: none.
+    `name`: the format; `columns`: renamed columns, {our name: the row's name}."""
     before = 0  # bytes of the files before this one
     for i, path in enumerate(paths):
         begin = position if i == position["file"] else START
@@ -154,14 +153,14 @@ def batches(paths, position, separator=None, name="auto", columns=None):
             raise
         except ImportError:
             raise InputFailure(f"{path}: CSV, Parquet and Arrow need pyarrow: pip install pyarrow") from None
-        except Exception as error:  # such as a time that Python has no value for
+        except Exception as error:  # such as a time that Python cannot represent
             why = " ".join(str(getattr(error, "strerror", None) or error).split())
-            why = "a row of it has more than 16 MB; JSON takes any" if why.startswith("straddling object") else why
+            why = "a row has more than 16 MB; convert it to JSON, which has no limit" if why.startswith("straddling object") else why
             raise InputFailure(f"{path}:{number + 1}: cannot be read: {why}") from None
 
 
 def lines(file, offset, number, *_):
-    """(its number, its bytes, how many, the bytes and lines of the file behind it) for every line behind a position"""
+    """Yields (its number, its bytes, how many, the file's bytes and lines up to its end) for every line after a position."""
     file.seek(offset)
     for line in file:
         offset, number = offset + len(line), number + 1
@@ -169,13 +168,13 @@ def lines(file, offset, number, *_):
 
 
 def json_rows(file, offset, number, *_):
-    """The same for every object: on a line of its own, or on any lines if the file begins with an array, or with a brace alone on its line."""
+    """Yields the same for every object: one a line, or over several lines if the file begins with an array or a line "{"."""
     head = file.read(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
     return (json_values if head[:1] == b"[" or re.match(rb"\{[ \t\r]*\n", head) else lines)(file, offset, number)
 
 
 def json_values(file, offset, _):
-    """(its first line, a value, its size, values and lines up to its end) for every value of an array, or of those that follow each other"""
+    """Yields (its first line, a value, its size, values and lines up to its end) for every value of an array or of a sequence."""
     file.seek(0)
     text, between, read = io.TextIOWrapper(file, "utf-8-sig"), re.compile(r"[\s,]*"), json.JSONDecoder().raw_decode
     buffer = text.read(HEAD)
@@ -186,7 +185,7 @@ def json_values(file, offset, _):
         try:
             value, end = read(buffer, begin)
         except json.JSONDecodeError as error:
-            near = records.is_cut(error) or error.pos + 10 > len(buffer)  # the end, where a word or a number may be cut
+            near = records.is_cut(error) or error.pos + 10 > len(buffer)  # a word or number may be cut at the buffer's end
             if near and (more := text.read(max(HEAD, len(buffer) - at))):
                 buffer, at = buffer[at:] + more, 0
                 continue
@@ -194,7 +193,7 @@ def json_values(file, offset, _):
             text.detach()
             if rest == "]" * lead.endswith("["):
                 return
-            why = ("ends within its array or object; the file may be cut off" if records.is_cut(error) else "something stands behind its array; "
+            why = ("ends within its array or object; the file may be cut off" if records.is_cut(error) else "something follows its array; "
                    "give one array, or an object on each line" if rest[0] == "]" else f"{error.msg} at column {error.colno}")
             raise InputFailure(f"{file.name}:{line}: not JSON: {why}") from None
         first, line, at, count = line + buffer.count("\n", at, begin), line + buffer.count("\n", at, end), end, count + 1
@@ -203,7 +202,7 @@ def json_values(file, offset, _):
 
 
 def text_rows(file, offset, number, separator, *_):
-    """As lines() for every document."""
+    """Yields as lines() for every document."""
     document, first = [], number + 1
     whole = lambda: (first, records.Text(b"".join(document).strip(b"\r\n")), sum(map(len, document)), offset, number)
     for _, line, _, offset, number in lines(file, offset, number):
@@ -217,7 +216,7 @@ def text_rows(file, offset, number, separator, *_):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------------
 def table_rows(pieces, file, row, _number, _separator, name, renamed):
-    """The same for the rows of a table behind the first `row`. pieces(file, wanted) gives them as Arrow has them, wanted(names) chooses columns."""
+    """Yields the same for a table's rows after the first `row`. pieces(file, wanted) yields Arrow batches, wanted(names) chooses columns."""
     unread = {}
 
     def wanted(names):
@@ -227,12 +226,12 @@ def table_rows(pieces, file, row, _number, _separator, name, renamed):
         alone = name == "prompts" or name == "auto" and "prompt" in ours.values() and not set(ours.values()) & set(records.TALKS)
         columns = [column for column in names if alone or ours[column] in records.READ]
         if not columns:
-            raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is read; --columns text=COLUMN, prompt=COLUMN,... "
-                               "says what they are (data/README.md)")
+            raise InputFailure(f"{file.name}: none of its columns ({', '.join(names[:4])}) is known; map them with --columns text=COLUMN, "
+                               "prompt=COLUMN,... (data/README.md)")
         unread.update(dict.fromkeys([column for column in names if column not in columns], records.Unread()))
         return columns
 
-    begin = 0  # the number of the first of `rows`
+    begin = 0  # number of the first of `rows`
     for rows in pieces(file, wanted):
         clean = without_nulls if any(name in str(rows.schema) for name in NO_NULLS) else dict
         for at in range(max(row - begin, 0), rows.num_rows, 64):
@@ -260,10 +259,10 @@ def arrow_pieces(file, wanted):
 
 
 def csv_pieces(file, wanted):
-    """Its first line names the columns; values are texts."""
+    """Reads CSV: its first line names the columns; values are texts."""
     import pyarrow.csv
     head = file.readline()
-    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # more than the longest row
+    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 24),  # limits a row's size
                "parse_options": pyarrow.csv.ParseOptions(delimiter=max(",;\t", key=head.decode("utf-8", "replace").count), newlines_in_values=True)}
     names = pyarrow.csv.open_csv(io.BytesIO(head), **options).schema.names
     texts = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), null_values=[""], strings_can_be_null=True,
@@ -273,7 +272,7 @@ def csv_pieces(file, wanted):
 
 
 def without_nulls(value, within=False):
-    """Members that are null below NO_NULLS are absent: a column gives each struct the members of all others."""
+    """Drops null members below NO_NULLS: a column gives each struct the members of all others."""
     if isinstance(value, dict):
         return {key: without_nulls(item, within or key in NO_NULLS)
                 for key, item in value.items() if not within or item is not None}

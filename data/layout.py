@@ -1,10 +1,10 @@
-"""The places of a conversation's texts in its rendering, from one more rendering instead of one for each message.
+"""Finds a conversation's texts in its rendering, by one more rendering instead of one for each message.
 
-Every text (content, reasoning, what is in tool calls) is replaced by a placeholder of its own. The rendering of that says what the
-template itself writes and where each text goes. It is believed only if putting the texts back gives the true rendering, to the
-character; a template that looks into its texts fails this, and is asked message by message (spans.py).
+Every text (content, reasoning, parts of tool calls) is replaced by its own placeholder. That rendering shows what the template itself
+writes and where each text goes. It is trusted only if putting the texts back gives the true rendering, to the character. A template
+that looks into its texts fails this, and spans.py finds turns message by message.
 
-Conversations that differ in their texts alone have one rendering of placeholders, so what is found in it (Patterns) is found once.
+Conversations that differ only in their texts share a rendering of placeholders, so its result is cached (Patterns).
 """
 
 import bisect
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Layout:
-    places: list  # of every message [begin, end) in the text, None where nothing of it is there
-    sure: list  # of every message whether all its texts were replaced: else it may begin before that or end behind it
-    shapes: list  # of every message role and keys: what a template may treat alike
+    places: list  # for every message [begin, end) in the text, or None
+    sure: list  # for every message whether all its texts were replaced: else it may extend beyond its place
+    shapes: list  # for every message role and keys, by which a template may decide
 
 
 def numbered(value, mark, texts, blank):
-    """The value with every text replaced by the mark, its number among `texts` and the mark; keys, roles and `type` stay, and, as
-    templates ask whether there is anything, without `blank` texts of white space."""
+    """Returns the value with every text replaced by mark, number in `texts`, mark. Keys, roles and `type` stay; without `blank` also texts
+    of white space, since templates test for empty ones."""
     if isinstance(value, str):
         if not blank and not value.strip():
             return value
@@ -37,7 +37,7 @@ def numbered(value, mark, texts, blank):
 
 
 def shape(value):
-    """A message without its texts: keys, whether texts are empty, and what is no text."""
+    """Returns a message without its texts: keys, which texts are empty, and other values."""
     if isinstance(value, str):
         return bool(value.strip())
     if isinstance(value, list):
@@ -48,14 +48,14 @@ def shape(value):
 
 
 def spellings(text):
-    """As templates write a text: as it is, without the white space around it, and within JSON."""
+    """Returns the forms in which templates write a text: as it is, trimmed, and within JSON."""
     yield text
     yield text.strip()
     yield json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def find_layout(text, messages, mark, render):
-    """The Layout of `text`, which render(messages) gave; `mark` is a character that is not in it. None: this cannot tell."""
+    """Returns the Layout of `text` = render(messages); `mark` is a character that is not in it. None: undecided."""
     shapes = [shape(message) for message in messages]
     for blank in (True, False):
         texts, owner, marked = [], [], []
@@ -76,8 +76,8 @@ def find_layout(text, messages, mark, render):
 
 
 def put_back(text, parts, texts):
-    """[(number, begin, end)] of the texts in `text`, whose parts are, in turn, what the template wrote and numbers; None if that is
-    not this text."""
+    """Returns [(number, begin, end)] of the texts in `text`; `parts` alternate between the template's text and numbers of texts. None if
+    they do not give `text`."""
     if not text.startswith(parts[0]):
         return None
     at, found = len(parts[0]), []
@@ -94,7 +94,7 @@ def put_back(text, parts, texts):
 
 
 def leaves(value, path=()):
-    """(path, text) of every text in a value that numbered() replaces."""
+    """Yields (path, text) of every text in a value that numbered() replaces."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, (list, dict)):
@@ -104,7 +104,7 @@ def leaves(value, path=()):
 
 
 def put_at(value, path, text):
-    """The value with this text at a path."""
+    """Returns the value with this text at a path."""
     if not path:
         return text
     value = value.copy()
@@ -113,33 +113,32 @@ def put_at(value, path, text):
 
 
 class Patterns:
-    """The places of turns in conversations of one shape. `find(messages, wanted, tools, more)` gives the text of a conversation and
-    [(message number, begin, end)] in it; it is asked for the conversation of placeholders, once, so that the answer for a
-    conversation does not depend on those before it."""
+    """The places of turns in conversations of one shape. `find(messages, wanted, tools, more)` returns a conversation's text and
+    [(message number, begin, end)] in it. It is called once, for the conversation of placeholders, so that results do not depend on the
+    conversations before."""
 
-    MOST = 1024  # shapes that are remembered
+    MOST = 1024  # cached shapes
 
     def __init__(self, find, failures):
         self.find, self.failures, self.known = find, failures, {}
 
     def spans(self, text, messages, mark, wanted, tools, more):
-        """(the answer of `find` for `text`, the rendering of `messages`, without `mark`; paths of texts that are not in it). None: this
-        cannot tell. Without an answer, paths are those of the placeholders."""
+        """Returns (the result of `find` for `text`, the rendering of `messages`, which has no `mark`; paths of texts not in it). None:
+        undecided. Without a result, paths are those of the placeholders."""
         for blank in (True, False):
             texts = []
             marked = [numbered(message, mark, texts, blank) for message in messages]
             parts, edges, absent = self.pattern(marked, mark, wanted, tools, more)
             places = edges is not None and put_back(text, parts, texts)
             if places not in (None, False):
-                begins = [0, *(end for _, _, end in places)]  # of what the template writes before, between and behind texts
+                begins = [0, *(end for _, _, end in places)]  # of the template's text before, between and after texts
                 return [(i, begins[a] + b, begins[c] + d) for i, a, b, c, d in edges], absent
             if all(map(str.strip, texts)):
                 break
         return None, absent
 
     def pattern(self, marked, mark, wanted, tools, more):
-        """(parts as put_back takes them, [(message number, part, offset, part, offset)], [path of a text that is not there]); None
-        where there is none."""
+        """Returns (parts for put_back, [(message number, part, offset, part, offset)], [path of a missing text]), or None."""
         key = repr((marked, wanted, tools, more))
         if key not in self.known:
             if len(self.known) >= self.MOST:
@@ -164,7 +163,7 @@ class Patterns:
             for edge in edges:
                 at = bisect.bisect_left(ends, min(edge, len(text)))
                 offset = edge - ends[at] + lengths[at]
-                if at % 2:  # within a text there is no edge, only behind it
+                if at % 2:  # an edge within a text moves to its end
                     if offset < lengths[at]:
                         return parts, None
                     at, offset = at + 1, 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Text, conversations and preferences (JSON, CSV, Parquet, Arrow) become shards of tokens that `train --data` reads.
+"""Turns text, conversations and preferences (JSON, CSV, Parquet, Arrow) into shards of tokens that `train --data` reads.
 
     prepare.py --tokenizer FOLDER --out FOLDER FILE...   writes FOLDER/train-00000.bin, ..., FOLDER/tokenizer.tok
     prepare.py --tokenizer FOLDER --show 3 FILE...       shows samples with the trained tokens marked, and writes nothing
@@ -21,17 +21,17 @@ import shlex
 import sys
 import time
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes of a run are its parallelism
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a run has several processes instead
 PROGRAM = "prepare.py"
 
 
 def line_of(message):
-    """One line, without what a terminal would obey."""
+    """Returns one line without control characters."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(str(message).split()))
 
 
 def end(message, status=1):
-    """One line on stderr, and out."""
+    """Prints one line to stderr and exits."""
     print(f"{PROGRAM}: {line_of(message)}", file=sys.stderr)
     sys.exit(status)
 
@@ -52,7 +52,7 @@ import templates
 import workers
 
 if tuple(int(part) for part in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
-    end(f"jinja2 {jinja2.__version__} has holes in its sandbox, and chat templates are programs of others: pip install -U jinja2")
+    end(f"jinja2 {jinja2.__version__} has an unsafe sandbox, and chat templates are untrusted programs: pip install -U jinja2")
 
 
 # ---- the command line --------------------------------------------------------------------------------------------------------
@@ -110,13 +110,13 @@ def read_arguments(argv):
     add("--workers", type=number(int, 1, 1024, "a number of processes"), default=0, metavar="N", help="processes (default: cores, at most 16)")
     add("--show", type=count, metavar="N", help="print N samples and write nothing")
     add("--force", action="store_true", help="remove what an earlier run left in the folder, and begin anew")
-    # --skip-bad alone means any number; argparse would take the name behind it for one.
+    # --skip-bad alone means any number; argparse would take the name after it for one.
     argv = ["--skip-bad=-1" if a == "--skip-bad" and not re.fullmatch(r"\d+", following) else a
             for a, following in zip(argv, [*argv[1:], ""])]
-    if "--separator" in argv[:-1]:  # which may begin with a dash
+    if "--separator" in argv[:-1]:  # its value may begin with a dash
         at = argv.index("--separator")
         argv[at:at + 2] = ["--separator=" + argv[at + 1]]
-    parser.set_defaults(hub=None)  # the name of the hub that the tokenizer was named by
+    parser.set_defaults(hub=None)  # hub name given for the tokenizer
     arguments = parser.parse_args(argv)
     for wrong, why in ((not arguments.files, "no FILE to read"), (not arguments.tokenizer, "no --tokenizer"),
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
@@ -138,9 +138,9 @@ def options_of(a):
     return encode.Options(**{option.name: getattr(a, option.name) for option in dataclasses.fields(encode.Options) if option.name in vars(a)})
 
 
-# ---- what a run shows ----------------------------------------------------------------------------------------------------------
+# ---- output of a run -----------------------------------------------------------------------------------------------------------
 class Progress:
-    """A bar on stderr where that is a terminal; what is said in between goes above it."""
+    """A progress bar on stderr if that is a terminal; other lines are printed above it."""
 
     def __init__(self, total):
         self.total, self.begin, self.first, self.last = total, time.monotonic(), None, 0.0
@@ -168,7 +168,7 @@ class Progress:
 
 
 def detected(notes):
-    """One line: the formats that were found, and the columns used, passed on and left out; of what is not in every sample its number."""
+    """Prints the formats found, and the columns used, passed on and left out; with a count if not in every sample."""
     samples = sum(count for name, count in notes.items() if name.startswith("format "))
 
     def named(prefix):
@@ -183,7 +183,7 @@ def detected(notes):
 
 
 def report(work, arguments):
-    """Sums of what was written, and the command that comes next."""
+    """Prints totals of what was written, and the next command."""
     kind = work.kind or 0
     for name, part in sorted(work.parts.items()):
         print(f"{name}: {part.samples:,} samples, {part.documents:,} documents ({shards.KINDS[kind]}), {part.tokens:,} tokens, of them "
@@ -195,7 +195,7 @@ def report(work, arguments):
     noted = lambda prefix: [(name[len(prefix):], count) for name, count in sorted(work.notes.items()) if name.startswith(prefix)]
     print(detected(work.notes))
     for key, count in noted("unused "):
-        print(f"{key!r} of {count:,} samples is not used: nothing is chosen or weighted by it, or put before it")
+        print(f"{key!r} of {count:,} samples is not used")
     if kind != shards.PROMPTS:
         tokens, counted = (sum(getattr(part, name) for part in work.parts.values()) for name in ("tokens", "counted"))
         turns = [", ".join(f"{count:,} of {role}" for role, count in noted(what)) or "none" for what in ("masked ", "counts ")]
@@ -208,18 +208,18 @@ def report(work, arguments):
             ("truncated", f"were cut to {arguments.max_tokens} tokens"),
             ("straddles", "have a token that begins in the prompt and ends in what is trained on; it does not count. Where prompts end with a space, "
                           "move it to the completions"),
-            ("empty", "have a turn of the assistant that is empty, which teaches to say nothing")):
+            ("empty", "have an empty turn of the assistant, which teaches to say nothing")):
         if work.notes.get(note):
             print(f"{work.notes[note]:,} documents {text}")
     if kind == shards.LABELS and not (work.notes.get("label True") and work.notes.get("label False")):
-        print("all labels are alike: there is nothing to prefer to anything else; add the answers of the other kind")
+        print("all labels are equal, so there is no preference; add answers with the other label")
     for text, count in noted("told "):
         print(f"{count:,} sample{'s' * (count != 1)}: {text}")
     hint(work, arguments, kind)
 
 
 UNSCALED = ("gpt2", "phi3")  # families whose positions train does not scale
-NEXT = {  # of each kind: options, what a step takes of it and how many, the learning rate
+NEXT = {  # by kind: options, name of a step's units, option and number of units a step, learning rate
     shards.DOCUMENTS: ("", "documents", "--samples", 16, "1e-5"),
     shards.PAIRS: (" --objective dpo", "pairs", "--samples", 16, "5e-7"),
     shards.LABELS: (" --objective kto", "documents", "--samples", 16, "5e-7"),
@@ -229,14 +229,14 @@ NEXT = {  # of each kind: options, what a step takes of it and how many, the lea
 
 
 def hint(work, arguments, kind):
-    """The command that comes next, with 10 steps an epoch or more where there are samples enough."""
+    """Prints the next command, with at least 10 steps an epoch if there are enough samples."""
     folder = templates.folder_of(arguments.tokenizer)
     model = arguments.hub or folder if os.path.exists(os.path.join(folder, "config.json")) else "MODEL"
     objective, samples, option, most, rate = NEXT[kind]
     pattern = lambda part: shlex.quote(os.path.join(glob.escape(arguments.out), f"{part}-*.bin"))
     validation = f" --val-data {pattern('val')}" if "val" in work.parts else ""
     needed = max(part.longest for part in work.parts.values()) - 1
-    needed += 256 * (kind == shards.PROMPTS)  # what the trainer's --max-new-tokens writes by default
+    needed += 256 * (kind == shards.PROMPTS)  # default of the trainer's --max-new-tokens
     length, (family, positions, unscaled) = max(1024, -(-needed // 1024) * 1024), model_positions(folder)
     beyond = 0 < positions < needed
     factor = 0 if family in UNSCALED or not beyond else -(-needed // unscaled)
@@ -244,7 +244,7 @@ def hint(work, arguments, kind):
     scaling = f" --rope-scaling yarn,factor={factor}" * (factor > 0)
     step = max(1, min(most, (number := work.parts["train"].samples) // 10))
     steps = -(-number // step)
-    few = "" if steps >= 10 else f", which are few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
+    few = "" if steps >= 10 else f", which is few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     often = max(1, min(steps // 4, 500))
     print(f"next: ./train --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
@@ -261,7 +261,7 @@ def hint(work, arguments, kind):
 
 
 def model_positions(folder):
-    """(model_type, max_position_embeddings, those before any scaling) of the model in the tokenizer's folder; 0: not known."""
+    """Returns (model_type, max_position_embeddings, the same before scaling) of the model in the tokenizer's folder; 0: unknown."""
     try:
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -277,8 +277,8 @@ def model_positions(folder):
 
 # ---- --show --------------------------------------------------------------------------------------------------------------------
 def pieces(encoder, ids, counts):
-    """(text, counts?) for runs of tokens. A decoder may treat the first token of a text in its own way, so a run is decoded with
-    the one before it, where that can be told apart."""
+    """Yields (text, counts?) for runs of tokens. A decoder may treat a text's first token differently, so a run is decoded together
+    with the one before it, if the two can be separated."""
     edges = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist(), len(ids)]
     decode = lambda a, b: encoder.tokenizer.decode(ids[a:b].tolist(), skip_special_tokens=False)
     for i in range(len(edges) - 1):

@@ -1,7 +1,7 @@
-"""A row of input, an object, understood: which kind of sample it is (SHAPES), and what its documents are made of.
+"""Interprets an input row, an object: its kind of sample (SHAPES), and the texts of its documents.
 
-Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) become these by SYNONYMS, the names that columns have there. Keys that are
-None count as absent. What is not as it should be is a Rejected with a reason for counting and a detail.
+Rows of other layouts (Alpaca, question and answer, ShareGPT, ...) are converted by SYNONYMS, their names of columns. Keys that are None count
+as absent. A fault raises Rejected with a reason, by which samples are counted, and a detail.
 """
 
 import ast
@@ -19,42 +19,42 @@ SHAREGPT = {speaker: role for role, speakers in (  # speakers, and their roles
     ("tool", "tool observation function_response"), (CALLS, "function_call tool_call")) for speaker in speakers.split()}
 COLUMNS = ("text", "messages", "conversations", "prompt", "completion", "chosen", "rejected", "completions", "rewards", "answer",
            "label", "ids", "train", "advantages", "tools", "chat_template_kwargs")
-SHAPES = (  # of each format: the columns that it must have, and those that it may have beside them; of two that fit, the first
+SHAPES = (  # of each format: required columns and optional ones; the first that fits is taken
     ("text", ("text",), ()), ("messages", ("messages",), ()),
     ("unpaired", ("prompt", "completion", "label"), ()), ("completion", ("prompt", "completion"), ()),
     ("preference", ("chosen", "rejected"), ("prompt",)), ("groups", ("completions", "rewards", "prompt"), ()),
     ("prompts", ("prompt",), ("answer", "label")), ("advantages", ("ids", "advantages"), ("train",)),
     ("unpaired", ("messages", "label"), ()), ("preference", ("messages", "chosen", "rejected"), ()))
-SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # the others mean little alone
-TALKS = tuple(key for key in SHAPING if key != "prompt")  # beside which a prompt is none alone
+SHAPING = ("text", "messages", "prompt", "completion", "chosen", "rejected", "completions")  # columns that decide the format
+TALKS = tuple(key for key in SHAPING if key != "prompt")  # with one of these a prompt is not a prompt alone
 QUESTIONS, BEHIND = ("instruction", "question", "query", "problem"), ("input", "context")  # BEHIND: texts that follow an instruction
 ANSWERS, SYSTEM = ("output", "response", "answer", "solution", "target"), ("system", "system_prompt", "system_message")
-SYNONYMS = (  # a column of ours, its names in other layouts, and, with auto, columns beside which these are other things
+SYNONYMS = (  # our column, its names in other layouts, and columns next to which, with auto, these mean something else
     ("messages", ("conversations", "conversation", "dialogue", "dialog"), ()), ("prompt", QUESTIONS, ("text", "messages", "ids")),
     ("prompt", ("input",), (*SHAPING, "ids")), ("completion", ANSWERS, (*TALKS, "ids")), ("system", SYSTEM[1:], ("text",)), ("label", ("kto_tag",), ()))
 UNUSED = ("score", "scores", "reward", "rating", "weight", "history", "functions", "reasoning", "reasoning_content",
           "thinking", *SYSTEM, *BEHIND, *QUESTIONS, *ANSWERS, "kto_tag")  # they may mean something
-READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns of tables that are read
-LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text there is JSON of one
+READ = (*COLUMNS, *UNUSED, *SYNONYMS[0][1])  # columns read from tables
+LISTS = ("messages", "conversations", "completions", "rewards", "ids", "train", "advantages", "history")  # a text in them is parsed as JSON
 BESIDE_LABEL = {*TALKS} - {"text"}
 FIELD_NAMES = {"text": "language modelling", "messages": "language modelling", "completion": "prompt-completion",
                "unpaired": "unpaired preference", "preference": "preference", "groups": "groups with rewards", "prompts": "prompt-only",
                "advantages": "tokens with advantages"}
 OURS = ("completion", "reference", "completion_ids", "prompt_ids", "reference_ids", "prompt_number", "ended", "reward", "advantage", "step",
         "tokens")  # keys of rollouts.jsonl, and of reward commands' lines, beside prompt: no columns are passed on under these names
-TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # no names for a template's variables
+TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "self", "marked", "wanted")  # not allowed as a template's variables
 
-MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # of a message: 0 or false says that its turn does not count
+MASKS = ("weight", "train", "trainable", "loss", "loss_mask")  # keys of a message; 0 or false: its turn does not count
 
 MALFORMED, UNKNOWN_FORMAT, WRONG_TYPE, EMPTY = "malformed line", "unknown format", "wrong type", "empty sample"
 CLASH = "columns that clash"
 UNKNOWN_ROLE, TEMPLATE, OTHER_KIND = "unknown role", "template failure", "another kind"
 NO_TARGET, TOO_LONG, CUT_OFF = "no target that counts", "longer than --max-tokens", "reasoning that is cut off"
-ACCEPTABLE = (NO_TARGET, TOO_LONG, CUT_OFF)  # left out and reported; everything else refuses the run
+ACCEPTABLE = (NO_TARGET, TOO_LONG, CUT_OFF)  # left out and reported; other reasons end the run
 
 
 class Unread(str):
-    """Stands for a column of Parquet that is not read."""
+    """Marks a Parquet column that is not read."""
 
 
 class Text(bytes):
@@ -70,8 +70,8 @@ class Rejected(Exception):
 
 @dataclass
 class Source:
-    """The parts of a document: a prompt and what follows it, both texts or both messages. Plain text has no prompt; of a prompt
-    alone the body is a reference answer or None; of tokens it is (ids, train, advantages)."""
+    """The parts of a document: a prompt and a body, both texts or both messages. Plain text has no prompt; the body of a prompt alone
+    is a reference answer or None; for tokens it is (ids, train, advantages)."""
 
     body: object
     prompt: object = None
@@ -86,22 +86,22 @@ class Record:
     unused: list = field(default_factory=list)
     tools: list = None
     template_arguments: dict = field(default_factory=dict)
-    implicit: bool = False  # the prompt is what two answers begin with alike
-    shape: str = None  # the format as it is called in the field, for people
-    used: list = field(default_factory=list)  # columns,
-    passed: list = field(default_factory=list)  # those that go to reward commands,
-    left_out: list = field(default_factory=list)  # and the others
-    told: list = field(default_factory=list)  # findings for people, as texts; a run counts the samples of each
-    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: what reward commands get beside prompt and reference, as a JSON object
+    implicit: bool = False  # the prompt is the common beginning of two answers
+    shape: str = None  # the usual name of the format, for messages
+    used: list = field(default_factory=list)  # columns used
+    passed: list = field(default_factory=list)  # columns passed to reward commands
+    left_out: list = field(default_factory=list)  # other columns
+    told: list = field(default_factory=list)  # notes for users; a run counts the samples of each
+    columns: bytes = shards.EMPTY_COLUMNS  # of a prompt alone: other columns for reward commands, as a JSON object
 
     def noted(self):
-        """Names under which a run counts its format and its columns."""
+        """Returns the names under which a run counts its format and columns."""
         columns = (("used", self.used), ("passed", self.passed), ("left out", self.left_out))
         return [f"format {self.shape}", *(f"column {what} {key}" for what, keys in columns for key in keys)]
 
 
 def parse_line(line):
-    """A line's object."""
+    """Parses a line's object."""
     try:
         text = line.decode("utf-8")
         record = json.loads(text)
@@ -120,7 +120,7 @@ def parse_line(line):
 
 
 def is_cut(error):
-    """True if JSON is right up to where it ends."""
+    """Tells whether JSON is valid up to its end, where it was cut."""
     text = error.doc.rstrip()
     return error.pos >= len(text) or error.msg.startswith("Unterminated") or "escape" in error.msg and error.pos + 6 > len(text)
 
@@ -133,7 +133,7 @@ def parse_text(document):
 
 
 def want_json(value, column):
-    """Parquet has values of more types than JSON."""
+    """Converts a value of a table, which may have types that JSON lacks."""
     if isinstance(value, dict):
         for key, item in value.items():
             want_json(item, f"{column}.{key}" if column else key)
@@ -141,7 +141,7 @@ def want_json(value, column):
         for i, item in enumerate(value):
             want_json(item, f"{column}[{i}]")
     elif not (value is None or isinstance(value, (str, int, float))):
-        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON does not have; cast it to text or a number")
+        raise Rejected(WRONG_TYPE, f"column {column} holds {type_name(value)}, which JSON lacks; cast it to text or a number")
 
 
 def type_name(value):
@@ -157,7 +157,7 @@ def want(value, kind, what):
 
 
 def want_finite(values, what):
-    """Numbers that a float32 holds."""
+    """Checks for numbers that fit a float32."""
     for i, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 3.4e38:
             shown = value if isinstance(value, float) else type_name(value)
@@ -165,10 +165,10 @@ def want_finite(values, what):
 
 
 def template_arguments(value, what):
-    """Variables for a template, whose names are not those of what it gets anyway."""
+    """Checks variables for a template: none has a name that the template gets anyway."""
     taken = next((name for name in TAKEN if name in want(value, dict, what)), None)
     if taken:
-        raise Rejected(WRONG_TYPE, f"{what} has {taken}, which a template gets from elsewhere; rename it")
+        raise Rejected(WRONG_TYPE, f"{what} has {taken}, a name that templates use already; rename it")
     return value
 
 
@@ -178,7 +178,7 @@ def masked(message):
 
 # ---- which format -------------------------------------------------------------------------------------------------------------
 def detect(record):
-    """The name of the one format whose columns the object has."""
+    """Returns the name of the one format whose columns the object has."""
     there = lambda key: record.get(key) is not None
     row = [key for key in SHAPING if there(key)]
     satisfied = [name for name, needed, _ in SHAPES if all(map(there, needed))]
@@ -201,7 +201,7 @@ def detect(record):
     for name, needed, more in SHAPES:
         if name in satisfied and set(row) <= {*needed, *more}:
             return name
-    for name, needed, more in SHAPES:  # the first of which something is there, but not all
+    for name, needed, more in SHAPES:  # the first with some of its columns, but not all
         if row and set(row) <= {*needed, *more}:
             raise Rejected(UNKNOWN_FORMAT, f"has {' and '.join(row)}, and no {next(key for key in needed if key not in row)}; {name} has "
                                            f"{', '.join(needed)} (data/README.md)")
@@ -212,16 +212,16 @@ def detect(record):
 
 # ---- other layouts ------------------------------------------------------------------------------------------------------------
 def renamed(record, columns):
-    """The row with the names that --columns gives: {ours: its own}."""
+    """Returns the row with the names of --columns: {our name: its own}."""
     for column, own in columns.items():
         if not {column, own} & record.keys():
-            raise Rejected(UNKNOWN_FORMAT, f"has no column {own}, which --columns names; it has {', '.join(map(str, record))}")
+            raise Rejected(UNKNOWN_FORMAT, f"has no column {own}, named by --columns; it has {', '.join(map(str, record))}")
     rest = {key: value for key, value in record.items() if key not in columns.values()}
     return rest | {column: record[own] for column, own in columns.items() if own in record}
 
 
 def value_of(text, readers=(json.loads, ast.literal_eval)):
-    """The list or object that a text holds, in JSON or as Python prints it, or else what it is."""
+    """Returns the list or object that a text holds, in JSON or Python's form; else the value itself."""
     for read in readers if isinstance(text, str) else ():
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(value := read(text), (list, dict)):
@@ -230,29 +230,29 @@ def value_of(text, readers=(json.loads, ast.literal_eval)):
 
 
 def as_label(value):
-    """True or False as data have them; None: it is neither."""
+    """Returns True or False for the usual spellings of labels; else None."""
     if isinstance(value, str):
         value = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}.get(value.strip().lower())
     return bool(value) if value in (True, False) else None
 
 
 def is_answer(messages, at):
-    """True if the first message (at 0) or the last (-1) is the assistant's."""
+    """Tells whether the first message (at 0) or the last (-1) is the assistant's."""
     message = messages[at] if isinstance(messages, list) and messages else None
     return isinstance(message, dict) and SHAREGPT.get(str(message.get("role", message.get("from")))) in ("assistant", CALLS)
 
 
 def calls_of(value, name):
-    """Calls of tools as ShareGPT has them: JSON of an object with name and arguments, or of several."""
+    """Parses ShareGPT's tool calls: JSON of one or several objects with name and arguments."""
     found = value_of(value) or [None]
     found = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in found):
-        raise Rejected(WRONG_TYPE, f"{name} is a call of a tool, and not JSON of an object with name and arguments")
+        raise Rejected(WRONG_TYPE, f"{name} is a tool call, but not JSON of an object with name and arguments")
     return [{"type": "function", "function": {"name": call["name"], "arguments": {}, **call}} for call in found]
 
 
 def ours(record, name):
-    """A row of another layout with our names, and {its own column: the one of ours that it is in}."""
+    """Returns a row of another layout with our names, and {its own column: our column}."""
     row, own = dict(record), {}
     there = lambda *keys: any(row.get(key) is not None for key in keys)
     if name == "auto" and there("text") and there(*QUESTIONS) and there(*ANSWERS):
@@ -263,11 +263,11 @@ def ours(record, name):
                 found == ["answer"] and name == "auto" and "prompt" not in own.values()):  # a prompt alone, with its reference
             continue
         if len(found) > 1:
-            raise Rejected(CLASH, f"has {' and '.join(found)}, of which each could be the {column}; choose with --columns {column}={found[0]}")
+            raise Rejected(CLASH, f"has {' and '.join(found)}, each of which could be the {column}; choose with --columns {column}={found[0]}")
         own[found[0]], row[column] = column, row.pop(found[0])
     other = next((key for key in QUESTIONS if there(key)), None)
     if name == "auto" and other and "completion" in own.values() and "prompt" not in own.values() and there("prompt"):
-        raise Rejected(CLASH, f"has prompt and {other}, of which each could be the question; --columns prompt={other} "
+        raise Rejected(CLASH, f"has prompt and {other}, each of which could be the question; --columns prompt={other} "
                               "chooses it, other=prompt leaves prompt out")
     behind = [key for key in BEHIND if there(key)] if "instruction" in own else []
     if behind:
@@ -277,7 +277,7 @@ def ours(record, name):
 
 
 def spoken(result, row, own, chat):
-    """Puts a column system before the messages, and makes messages of a question of another layout, or a text if there is no template."""
+    """Puts a column system before the messages; turns a question of another layout into messages, or a text if there is no template."""
     system, history, foreign = want(row.get("system") or "", str, "system"), [], {"prompt", "completion"} & {*own.values()}
     system = system if system.strip() else ""
     for turn in want(row.get("history") or [], list, "history") if "instruction" in own else ():
@@ -292,7 +292,7 @@ def spoken(result, row, own, chat):
                 source.prompt = "\n".join([system, *texts] if system else texts) + "\n" * bool(foreign)
             elif result.kind != shards.PROMPTS:
                 source.body = [{"role": "assistant", "content": source.body}]
-            if chat and history and result.kind == shards.DOCUMENTS:  # whose answers are trained on, too
+            if chat and history and result.kind == shards.DOCUMENTS:  # answers in the history are trained on, too
                 source.prompt, source.body = [], source.prompt + source.body
         messages, first = source.prompt or source.body, {"role": "system", "content": system}
         if system and isinstance(messages, list) and messages[0] != first:
@@ -304,7 +304,7 @@ def spoken(result, row, own, chat):
 
 # ---- a record --------------------------------------------------------------------------------------------------------------------
 def describe(record, result, used, own):
-    """What was made of an object: the format by its name in the field, with the columns that were used, passed on and left out."""
+    """Describes the result: the format by its usual name, and the columns used, passed on and left out."""
     name, talks = result.format, isinstance(result.documents[0].prompt, list)
     result.shape = FIELD_NAMES[name] if name == "advantages" else f"{'conversational' if talks else 'standard'} {FIELD_NAMES[name]}"
     if name == "preference" or len(result.documents) == 2 and name == "unpaired":
@@ -320,7 +320,7 @@ def describe(record, result, used, own):
 
 
 def understand(record, name="auto", more_roles=(), columns=None, chat=True):
-    """The Record of an object. `columns`: those that are renamed, {ours: its own}."""
+    """Returns the Record of an object. `columns`: renamed columns, {our name: its own}."""
     record = renamed(record, columns) if columns else record
     for key in [key for key in (*LISTS, "prompt", "completion", "chosen", "rejected") if isinstance(record.get(key), str)]:
         value = value_of(record[key]) if key in LISTS or record[key][:2] == "[{" else ""
@@ -348,25 +348,25 @@ def understand(record, name="auto", more_roles=(), columns=None, chat=True):
 
 
 def other_columns(columns):
-    """What reward commands get of a prompt's row beside the prompt, as bytes of a JSON object."""
+    """Returns the other columns of a prompt's row for reward commands, as bytes of a JSON object."""
     if any(isinstance(value, Unread) for value in columns.values()):
-        raise Rejected(UNKNOWN_FORMAT, "is a prompt alone in a file with a column completion, of which not all is read; --format prompts "
+        raise Rejected(UNKNOWN_FORMAT, "is a prompt alone in a file with a column completion, which is not fully read; --format prompts "
                                        "reads all")
     wrong = next((key for key in OURS if key in columns), None)
     if wrong:
-        raise Rejected(CLASH, f"column {wrong} has a name that reward commands know for something else; --columns NAME={wrong} renames it")
+        raise Rejected(CLASH, f"column {wrong} has a name with another meaning for reward commands; --columns NAME={wrong} renames it")
     try:
         return json.dumps(columns, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise Rejected(MALFORMED, "holds half of a surrogate pair, which is not text") from None
     except ValueError:
-        raise Rejected(WRONG_TYPE, "a column holds a number that is not finite, which JSON does not have; make it null or a text") from None
+        raise Rejected(WRONG_TYPE, "a column holds a number that is not finite, which JSON lacks; make it null or a text") from None
 
 
 class Reader:
     def __init__(self, record, roles):
         self.record, self.roles, self.implicit, self.told = record, roles, False, []
-        self.used, self.speakers = set(), False  # columns that were read; whether messages are ShareGPT's, from somebody
+        self.used, self.speakers = set(), False  # columns read; whether messages are ShareGPT's, with a key "from"
 
     def get(self, key, kind=None):
         value = self.maybe(key)
@@ -392,7 +392,7 @@ class Reader:
         return shards.DOCUMENTS, [self.pair(self.get("prompt"), self.get("completion"), "completion")]
 
     def unpaired(self):
-        if self.record.get("chosen") is not None and self.record.get("rejected") is not None:  # a pair is two answers with labels
+        if self.record.get("chosen") is not None and self.record.get("rejected") is not None:  # a pair gives two labelled answers
             _, (chosen, rejected) = self.preference()
             chosen.reward, rejected.reward = 1.0, 0.0
             return shards.LABELS, [chosen, rejected]
@@ -429,7 +429,7 @@ class Reader:
         if len(completions) != len(rewards):
             raise Rejected(WRONG_TYPE, f"{len(completions)} completions, {len(rewards)} rewards")
         if len(completions) == 1:
-            raise Rejected(WRONG_TYPE, "one completion alone is no group: there is nothing to compare its reward with")
+            raise Rejected(WRONG_TYPE, "a group needs at least two completions, to compare their rewards")
         want_finite(rewards, "rewards")
         return shards.GROUPS, [self.pair(prompt, completion, f"completions[{i}]", float(reward))
                                for i, (completion, reward) in enumerate(zip(completions, rewards))]
@@ -460,8 +460,8 @@ class Reader:
 
     # -- their parts
     def shared_prompt(self, prompt, chosen, rejected):
-        """Two whole texts or conversations: what they begin with alike is the prompt, without a space at its end. A text
-        `prompt` beside conversations must be in that."""
+        """Splits two whole texts or conversations: their common beginning is the prompt, without a space at its end. A text `prompt`
+        beside conversations must occur in it."""
         shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
         if shared == min(len(chosen), len(rejected)):
             raise Rejected(EMPTY, "chosen and rejected do not differ, or one only continues the other")
@@ -512,7 +512,7 @@ class Reader:
         for key in MASKS:
             if message.get(key, 0) not in (0, 1):
                 raise Rejected(WRONG_TYPE, f"{name} has {key} {json.dumps(message[key])[:20]}; a turn counts (1, true) or does not (0, false)")
-        if message.get("function_call") and not message.get("tool_calls"):  # as OpenAI's API had it before tools
+        if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's API before tools
             message["tool_calls"] = [{"type": "function", "function": value_of(message.pop("function_call"))}]
             self.told.append("function_call became tool_calls")
         if message.get("tool_calls"):
@@ -526,20 +526,20 @@ class Reader:
         return message
 
     def call(self, call, name):
-        """A tool call whose arguments are an object. In OpenAI's API they are the text of one, which templates would encode again."""
+        """Returns a tool call with its arguments as an object. OpenAI's API has them as text, which templates would encode again."""
         function = want(want(call, dict, f"{name}'s tool call").get("function") or call, dict, f"{name}'s function")
         given = function.get("arguments")
         if isinstance(given, dict):
             return call
         arguments = value_of(given or "{}", (json.loads,))
         if not isinstance(arguments, dict):
-            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are no object: {json.dumps(given)[:40]}")
+            raise Rejected(WRONG_TYPE, f"{name} calls a tool with arguments that are not an object: {json.dumps(given)[:40]}")
         self.told += ["tool calls have their arguments as a text, which was parsed"] * isinstance(given, str)
         return {**call, "arguments": arguments} if function is call else {**call, "function": {**function, "arguments": arguments}}
 
     @staticmethod
     def content(content, name):
-        """A text, or a list of parts that are texts: they are joined, as templates made for such parts do."""
+        """Returns a text; joins a list of parts that are texts, as templates for such parts do."""
         if isinstance(content, list):
             parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
             if len(parts) != len(content) or any(part.get("type", "text") != "text" for part in parts):

@@ -1,7 +1,7 @@
-"""One run of prepare.py: from inputs to a folder of shards, restartable, all or nothing.
+"""Runs prepare.py: from inputs to a folder of shards, restartable, all or nothing.
 
-Until the end everything has names that end in .tmp, beside prepare.json, whose "state" says how far the run has come. A state is
-saved between batches, when what it speaks of is on the disk; after a crash files are cut back to it, and the same bytes follow.
+Until the end all files have names that end in .tmp, beside prepare.json, whose "state" records the progress. A state is saved between
+batches, after its files are synced. After a crash files are truncated to it, and the same bytes follow.
 """
 
 import collections
@@ -21,10 +21,10 @@ import shards
 import templates
 import workers
 
-STATE_SECONDS = 10  # between states, beside those at the ends of shards
+STATE_SECONDS = 10  # between states, besides those at the ends of shards
 CHECKED = 64  # samples at the beginning of a run whose masks are checked
-MOST_NOTES = 200  # names of columns that are told of, about
-SHOWN = 10  # rejected samples of each kind that are printed
+MOST_NOTES = 200  # approximate limit of names of columns in notes
+SHOWN = 10  # rejected samples printed of each kind
 OURS = re.compile(r"(train|val)-[0-9]{5,}\.bin(\.(table|ids|counts|values|index|columns))?(\.tmp)?|rejected\.jsonl(\.tmp)?|prepare\.json(\.tmp)?|tokenizer\.tok")
 
 
@@ -34,7 +34,7 @@ class Failure(Exception):
 
 # ---- small things ------------------------------------------------------------------------------------------------------------
 def mixed(numbers):
-    """splitmix64's finalizer: 64 bits that look random, of uint64 numbers."""
+    """splitmix64's finalizer: 64 pseudo-random bits from uint64 numbers."""
     z = numbers + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -42,17 +42,17 @@ def mixed(numbers):
 
 
 def in_validation(ordinals, seed, fraction):
-    """Which samples, by their place among all samples of the inputs, are for validation."""
+    """Tells which samples, by their index in the inputs, are for validation."""
     key = mixed(np.array([seed], np.uint64))
     return (mixed(np.asarray(ordinals, np.uint64) + key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 < fraction
 
 
 def save(path, value):
-    templates.write_whole(path, (json.dumps(value, indent=1) + "\n").encode())  # ASCII: names of files need not be text
+    templates.write_whole(path, (json.dumps(value, indent=1) + "\n").encode())  # ASCII: file names need not be valid text
 
 
 def differences(old, new):
-    """Names of what is not the same in two plans: options by their own names."""
+    """Returns the names of entries that differ between two plans."""
     names = [key for key in new if key != "options" and old[key] != new[key]]
     return names + ["--" + key.replace("_", "-") for key in new["options"] if old["options"].get(key) != new["options"][key]]
 
@@ -89,7 +89,7 @@ class RejectedFile:
         self.path, self.say = os.path.join(folder, "rejected.jsonl"), say
         self.reasons = collections.Counter(state.get("reasons", {}))
         size = state.get("rejected_bytes", 0)
-        if size and not os.path.exists(self.path + ".tmp"):  # it had its final name already
+        if size and not os.path.exists(self.path + ".tmp"):  # already renamed
             os.replace(self.path, self.path + ".tmp")
         self.file = open(self.path + ".tmp", "r+b" if size else "w+b")
         self.file.truncate(size)
@@ -131,7 +131,7 @@ class Folder:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Failure(f"{path}: another run is at work in this folder; wait for it, or choose another --out") from None
+            raise Failure(f"{path}: another run writes to this folder; wait for it, or choose another --out") from None
 
     def ours(self):
         return [name for name in sorted(os.listdir(self.path)) if OURS.fullmatch(name)]
@@ -142,7 +142,7 @@ class Folder:
                 os.remove(os.path.join(self.path, name))
 
     def begin(self, plan, force):
-        """The content of prepare.json, of a run with this plan that has begun; {} for a new one."""
+        """Returns prepare.json of a begun run with this plan; {} for a new one."""
         if force:
             self.clear()
         if not os.path.exists(self.json):
@@ -157,10 +157,10 @@ class Folder:
             different = differences(saved["plan"], plan)
             saved["status"]
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise Failure(f"{self.json}: cannot be understood; --force removes what is there and begins anew") from None
+            raise Failure(f"{self.json}: cannot be parsed; --force removes what is there and begins anew") from None
         if not different:
             return saved
-        if saved["status"] == "refused":  # nothing is lost: these inputs gave nothing
+        if saved["status"] == "refused":  # it produced nothing
             self.clear()
             return {}
         raise Failure(f"{self.path}: was begun with other {', '.join(different)}; --force removes what is there and begins anew, or choose "
@@ -170,7 +170,7 @@ class Folder:
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 class Run:
     """`settings`: paths, out, options (encode.Options), workers, val_fraction, seed, shard_tokens, skip_bad (None: refuse, -1: any
-    number), force. `progress(done bytes, tokens)` is called between batches, `say(line)` for what a person should read."""
+    number), force. `progress(done bytes, tokens)` is called between batches, `say(line)` for messages."""
 
     def __init__(self, settings, progress, say):
         self.settings, self.progress, self.say = settings, progress, say
@@ -183,7 +183,7 @@ class Run:
             os.close(self.folder.lock)
 
     def plan(self):
-        """Everything the output depends on."""
+        """Returns everything that the output depends on."""
         s, o = self.settings, self.settings.options
         template = workers.encoder.template
         return {
@@ -221,7 +221,7 @@ class Run:
         self.finish()
 
     def saved_time(self):
-        """The time a run in this folder tells its template: going on, it must be the same."""
+        """Returns the time for this run's template; a continued run must have the same."""
         try:
             with open(self.folder.json, encoding="utf-8") as file:
                 return json.load(file).get("now")
@@ -264,7 +264,7 @@ class Run:
         self.save_state("read", position, ordinal)
 
     def take(self, batch, result, ordinal):
-        """Adds a batch's samples, in order, to the parts they belong to."""
+        """Adds a batch's samples, in order, to train or val."""
         rejected = {row: (reason, detail) for row, reason, detail in result.rejected}
         if self.kind is None and result.kinds:
             self.kind = result.kinds[0]
@@ -280,7 +280,7 @@ class Run:
         goal = [None if row in rejected else "val" if validation[row] else "train" for row in result.rows]
         ends = np.cumsum(result.documents)
         first = 0
-        while first < len(goal):  # runs of samples that go to the same place
+        while first < len(goal):  # runs of samples with the same goal
             last = first + 1
             while last < len(goal) and goal[last] == goal[first]:
                 last += 1
@@ -296,7 +296,7 @@ class Run:
         last = int(table["begin"][-1] + table["tokens"][-1])
         table["begin"] -= np.uint64(first)
         values = result.values[first:last] if self.kind == shards.ADVANTAGES else None
-        if self.kind == shards.LABELS:  # of a pair there are two
+        if self.kind == shards.LABELS:  # a pair gives two
             documents = [1] * len(table)
         columns = result.columns[begin:end] if self.kind == shards.PROMPTS else None
         self.writers[name].add(result.ids[first:last], result.counts[first:last], table, documents, values, columns)
@@ -315,10 +315,10 @@ class Run:
 
     # ---- the end ------------------------------------------------------------------------------------------------------------
     def finish(self):
-        """Refuses, or gives everything its final name. May be repeated after a crash at any point of it."""
+        """Refuses, or renames everything to its final name. May be repeated after a crash at any point."""
         s, out = self.settings, self.settings.out
         if [inputs.identity(path) for path in s.paths] != self.made["plan"]["inputs"]:
-            raise Failure(f"{out}: an input has changed while it was read; run again with --force")
+            raise Failure(f"{out}: an input changed while it was read; run again with --force")
         self.reasons, bad = dict(self.rejected.reasons), self.rejected.bad()
         if self.made["status"] != "publishing":
             if bad and (s.skip_bad is None or 0 <= s.skip_bad < bad):
@@ -341,7 +341,7 @@ class Run:
         self.folder.clear(keep=[*names, "prepare.json", "rejected.jsonl" if self.reasons else "", "tokenizer.tok"])
 
     def tokenizer_file(self):
-        """tokenizer.tok, with which the C program encodes and decodes; shards are as good without it."""
+        """Writes tokenizer.tok, with which the C program encodes and decodes; shards do not need it."""
         path = os.path.join(self.settings.out, "tokenizer.tok")
         if os.path.exists(path):
             return
@@ -350,13 +350,13 @@ class Run:
             remarks = tokenizer_file.write_tokenizer_file(path, self.settings.options.tokenizer) or []
         except ImportError:
             remarks = ["there is no data/tokenizer_file.py: tokenizer.tok was not written, so `train sample` needs --prompt-ids"]
-        except Exception as error:  # a tokenizer that is read here need not be one that is known there
+        except Exception as error:  # the C program supports fewer tokenizers
             remarks = [f"tokenizer.tok was not written: {' '.join(str(error).split())}"]
         for remark in remarks:
             self.say(remark)
 
     def refuse(self, why):
-        """The work is kept under temporary names: with --skip-bad the same command only has to name it."""
+        """Refuses, but keeps the work under temporary names: with --skip-bad the same command only renames it."""
         self.made["status"] = "refused"
         save(self.folder.json, self.made)
         self.rejected.publish()

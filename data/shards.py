@@ -1,8 +1,8 @@
-"""Token shards of streambp.c, version 1: writing and verifying. data/README.md describes the format byte by byte.
+"""Writes and verifies token shards of streambp.c, version 1. data/README.md describes the format byte by byte.
 
-A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp, or .index.tmp and .columns.tmp),
-because the document table, whose size nobody knows before the end, comes first. They are joined to NAME.tmp, which the caller renames. ShardWriter.state() is all
-that is needed to go on after a crash: sections are cut back to the lengths it implies. Needs numpy.
+A shard is written in sections beside its final name (.table.tmp, .ids.tmp, .counts.tmp, maybe .values.tmp, or .index.tmp and
+.columns.tmp), because the document table is first and its size is unknown until the end. They are joined to NAME.tmp, which the caller
+renames. ShardWriter.state() is all that a restart needs: sections are truncated to the lengths that it implies. Needs numpy.
 """
 
 import json
@@ -20,20 +20,20 @@ FIELDS = ("magic", "version", "byte_order", "header_bytes", "file_bytes", "docum
           "kind", "vocabulary", "tokenizer", "table_at", "ids_at", "counts_at", "values_at", "table_crc", "header_crc", "name",
           "columns_at", "longest_columns", "columns_crc")
 HEADER_CRC_AT = 124
-DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES, LABELS = range(6)  # ADVANTAGES: documents with values, which the format calls kind 0
+DOCUMENTS, PAIRS, GROUPS, PROMPTS, ADVANTAGES, LABELS = range(6)  # ADVANTAGES: documents with values; kind 0 in files
 KINDS = ("documents", "preference pairs", "groups", "prompts", "documents with advantages", "labelled answers")
 VALUES = np.dtype("<f4")
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
 TABLE = np.dtype([("begin", "<u8"), ("tokens", "<u8"), ("counted", "<u8"), ("group", "<u8"), ("prompt", "<u8"), ("reward", "<f4"),
                   ("crc", "<u4")])
-COLUMNS = np.dtype([("begin", "<u8"), ("bytes", "<u4"), ("crc", "<u4")])  # the index of prompts' columns; behind it their text
+COLUMNS = np.dtype([("begin", "<u8"), ("bytes", "<u4"), ("crc", "<u4")])  # the index of prompts' columns; their text follows it
 EMPTY_COLUMNS = b"{}"
-STRETCH = 1 << 22  # tokens that verifying looks at together
+STRETCH = 1 << 22  # tokens verified at a time
 assert HEADER.size == HEADER_BYTES and TABLE.itemsize == 48 and COLUMNS.itemsize == 16
 
 
 class ShardError(Exception):
-    """A fault of a file: one line that begins with its name."""
+    """A faulty file: one line that begins with its name."""
 
 
 def aligned(offset):
@@ -45,19 +45,19 @@ def id_bytes_of(vocabulary):
 
 
 def short_name(name):
-    """UTF-8 that fits the header's field with its zero, cut between characters."""
+    """Returns UTF-8 that fits the header's field with its zero, cut between characters."""
     return name.encode("utf-8", "replace")[:NAME_BYTES - 1].decode("utf-8", "ignore").encode("utf-8")
 
 
 def document_crc(ids, counts, values=b""):
-    """crc32 over the file's bytes of one document's ids, then its counts, then its values where there are any."""
+    """Returns the crc32 of a document's bytes in the file: ids, counts, then values if any."""
     return zlib.crc32(values, zlib.crc32(counts, zlib.crc32(ids)))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------------
 class ShardWriter:
-    """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder: a shard ends before the sample that would take it above
-    `shard_tokens`, so a sample never lies in two; only one that alone is larger makes a larger shard."""
+    """Writes STEM-00000.bin.tmp, STEM-00001.bin.tmp, ... into a folder. A shard ends before the sample that would exceed
+    `shard_tokens`, so no sample is split; only a single larger sample makes a larger shard."""
 
     def __init__(self, folder, stem, kind, vocabulary, tokenizer, name, shard_tokens, state=None):
         self.folder, self.stem, self.kind = folder, stem, kind
@@ -100,9 +100,9 @@ class ShardWriter:
             file.seek(size)
 
     def add(self, ids, counts, table, documents_of_sample, values=None, columns=None):
-        """Whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted
-        from ids[0], for every sample its number of documents; of ADVANTAGES `values` [tokens] float32, of PROMPTS `columns`, for
-        every document the bytes of a JSON object (without it: no columns)."""
+        """Adds whole samples: `ids` [tokens] in the file's type, `counts` [tokens] uint8, `table` [documents] with begin counted from
+        ids[0], and each sample's number of documents; for ADVANTAGES `values` [tokens] float32; for PROMPTS `columns`, the bytes of a
+        JSON object for every document, or None."""
         ends = np.cumsum(documents_of_sample)  # one past each sample's last document
         token_ends = (table["begin"] + table["tokens"])[ends - 1].astype(np.int64)
         first = token = document = 0
@@ -125,7 +125,7 @@ class ShardWriter:
             first, token, document = fitting, until, last
 
     def _columns(self, columns):
-        """Sections of the columns of further prompts."""
+        """Appends to the sections of columns."""
         index = np.zeros(len(columns), COLUMNS)
         index["bytes"], index["crc"] = [len(text) for text in columns], [zlib.crc32(text) for text in columns]
         index["begin"] = self.column_bytes + np.cumsum(index["bytes"], dtype=np.uint64) - index["bytes"]
@@ -158,7 +158,7 @@ class ShardWriter:
             values_at, kind = aligned(end), DOCUMENTS
             end = values_at + self.tokens * VALUES.itemsize
         columns_at = 0
-        if self.longest_columns > len(EMPTY_COLUMNS):  # some prompt has columns
+        if self.longest_columns > len(EMPTY_COLUMNS):  # a prompt has columns
             columns_at = aligned(end)
             end = columns_at + self.documents * COLUMNS.itemsize + self.column_bytes
         fields = [MAGIC, VERSION, BYTE_ORDER, HEADER_BYTES, end, self.documents, self.tokens, self.counted,
@@ -169,7 +169,7 @@ class ShardWriter:
         return HEADER.pack(*fields), {**at, "index": columns_at, "columns": columns_at and columns_at + self.documents * COLUMNS.itemsize}
 
     def close(self):
-        """Joins the sections to NAME.tmp, safely on the disk. Nothing is done for a shard without documents."""
+        """Joins the sections to NAME.tmp and syncs it. Does nothing for a shard without documents."""
         if not self.documents:
             return
         header, at = self.header()
@@ -190,14 +190,14 @@ class ShardWriter:
         self._begin()
 
     def state(self):
-        """A new writer can go on from this; the sections are on the disk when this returns."""
+        """Syncs the sections and returns a state from which a new writer can continue."""
         for file in (self.files or {}).values():
             file.flush()
             os.fsync(file.fileno())
         return {"shard": self.shard, **{key: getattr(self, key) for key in self.COUNTS}}
 
     def forget_old(self):
-        """The last state() has been saved: sections of shards closed before it are not needed again."""
+        """Call after the last state() was saved: removes sections of shards closed before it."""
         for path in self.old:
             os.remove(path)
         self.old = []
@@ -205,8 +205,8 @@ class ShardWriter:
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 class Shard:
-    """A shard's header, and its table, ids, counts and values and columns_index (None: it has none) as maps of the file. What is
-    out of place is a ShardError."""
+    """A shard's header, and its table, ids, counts, values and columns_index (None: absent) as maps of the file. Raises ShardError at a
+    fault."""
 
     def __init__(self, path):
         self.path = path
@@ -246,7 +246,7 @@ class Shard:
         ids_end = self.ids_at + self.tokens * self.id_bytes
         counts_end = self.counts_at + self.tokens
         end = self.values_at + self.tokens * VALUES.itemsize if self.values_at else counts_end
-        if self.columns_at:  # whose length the index tells
+        if self.columns_at:  # its length is in the index
             end = max(self.file_bytes, self.columns_text())
         wrong = ("bytes of an id" if self.id_bytes not in (2, 4) else "kind" if self.kind not in (DOCUMENTS, PAIRS, GROUPS, PROMPTS, LABELS)
                  else "byte order" if self.byte_order != BYTE_ORDER
@@ -258,14 +258,14 @@ class Shard:
                               self.file_bytes) != (HEADER_BYTES, HEADER_BYTES, aligned(table_end), aligned(ids_end),
                                                    self.values_at and aligned(counts_end), self.columns_at and aligned(counts_end), end)
                  else None)
-        self._want(not wrong, f"its header's {wrong} cannot be right")
+        self._want(not wrong, f"its header's {wrong} is invalid")
 
     def columns_text(self):
-        """Where the text of the columns begins."""
+        """Returns the offset of the columns' text."""
         return self.columns_at + self.documents * COLUMNS.itemsize
 
     def columns(self):
-        """For each prompt the object of its other columns."""
+        """Yields the object of each prompt's other columns."""
         if not self.columns_at:
             yield from ({} for _ in range(self.documents))
             return
@@ -279,7 +279,7 @@ class Shard:
                 except (ValueError, RecursionError):
                     value = None
                 right = isinstance(value, dict) and min(text) >= 0x20
-                self._want(right, f"the columns of document {number} are no JSON object on one line")
+                self._want(right, f"the columns of document {number} are not a JSON object on one line")
                 yield value
 
     def _verify_columns(self):
@@ -288,17 +288,17 @@ class Shard:
         self._want(zlib.crc32(index.data) == self.columns_crc, "its index of columns is damaged (checksum)")
         right = np.array_equal(begins[:-1], index["begin"]) and int(index["bytes"].max()) == self.longest_columns
         self._want(right and self.columns_text() + int(begins[-1]) == self.file_bytes,
-                   "its columns do not lie one behind the other up to its end")
+                   "its columns are not contiguous up to its end")
         for _ in self.columns():
             pass
 
     def verify(self):
-        """Every checksum and every rule of the format."""
+        """Verifies every checksum and every rule of the format."""
         table = self.table
         self._want(zlib.crc32(table.data) == self.table_crc, "its document table is damaged (checksum)")
         begins = np.concatenate([[0], np.cumsum(table["tokens"].astype(np.int64))])
         right = np.array_equal(begins[:-1], table["begin"]) and begins[-1] == self.tokens
-        self._want(right, "its documents do not lie one behind the other")
+        self._want(right, "its documents are not contiguous")
         self._want(table["counted"].sum() == self.counted and table["tokens"].max() == self.longest,
                    "its header's sums are not those of its documents")
         group = table["group"].astype(np.int64)
@@ -311,7 +311,7 @@ class Shard:
             grouped = group[0] == 0 and bool(((steps == 0) | (steps == 1)).all())
         self._want(grouped, "its groups are not numbered in order")
         sizes = np.bincount(group)
-        self._want(self.kind != GROUPS or sizes.min() >= 2, f"group {int(np.argmin(sizes))} has one completion alone")
+        self._want(self.kind != GROUPS or sizes.min() >= 2, f"group {int(np.argmin(sizes))} has only one completion")
         self._want(np.isfinite(table["reward"]).all(), "has rewards that are not finite numbers")
         self._want(self.kind != LABELS or np.isin(table["reward"], (0, 1)).all(), "has labels that are neither 0 nor 1")
         for number, entry in enumerate(table):
@@ -324,14 +324,14 @@ class Shard:
         tokens, said, prompt = (int(entry[name]) for name in ("tokens", "counted", "prompt"))
         name, counted, crc, largest, alone = f"document {number}", 0, 0, 0, self.kind == PROMPTS
         self._want(tokens >= 2 - alone and (said < 1) == alone and alone <= prompt <= tokens,
-                   f"{name} has {tokens} tokens, {said} that count, a prompt of {prompt}: that cannot be")
+                   f"{name} has {tokens} tokens, {said} that count, a prompt of {prompt}, which is impossible")
         for at in range(begin, begin + tokens, STRETCH):
             ids = self.ids[at:min(at + STRETCH, begin + tokens)]
             largest, crc = max(largest, int(ids.max())), zlib.crc32(ids.data, crc)
         for at in range(begin, begin + tokens, STRETCH):
             counts = self.counts[at:min(at + STRETCH, begin + tokens)]
             counted, crc = counted + int(counts.sum()), zlib.crc32(counts.data, crc)
-            self._want(counts.max() <= 1 and not (at == begin and counts[0]), f"{name} has counts that cannot be")
+            self._want(counts.max() <= 1 and not (at == begin and counts[0]), f"{name} has invalid counts")
         for at in range(begin, begin + tokens if self.values_at else begin, STRETCH):
             values = self.values[at:min(at + STRETCH, begin + tokens)]
             crc = zlib.crc32(values.data, crc)

@@ -1,21 +1,20 @@
-"""The turns of a conversation in its rendered text: [begin, end) in characters for every turn that is trained on.
+"""Finds the turns of a conversation in its rendered text: [begin, end) in characters for every trained turn.
 
-Three ways, of which the first that applies is taken:
+The first of three ways that applies is taken:
 
-  generation   the template has {% generation %} blocks, and the assistant's turns are wanted: the blocks say it
+  generation   the template has {% generation %} blocks, and the assistant's turns are wanted: the blocks mark them
   prefixes     the messages before a turn, rendered with the generation prompt, are a prefix of the messages up to that turn, and
-               these of the whole text; the turn is what lies between
+               these of the whole text; the turn lies between the two ends
   differences  templates that rewrite history (leave out old reasoning, move the system message) have no such prefixes. The
-               texts of one message after the other are replaced by a placeholder; where the rendering differs from the whole
-               text, that message lies. An assistant's turn begins behind the generation prompt before it and ends with the
-               special token behind it that ends a turn.
+               texts of each message in turn are replaced by a placeholder; the message lies where the rendering differs from
+               the whole text. An assistant's turn begins after the generation prompt and ends with the special token that
+               ends a turn.
 
-What none of them can place is a TemplateFailure; nothing is guessed.
+A turn that none of them finds is a TemplateFailure; nothing is guessed.
 
-In long conversations one rendering for each message would take time that grows with the square of their number. There places come
-from two renderings (layout.py) wherever these prove enough; and of turns that follow alike upon a message alike, with the same
-text of the template between, the first, second, fourth, eighth ... and the last are compared with true prefixes, and those between
-lie as these do.
+In long conversations a rendering for each message would take quadratic time. There two renderings (layout.py) give the places if they
+suffice. Among turns with the same neighbourhood (shapes of the messages around, template text between), the first, second, fourth,
+eighth ... and the last are compared with true prefixes; the others are placed like these.
 """
 
 import functools
@@ -25,13 +24,13 @@ import re
 from layout import find_layout, leaves, put_at
 from templates import TemplateFailure
 
-LONG = 32  # turns of a conversation from which on not every one is rendered by itself
+LONG = 32  # turns from which on not each is rendered separately
 PLACEHOLDERS = ("\u241e\u2420\u241e", "\u241f\u2421\u241f", "\u2422\u2424\u2422")  # pictures of control characters
 
 
 # ---- where two texts begin and end to differ --------------------------------------------------------------------------------
 def common_prefix(a, b):
-    """Characters that a and b begin with alike; by bisection, so that comparing is done by the library."""
+    """Returns the length of the common prefix of a and b, by bisection with fast comparisons."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -54,13 +53,13 @@ class Canonical:
         asked = template.render([user], True, **more)
         closed = template.render([user], False, **more)
         whole = template.render([user, assistant], False, **more)
-        self.prompt = asked[len(closed):] if asked.startswith(closed) else ""  # what asks for an assistant's turn
+        self.prompt = asked[len(closed):] if asked.startswith(closed) else ""  # the generation prompt
         at = whole.find(PLACEHOLDERS[1])
         if at < 0 or not asked.strip():
-            raise TemplateFailure("the template leaves out what an assistant says")
-        self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # between that and the content
-        self.ends = set()  # the special tokens that end a turn: at the end, and where others follow
-        self.behind = ""  # what the template writes after that, at the end
+            raise TemplateFailure("the template leaves out the assistant's text")
+        self.before = whole[len(asked):at] if whole.startswith(asked) else ""  # text between it and the content
+        self.ends = set()  # special tokens that end a turn: the last, and those before others
+        self.behind = ""  # text of the template after the last turn's end token
         if special_pattern:
             found = [special_pattern.search(whole, at + len(PLACEHOLDERS[1])), self.inner_end(template, special_pattern, [user, assistant], more)]
             self.ends = {end.group() for end in found if end}
@@ -68,7 +67,7 @@ class Canonical:
 
     @staticmethod
     def inner_end(template, special_pattern, messages, more):
-        """The first special token between an answer and what begins the next user's turn."""
+        """Returns the first special token between an answer and the next user's turn."""
         try:
             text = template.render([*messages, {"role": "user", "content": PLACEHOLDERS[2]}], False, **more)
         except TemplateFailure:
@@ -88,7 +87,7 @@ class Turns:
         self.special_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def find(self, messages, wanted, tools=None, **more):
-        """(text, [(message number, begin, end)]) for the messages whose numbers are in `wanted`."""
+        """Returns (text, [(message number, begin, end)]) for the messages whose numbers are in `wanted`."""
         text = self.template.render(messages, False, tools, **more)
         layout, spans = self.layout(text, messages, tools, more) if len(messages) >= LONG else None, None
         if all(messages[i]["role"] == "assistant" for i in wanted):
@@ -109,7 +108,7 @@ class Turns:
             return None
 
     def find_generation(self, messages, wanted, tools=None, **more):
-        """The same by {% generation %} blocks: one for each of the assistant's turns, or else turns say which blocks are theirs."""
+        """Returns the same by {% generation %} blocks: one for each of the assistant's turns; else turns decide which blocks are theirs."""
         text, blocks = self.template.render_generation(messages, tools, **more)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if assistant == list(wanted):
@@ -122,13 +121,13 @@ class Turns:
         return text, [(i, max(begin, b), min(end, e)) for i, begin, end in turns for b, e in blocks if b < end and e > begin]
 
     def prefix(self, text, messages, i, tools, more):
-        """(begin, end) of turn i by true prefixes; None where these are none."""
+        """Returns (begin, end) of turn i by true prefixes; None if these are none."""
         before = self.template.render(messages[:i], True, tools, **more)
         after = text if i + 1 == len(messages) else self.template.render(messages[:i + 1], False, tools, **more)
         return (len(before), len(after)) if after.startswith(before) and text.startswith(after) else None
 
     def by_prefixes(self, text, messages, wanted, tools, more):
-        """None where renderings of prefixes are not prefixes."""
+        """Returns turns by prefixes; None if renderings of prefixes are not prefixes."""
         spans = []
         try:
             for i in wanted:
@@ -136,17 +135,17 @@ class Turns:
                 if place is None:
                     return None
                 spans.append((i, *place))
-        except TemplateFailure:  # a template may refuse to begin or end with some role
+        except TemplateFailure:  # a template may refuse some roles at the beginning or end
             return None
         return spans
 
     def by_some_prefixes(self, text, messages, wanted, layout, tools, more):
-        """The same, where it is known where all messages lie. A turn's neighbourhood is what the messages around it are like and
-        what the template writes between them; turns of one neighbourhood lie alike in it."""
+        """Returns the same from the places of all messages. A turn's neighbourhood is the shapes of the messages around it and the
+        template's text between them; turns of one neighbourhood have the same place in it."""
         last = len(messages) - 1
-        ends = [0, *(end for _, end in layout.places)]  # [i]: of the message before i
-        begins = [*(begin for begin, _ in layout.places), len(text)]  # [i + 1]: of the message behind i
-        found, spans = {}, []  # neighbourhood: [how often, begin behind ends[i], end behind ends[i + 1]]
+        ends = [0, *(end for _, end in layout.places)]  # [i]: end of the message before i
+        begins = [*(begin for begin, _ in layout.places), len(text)]  # [i + 1]: begin of the message after i
+        found, spans = {}, []  # neighbourhood: [count, begin relative to ends[i], end relative to ends[i + 1]]
 
         def true_place(i):
             place = self.prefix(text, messages, i, tools, more)
@@ -180,14 +179,14 @@ class Turns:
         reach = list(itertools.accumulate((place[1] for place, _ in ordered), max))
         spans, reached = [], 0
         for i in wanted:
-            if places[i] is None:  # left out by the template
+            if places[i] is None:  # the template leaves it out
                 continue
             begin, end = places[i]
             k = order[i]
             behind = reach[k - 1] if k else 0
             following = ordered[k + 1][0][0] if k + 1 < len(ordered) else len(text)
             if begin < reached or behind > begin or following < end:
-                raise TemplateFailure(f"the template puts message {i + 1} into others, or not behind those before it")
+                raise TemplateFailure(f"the template puts message {i + 1} inside others, or not after those before it")
             if messages[i]["role"] == "assistant":
                 begin = self.begin_of_turn(text, canonical, behind, begin, i)
             reached = self.end_of_turn(text, canonical, end, following, i, messages[i]["role"])
@@ -195,10 +194,10 @@ class Turns:
         return spans
 
     def place(self, text, messages, i, tools, more):
-        """[begin, end) of what depends on the texts of message i; None where nothing does."""
+        """Returns [begin, end) of the text that depends on message i; None: nothing does."""
         placeholder = next((p for p in PLACEHOLDERS if p[0] not in text), None)
         if placeholder is None:
-            raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, with which turns are found")
+            raise TemplateFailure(f"the text holds all of {' '.join(p[0] for p in PLACEHOLDERS)}, the marks used to find turns")
         message = functools.reduce(lambda found, leaf: put_at(found, leaf[0], placeholder), leaves(messages[i]), messages[i])
         other = [*messages[:i], message, *messages[i + 1:]]
         other = self.template.render(other, False, tools, **more)
@@ -218,16 +217,16 @@ class Turns:
             at = window.rfind(prompt[:length])
             if at >= 0:
                 return behind + at + length
-        raise TemplateFailure(f"the template rewrites what came before, and the beginning of message {i + 1} is not found; use a "
+        raise TemplateFailure(f"the template rewrites earlier messages, and the beginning of message {i + 1} is not found; use a "
                               "template with {% generation %} blocks")
 
     def end_of_turn(self, text, canonical, end, following, i, role):
-        """Where the special token ends, and line breaks after it. At the end of the text all that the template writes there."""
+        """Returns the end of the special token and the line breaks after it; at the end of the text, of all that follows."""
         mark = self.special_pattern.search(text, end) if self.special_pattern else None
         if mark and mark.group() in canonical.ends and mark.end() <= following:
             behind = canonical.behind if text[mark.end():] == canonical.behind else re.match(r"\s*", canonical.behind).group()
             return mark.end() + len(behind) * text.startswith(behind, mark.end())
         if role != "assistant":
             return end
-        raise TemplateFailure(f"the template rewrites what came before, and the end of message {i + 1} is not found; use a template "
+        raise TemplateFailure(f"the template rewrites earlier messages, and the end of message {i + 1} is not found; use a template "
                               "with {% generation %} blocks")

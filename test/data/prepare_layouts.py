@@ -110,20 +110,20 @@ class Layouts(WithCommand):
         self.assert_same({"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=None)]}, *answers]},
                          {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments={})]}, *answers]}, "hybrid")
         for arguments in ([1], 5, "[1]", '"x"', "{1: 2}"):
-            self.refused_row("wrong type: messages.1. calls a tool with arguments that are no object",
+            self.refused_row("wrong type: messages.1. calls a tool with arguments that are not an object",
                              {"messages": [USER, {"role": "assistant", "tool_calls": [wrapped(name="w", arguments=arguments)]}]}, "hybrid")
         self.refused_row("wrong type: a tool of tools is a text, not an object", {**told, "tools": ["w"]}, "hybrid")
         for value in ("call w", "[]", '{"arguments": {}}', "3"):
-            self.refused_row("wrong type: messages.1. is a call of a tool, and not JSON", says(value, [tool]), "hybrid")
+            self.refused_row("wrong type: messages.1. is a tool call, but not JSON", says(value, [tool]), "hybrid")
 
     def test_rows_that_are_refused(self):
         for detail, row in (
                 ("clash: column system differs from the system message", {"messages": [SYSTEM, USER, FOUR], "system": "Be long"}),
                 ("clash: column system differs from", {"conversations": [{"from": "system", "value": "x"}, *TALK], "system_prompt": "y"}),
-                ("clash: has output and response, of which each could be the completion; choose with --columns completion=output",
+                ("clash: has output and response, each of which could be the completion; choose with --columns completion=output",
                  {"instruction": "a", "output": "b", "response": "c"}),
                 ("clash: has question and problem", {"question": "a", "problem": "b", "answer": "c"}),
-                ("clash: has prompt and instruction, of which each could be the question", {"instruction": "a", "prompt": "a: b", "output": "b"}),
+                ("clash: has prompt and instruction, each of which could be the question", {"instruction": "a", "prompt": "a: b", "output": "b"}),
                 ("clash: has text, and a question with an answer; choose with --format text or completion",
                  {"instruction": "a", "output": "b", "text": "c"}),
                 ("clash: has messages and chosen, and messages end with an answer", {"messages": [USER, FOUR], "chosen": [FOUR], "rejected": [FIVE]}),
@@ -133,7 +133,7 @@ class Layouts(WithCommand):
                 ("wrong type: messages is a text, not a list, nor JSON", {"messages": "[{'role': 'user'} {'role': 'assistant'}]"}),
                 ("wrong type: the row is a list", [1]), ("unknown format: has question, and no known answer; --columns completion=KEY", {"question": "a", "level": "b"})):
             self.refused_row(detail, row)
-        with self.assertRaisesRegex(records.Rejected, "unknown format: has no column q, which --columns names; it has a, b"):
+        with self.assertRaisesRegex(records.Rejected, "unknown format: has no column q, named by --columns; it has a, b"):
             records.understand({"a": "1", "b": "2"}, columns={"prompt": "q"})
 
     # ---- files ------------------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Layouts(WithCommand):
         row, wide = json.dumps(GOOD), "iconv -f UTF-16 -t UTF-8 > NEW"
         for words, name, content in (
                 ("cut.json:2: not JSON: ends within its array or object; the file may be cut off", "cut.json", f"[{row},\n{row[:40]}"),
-                ("open.json:2: not JSON: ends within", "open.json", f"[{row},\n{row}"), ("two.json:1: .* something stands behind its array", "two.json", f"[{row}] [{row}]"),
+                ("open.json:2: not JSON: ends within", "open.json", f"[{row},\n{row}"), ("two.json:1: .* something follows its array", "two.json", f"[{row}] [{row}]"),
                 ("bad.json:2: not JSON: Expecting ',' delimiter at column 14", "bad.json", '[\n{"text": "a" "b"}]'),
                 ("far.json:3: not JSON: Expecting value at column 8", "far.json", '[\n{"a": 1},\n{"a": [tru]},\n' + '{"text": "a"},\n' * 9000),
                 ("latin.json:1: cannot be read: .*utf-8", "latin.json", b'[{"text": "\xff"}]'), ("huge.json:1: cannot be read", "huge.json", '[{"a": ' + "9" * 5000),
@@ -194,8 +194,8 @@ class Layouts(WithCommand):
                 ("none.* \\(body\\) is read", "t.parquet", ""),
                 (f"wide.jsonl: is UTF-16, not UTF-8; type: cat .*wide.jsonl . {wide}", "wide.jsonl", row.encode("utf-16")),
                 (f"wide.csv.gz: is UTF-16, .* zcat .*wide.csv.gz . {wide}", "wide.csv.gz", gzip.compress(row.encode("utf-16"))),
-                ("binary.txt: is binary", "binary.txt", b"a\0b"), ("code.py: is nothing that is read here .*; --format text", "code.py", "print(1)"),
-                ("empty: has no file that is read here", "empty/.hidden", "")):
+                ("binary.txt: is binary", "binary.txt", b"a\0b"), ("code.py: is of an unknown kind .*; --format text", "code.py", "print(1)"),
+                ("empty: has no file of a known kind", "empty/.hidden", "")):
             path = self.binary(name, content)
             if name == "t.parquet":
                 if not pyarrow:
@@ -208,7 +208,7 @@ class Layouts(WithCommand):
                                    ("a.csv: none of its columns .hello, world. is read", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
                 self.refused(1, words, self.command("y", self.binary("a.csv", content)))
             done = self.refused(1, "1 bad sample", self.command("y", self.binary("a.csv", "a\n1\n"), "--columns", "prompt=q"))
-            self.assertIn("a.csv:1: unknown format: has no column q, which --columns names; it has a", done.stderr)
+            self.assertIn("a.csv:1: unknown format: has no column q, named by --columns; it has a", done.stderr)
         done = self.refused(1, "1 bad sample", self.command("z", self.write("cut.jsonl", [row, row[:44]])))
         self.assertIn(f"cut.jsonl:2: malformed line: not JSON: ends in the middle of a JSON value, at column {len(row[:44].rstrip()) + 1}; the file may be cut off", done.stderr)
         for lines in (["{a"], []):  # nothing is shown
@@ -228,9 +228,9 @@ class Layouts(WithCommand):
         done = self.prepare("out", self.path("d"), "--force")
         self.assertEqual(contents(self.path("out"))["train-00000.bin"], expected)
         for words in ("takes 3 files: a/z.json, b.jsonl, c.jsonl\n", "1 file: README.md is text beside data", ".git is hidden", "dataset_info.json is about data", "2 files: a/loop is there twice",
-                      "2 files: code.py is nothing that is read here"):
+                      "2 files: code.py is of an unknown kind"):
             self.assertIn(words, done.stderr)
-        self.refused(1, "b.jsonl: is in a folder that is named, too", self.command("x", self.path("d"), self.path("d/b.jsonl")))
+        self.refused(1, "b.jsonl: is also in a named folder", self.command("x", self.path("d"), self.path("d/b.jsonl")))
         for name in ("s/a.rst", "s/b/c.py", "s/d.MD"):
             self.binary(name, f"text of {name}\n")
         self.binary("s/e.o", b"\x7fELF\0")

@@ -255,9 +255,9 @@ class Runs(WithCommand):
         self.assertEqual(glob.glob(re.search("--data '(.*?)'", said)[1]), [self.path("a b[1]/train-00000.bin")])
         many = [{"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": ""}]}, {"text": "hello world", "score": 3}, *[GOOD] * 168]
         for rows, words in ((many, "format: conversational language modelling \\(169\\), standard language modelling \\(1\\); columns: messages \\(169\\), "
-                                   "text \\(1\\); left out: score \\(1\\)\n'score' of 1 samples is not used: .*\nmasked: .*\n1 documents have a turn of the assistant that is empty, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),
+                                   "text \\(1\\); left out: score \\(1\\)\n'score' of 1 samples is not used\nmasked: .*\n1 documents have an empty turn of the assistant, .*\nan epoch is 11 optimizer steps of 16 documents\nnext: .* --samples 16 --lr 1e-5 "),
                             ([GOOD] * 57, "an epoch is 12 optimizer steps of 5 documents\n.* --samples 5 "),
-                            ([GOOD] * 4, "an epoch is 4 optimizer steps of 1 document, which are few: .*--epochs 3\n.* --samples 1 "),
+                            ([GOOD] * 4, "an epoch is 4 optimizer steps of 1 document, which is few: .*--epochs 3\n.* --samples 1 "),
                             (KINDS["pairs"][1], "format: standard preference with explicit prompt; columns: chosen, prompt, rejected\nmasked: .*\n.*10 optimizer "
                                                  "steps of 4 pairs\n.*--objective dpo .* --samples 4 --lr 5e-7"),
                             (KINDS["prompts"][1], "format: standard prompt-only; columns: answer \\(45\\), prompt; to reward commands: answer "
@@ -316,7 +316,7 @@ class Runs(WithCommand):
         done = self.refused(1, "1 bad sample", self.command("x", self.path("bad.txt"), "--separator", ""))
         self.assertIn("bad.txt:3: malformed line: not UTF-8", done.stderr)
         for name in ("a.jsonl.zst", "a.parquet.gz", "a.html"):
-            self.refused(1, f"{name}: is nothing that is read here .*; --format text reads any text", self.command("y", samples.write_text(self.path(name), "")))
+            self.refused(1, f"{name}: is of an unknown kind .*; --format text reads any text", self.command("y", samples.write_text(self.path(name), "")))
 
     def test_other_inputs_and_options(self):
         data = self.write("a.jsonl", [GOOD, "{"])
@@ -334,7 +334,7 @@ class Runs(WithCommand):
         os.remove(self.path("out/prepare.json"))
         self.refused(1, "holds train-00000.bin but no prepare.json", self.command("out", data))
         samples.write_text(self.path("out/prepare.json"), "{}")
-        self.refused(1, "prepare.json: cannot be understood", self.command("out", data))
+        self.refused(1, "prepare.json: cannot be parsed", self.command("out", data))
 
     def test_names_of_the_hub(self):
         repository = self.path("hub/models--some--Model")
@@ -390,7 +390,7 @@ class Runs(WithCommand):
             self.refused(1, "many.jsonl:1: the loss mask does not lie where it should", command)
             self.assertEqual(os.listdir(self.path("wrong")), [])
         holder = run.Folder(self.path("out"))
-        self.refused(1, "another run is at work", self.command("out", data))
+        self.refused(1, "another run writes", self.command("out", data))
         os.close(holder.lock)
         with self.assertRaisesRegex(run.Failure, "changed while it was read"):
             self.run_of("out", data, progress=lambda *_: samples.write_text(data, "{}\n")).run()
@@ -482,7 +482,7 @@ class Runs(WithCommand):
         schema = pyarrow.schema([("text", "string"), ("ids", pyarrow.timestamp("us"))])
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), self.path("time.parquet"))
         done = self.refused(1, "1 bad sample", self.command("time", self.path("time.parquet")))
-        self.assertIn("time.parquet:2: wrong type: column ids holds a datetime, which JSON does not have", done.stderr)
+        self.assertIn("time.parquet:2: wrong type: column ids holds a datetime, which JSON lacks", done.stderr)
         pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), self.path("other.parquet"))
         self.refused(1, "none of its columns \\(body\\)", self.command("other", self.path("other.parquet")))
         samples.write_text(self.path("bad.parquet"), "PAR1 this is not one PAR1")
@@ -514,9 +514,9 @@ class Damage(WithCommand):
         a, b = of.encode(KINDS["groups"][1][0])[1]
         wrong = lambda **more: [[a, dataclasses.replace(b, **more)]]
         for words, kind, faulty in (
-                ("group 0 has one completion alone", 2, [[a], [a, b]]), ("not numbered in order", 2, [[a, b], [], [a, b]]),
+                ("group 0 has only one completion", 2, [[a], [a, b]]), ("not numbered in order", 2, [[a, b], [], [a, b]]),
                 ("not numbered in order", 1, [[a, b, a]]), ("not numbered in order", 0, [[a, b]]), ("a prompt of .*cannot be", 3, [[a], [b]]),
                 ("rewards that are not finite", 2, wrong(reward=float("nan"))), ("a prompt of .*cannot be", 2, wrong(prompt=99)),
-                ("counts that cannot be", 2, wrong(counts=b.counts + b.counts)), ("counts that cannot be", 2, wrong(counts=1 | b.counts)),
+                ("invalid counts", 2, wrong(counts=b.counts + b.counts)), ("invalid counts", 2, wrong(counts=1 | b.counts)),
                 ("has id 400, the vocabulary is", 2, wrong(ids=0 * b.ids + 400))):
             self.damaged(words, shard_bytes(of, kind, faulty))

@@ -429,7 +429,7 @@ class Messages(Tested):
         for arguments in ('"SF"', "[1]", "{", "SF", "null", "1", "[" * 100000):
             for call in ({"function": {"name": "w", "arguments": arguments}}, {"name": "w", "arguments": arguments}):
                 messages = [*chat("w?"), {"role": "assistant", "tool_calls": [call]}]
-                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are no object")
+                self.rejected("thinking", {"messages": messages}, WRONG_TYPE, "messages[1] calls a tool with arguments that are not an object")
         self.documents("thinking", {"messages": [*chat("w?"), {"role": "assistant", "content": "x", "tool_calls": ""}]})
         for calls, detail in (("w", "a list"), (["w"], "an object"), ([{"function": "w"}], "an object")):
             self.rejected("thinking", {"messages": [*chat("w?"), {"role": "assistant", "tool_calls": calls}]}, WRONG_TYPE, detail)
@@ -490,9 +490,9 @@ class Messages(Tested):
         asked = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
         whole = asked + "<think>\n\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb"
         for name, text, expected, tells in (
-                ("field", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it became reasoning_content"]),
+                ("field", "two plus\n</think>\n\n4", whole, ["</think> without <think>: the text before it became reasoning_content"]),
                 ("field", "<think>\ntwo plus\n</think>\n\n4", whole, ["reasoning in the content became reasoning_content"]),
-                ("hybrid", "two plus\n</think>\n\n4", whole, ["</think> without <think>: what is before it"]),
+                ("hybrid", "two plus\n</think>\n\n4", whole, ["</think> without <think>: the text before it"]),
                 ("hybrid", "<think>\ntwo plus\n</think>\n\n4", whole, []),
                 ("generation", "two plus\n</think>\n\n4", asked + "\u00abtwo plus\n</think>\n\n4<|im_end|>\n\u00bb", ["and prints it as it is"]),
                 ("generation", "<think>\ntwo plus\n</think>\n\n4", asked + "\u00ab<think>\ntwo plus\n</think>\n\n4<|im_end|>\n\u00bb", []),
@@ -509,7 +509,7 @@ class Messages(Tested):
             self.rejected("thinking", {"messages": chat("2+2?", text)}, records.TEMPLATE, "leaves out the content's ")
             self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", [])
         for text in ("Say <think> now", "<think>a</think> and <think>b"):
-            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> behind other text"])
+            self.told("generation", chat("2+2?", text), asked + "\u00ab" + text + "<|im_end|>\n\u00bb", ["<think> after other text"])
         called = [{**chat("a", f"<think>hm</think>{text}")[1], "tool_calls": [{"function": {"name": "w", "arguments": {}}}]} for text in ("", "Ask")]
         for talk in (called[:1], called[1:], [called[0], {"role": "tool", "content": "x"}, called[1], *chat("c", "<think>so</think>d")]):
             for name in ("hybrid", "thinking"):
@@ -625,7 +625,7 @@ class Rejections(Tested):
                     ({"text": 5}, "a number"), ({"messages": "Hi"}, "a list"), ({"messages": ["Hi"]}, "messages[0]"),
                     (says(role="user"), "neither content"), (says(role="user", content=3), "content is a number"),
                     (says(role="user", content=[{"type": "image"}]), "not text"), ({"prompt": "a", "completion": messages}, "completion"),
-                    (group(rewards=[1]), "2 completions, 1 rewards"), (group(completions=["b"], rewards=[1]), "one completion alone"),
+                    (group(rewards=[1]), "2 completions, 1 rewards"), (group(completions=["b"], rewards=[1]), "at least two completions"),
                     (group(rewards=[0, float("nan")]), "rewards[1] is nan"), (group(rewards=[None, 1]), "rewards[0] is null"),
                     (group(rewards=["1", 1]), "rewards[0]"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "answer": 5}, "a number"), ({"prompt": "a", "level": [float("nan")]}, "not finite"),
                     (tokens(advantages=[0, 1, 2]), "2 ids, 2 of train, 3 advantages"), (tokens(train=[0]), "1 of train"),
@@ -675,7 +675,7 @@ class Rejections(Tested):
                 records.parse_line(line)
         for value, detail in ((b"a", "binary data"), (datetime.datetime(2026, 1, 1), "a datetime"), (decimal.Decimal("1.5"), "a Decimal"),
                               ((1, 2), "a map")):
-            with self.assertRaisesRegex(records.Rejected, f"column messages.0..time holds {detail}, which JSON does not have"):
+            with self.assertRaisesRegex(records.Rejected, f"column messages.0..time holds {detail}, which JSON lacks"):
                 workers.parsed({"text": None, "messages": [{"role": "user", "n": 1.5, "time": value}]})
 
     def test_chats_as_fixed_text(self):
@@ -756,7 +756,7 @@ class Rejections(Tested):
         FOLDERS["broken"] = os.path.dirname(samples.write_text(broken + "/tokenizer.json", "{}"))
         for name, words, options, record in (
                 ("bare", "no chat template", {}, {"messages": chat("Hi", "Hello")}),
-                ("bare", "no end-of-text token is known", {}, {"text": "a"}), ("broken", "cannot be read as a tokenizer", {}, None),
+                ("bare", "has no end-of-text token", {}, {"text": "a"}), ("broken", "cannot be read as a tokenizer", {}, None),
                 ("bare", "has no end-of-text token 'nope'", {"eos_token": "nope"}, None),
                 ("bare", "a list, not an object", {"template_arguments": "[1]"}, None),
                 ("chatml", "unknown role 'robot'", {"train_on": "assistant,robot"}, None),
