@@ -209,9 +209,9 @@ class Turns:
     def begin_of_turn(self, text, canonical, behind, begin, i):
         window = text[behind:begin]
         prompt, before = canonical.prompt, canonical.before
-        if not prompt:  # such as Mistral's: nothing asks for an assistant's turn
+        if not prompt:  # no generation prompt, as with Mistral's
             return begin - len(before) if window.endswith(before) else begin
-        # A prompt that already opens the reasoning, which an old turn has lost or closes at once: its beginning, through a special token.
+        # The prompt may open the reasoning, which an old turn drops or closes at once: then its beginning, up to a special token.
         mark = self.special_pattern.search(prompt) if self.special_pattern else None
         for length in range(len(prompt), mark.end() - 1 if mark else len(prompt) - 1, -1):
             at = window.rfind(prompt[:length])

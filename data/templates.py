@@ -1,10 +1,10 @@
-"""Chat templates of Hugging Face tokenizers: found in a tokenizer's folder, and rendered to the character as transformers does.
+"""Chat templates of Hugging Face tokenizers: finds them in a tokenizer's folder, and renders exactly as transformers does.
 
-A template is a Jinja program that comes with a model, so it runs in a sandbox that cannot change what it is given. Beside plain
-text a rendering can say which of its characters lie in {% generation %} blocks. Needs jinja2 and nothing else.
+A template is a Jinja program from a model's folder, so it runs in a sandbox that cannot change its arguments. A rendering can also
+mark which of its characters lie in {% generation %} blocks. Needs only jinja2.
 
     load_chat_template(folder)                               -> the template's text, or None
-    load_special_tokens(folder)                              -> {"bos_token": "<s>", ...}, what templates get as variables
+    load_special_tokens(folder)                              -> {"bos_token": "<s>", ...}, variables for templates
     ChatTemplate(text, special).render(messages)             -> text
 """
 
@@ -24,11 +24,11 @@ import jinja2.sandbox
 import jinja2.utils
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names that a message's reasoning goes by
-MARKS = ("\ufdd0", "\ufdd1")  # noncharacters of Unicode: no text for interchange has them
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning
+MARKS = ("\ufdd0", "\ufdd1")  # noncharacters of Unicode, which texts do not contain
 
 
-SECONDS, BYTES = 10.0, 4 << 30  # of processor and memory that a template may take for a rendering, and a millisecond for a message
+SECONDS, BYTES = 10.0, 4 << 30  # limits of a rendering: processor time (plus a millisecond a message) and memory
 KEYS = frozenset(dir(dict))
 METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
 NUMBERS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"))
@@ -39,17 +39,17 @@ class TemplateFailure(Exception):
 
 
 class Endless(Exception):
-    """The template is of no use for any messages: it has no end, or fills the memory."""
+    """The template cannot be used at all: it does not end, or fills the memory."""
 
 
 # ---- files of a tokenizer's folder -------------------------------------------------------------------------------------------
 def folder_of(path):
-    """A tokenizer is named by its folder or by the tokenizer.json in it."""
+    """Returns the folder of a tokenizer, given by its folder or by the tokenizer.json in it."""
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 
 def hub_snapshot(name):
-    """The folder in Hugging Face's cache for a name of the hub, such as Qwen/Qwen3-0.6B, or None. As llmc/files does."""
+    """Returns the folder in Hugging Face's cache for a hub name, such as Qwen/Qwen3-0.6B, or None, as llmc/files does."""
     variable = os.environ.get
     home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface")
     cache = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
@@ -63,13 +63,13 @@ def hub_snapshot(name):
 
 
 def tokenizer_name(path):
-    """The name of the folder, or of the repository whose snapshot it is."""
+    """Returns the name of the folder, or of the repository whose snapshot it is."""
     above, name = os.path.split(os.path.abspath(path))
     return os.path.basename(os.path.dirname(above)).split("--")[-1] if os.path.basename(above) == "snapshots" else name
 
 
 def read_json(path):
-    """The object in a file, {} where there is no such file."""
+    """Returns the object in a file; {} if there is no such file."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -83,7 +83,7 @@ def read_json(path):
 
 
 def write_whole(path, content):
-    """A file, complete or not at all."""
+    """Writes a file, complete or not at all."""
     try:
         with open(path + ".tmp", "wb") as file:
             file.write(content)
@@ -109,7 +109,7 @@ def load_chat_template(path, file=None):
         try:
             template = {entry["name"]: entry["template"] for entry in template}
         except (TypeError, KeyError):
-            raise ValueError(f"{name}: chat_template is a list of something else than named templates") from None
+            raise ValueError(f"{name}: chat_template is a list, but not of named templates") from None
     if isinstance(template, dict):
         if "default" not in template:
             raise ValueError(f"{name}: has chat templates {', '.join(sorted(template))}, and none is `default`; "
@@ -139,7 +139,7 @@ def load_special_tokens(path):
 
 # ---- the environment templates run in ---------------------------------------------------------------------------------------
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}: what the model writes. Its text stays; asked to, it is put between MARKS."""
+    """{% generation %} ... {% endgeneration %}: the model's text. It stays; on request it is put between MARKS."""
 
     tags = {"generation"}
 
@@ -160,7 +160,7 @@ class Generation(jinja2.ext.Extension):
 class Namespace(jinja2.utils.Namespace):
     """namespace() for templates, without names that begin with an underscore."""
 
-    def __init__(*arguments, **named):  # `self` stays free as the name of an attribute
+    def __init__(*arguments, **named):  # so that an attribute may be named `self`
         self, *rest = arguments
         attributes = dict(*rest, **named)
         for name in attributes:
@@ -178,7 +178,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Late(BaseException):
-    """The time is up. Code of templates catches no BaseException."""
+    """The time is up. A BaseException, which templates' code does not catch."""
 
 
 def late(*_):
@@ -186,7 +186,7 @@ def late(*_):
 
 
 def taken_bytes():
-    """Address space in use by this process; 0 where nobody says."""
+    """Returns the address space in use by this process; 0: unknown."""
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
@@ -198,17 +198,17 @@ def taken_bytes():
 
 
 def limited(function, seconds):
-    """The function's result; Endless where it takes longer, or more memory than BYTES above what is taken."""
+    """Returns the function's result; raises Endless if it takes longer, or BYTES more memory than now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGPROF, late)
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, seconds + 1)  # again, where the first was raised in code that ignores it
+        signal.setitimer(signal.ITIMER_PROF, seconds, seconds + 1)  # repeats, as the first may be raised in code that ignores it
         if taken := taken_bytes():
             most = taken + BYTES
             resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
         return function()
     except (Late, MemoryError) as error:
-        what = f"was still at work after {seconds:.0f} s" if isinstance(error, Late) else f"takes more than {BYTES >> 30} GiB"
+        what = f"did not end within {seconds:.0f} s" if isinstance(error, Late) else f"takes more than {BYTES >> 30} GiB"
         raise Endless(f"the chat template {what}; give another --chat-template") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -217,7 +217,7 @@ def limited(function, seconds):
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's, which finds most of what templates ask for at once, and multiplies no numbers without end."""
+    """Jinja's sandbox, with faster attribute look-up and bounded numbers."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -243,12 +243,12 @@ def refuse(message):
 
 
 def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """Jinja's own filter escapes <, > and & for HTML."""
+    """Filter tojson, which unlike Jinja's does not escape <, > and & for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def with_reasoning(message):
-    """Templates read a message's reasoning under one name or another: it is given under both common ones."""
+    """Gives a message's reasoning under both common names, as templates read either."""
     for name in REASONING:
         if message.get(name) is not None:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
@@ -256,8 +256,8 @@ def with_reasoning(message):
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens it is given. `now` is the time strftime_now tells: one for a whole run, so
-    that the run can be repeated."""
+    """A compiled template with its special tokens. `now` is the time for strftime_now: one for a whole run, so that the run can be
+    repeated."""
 
     def __init__(self, text, special=None, now=None):
         self.text = text
@@ -279,7 +279,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from None
 
     def render(self, messages, add_generation_prompt=False, tools=None, marked=False, **more):
-        """The text of these messages. Keys that are None are left out, as if they were not there."""
+        """Renders messages to text. Keys that are None are dropped."""
         messages = [with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages]
         self.environment.mark_generation = marked
         try:
@@ -292,21 +292,21 @@ class ChatTemplate:
             raise TemplateFailure(str(error) or type(error).__name__) from None
         except RecursionError:
             raise TemplateFailure("the template recurses without end") from None
-        except Exception as error:  # a template is a program: it can divide by zero, or index what is not there
+        except Exception as error:  # a template is a program: it may divide by zero, say
             raise TemplateFailure(f"{type(error).__name__}: {error}") from None
         finally:
             self.environment.mark_generation = False
 
     def render_generation(self, messages, tools=None, **more):
-        """The text, and [begin, end) of every stretch of it that {% generation %} blocks made."""
+        """Returns the text, and [begin, end) of every stretch made by {% generation %} blocks."""
         text = self.render(messages, tools=tools, **more)
         if any(mark in text for mark in MARKS):
             raise TemplateFailure("the text holds U+FDD0 or U+FDD1, which mark {% generation %} blocks here")
         marked = self.render(messages, tools=tools, marked=True, **more)
         marks = list(re.finditer("[" + "".join(MARKS) + "]", marked))
         if marked.translate({ord(mark): None for mark in MARKS}) != text or len(marks) % 2:
-            raise TemplateFailure("the template changes what its {% generation %} blocks give it")
+            raise TemplateFailure("the template changes the text of its {% generation %} blocks")
         if [found.group() for found in marks] != [*MARKS] * (len(marks) // 2):
-            raise TemplateFailure("{% generation %} blocks lie in one another")
+            raise TemplateFailure("{% generation %} blocks are nested")
         edges = [found.start() - i for i, found in enumerate(marks)]
         return text, list(zip(edges[::2], edges[1::2]))

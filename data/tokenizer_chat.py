@@ -1,17 +1,17 @@
-"""A chat template as fixed text around what a user writes, for programs that have no Jinja.
+"""Reduces a chat template to fixed text around a user's text, for programs without Jinja.
 
     first turn                  first_before + USER + first_after + opening
     first, after a system text  system_before + SYSTEM + system_between + USER + system_after + opening
-    every later turn            next_before + USER + next_after + opening, behind what the model answered
+    every later turn            next_before + USER + next_after + opening, after the model's answer
 
-The opening is what of the generation prompt is no part of an answer's turn any more when others follow, such as "<think>\\n" of a
-model that reasons: `thinking_on` or `thinking_off` in its place is what enable_thinking makes of it. A template may also leave the
-reasoning out of old answers (FORGETS): of opening + answer it keeps what stands behind the last "</think>", without the line
-breaks that follow (FORGETS_LINES), after trimming the whole (FORGETS_SPACE).
+The opening is the part of the generation prompt that is dropped from an answer's turn when others follow, such as a reasoning model's
+"<think>\\n". With enable_thinking, `thinking_on` or `thinking_off` replaces it. A template may also drop the reasoning of old answers
+(FORGETS): of opening + answer it keeps the text after the last "</think>", without the line breaks that follow (FORGETS_LINES), after
+trimming the whole (FORGETS_SPACE).
 
-The texts are found by rendering placeholders, and kept only if renderings of other texts are their concatenation (templates may
-trim what users write, which is noted) and, of later turns, if the ids of the parts are the ids of the whole; where old answers
-change, the whole conversation has to be encoded anew.
+The texts are found by rendering placeholders, and kept only if renderings of other texts are their concatenation (templates may trim
+users' texts, which is recorded) and, for later turns, if the ids of the parts are those of the whole. If old answers change, the whole
+conversation must be encoded again.
 """
 
 import os
@@ -26,14 +26,14 @@ OTHERS = ("Hello", "a {{ b }} {% c %} <d> & 'e' \"f\" \\ g\n\nh", "  between spa
 
 
 class NoChat(Exception):
-    """Why there is no chat."""
+    """The template gives no chat; the text says why."""
 
 
 @dataclass
 class Chat:
     texts: dict = field(default_factory=dict)
     flags: list = field(default_factory=lambda: ["CHAT"])
-    end: str = ""  # what follows an assistant's turn
+    end: str = ""  # text after an assistant's turn
     reasons: list = field(default_factory=list)
 
     @property
@@ -46,12 +46,12 @@ def message(role, content):
 
 
 def cut(text, *placeholders):
-    """The parts of a rendering around placeholders, which must be there once each, in this order."""
+    """Returns the parts of a rendering around placeholders, which must occur once each, in this order."""
     parts = []
     for placeholder in placeholders:
         before, found, text = text.partition(placeholder)
         if not found or placeholder in text:
-            raise NoChat("the template does not put each text into its rendering once, and in order")
+            raise NoChat("the template does not render each text once, in order")
         parts.append(before)
     return [*parts, text]
 
@@ -61,7 +61,7 @@ def joined(parts, texts):
 
 
 def is_trimmed(render, parts, count, place):
-    """True where the template trims the text at `place` of `count`; otherwise it must leave all as they are."""
+    """Tells whether the template trims the text at `place` of `count`; other changes raise NoChat."""
     exact = trimmed = True
     for other in OTHERS:
         texts = ["Question"] * count
@@ -71,7 +71,7 @@ def is_trimmed(render, parts, count, place):
         texts[place] = other.strip()
         trimmed = trimmed and found == joined(parts, texts)
     if not exact and not trimmed:
-        raise NoChat("the template changes the text it is given, other than trimming it")
+        raise NoChat("the template changes texts in other ways than trimming")
     return not exact
 
 
@@ -98,7 +98,7 @@ def behind_thoughts(text):
     return text.rpartition("</think>")[2]
 
 
-KEEPS = {  # what templates make of an answer when others follow it
+KEEPS = {  # how templates change an answer when others follow it
     (): lambda text: text,
     ("TRIMS",): str.strip,
     ("TRIMS_LINES",): lambda text: text.lstrip("\n"),
@@ -109,7 +109,7 @@ KEEPS = {  # what templates make of an answer when others follow it
 
 
 def answers_become(ask, parts):
-    """The flags of KEEPS by which the template writes every old answer; None: by none of them."""
+    """Returns the flags of KEEPS by which the template writes every old answer; None: no such flags."""
     before, between, after, end = parts
     found = set(KEEPS)
     for answer in (*OTHERS, *(THOUGHTS + other for other in OTHERS), "<think>\nhm", "hm</think>"):
@@ -128,31 +128,31 @@ def find_next(chat, ask, encode):
     if "CHAT_SYSTEM" in chat.flags:
         found = cut(ask([message("system", SYSTEM), *turns(USER, ANSWER, LATER)]), SYSTEM, USER, ANSWER, LATER)
         if found[3:] != [before, after]:
-            raise NoChat("the template writes later turns in another way after a system text")
+            raise NoChat("the template writes later turns differently after a system text")
     third = ask(turns("Question", "Answer", "Second", LATER))
     if not third.endswith(before + LATER + after):
-        raise NoChat("the template writes the third turn in another way than the second")
+        raise NoChat("the template writes the third turn differently from the second")
     kept = answers_become(ask, parts)
     if kept is None:
-        raise NoChat("the template changes what the model answered, in a way that is not known here")
+        raise NoChat("the template changes the model's answers in an unknown way")
     forgets = "FORGETS" in kept
     if forgets and not chat.texts["first_after"].startswith(between):
-        raise NoChat("the template writes what asks for an answer in another way when others follow")
+        raise NoChat("the template writes the generation prompt differently when others follow")
     for other in OTHERS:
         text = other.strip() if "TRIM_USER" in chat.flags else other
         if not ask(turns("Question", "Answer", other)).endswith(before + text + after):
             raise NoChat("the template changes a later turn's text")
         start, rest = chat.texts["first_before"] + "Question" + chat.texts["first_after"] + "Answer", before + text + after
         if not forgets and encode(start + rest) != encode(start) + encode(rest):
-            raise NoChat("its later turns do not begin with a token of their own")
+            raise NoChat("its later turns do not begin with a new token")
     chat.flags += ["CHAT_NEXT", *(flag for flag in kept if not flag.startswith("TRIMS"))]
     chat.texts["next_before"], chat.texts["next_after"] = before, after
     return between if forgets else None
 
 
 def find_opening(chat, ask, between):
-    """Cuts the opening off every text that ends with it. `between`: what stays of the generation prompt before an old answer, None
-    where all of it does."""
+    """Cuts the opening off every text that ends with it. `between`: the part of the generation prompt kept before an old answer; None:
+    all."""
     first = chat.texts["first_after"]
     choices = [ask([message("user", USER)], enable_thinking=value).rpartition(USER)[2] for value in THINKING.values()]
     if between is None:
@@ -160,12 +160,12 @@ def find_opening(chat, ask, between):
     chat.texts["opening"] = opening = first[len(between):]
     for name in ("first_after", "system_after", "next_after"):
         if not chat.texts.get(name, opening).endswith(opening):
-            raise NoChat("the template asks for an answer in several ways")
+            raise NoChat("the template has several generation prompts")
         chat.texts[name] = chat.texts.get(name, "").removesuffix(opening)
 
 
 def find_thinking(chat, ask):
-    """What enable_thinking puts in the opening's place."""
+    """Finds the texts with which enable_thinking replaces the opening."""
     turns = [message("user", USER), message("assistant", ANSWER), message("user", LATER)]
     asked = [turns[:1]] + [[message("system", SYSTEM), *turns[:1]]] * ("CHAT_SYSTEM" in chat.flags) + [turns] * ("CHAT_NEXT" in chat.flags)
     plain = [ask(messages).removesuffix(chat.texts["opening"]) for messages in asked]
@@ -182,8 +182,8 @@ def find_thinking(chat, ask):
 
 
 def find_chat(folder, encode, template=None, arguments=None):
-    """The chat of a template, else that in the tokenizer's folder, with these variables; `encode` gives the ids of a text. Raises
-    NoChat."""
+    """Returns the chat of a template, else of that in the tokenizer's folder, with these variables; `encode` returns the ids of a text.
+    Raises NoChat."""
     try:
         template = templates.load_chat_template(folder) if template is None else template
         if template is None:
@@ -216,5 +216,5 @@ def find_chat(folder, encode, template=None, arguments=None):
     except templates.TemplateFailure:
         pass
     if compiled.tells_time:
-        chat.reasons.append("the template tells the date, and this file keeps the one of the day it was written")
+        chat.reasons.append("the template prints the date; this file keeps that of the day it was written")
     return chat

@@ -3,13 +3,13 @@ r"""Turns a Hugging Face tokenizer into the one binary file that `train sample` 
 
     python data/tokenizer_file.py --tokenizer Qwen3-0.6B --out Qwen3-0.6B/tokenizer.tok
 
-It takes a folder with tokenizer.json (and, where they are there, tokenizer_config.json, generation_config.json and the chat
-template), or a tokenizer.json alone. Needs the `tokenizers` library and jinja2.
+It takes a folder with tokenizer.json (and, if present, tokenizer_config.json, generation_config.json and the chat template), or a
+tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 
 The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
-    8   uint32   version, 1, or 2 where one of the last 3 sections or of the last 4 flags is there
+    8   uint32   version, 1; 2 if one of the last 3 sections or of the last 4 flags is present
     12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
     16  uint64   bytes of the file
     24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
@@ -22,14 +22,13 @@ The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
-An id's `text` is what it stands for in a text: its bytes. Its `spelling` is what the vocabulary calls it, where that is another
-("▁the" stands for " the"); both are one run of bytes and ids + 1 offsets into it. `merges` are (left, right, result), the first rank
-first. `added` tokens are (id, flags, offset and bytes of what is looked for in the text), those looked for in normalized text
-last, each kind in the order of its bytes. `classes` and the composition tables are unicode_tables.py's. The others are ids, or
-text. Chat is text around what a user writes: it is what the template renders, found with placeholders and held against
-renderings of other texts; what could not be confirmed is left out and `chat_reason` says why.
+An id's `text` is its bytes in a text. Its `spelling` is its name in the vocabulary, if different ("▁the" means " the"); both are one
+run of bytes and ids + 1 offsets into it. `merges` are (left, right, result), lowest rank first. `added` tokens are (id, flags, offset
+and bytes to search for), those matched in normalized text last, each kind sorted by bytes. `classes` and the composition tables are
+unicode_tables.py's. The others are ids or text. Chat is the template's text around a user's: found with placeholders and checked
+against renderings of other texts; unconfirmed parts are left out and `chat_reason` says why.
 
-A tokenizer that C cannot encode with is written for decoding alone, without the flag ENCODES, and `reason` says why.
+A tokenizer whose encoding C does not support is written for decoding only, without the flag ENCODES, and `reason` says why.
 """
 
 import argparse
@@ -64,7 +63,7 @@ SECTIONS = (
     "system_before", "system_between", "system_after", "next_before", "next_after", "name",
     "opening", "thinking_on", "thinking_off",
 )
-SECTIONS_1, FLAGS_1 = 25, 16  # how many of them version 1 has
+SECTIONS_1, FLAGS_1 = 25, 16  # their numbers in version 1
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
 
@@ -86,18 +85,18 @@ class TokenizerError(ValueError):
 
 
 class CannotEncode(Exception):
-    """Why C cannot encode text with this tokenizer."""
+    """C cannot encode with this tokenizer; the text says why."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
 class Source:
-    """tokenizer.json and what lies beside it, with the tokens that transformers adds when it loads them."""
+    """tokenizer.json and the files beside it, with the tokens that transformers adds at loading."""
 
     def __init__(self, where):
         self.folder = where if os.path.isdir(where) else os.path.dirname(where) or "."
         path = os.path.join(where, "tokenizer.json") if os.path.isdir(where) else where
         if not os.path.exists(path):
-            raise TokenizerError(f"{path}: there is no such file; a tokenizer is a folder with tokenizer.json, or that file")
+            raise TokenizerError(f"{path}: no such file; give a folder with tokenizer.json, or that file")
         with open(path, "rb") as file:
             content = file.read()
         self.fingerprint = len(content) << 32 | zlib.crc32(content)
@@ -106,8 +105,8 @@ class Source:
         self.generation = templates.read_json(os.path.join(self.folder, "generation_config.json"))
         try:
             self.tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library has no class of its own for it
-            raise TokenizerError(f"{path}: is no tokenizer that the tokenizers library reads: {error}") from None
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"{path}: the tokenizers library cannot read this: {error}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.add_tokens()
@@ -134,7 +133,7 @@ class Source:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def around(self):
-        """The ids that the post-processor puts before and after a plain text; with a tokenizer.json transformers goes by it alone."""
+        """Returns the ids that the post-processor puts before and after a plain text; with a tokenizer.json transformers uses only it."""
         for text in ("a", "."):
             plain, whole = self.encode(text), self.tokenizer.encode(text).ids
             if not plain:
@@ -147,7 +146,7 @@ class Source:
 
 
 def flatten(part, members):
-    """The parts of a normalizer, pre-tokenizer or decoder that may be a sequence of others."""
+    """Returns the parts of a normalizer, pre-tokenizer or decoder, which may be a sequence."""
     if not part:
         return []
     if part["type"] != "Sequence":
@@ -157,7 +156,7 @@ def flatten(part, members):
 
 # ---- ids to bytes -------------------------------------------------------------------------------------------------------------
 def byte_alphabet():
-    """Byte-level vocabularies spell each byte as a character: printable ones as themselves, others from U+0100 on."""
+    """Returns the byte alphabet of byte-level vocabularies: printable bytes as themselves, others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -168,12 +167,12 @@ BYTE_OF, SPELLING = str.maketrans({c: chr(byte) for c, byte in ALPHABET.items()}
 
 
 def bytes_of_spelling(spelling):
-    """None where it is not of the byte alphabet."""
+    """Returns the bytes of a spelling; None: not in the byte alphabet."""
     return spelling.translate(BYTE_OF).encode("latin-1") if SPELLING.fullmatch(spelling) else None
 
 
 def byte_of_token(spelling):
-    """65 of "<0x41>"."""
+    """Returns 65 for "<0x41>"."""
     if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
         try:
             return int(spelling[3:5], 16)
@@ -183,7 +182,7 @@ def byte_of_token(spelling):
 
 
 def decoder_of(state):
-    """(spelling -> bytes, whether a first space is taken away)"""
+    """Returns (spelling -> bytes, whether a first space is dropped)."""
     parts = flatten(state.get("decoder"), "decoders")
     kinds = [part["type"] for part in parts]
     if kinds == ["ByteLevel"]:
@@ -229,7 +228,7 @@ def normalizer_flags(state):
 
 
 def split_pattern(part):
-    """The regular expression of a Split that leaves its matches as they are, or None."""
+    """Returns the regular expression of a Split that keeps its matches, or None."""
     inverted = bool(part.get("invert"))
     if part["type"] != "Split" or (part["behavior"], inverted) not in (("Isolated", False), ("Removed", True)):
         return None
@@ -237,7 +236,7 @@ def split_pattern(part):
 
 
 def words_of(state, flags):
-    """(how text is cut into words, flags)"""
+    """Returns (how text is cut into words, flags)."""
     parts = flatten(state.get("pre_tokenizer"), "pretokenizers")
     kinds = [part["type"] for part in parts]
     if not parts:
@@ -248,16 +247,16 @@ def words_of(state, flags):
         pattern = split_pattern(parts[0])
         if pattern in PATTERNS:
             return PATTERNS[pattern], ["BYTE_LEVEL"]
-        raise CannotEncode(f"its pre-tokenizer's regular expression is not one that is known here: {pattern}")
+        raise CannotEncode(f"its pre-tokenizer's regular expression is unknown: {pattern}")
     if kinds == ["Metaspace"] and parts[0]["replacement"] == "▁":
         return f"METASPACE_{parts[0].get('prepend_scheme', 'always').upper()}", ["SPLIT_WORDS"] * parts[0].get("split", True)
     if kinds == ["Split"] and parts[0]["pattern"] == {"String": " "} and "REPLACE_SPACES" in flags:
         return "WHOLE", []  # there is no space left to split at
-    raise CannotEncode(f"its pre-tokenizer ({', '.join(kinds)}) is not one that is known here")
+    raise CannotEncode(f"its pre-tokenizer ({', '.join(kinds)}) is unknown")
 
 
 def added_tokens(source):
-    """[(normalized, bytes looked for, id, flags)] in order."""
+    """Returns [(normalized, bytes to search for, id, flags)] in order."""
     normalizer = source.tokenizer.normalizer
     tokens = {}
     for token in source.state["added_tokens"]:
@@ -271,7 +270,7 @@ def added_tokens(source):
         if text:
             tokens.setdefault((token["normalized"], text.encode()), (token["id"], flags))
     if any(flags & ADDED_RIGHT for _, flags in tokens.values()) and any(text[:1].isspace() for _, text in tokens):
-        raise CannotEncode("an added token takes the space behind it, and another one begins with space")
+        raise CannotEncode("an added token takes the space after it, and another one begins with space")
     return [(*key, *value) for key, value in sorted(tokens.items())]
 
 
@@ -301,13 +300,13 @@ def encoder_sections(source, decoded, sections):
     vocabulary, id_flags, spelled = model["vocab"], bytearray(sections["id_flags"]), [b""] * len(decoded)
     for text, id in vocabulary.items():
         spelling = bytes_of_spelling(text) if byte_level else text.encode()
-        if spelling:  # what is not of the byte alphabet, a byte-level text cannot hold
+        if spelling:  # a byte-level text has only the byte alphabet
             id_flags[id] |= ID_IN_VOCABULARY
             spelled[id] = spelling
     ranks = {}
     for merge in model["merges"]:
         left, right = merge if isinstance(merge, list) else merge.split(" ")
-        ranks.pop((left, right), None)  # of two the later one counts
+        ranks.pop((left, right), None)  # the last duplicate counts
         ranks[left, right] = None
     if any(flag & ID_IN_VOCABULARY and spelling != text for flag, spelling, text in zip(id_flags, spelled, decoded)):
         sections["spelling_offsets"], sections["spelling"] = pack_table(spelled)
@@ -331,7 +330,7 @@ def encoder_sections(source, decoded, sections):
 
 # ---- chat -----------------------------------------------------------------------------------------------------------------------
 def chat_sections(source, sections, template, arguments):
-    """Fills the texts around a user's; returns (flags, ids that end an assistant's turn, at the end and when others follow)."""
+    """Fills the texts around a user's; returns (flags, ids that end an assistant's last and earlier turns)."""
     try:
         chat = tokenizer_chat.find_chat(source.folder, source.encode, template, arguments)
     except tokenizer_chat.NoChat as reason:
@@ -362,7 +361,7 @@ def tokenizer_bytes(source, template=None, arguments=None):
     special = {token["id"] for token in source.state["added_tokens"] if token["special"]}
     decoded, exists = [b""] * (max(vocabulary.values()) + 1), bytearray(max(vocabulary.values()) + 1)
     for id in vocabulary.values():
-        decoded[id] = decode(source.tokenizer.id_to_token(id))  # of a normalized added token the normal form
+        decoded[id] = decode(source.tokenizer.id_to_token(id))  # the normal form of a normalized added token
         exists[id] = ID_EXISTS | ID_SPECIAL * (id in special)
     sections["text_offsets"], sections["text"] = pack_table(decoded)
     sections["id_flags"] = bytes(exists)
@@ -392,8 +391,8 @@ def tokenizer_bytes(source, template=None, arguments=None):
 
 
 def write_tokenizer_file(path, tokenizer, template=None, arguments=None):
-    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`: complete or not at all; its chat template, or another,
-    with these variables. Returns what there is to say about it, a line each."""
+    """Writes the tokenizer of a folder, or of a tokenizer.json, to `path`, complete or not at all; with its chat template or another,
+    and these variables. Returns lines for the user."""
     source = Source(tokenizer)
     try:
         content = tokenizer_bytes(source, template, arguments)
@@ -413,7 +412,7 @@ def remarks(content):
     reason, chat_reason = (section_of(content, name).decode() for name in ("reason", "chat_reason"))
     lines = []
     if not flags & FLAGS["ENCODES"]:
-        lines.append(f"text cannot be encoded with it in C: {reason}; prompts have to be ids")
+        lines.append(f"C cannot encode text with it: {reason}; give prompts as ids")
     if chat_reason:
         lines.append(f"chat: {chat_reason}")
     return lines

@@ -1,7 +1,7 @@
-"""Tables of Unicode for tokenizers in C: classes of characters, and canonical composition.
+"""Unicode tables for tokenizers in C: classes of characters, and canonical composition.
 
-They are asked of the `tokenizers` library itself, not of Python's unicodedata: its regular expressions and its NFC have a Unicode
-version of their own, and a tokenizer must agree with them to the character. Planes 4 to 13 are unassigned, and 15 and 16 private.
+They come from the `tokenizers` library itself, not from Python's unicodedata: its regular expressions and its NFC have their own
+Unicode versions, which a tokenizer must match exactly. Planes 4 to 13 are unassigned, 15 and 16 private.
 """
 
 import functools
@@ -21,11 +21,11 @@ def every_character():
 
 @functools.cache
 def classes(cased=False):
-    """[(first, last, class)] in order; classes exclude each other, and characters of none are left out. `cased`: letters by their case."""
+    """Returns [(first, last, class)] in order; classes are disjoint, and characters of none are left out. `cased`: letters by case."""
     text, patterns = "".join(every_character()), {**PATTERNS, **(CASED if cased else {})}
     if cased:
         del patterns[LETTER]
-    runs = matches("|".join(f"{pattern}+" for pattern in patterns.values()), text)  # once through all characters
+    runs = matches("|".join(f"{pattern}+" for pattern in patterns.values()), text)  # one pass over all characters
     kinds = [0] * len(runs)
     firsts = "".join(text[begin] for begin, _ in runs)
     for kind, pattern in patterns.items():
@@ -36,19 +36,19 @@ def classes(cased=False):
 
 
 def matches(pattern, text):
-    """[(begin, end)] of a regular expression in a text."""
+    """Returns [(begin, end)] of matches of a regular expression in a text."""
     return [place for _, place in pre_tokenizers.Split(Regex(pattern), "removed", invert=True).pre_tokenize_str(text)]
 
 
 def normalize_each(normalizer, texts):
-    """The normal form of each text; none holds a line feed, which keeps them apart."""
+    """Returns the normal form of each text; none holds a line feed, which separates them."""
     return normalizer.normalize_str("\n".join(texts)).split("\n")
 
 
 def combining_classes(characters):
-    """[(code point, class)] of those that are reordered. Found by what changes places with a character of a known class."""
+    """Returns [(code point, class)] of reordered characters, found by which swap places with a character of a known class."""
     nfd = normalizers.NFD()
-    pairs = ["\u0345" + c for c in characters]  # U+0345 has the largest class there is, 240
+    pairs = ["\u0345" + c for c in characters]  # U+0345 has the largest class, 240
     moved = [c for c, pair, result in zip(characters, pairs, normalize_each(nfd, pairs)) if pair != result]
     known = {}
     for c in characters:
@@ -68,7 +68,7 @@ def combining_classes(characters):
 
 @functools.cache
 def composition():
-    """(decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
+    """Returns (decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
     [(first, second, composite)], each in order; Hangul syllables are left out."""
     characters = [c for c in every_character() if c != "\n" and ord(c) not in HANGUL]
     decomposed = normalize_each(normalizers.NFD(), characters)

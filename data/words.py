@@ -1,15 +1,15 @@
-"""Texts are mostly words that were met before: their tokens are kept, and the library is asked for those of new ones alone.
+"""Caches the tokens of words, which mostly repeat; the library encodes only new ones.
 
-Byte-level tokenizers with the regular expression of GPT-2, Llama 3, Qwen, Tekken or o200k cut a text into words that know nothing of each other.
-Stretches of whole words are found here. They end where these expressions end a word whatever else the text holds:
+Byte-level tokenizers with the regular expression of GPT-2, Llama 3, Qwen, Tekken or o200k cut a text into words that are encoded
+independently. This module finds stretches of whole words. They end where these expressions always end a word:
 
-    between what is no white space and white space that is no line break: no alternative goes on there, and none that ends there
-    looks ahead (with GPT-2's before line breaks, too);
-    behind the last line break of a run of white space (not with GPT-2's, Tekken's or o200k's): \\s*[\\r\\n]+ and [\\r\\n]* take all
-    up to it and look no further.
+    between a non-space and white space other than a line break: no alternative matches across it, and none that ends there looks
+    ahead (with GPT-2's also before line breaks);
+    after the last line break of a run of white space (not with GPT-2's, Tekken's or o200k's): \\s*[\\r\\n]+ and [\\r\\n]* take
+    everything up to it and look no further.
 
-The library looks for added tokens first. With white space in none of them, and none that takes some, each lies within a stretch.
-NFC changes nothing across these places.
+The library searches added tokens first. If none of them contains or takes white space, each lies within a stretch. NFC changes
+nothing across these places.
 """
 
 import json
@@ -20,19 +20,19 @@ from tokenizers import models, normalizers
 
 import tokenizer_file
 
-BLANK = r"\t\x0b\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s of the library, but for \r\n
+BLANK = r"\t\x0b\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the library's \s without \r\n
 SPACE = r"\r\n" + BLANK
 CUT = re.compile(f"[^{SPACE}](?=[{BLANK}])")
 LINES = re.compile(fr"[{BLANK}]*[^{SPACE}]+(?:[\r\n](?:[{SPACE}]*[\r\n])?)?|[{SPACE}]*[\r\n]|[{BLANK}]+")
 CASED = re.compile(fr"[{SPACE}]*[^{SPACE}]+(?:[\r\n][{SPACE}]*[^{SPACE}]*)*|[{SPACE}]+")
 GPT2 = re.compile(f"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
-WINDOW = 1 << 16  # characters of a text that are cut at a time
-KEPT, LONGEST = 1 << 17, 64  # stretches that are kept, or twice as many, and characters of one
-MEAN = 16  # characters: a text of longer stretches, such as Chinese, has few that come again
+WINDOW = 1 << 16  # characters of a text cut at a time
+KEPT, LONGEST = 1 << 17, 64  # cached stretches (at most twice as many), and most characters of one
+MEAN = 16  # characters: longer stretches, as in Chinese, rarely repeat
 
 
 def ascii_words(pattern):
-    """The tokenizer's expression for ASCII alone, where \\p{L} and \\p{N} are these."""
+    """Returns the tokenizer's expression for ASCII only, with \\p{L} and \\p{N} replaced."""
     pattern = pattern.replace(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", "A-Z").replace(r"\p{Ll}\p{Lm}\p{Lo}\p{M}", "a-z")
     pattern = pattern.replace(r"\p{L}\p{N}]", "A-Za-z0-9]").replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
     return re.compile(pattern, re.ASCII)
@@ -44,7 +44,7 @@ EXPRESSIONS = {"GPT2": (GPT2, ascii_words(tokenizer_file.GPT2)), "LLAMA3": (LINE
 
 
 def expressions(tokenizer):
-    """(of stretches, of words in ASCII); None where a text is not to be cut."""
+    """Returns the expressions (of stretches, of words in ASCII); None: texts must not be cut."""
     added = tokenizer.get_added_tokens_decoder().values()
     if (type(tokenizer.model) is not models.BPE or tokenizer.model.dropout or tokenizer.pre_tokenizer is None
             or type(tokenizer.normalizer) not in (type(None), normalizers.NFC)
@@ -58,11 +58,11 @@ def expressions(tokenizer):
 
 
 class Known(dict):
-    """{stretch or word: bytes of its ids}; `library` gives those of others."""
+    """The cache {stretch or word: bytes of its ids}; `library` encodes others."""
 
     def __init__(self, tokenizer, library):
         self.stretches, self.words = expressions(tokenizer) or (None, None)
-        self.library, self.old = library, {}  # old: what was known when there were too many, of which what is met again is kept
+        self.library, self.old = library, {}  # old: the previous generation, from which entries met again are kept
         marks = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.content]
         self.added = re.compile("|".join(marks) or r"(?!)")
 
@@ -77,7 +77,7 @@ class Known(dict):
         return ids
 
     def windows(self, text):
-        """[(begin, end)] of parts of the text between which it may be cut."""
+        """Yields [(begin, end)] of parts of the text between which it may be cut."""
         begin = 0
         while begin < len(text):
             cut = CUT.search(text, begin + WINDOW)
@@ -86,13 +86,13 @@ class Known(dict):
             begin = end
 
     def cut(self, text, begin, end):
-        """The stretches of a window; it is one where they are too long to be worth it, or not in NFC: then places of tokens may fall."""
+        """Returns the stretches of a window: one if they are too long to be worth it, or if it is not NFC (offsets might fall)."""
         window = text[begin:end]
         found = self.stretches.findall(window) if unicodedata.is_normalized("NFC", window) else ()
         return found if len(found) * MEAN > end - begin else [window]
 
     def ids(self, stretches):
-        """The bytes of the ids of each."""
+        """Returns the bytes of the ids of each."""
         if len(self) > KEPT:
             self.old = dict(self)
             self.clear()

@@ -1,5 +1,5 @@
-"""Batches of input become tokens in several processes, and come back in their order. What is under way is bounded, in number and in
-bytes. A worker that dies, or a parent that does, ends the whole.
+"""Encodes batches of input in several processes and returns them in order. Batches in flight are bounded in number and bytes. The death
+of a worker or of the parent ends all.
 """
 
 import collections
@@ -15,29 +15,29 @@ import encode
 import records
 import shards
 
-MOST_BYTES = 16 << 20  # of input that is under way beside the batch that is waited for
-MOST_CHECKED = 1 << 20  # tokens: to look at longer documents again takes as long as to encode them
-encoder = None  # made before the workers are forked, so that they share its memory
+MOST_BYTES = 16 << 20  # of input in flight besides the batch that is awaited
+MOST_CHECKED = 1 << 20  # tokens: checking longer documents takes as long as encoding them
+encoder = None  # made before the workers are forked, to share its memory
 
 
 class WorkerFailure(Exception):
-    """A worker is gone, or something failed that is no fault of a single sample: one line."""
+    """A worker died, or failed for another reason than a bad sample: one line."""
 
 
 @dataclass
 class Result:
-    """Samples of a batch in order: those that were taken, as a shard has them, and those that were not."""
+    """Samples of a batch in order: the accepted ones in the shard's form, and the rejected ones."""
 
     ids: np.ndarray
     counts: np.ndarray
-    values: np.ndarray  # of each token where some sample has advantages, 0 for the others; else None
+    values: np.ndarray  # [tokens] advantages, 0 for samples without; None: no sample has any
     table: np.ndarray  # begin counted from ids[0]
-    rows: list  # of taken samples: their row in the batch
-    kinds: list  # and their kind
-    documents: list  # and how many documents they are
-    columns: list  # of each document, the other columns of a prompt's row as bytes of a JSON object
+    rows: list  # for accepted samples their row in the batch,
+    kinds: list  # their kind,
+    documents: list  # and their number of documents
+    columns: list  # for each document the other columns of a prompt's row, as bytes of a JSON object
     rejected: list = field(default_factory=list)  # (row in the batch, reason, detail)
-    notes: dict = field(default_factory=dict)  # {kind: {name: how many samples}}, as a run may leave a kind out
+    notes: dict = field(default_factory=dict)  # {kind: {name: samples}}, by kind since a run may leave one out
     fatal: str = None
 
 
@@ -49,7 +49,7 @@ def parsed(row):
 
 
 def tell(record, documents):
-    """Adds to what is told of a sample what its tokens and rewards say."""
+    """Adds notes on a sample's tokens and rewards."""
     if record.kind == shards.PAIRS and np.array_equal(documents[0].ids, documents[1].ids):
         record.told.append("chosen and rejected are the same, which teaches nothing")
     if record.kind == shards.GROUPS and len({document.reward for document in documents}) == 1:
@@ -58,7 +58,7 @@ def tell(record, documents):
 
 
 def process(encoder, file, rows, checked):
-    """The Result of (number, line or object) rows; the first `checked` of them have their masks checked."""
+    """Returns the Result of (number, line or object) rows; checks the masks of the first `checked`."""
     id_type = np.dtype("<u2" if shards.id_bytes_of(encoder.vocabulary) == 2 else "<u4")
     result = Result(None, None, None, None, [], [], [], [])
     ids, counts, values, tables, kinds, begin = [], [], [], [], collections.defaultdict(collections.Counter), 0
@@ -108,7 +108,7 @@ def process(encoder, file, rows, checked):
 
 
 def work(connection, close, make_encoder):
-    """A worker's life. `close`: what it inherited and must not hold open, so that ends of files are seen."""
+    """Runs a worker. `close`: inherited descriptors to close, so that ends of files are seen."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in close:
         os.close(descriptor)
@@ -119,7 +119,7 @@ def work(connection, close, make_encoder):
             connection.send(process(encoder, *connection.recv()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except Exception as error:  # a fault of this program: the parent says it
+    except Exception as error:  # a fault of this program: the parent reports it
         try:
             connection.send(WorkerFailure(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         except OSError:
@@ -127,7 +127,7 @@ def work(connection, close, make_encoder):
 
 
 class Pool:
-    """`make_encoder` is called here, and again in workers where processes cannot be forked."""
+    """`make_encoder` is called here, and again in workers if processes cannot be forked."""
 
     def __init__(self, count, make_encoder, close=()):
         global encoder
@@ -146,7 +146,7 @@ class Pool:
             self.workers.append((process_, ours))
 
     def results(self, batches, check):
-        """(batch, Result) in the order of the batches; of the first `check` samples masks are checked."""
+        """Yields (batch, Result) in the order of the batches; checks the masks of the first `check` samples."""
         if not self.workers:
             for batch in batches:
                 result = process(encoder, batch.file, batch.rows, check)
@@ -166,7 +166,7 @@ class Pool:
                 connection = idle.pop()
                 self.send(connection, (batch.file, batch.rows, check))
                 check -= len(batch.rows)
-                batch.rows = [number for number, _ in batch.rows]  # all that is needed of them here
+                batch.rows = [number for number, _ in batch.rows]  # only these are needed here
                 busy[connection], waiting[sent] = sent, batch
                 size, sent = size + batch.size, sent + 1
             if wanted in done:
@@ -190,7 +190,7 @@ class Pool:
     def receive(self, connection):
         try:
             result = connection.recv()
-        except (EOFError, OSError):  # OSError: it ended in the middle of a message
+        except (EOFError, OSError):  # OSError: it ended within a message
             self.refuse(connection)
         if isinstance(result, WorkerFailure):
             raise result
@@ -199,7 +199,7 @@ class Pool:
     def refuse(self, connection):
         process_ = next(p for p, c in self.workers if c is connection)
         process_.join(5)
-        raise WorkerFailure(f"a worker has ended with status {process_.exitcode}, perhaps for want of memory; try fewer --workers, "
+        raise WorkerFailure(f"a worker ended with status {process_.exitcode}, perhaps out of memory; try fewer --workers; "
                             "the same command goes on") from None
 
     def close(self):
