@@ -93,7 +93,7 @@ def read_arguments(argv):
     add("--chat-template", metavar="FILE", help="a Jinja file in place of the tokenizer's own template")
     add("--template-arguments", metavar="JSON", default="{}", help='variables for the template, such as {"enable_thinking": false}')
     add("--train-on", metavar="WHAT", default="assistant", help="assistant (the default), all, last (the last turn of the assistant), "
-        "completion (everything behind the prompt, as TRL; of messages the last turn of the assistant), or roles with commas between "
+        "completion (everything after the prompt, as TRL; of messages the last turn of the assistant), or roles with commas between "
         "them; the line break after a turn counts with it, as in TRL's assistant_only_loss")
     add("--reasoning", choices=("keep", "drop"), default="keep", help="what is done with a sample whose reasoning is cut off, <think> without "
         "</think> (default keep: as the beginning of a turn that does not end)")

@@ -1,7 +1,6 @@
 /*
 Ratios of speed, within one process: each repeat times one large matrix product and every variant of a pass in turn,
-so that what else the machine does falls on all alike; medians of the repeats' ratios are printed. Built by
-dev/bench.sh.
+so that other load on the machine affects all equally; prints medians of the repeats' ratios. Built by dev/bench.sh.
 
     bench layers    [REPEATS]       decoder layers of Qwen3-0.6B's widths, T = 2048, 16384: share of the product's rate
     bench methods   [REPEATS [T]]   time of stream over time of checkpoint, at T = 4096 and 8192 or at T
@@ -127,7 +126,7 @@ static void bench_methods(size_t repeats, size_t T) {
     }
 }
 
-// Time of each order over stream's; of spaco over seco's, the mean over so many seeds.
+// Prints the time of each order over stream's; of spaco over seco's, the mean over SEEDS seeds.
 static void bench_orders(size_t repeats, size_t T) {
     static const char *const models[] = {LAYERS, "qwen3.5-0.8b,num_hidden_layers=4,vocab_size=256",
                                          "gemma3-270m,num_hidden_layers=6,vocab_size=256"};

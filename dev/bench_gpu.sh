@@ -23,7 +23,7 @@ case $device in
 esac
 ${MAKE:-make} --no-print-directory BACKEND=cuda PRECISION="$PRECISION" "$BUILD/train" "$BUILD/bench" >&2
 
-# A device that is not in the list gets no share of its peak, only that of the product that was measured.
+# An unlisted device gets no share of its peak, only of the measured product.
 peak=$(awk -v device="$device" -v column="$([ "$PRECISION" = bf16 ] && echo 1 || echo 0)" '
     NF && $1 != "#" { name = $1; for (i = 2; i <= NF - 2; i++) name = name " " $i
          if (index(device, name)) { print $(NF - column); exit } }' scripts/gpu_peaks.txt)
@@ -43,7 +43,7 @@ product=$(json_number product_tflop_per_s <"$folder/ops")
 # Memory that may be planned: measured use is to stay within 2 % + 300 MiB of the plan, and the context takes about 500 MiB.
 room=$(ask_gpu memory.free | awk '$1 + 0 > 0 { printf "%.0f", ($1 - 800) / 1.02 * 1048576 }')
 room=${room:-none} # memory that is the host's, too: "[N/A]"
-share_of() { # rate, of which rate: a number, or null where that is not known
+share_of() { # rate, reference rate: a number, or null if the reference is unknown
     if [ -n "$2" ]; then awk "BEGIN { printf \"%.4f\", $1 / $2 }"; else printf null; fi
 }
 per_second() { awk "BEGIN { printf \"%.2f\", $1 / $seconds / 1e12 }"; } # FLOPs: TFLOP/s

@@ -4,7 +4,7 @@ What the collectives between processes reach, through the driver's own table of 
     make dev-collectives && mpirun -n P build/cpu-fp32/collectives [MOST_MIB [REPEATS]]
 
 Each op is checked against plain loops at an odd count, then timed at 64 KiB, 512 KiB, ... up to MOST_MIB (256): the
-median of REPEATS (7) batches of calls, of the slowest rank. GB/s as llmc/verbs/doctor_ranks.h has it.
+median of REPEATS (7) batches of calls, of the slowest rank. GB/s as in llmc/verbs/doctor_ranks.h.
 */
 #include "llmc/verbs/doctor_ranks.h"
 
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
         (argc > 2 && (!parse_size(argv[2], &repeats) || !repeats)))
         die_usage("usage: mpirun -n P collectives [MOST_MIB [REPEATS]], both from 1");
     Collectives c = {ops_device, dist_ranks(), dist_rank(), dtype_size(ops_device->summed), NULL, mib << 20};
-    if (c.ranks == 1) die_usage("one process has nobody to send to; start it with mpirun -n P");
+    if (c.ranks == 1) die_usage("one process has no peer; start it with mpirun -n P");
     dist_split(1);
     c.x = (char *)ops_device->allocate(2 * c.most);
     if (!c.x) die("no memory for %s; name fewer MiB", human_bytes(2.0 * (double)c.most));

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Time and memory of training steps with layer inputs and AdamW's state in host memory and on a disk, against all on the device:
-# dev/places.sh [FOLDER]. Runs take turns, each with every place, and ratios are of runs of one round; their median is told.
+# dev/places.sh [FOLDER]. Runs take turns, each with every place; prints the median of the ratios within a round.
 # Environment: TRAIN, INIT, TOKENS, STEPS (of a run), ROUNDS. Close other programs first.
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ python3 - "$TOKENS" "$work/tokens.bin" <<'END'
 import random, struct, sys
 n = int(sys.argv[1]) + 1
 random.seed(1)
-with open(sys.argv[2], "wb") as file:  # a shard as llm.c has it
+with open(sys.argv[2], "wb") as file:  # a shard of llm.c
     file.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
     file.write(struct.pack("<%dH" % n, *[random.randrange(4096) for i in range(n)]))
 END
@@ -40,7 +40,7 @@ while [ "$round" -le "$ROUNDS" ]; do
     round=$((round + 1))
 done
 median() { sort -g | awk '{ v[NR] = $1 } END { printf "%.3f", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
-echo "$INIT, $TOKENS tokens, inputs and optimizer elsewhere: median of $ROUNDS ratios of $STEPS steps; measured beside planned memory"
+echo "$INIT, $TOKENS tokens, inputs and optimizer off-device: median of $ROUNDS ratios of $STEPS steps; measured beside planned memory"
 for place in device host disk; do
     ratio=1
     [ $place = device ] || ratio=$(awk '{ print $1 / $2 }' "$work/ratios.$place" | median)

@@ -7,9 +7,9 @@ json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
 ON_DEVICE="--inputs device --inputs-every 1 --weights device --gradients device --optimizer device" # everything
-ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: whatever positions the model was trained on
+ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: lifts the model's limit
 
-# The Python to draw with, or nothing: the first on PATH may lack matplotlib while the system's own has it.
+# Prints the Python to draw with, or nothing: the first on PATH may lack matplotlib, the system's may not.
 python_with_matplotlib() {
     for python in ${PYTHON:-} python3 /usr/bin/python3; do
         if "$python" -c 'import matplotlib' 2>/dev/null; then
@@ -54,7 +54,7 @@ gpu_samples() {
 PAPER_TABLES=scripts/paper/tables.csv
 PAPER_CHUNKS="--chunk 500 --logits-chunk 100" # of its longest sequences (Figure 3, Table 3)
 
-# A preset's name as the paper has it.
+# Prints the paper's name of a preset.
 title() {
     case $1 in
     qwen3-4b) echo "Qwen3-4B" ;;

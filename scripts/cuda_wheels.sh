@@ -1,7 +1,7 @@
 #!/bin/sh
 # A CUDA toolkit from PyPI's wheels, for a machine without one: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
 # All of it lies below FOLDER, 1.8 GiB, which may be moved: nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system stays as it is.
-# For a machine without a network: elsewhere scripts/cuda_wheels.sh --download WHEELS (1.2 GB), there PIP_NO_INDEX=1
+# For a machine without a network: on another one scripts/cuda_wheels.sh --download WHEELS (1.2 GB), there PIP_NO_INDEX=1
 # PIP_FIND_LINKS=WHEELS scripts/cuda_wheels.sh FOLDER. PYTHON [python3] has pip.
 set -eu
 
@@ -28,7 +28,7 @@ $pip install --quiet $options --target "$wheels" $CUDA $REST || {
     exit 1
 }
 
-# One tree, as a toolkit has it
+# Merges them into one tree, as in a toolkit
 mv "$wheels"/nvidia/cu13/* "$folder"
 for part in "$wheels/nvidia/cudnn" "$wheels/nvidia/nccl" "$wheels"; do cp -rl "$part/include" "$folder"; done
 mv "$wheels"/nvidia/cudnn/lib/* "$wheels"/nvidia/nccl/lib/* "$folder/lib"

@@ -27,7 +27,7 @@ ENOUGH=0.9 # of the reward
 
 say() { printf '\n== %s\n' "$1"; }
 
-# The mean of KEY over lines FIRST to LAST of those that have it.
+# Prints the mean of KEY over lines FIRST to LAST of those with KEY.
 mean_of() { # LOG KEY FIRST LAST
     json_number "$2" <"$1" | awk -v first="$3" -v last="$4" 'NR >= first && NR <= last { sum += $1; n++ } END { printf "%.3f", n ? sum / n : 0 }'
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
-# Says what it installs and why. Uses sudo where it is not run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is there. Optional packages (oneDNN, PCRE2, MPI) that cannot be had are reported, are not an error, and are
-# not asked for again until `make clean`. cjson: the source of its package into build/cjson. CJSON=<folder>: it is there already.
+# Says what it installs and why. Uses sudo unless run as root. DEPS=skip refuses to install anything.
+# Exit 0: everything needed is present. Optional packages (oneDNN, PCRE2, MPI) that are not available are reported, are not an error,
+# and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: already there.
 set -u
 CC=${CC:-cc}
 
@@ -48,7 +48,7 @@ for group in "$@"; do
 done
 patient='-o Acquire::Retries=0 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15' # a machine may have no network
 
-# Source packages of the archives that packages come from; nothing of the system is changed.
+# Source packages of the configured archives; the system stays unchanged.
 get_cjson() {
     lists=$(mktemp -d)
     trap 'rm -rf "$lists"' EXIT
@@ -69,7 +69,7 @@ end() {
 }
 [ -n "$missing" ] || end "$@"
 
-# Without what is optional alone the build goes on.
+# The build goes on without optional packages.
 give_up() {
     if [ "$(echo $missing)" = "$(echo $optional)" ]; then
         echo "going on without$missing: $1" >&2
@@ -114,7 +114,7 @@ log=$(mktemp)
 if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $names >>"$log" 2>&1; }; then
     tail -n 5 "$log" >&2
     rm -f "$log"
-    # what is optional may be the obstacle: try the rest without it
+    # an optional package may be the obstacle: try the rest without it
     if [ -n "$optional" ] && [ "$(echo $missing)" != "$(echo $optional)" ]; then
         ONEDNN=0 PCRE2=0 MPI=0 exec "$0" "$@"
     fi

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Trains a model whose state (weights, gradients, moments) is twice the memory that it is allowed, and once more without a limit:
-# scripts/low_memory.sh [FOLDER [STEPS]]. The limit is a memory control group's, so that the page cache counts. What does not fit
-# lies in files in FOLDER, which is to be on a disk of this machine; both runs must end in the same bits.
+# Trains a model whose state (weights, gradients, moments) is twice the memory limit, then once more without a limit:
+# scripts/low_memory.sh [FOLDER [STEPS]]. The limit is a memory control group's, so the page cache counts. The rest lies in files in
+# FOLDER, which must be on a local disk; both runs must end in the same bits.
 #
 # Needs a control group with a limit of memory: systemd-run (as root, or for a user with a session of systemd's), else a group below
 # the shell's own, which takes root and control groups of version 1, or version 2 with the memory controller handed down.
-# Environment: TRAIN, MODEL (--init), TOKENS (of a sequence), DATA, PLACES (options, where the planner shall not choose).
+# Environment: TRAIN, MODEL (--init), TOKENS (of a sequence), DATA, PLACES (options that override the planner).
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -24,7 +24,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 # ---- a control group ------------------------------------------------------------------------------------------------------------
-# Sets `group` to a folder of a new one of version 1 or 2 with this limit; fails where none can be made.
+# Sets `group` to the folder of a new one of version 1 or 2 with this limit; fails if none can be made.
 make_group() {
     name=streambp-low-memory-$$
     below() { mkdir "$1/$name" 2>/dev/null && group=$1/$name; }
@@ -47,7 +47,7 @@ make_group() {
     done
     return 1
 }
-# limited BYTES command...: runs it in a group of its own; peak: the most that it had in memory, files' pages with it
+# limited BYTES command...: runs it in a new group; peak: its most memory, including the page cache
 limited() {
     bytes=$1
     shift

@@ -1,6 +1,6 @@
 #!/bin/sh
-# scripts/mpi_flags.sh compile|link: what a compiler or linker needs for MPI, as MPICC (mpicc) tells; nothing where there is none, or
-# with MPI=0. Open MPI tells it by --showme, MPICH and those that come from it by -show.
+# scripts/mpi_flags.sh compile|link: flags of a compiler or linker for MPI, from MPICC (mpicc); nothing if there is none, or with
+# MPI=0. Open MPI prints them by --showme, MPICH and its relatives by -show.
 set -u
 mpicc=${MPICC:-mpicc}
 [ "${MPI:-}" = 0 ] && exit 0

@@ -64,7 +64,7 @@ ranks_run() {
     [ -z "$dry" ] || { echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2; return 1; }
     "$@" </dev/null
 }
-# pass RANKS OPTIONS...: one `bp`; sets $json, fails with a line where it does not run or is not of so many ranks
+# pass RANKS OPTIONS...: one `bp`; sets $json, fails with a line if it does not run or has another number of ranks
 pass() {
     pass_ranks=$1
     shift
@@ -109,7 +109,7 @@ correctness() {
 }
 
 # ---- bandwidth: GB/s that a rank sends --------------------------------------------------------------------------------------------------
-# nccl_test OP: "bytes GB/s" of its in-place runs (the bus bandwidth, its last but one column), nothing where it is not installed
+# nccl_test OP: "bytes GB/s" of its in-place runs (the bus bandwidth, its last but one column), nothing if not installed
 nccl_test() {
     case $1 in reduce_scatter) program=reduce_scatter_perf ;; all_gather) program=all_gather_perf ;; *) program=sendrecv_perf ;; esac
     program=$(command -v "${NCCL_TESTS:+$NCCL_TESTS/}$program") || return 0

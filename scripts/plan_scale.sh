@@ -17,7 +17,7 @@ MOST=${MOST:-4096}
 mkdir -p "$OUT"
 
 GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }') # that a GPU leaves to a program
-GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # op set "cuda"'s own, whatever this build is for
+GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # those of op set "cuda", for any build
 PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
 
 long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # of these two models
@@ -35,7 +35,7 @@ longest() { # as plan, without T
     shift 4
     plan "$longest_model" "$longest_ranks" "$longest_sp" "$longest_zero" 1024 "$@" | json_number max_seq_len
 }
-# The four columns behind a length, of the JSON on standard input.
+# Prints the four columns after a length, from the JSON on standard input.
 estimated() { sed 's/.*"estimated_seconds": \([^,]*\), .*"estimated_mfu": \([^,]*\), "communication_share": \([^,}]*\).*/\1,\2,\3/'; }
 
 csv=$OUT/scale.csv
@@ -55,13 +55,13 @@ for model in qwen3-8b llama3.1-8b; do
             esac
             set -- --grad-accum $((P / sp)) "$@"
             T=$(longest $model "$P" "$sp" 3 "$@")
-            T=$((T / (2 * sp) * (2 * sp))) # dealt evenly
+            T=$((T / (2 * sp) * (2 * sp))) # divides evenly
             [ "$T" -gt 0 ] || continue
             echo "length;$(title $model) $series;plan;$P;$T;$(plan $model "$P" "$sp" 3 "$T" "$@" | estimated)"
         done
     done
 done | sed 's/, gathered/ gathered/; s/, ring/ ring/; s/;/,/g' >>"$csv"
-# ---- a step of a million tokens, rounded up to what is dealt evenly --------------------------------------------------------
+# ---- a step of a million tokens, rounded up to divide evenly ---------------------------------------------------------------
 for model in qwen3-8b llama3.1-8b; do
     for P in $ranks; do
         T=$(((1000000 + 2 * P - 1) / (2 * P) * (2 * P)))

@@ -5,7 +5,7 @@
 #     RANKS=4 scripts/run_single_node.sh bp --init qwen3-8b --seq-len 1048576 --sp 4
 #
 # Variables: RANKS, processes (the GPUs that nvidia-smi lists, or CUDA_VISIBLE_DEVICES names; a CPU build needs it said);
-# TRAIN, the program (./train of this checkout); OMP_NUM_THREADS (the cores, dealt over the processes). Several machines:
+# TRAIN, the program (./train of this checkout); OMP_NUM_THREADS (the cores divided by the processes). Several machines:
 # scripts/slurm_train.sbatch. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop a training run after its step, which is saved; a second one ends it.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -23,7 +23,7 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_each "$RANKS")}
 export OMP_NUM_THREADS
 set -- $(launcher "$RANKS") "$TRAIN" "$@"
 echo "OMP_NUM_THREADS=$OMP_NUM_THREADS $*" >&2
-# Open MPI kills its processes two seconds after a SIGINT or SIGTERM, but hands on SIGUSR1. In a session of its own Ctrl-C does not
+# Open MPI kills its processes two seconds after a SIGINT or SIGTERM, but forwards SIGUSR1. In its own session Ctrl-C does not
 # reach it.
 setsid "$@" &
 job=$! code=

@@ -116,7 +116,7 @@ PLACES = {
 
 
 def command_line(words):
-    """What is written into the results: where things lie on this machine is nobody else's concern."""
+    """Returns the command line for the results, without this machine's folders."""
     told, words = [], iter(words)
     for word in words:
         name, equals, _value = word.partition("=")
@@ -130,7 +130,7 @@ def command_line(words):
 
 
 def settle(o):
-    """Words become numbers, defaults what they stand for, and what cannot be is refused."""
+    """Resolves words to numbers and defaults to values; refuses impossible options."""
     o.seq_lens = sorted({number(text, "a length") for text in o.seq_lens.split(",")})
     o.chunks = [chunk(text) for text in o.chunks.split(",") if text]
     o.commands = dict(
@@ -143,7 +143,7 @@ def settle(o):
     if o.longest and not o.memory_limit:
         usage("--longest is of a --memory-limit: name it, such as h100 or 80GiB")
     if o.longest and any(text.startswith("T/") for text in [o.chunk or "", *o.chunks]):
-        usage("--longest wants chunks of so many tokens: a part of the length grows with what is looked for")
+        usage("--longest needs chunks in tokens: a fraction of the length changes during the search")
     names = o.contenders.split(",") if o.contenders else [*contenders.DEFAULT, *o.commands]
     for name in names:
         if name not in contenders.WHAT and name not in o.commands:

@@ -128,13 +128,13 @@ class Contender:
             os.killpg(process.pid, signal.SIGKILL)  # a session of its own: nothing but this contender
             stdout, stderr = process.communicate()
             error = f"timed out after {timeout:g} s"
-        except BaseException:  # whoever ends us ends it, too
+        except BaseException:  # what ends us ends it, too
             os.killpg(process.pid, signal.SIGKILL)
             raise
         if process.returncode != 0 and error is None:
             error = MEMORY_ERROR if self.memory_error(stderr) else f"failed: {last_line(stderr)}"
             with open(os.path.join(self.options.out, f"{self.name.replace('/', '_')}.stderr"), "w") as file:
-                file.write(stderr)  # of which only the last line is shown
+                file.write(stderr)  # only its last line is shown
         try:
             found = self.read(stdout)
         except Failure as failure:
@@ -230,7 +230,7 @@ class Ours(Contender):
         return results
 
     def longest(self, limit):
-        """(tokens that fit into `limit` bytes as `plan` has it, None), or (None, why there are none)."""
+        """Returns (tokens that fit `limit` bytes by `plan`, None), or (None, why there are none)."""
         case = Case([self.options.seq_lens[0]], 1, memory_limit=limit)
         plan = subprocess.run(
             [self.options.train, "plan", "--for", "bp", *self.run_options(case)], capture_output=True, text=True

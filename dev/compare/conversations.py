@@ -45,7 +45,7 @@ COLUMNS = ("equal", "stated", "refused", "DIFFERENT", "own", "(masks)", "no turn
 
 
 def conversation(rng):
-    """(row as a user has it, messages as TRL gets them)"""
+    """Returns (a user's row, TRL's messages)."""
     text = lambda: " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 6)))
     row, given, tools, reasons = [], [], rng.random() < .3, rng.random() < .4
 

@@ -2,7 +2,7 @@
 # Measurements on one GPU, in parts that each end within $LIMIT seconds, for a machine that is there for one command at a time:
 #   dev/compare/gpu_evidence.sh [--dry] PART OUT
 #     build         the program for this GPU, then tests on it ($TESTS, rows of test/rows.txt, each in $PRECISIONS)
-#     first         on a GPU that nobody has looked at: libraries and clocks, `train doctor`, attention's tests, 4 layers at 32768 tokens, the same behind
+#     first         on a new GPU: libraries and clocks, `train doctor`, attention's tests, 4 layers at 32768 tokens, the same behind
 #                   a document of 100 tokens, a model without QK-norm, then all layers, then 131072 tokens; with each what is expected and
 #                   what would refute it. Run it again until nothing is left out: what is done is not done again
 #     speed-32k     8B shape: StreamBP, with kept attention, gradient checkpointing; where the time goes, against the roofline
@@ -13,7 +13,7 @@
 #     chunks        8B shape at 32768 tokens, chunk by chunk size
 # Every part goes on after a case that fails, leaves a case out that would not end in time, and prints a summary last; exit status 1 where
 # a case failed. A part that is run again on the same machine takes up what it has: weights, and results of compare.py.
-# Passes are `train bp`, of which the first warms up; clocks, power and temperature are those during the run. A part ends, with exit status
+# Passes are `train bp`, whose first one warms up; clocks, power and temperature are those during the run. A part ends, with exit status
 # 1, where attention is our own kernels' and not cuDNN's, unless STREAMBP_CUDNN=0 says that this is meant.
 # OUT gets a small file: PART.json (fig3-MODEL.json, of table2 four), speed.jsonl of first and both speeds (a run that was cut off has its
 # passes there), first.txt, test-*.json of build. --dry: commands and estimates only.

@@ -69,7 +69,7 @@ static double norm_of(const float *values, size_t count) {
 static void copy_from_host(void *out, const void *in, size_t bytes) { memcpy(out, in, bytes); }
 
 // ---- the passes and their result ----------------------------------------------------------------------------------
-// The first B x T tokens, each with the one behind it as its target.
+// Loads the first B x T tokens, each with the next one as its target.
 static Batch tokens_read(const Arguments *a, size_t vocab_size) {
     DataSettings settings = {0};
     settings.B = a->batch, settings.T = a->seq_len, settings.vocab_size = vocab_size;

@@ -50,7 +50,7 @@ static size_t bytes_of_pass() {
 int peer_open(const char *checkpoint, const PeerSettings *settings) {
     char none[] = "", mpi[] = "mpi";
     batch = settings->batch, seq_len = settings->seq_len;
-    cudaCheck(cudaFree(nullptr)); // the context, which counts for nobody
+    cudaCheck(cudaFree(nullptr)); // creates the context, which no contender counts
     free_at_start = device_free();
     multi_gpu_config = multi_gpu_config_init(1, 0, 1, none, none, mpi);
     common_start(false, false); // without TF32

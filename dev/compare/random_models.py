@@ -221,7 +221,7 @@ SCALINGS = [dict(factor=2.0), dict(factor=4.0, original_max_position_embeddings=
 
 
 def change(r, where, values):
-    """One key of an object is left out, gets another value, or a value of another type, or comes from elsewhere."""
+    """Drops one key of an object, or gives it another value, another type, or the value of another key."""
     key = r.choice([k for k in where] or list(values)) if r.random() < 0.45 else r.choice(list(values))
     if key in where and r.random() < 0.25:
         del where[key]

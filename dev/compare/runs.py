@@ -77,7 +77,7 @@ class Runner:
 
     def run(self, contender, case):
         if case.grads_out and os.path.exists(case.grads_out):
-            os.remove(case.grads_out)  # of a contender that failed behind it; none is replaced
+            os.remove(case.grads_out)  # left by a contender that failed after writing it
         return contender.run(case, self.options.timeout)
 
     def process(self, contender, lengths, what, repeat, limit, with_gradients=False):

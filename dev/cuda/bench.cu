@@ -96,8 +96,8 @@ struct Bench {
     JsonOut *json;
     const Tensors &t;
 
-    // rows, in, wide: shape, as far as an op has it: rows, columns in, columns out. work: bytes or FLOPs. before: of
-    // each timed run
+    // rows, in, wide: shape of the op, if it has one: rows, columns in, columns out. work: bytes or FLOPs. before: called
+    // before each timed run
     template <typename Run, typename Before>
     void measure(const char *op, const char *of, size_t rows, size_t in, size_t wide, Work unit, double work, Run run,
                  Before before) const;
@@ -207,7 +207,7 @@ static void bench_elements(const Bench &b) {
         const char *of;
         SamplingSettings settings;
     } draws[] = {{"the likeliest", {0, 0, 1, 0}}, {"temperature", {1, 0, 1, 0}}, {"top-k and top-p", {1, 50, 0.9, 0}}};
-    ops->zero(t.lse.data, TEXTS * sizeof(double)); // in the place of uniform numbers, which cost the same
+    ops->zero(t.lse.data, TEXTS * sizeof(double)); // instead of uniform numbers, which cost the same
     for (const auto &draw : draws)
         b.bytes("draw", draw.of, TEXTS, V, 1.0 * TEXTS * V * STORED, [&] {
             ops->draw((int32_t *)t.dk.data, t.y.stored(), (const double *)t.lse.data, TEXTS, V, V, &draw.settings,
@@ -355,8 +355,8 @@ static void bench_layer(const Bench &b) {
     });
     // after AdamW: what it adds to sums may be negative, which second moments never are
     b.bytes("embedding_backward", "the stream, into fp32", T, C, (double)T * C * STORED, [&] {
-        ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0,
-                                NO_ROW, t.scratch.summed());
+        ops->embedding_backward(t.sums.data, DTYPE_FP32, t.weight.stored(), t.tokens.data, T, V, C, 1.0, NO_ROW,
+                                t.scratch.summed());
     });
 }
 

@@ -41,7 +41,7 @@ struct Bias {
     struct Shape {
         size_t n, OC;
     } shape;
-    double tolerance = 1e-5; // fp32 sums, whatever floatX is
+    double tolerance = 1e-5; // fp32 sums for every floatX
     Tensor<floatX> dout;
     Tensor<float> dbias, parts;
     Bias(Shape s)

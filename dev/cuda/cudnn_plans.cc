@@ -63,7 +63,7 @@ static double column(const CudnnAttention &shape, int backward) {
     return seconds;
 }
 
-// Every call of a chunk, after so many tokens of its document
+// Totals over the calls of a chunk's attention
 typedef struct {
     const AttentionCut *cut;
     int backward;

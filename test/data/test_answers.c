@@ -141,7 +141,7 @@ TEST(a_batch_has_what_its_objective_needs) {
 TEST(each_objective_takes_its_kind) {
     static const int takes[OBJECTIVES] = {0, 1, 1, 1, 2, 2, 4, 2, 5};
     static const char *const holds[] = {
-        "documents.bin: holds documents (text; messages; prompt, completion), --objective ",
+        "documents.bin: holds documents (text; messages; prompt, completion), but --objective ",
         "pairs.bin: holds preference pairs (chosen, rejected, maybe prompt), ",
         "groups.bin: holds groups of completions with rewards (prompt, ",
         "prompts.bin: holds prompts alone (prompt, maybe answer), ",
@@ -158,7 +158,7 @@ TEST(each_objective_takes_its_kind) {
             else
                 refused(scratch_path(kind_files[k]), holds[k]);
         }
-        if (o) refused("test/golden/tokens_uint16.bin", "is one of llm.c's shards, which hold text, --objective ");
+        if (o) refused("test/golden/tokens_uint16.bin", "is one of llm.c's shards, which hold text; --objective ");
     }
     refusal_settings = data_settings(1, 20);
     refused(scratch_path("pairs.bin"), "--objective sft trains on documents (text; messages; prompt, completion); give "
@@ -174,7 +174,7 @@ TEST(long_answers_are_not_split) {
     memset((unsigned char *)(uintptr_t)document[3].counts, 0, 25); // its answer begins behind 24 positions
     const char *path = write_shard("long.bin", &made, document, 6);
     refusal_settings = answer_settings(1, 24, &dpo);
-    refused(path, "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and answers are not split; take a "
+    refused(path, "long.bin: document 3 has 31 tokens, --seq-len 24 takes 25, and answers are not split; give a "
                   "longer --seq-len or --long truncate");
     refusal_settings.long_documents = LONG_REFUSE;
     refused(path, "give a longer --seq-len or --long truncate");

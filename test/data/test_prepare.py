@@ -576,7 +576,7 @@ class Templates(Tested):
                                  ("{{ 1 // 0 }}", "ZeroDivisionError"), ("{{ messages.append(1) }}", "unsafe"),
                                  ("{% set n = namespace(_x=1) %}", "_x"), ("{{ ''.__class__.mro() }}", "unsafe|undefined"),
                                  ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses"),
-                                 ("{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "lie in one another"),
+                                 ("{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "are nested"),
                                  ("{% set a %}{% generation %}a{% endgeneration %}{% endset %}{{ a | length }}", "changes what")):
             with self.assertRaisesRegex(templates.TemplateFailure, detail, msg=template):
                 templates.ChatTemplate(template).render_generation(chat("Hi"))
@@ -589,7 +589,7 @@ class Templates(Tested):
         calls = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
         with mock.patch.object(templates, "SECONDS", 0.1), mock.patch.object(templates, "BYTES", 1 << 28):
             for error, template, detail in (
-                    (templates.Endless, loops, "still at work after"), (templates.Endless, calls, "still at work after"),
+                    (templates.Endless, loops, "did not end within"), (templates.Endless, calls, "did not end within"),
                     (templates.Endless, "{{ 'a' * 10**10 }}", "GiB"), (templates.Endless, "{{ 'a' | center(messages | length * 10**10) }}", "GiB"),
                     (templates.Endless, "{% set ns = namespace(a='xx') %}" + doubling.replace("OP", "~"), "GiB|still at work"),
                     (templates.TemplateFailure, "{% set ns = namespace(a=3) %}" + doubling.replace("OP", "*"), "more than 4096 bits"),
@@ -599,7 +599,7 @@ class Templates(Tested):
                     (ValueError, "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "cannot be compiled: RecursionError")):
                 with self.assertRaisesRegex(error, detail, msg=template[:80]):
                     templates.ChatTemplate(template).render(chat("Hi"))
-            with self.assertRaisesRegex(encode.SetupFailure, "still at work"):  # it ends the run, not a sample
+            with self.assertRaisesRegex(encode.SetupFailure, "did not end within"):  # it ends the run, not a sample
                 loops = samples.write_text(WORK.name + "/loops", loops)
                 encode.Encoder(encode.Options(tokenizer=FOLDERS["chatml"], chat_template=loops)).encode({"messages": chat("Hi", "Hello")})
         templates.ChatTemplate("{{ 'a' * 100 }}").render(chat("Hi"))
@@ -689,8 +689,8 @@ class Rejections(Tested):
         for template, flags, opening, reasons in (
                 (samples.CHATML, plain, ["", "", ""], []), (samples.THINKING, plain + forgets, ["", "", ""], []),
                 (samples.OPENING, plain + forgets, ["<think>\n", "", ""], []),
-                (samples.THINKING.replace("lstrip", "rstrip"), plain[:2], ["", "", ""], ["no later turns: .* what the model answered"]),
-                (samples.OPENING.replace("<|im_start|>assistant\n<think>", "<|im_start|>answer\n<think>"), plain[:2], ["", "", ""], ["no later turns: .* in another way"]),
+                (samples.THINKING.replace("lstrip", "rstrip"), plain[:2], ["", "", ""], ["no later turns: .* the model's answers"]),
+                (samples.OPENING.replace("<|im_start|>assistant\n<think>", "<|im_start|>answer\n<think>"), plain[:2], ["", "", ""], ["no later turns: .* differently"]),
                 (samples.HYBRID, [*trims, *forgets, "FORGETS_SPACE", "THINKING"], ["<think>\n", "<think>\n", "<think>\n\n</think>\n\n"], []),
                 (samples.HYBRID.replace("enable_thinking is false", "not enable_thinking"),  # not unless it is asked for
                  [*trims, *forgets, "FORGETS_SPACE", "THINKING"], ["<think>\n\n</think>\n\n", "<think>\n", "<think>\n\n</think>\n\n"], []),

@@ -229,7 +229,7 @@ static const Damage changed_texts[] = {
           "this directory"),
     INDEX("\"lm_head.weight\": \"model-00004-of-00004.safetensors\"", "\"lm_head.weight\": 4",
           "weight_map names no file for tensor lm_head.weight"),
-    INDEX("\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00005", "No such file or directory; model"),
+    INDEX("\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00005", "No such file or directory, but model"),
     INDEX("\"lm_head.weight\": \"model-00004", "\"lm_head.weight\": \"model-00001", "tensor lm_head.weight should be"),
     INDEX("\"lm_head.weight\": \"model-00004-of-00004.safetensors\",", "", "does not list tensor lm_head.weight of"),
     INDEX("\"lm_head.weight\":", "\"other.weight\":", "tensor other.weight should be in model-00004"),

@@ -264,7 +264,7 @@ static void expect_checkpoint_damage_found(ChildBody resume, const void *context
                                            size_t count) {
     const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), resume, context, NULL, 1};
     for (size_t i = 0; i < count; i++) {
-        const char *words = !strcmp(files[i], MANIFEST_NAME) ? "is damaged|is passed over" : files[i];
+        const char *words = !strcmp(files[i], MANIFEST_NAME) ? "is damaged|is skipped" : files[i];
         const Damage sizes[] = {CUT_TO(files[i], -1, words), EXTENDED_BY(files[i], 1, words),
                                 CUT_TO(files[i], 0, words), REMOVED(files[i], words)};
         test_case("%s", files[i]);
