@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One model, the same weights, tokens and lengths: `./train bp` beside other implementations, and whether they agree.
+"""Compares `./train bp` with other implementations on one model, with the same weights, tokens and lengths, and checks that they agree.
 
     dev/compare/compare.py --init qwen3-0.6b,num_hidden_layers=2 --seq-lens 1k,2k,4k --python venv/bin/python
 
@@ -34,7 +34,7 @@ def usage(text):
 
 
 def number(text, what="a number"):
-    """4096, 4k = 4096, 80GiB."""
+    """Parses 4096, 4k = 4096, 80GiB."""
     match = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or int(match[1]) == 0:
         usage(f"'{text}' is not {what}, such as 4096, 4k or 80GiB")
@@ -42,7 +42,7 @@ def number(text, what="a number"):
 
 
 def memory(text, train):
-    """80GiB, or what our program says that a card leaves, such as h100."""
+    """Parses 80GiB, or a card such as h100: the memory that it leaves to a program."""
     words = [train, "plan", "--init", "gpt2", "--memory-limit", text, "--json", "--quiet"]
     card = text[0].isalpha() and subprocess.run(words, capture_output=True, text=True)
     return json.loads(card.stdout)["usable_bytes"] if card and not card.returncode else number(text, "an amount of memory")
@@ -169,7 +169,7 @@ def settle(o):
 
 
 def provide_model(o):
-    """The folder that all contenders load; random weights are written once and used again."""
+    """Returns the folder that all contenders load; random weights are written once and reused."""
     if not o.model:
         o.init = o.init or "qwen3-0.6b,num_hidden_layers=2,vocab_size=32000"
         folder, written = os.path.join(o.out, "model"), os.path.join(o.out, "model.json")
@@ -200,7 +200,7 @@ def provide_model(o):
 
 
 def choose(o):
-    """Contenders that can take part, and {name: why it cannot} of the others."""
+    """Returns the available contenders, and {name: reason} of the others."""
     found, left_out = [], {}
     for contender in [contenders.make(name, o) for name in o.contenders] + contenders.sweep(o):
         why = contender.missing()
@@ -212,7 +212,7 @@ def choose(o):
 
 
 def draw(o, csv_path):
-    """The picture, by a Python that has matplotlib; a note where there is none."""
+    """Draws the picture with a Python that has matplotlib, or prints a note."""
     for python in dict.fromkeys([os.environ.get("PYTHON") or sys.executable, "python3", "/usr/bin/python3", o.python]):
         try:
             if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
@@ -230,7 +230,7 @@ def draw(o, csv_path):
 
 
 def finish(o, records, longest, left_out):
-    """Everything that is written, and the exit status."""
+    """Writes all results; returns the exit status."""
     peak, peak_from = machine.peak(o)
     names = list(dict.fromkeys(r["contender"] for r in records))
     names.sort(key=lambda name: o.order.index(name))

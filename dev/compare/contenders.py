@@ -1,5 +1,5 @@
-"""Who takes part: how each contender is started and what its output says. README.md beside this has the arguments and
-the result."""
+"""The contenders: how each is started and how its output is read. README.md beside this has the arguments and the
+result."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMORY_ERROR = "out of memory"
-# Messages of our own program where memory is short (llmc/cli/run.h, llmc/ops/cuda/platform.cuh).
+# Messages of our program when memory is short (llmc/cli/run.h, llmc/ops/cuda/platform.cuh).
 OUR_MEMORY_ERRORS = re.compile("the plan needs|no length fits|refused one allocation|outside of the plan needs memory")
 WHAT = {
     "stream": "ours: StreamBP, chunk by chunk; the others are held against it",
@@ -30,7 +30,7 @@ DEFAULT = ("stream", "stream-keep", "checkpoint", "hf", "hf-chunked", "paper", "
 
 @dataclass
 class Case:
-    """What one process does: passes of the same batch at each of the lengths."""
+    """The work of one process: passes of the same batch at each of the lengths."""
 
     seq_lens: list
     repeat: int
@@ -40,7 +40,7 @@ class Case:
 
 
 class Failure(Exception):
-    """One line for people: what went wrong in a contender's process."""
+    """Returns one line on what went wrong in a contender's process."""
 
 
 def last_line(text):
@@ -49,20 +49,20 @@ def last_line(text):
 
 
 def chunk_tokens(text, seq_len):
-    """--chunk's value as a number: N, or T/N of the length."""
+    """Returns --chunk's value as a number: N, or T/N of the length."""
     return -(-seq_len // int(text[2:])) if text.startswith("T/") else int(text)
 
 
 @dataclass
 class Contender:
     name: str
-    options: object  # of compare.py
-    chunk: str = None  # N or T/N; None: the contender's own
-    several_lengths = False  # in one process
+    options: object  # options of compare.py
+    chunk: str = None  # N or T/N; None: the contender's default
+    several_lengths = False  # one process can measure several lengths
     command_needs = ()  # files that a result depends on
 
     def missing(self):
-        """Why it cannot take part, or None."""
+        """Returns why it cannot take part, or None."""
 
     def common(self, case):
         o = self.options
@@ -88,7 +88,7 @@ class Contender:
         return self.chunk if self.chunk is None else chunk_tokens(self.chunk, case.seq_lens[0])
 
     def read(self, stdout):
-        """{length or None: result} from the lines of JSON."""
+        """Returns {length or None: result} from the lines of JSON."""
         results = {}
         for line in stdout.splitlines():
             if line.startswith("{"):
@@ -100,11 +100,11 @@ class Contender:
         return results
 
     def memory_error(self, _stderr):
-        """Whether a process that failed says that memory ran out; contenders say so in their result."""
+        """Tells whether a failed process reports that memory ran out; contenders report it in their result."""
         return False
 
     def run(self, case, timeout):
-        """{length: result}. A result has what README.md says, or `error` and nothing else."""
+        """Returns {length: result}. A result has the fields in README.md, or only `error`."""
         command = self.command(case)
         environment = dict(
             os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"
@@ -125,7 +125,7 @@ class Contender:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # a session of its own: nothing but this contender
+            os.killpg(process.pid, signal.SIGKILL)  # its session has only this contender
             stdout, stderr = process.communicate()
             error = f"timed out after {timeout:g} s"
         except BaseException:  # what ends us ends it, too
@@ -139,7 +139,7 @@ class Contender:
             found = self.read(stdout)
         except Failure as failure:
             found, error = {}, f"failed: {failure}"
-        if error and len(case.seq_lens) == 1:  # of several lengths, those before the error hold
+        if error and len(case.seq_lens) == 1:  # with several lengths, results before the error are valid
             found = {}
         if None in found and len(case.seq_lens) == 1:
             found[case.seq_lens[0]] = found.pop(None)
@@ -150,7 +150,7 @@ class Contender:
 
 
 def checked(result, repeat):
-    """The result as it is, or an error that says what is wrong with it."""
+    """Returns the result, or an error that says what is wrong with it."""
     if result.get("error"):
         return result
     numbers = [result.get(key) for key in ("loss", "grad_norm", "peak_bytes")]
@@ -243,7 +243,7 @@ class Ours(Contender):
 
 # ---- others --------------------------------------------------------------------------------------------------------
 def python_problem(python, device):
-    """(why a Python does not do, or None; its version of transformers). Importing them would take as long as a case."""
+    """Returns (why a Python is unsuitable, or None; its version of transformers), without the time to import it."""
     test = [
         "from importlib.metadata import version",
         "version('torch'), version('safetensors')",
@@ -260,7 +260,7 @@ def python_problem(python, device):
 
 @dataclass
 class TorchProgram(Contender):
-    """A program of this folder, under a Python that the user names."""
+    """A program of this folder, under a Python named by the user."""
 
     python: str = None
     script: str = None
@@ -300,7 +300,7 @@ class Paper(TorchProgram):
 
 
 class Command(Contender):
-    """A program of the user's, or llm.c's script: anything that takes these arguments and prints such a result."""
+    """A program of the user's, or llm.c's script: it takes these arguments and prints such a result."""
 
     def __init__(self, name, options, words):
         super().__init__(name, options, options.chunk)
@@ -327,7 +327,7 @@ class Llmc(Command):
 
 
 def make(name, options):
-    """The contender of that name; `options.commands` are the user's own."""
+    """Returns the contender of that name; `options.commands` are the user's."""
     if name in options.commands:
         return Command(name, options, shlex.split(options.commands[name]))
     if name == "hf":
@@ -351,7 +351,7 @@ def make(name, options):
 
 
 def sweep(options):
-    """Ours once more for each of --chunks: stream@512, stream-keep@512, ..."""
+    """Returns our contenders again for each of --chunks: stream@512, stream-keep@512, ..."""
     return [
         Ours(f"{name}@{chunk}", options, chunk)
         for name in options.contenders

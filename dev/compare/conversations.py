@@ -98,7 +98,7 @@ class Family:
                          for text, kind in ((self.own, ""), (self.training, "_training"))}
 
     def trl(self, template, row, given):
-        """(ids, mask); (None, None) where it refuses. Blocks are in the order of turns."""
+        """Returns (ids, mask); (None, None) if it refuses. Blocks are in the order of turns."""
         try:
             found = self.tokenizer.apply_chat_template(given, tools=row.get("tools"), chat_template=template, return_dict=True,
                                                        return_assistant_tokens_mask=template == self.training)

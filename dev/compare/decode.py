@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Texts completed side by side: our sampler beside transformers.generate, on the CPU, in turns within one run.
+"""Compares our sampler with transformers.generate at completing texts in parallel, on the CPU, in turns within one run.
 
     dev/compare/decode.py --python venv/bin/python [--init qwen3-0.6b,num_hidden_layers=8] [--texts 4,32] [--rounds 5]
 
@@ -24,7 +24,7 @@ WORKER = "--as-transformers"
 
 
 def transformers_side(folder, texts, prompt, new_tokens, group, threads):
-    """What `bench decode` does, by transformers."""
+    """The same as `bench decode`, by transformers."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import torch
@@ -55,7 +55,7 @@ class Side:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT)
 
     def complete(self):
-        """Seconds, and the ids of all texts."""
+        """Returns seconds, and the ids of all texts."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         words = self.process.stdout.readline().split()

@@ -21,7 +21,7 @@ import torch_pass  # noqa: E402
 import transformers  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-MEASURED_TOKENS = 8192  # the length, at most, at which the attention kernels are held against each other
+MEASURED_TOKENS = 8192  # longest length at which attention kernels are compared
 
 
 def load(options, attention):
@@ -40,7 +40,7 @@ def load(options, attention):
 
 # ---- attention -----------------------------------------------------------------------------------------------------
 def attention_seconds(backend, q, k, v):
-    """Forward and backward of causal attention by one kernel, the better of two; None where it refuses them."""
+    """Returns the time of causal attention's forward and backward by one kernel, the better of two; None if it refuses."""
     times = []
     with sdpa_kernel(backend):
         for _ in range(3):  # the first one warms up
@@ -59,14 +59,14 @@ def attention_seconds(backend, q, k, v):
 
 
 class Attention:
-    """flash-attn where it is installed (bf16 on a GPU), else the fastest of PyTorch's kernels at the model's shape."""
+    """flash-attn if installed (bf16 on a GPU), else the fastest of PyTorch's kernels at the model's shape."""
 
     def __init__(self, options):
         self.options = options
         self.on_gpu = options.device == "cuda"
         flash = self.on_gpu and options.dtype == "bf16" and importlib.util.find_spec("flash_attn")
         self.implementation = "flash_attention_2" if flash else "sdpa"
-        self.backend = None  # of sdpa, once measured
+        self.backend = None  # sdpa's, once measured
         self.seconds = {}
 
     def choose(self, config, T):
@@ -86,7 +86,7 @@ class Attention:
         self.backend = min(self.seconds, key=self.seconds.get) if self.seconds else None
 
     def chosen(self):
-        """A context in which the measured kernel comes first, and others take what it refuses."""
+        """Returns a context that prefers the measured kernel, and lets others take calls that it refuses."""
         if self.backend is None:
             return torch.enable_grad()
         others = [
@@ -105,7 +105,7 @@ class Attention:
 
 # ---- losses --------------------------------------------------------------------------------------------------------
 def plain_pass(model, inputs, targets):
-    """transformers' own loss; it has the logits of all tokens, in fp32 too."""
+    """transformers' loss; it holds the logits of all tokens, also in fp32."""
     loss = model(input_ids=inputs, labels=targets, shift_labels=targets, use_cache=False).loss
     loss.backward()
     return loss.detach()

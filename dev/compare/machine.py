@@ -1,4 +1,4 @@
-"""What is measured on: device, clocks, versions, and the rate that shares of the peak are taken of."""
+"""Describes the machine: device, clocks, versions, and the peak rate for shares."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ import tempfile
 
 from contenders import HERE, ROOT
 
-GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # that contenders see as their first
+GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # the first GPU of contenders
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 PEAKS = os.path.join(ROOT, "scripts", "gpu_peaks.txt")
 
 
 def output_of(command):
-    """Its stdout, or nothing where there is no such program or it fails."""
+    """Returns its stdout; "" if there is no such program or it fails."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     except OSError:
@@ -25,13 +25,13 @@ def output_of(command):
 
 
 def ask_gpu(fields):
-    """What nvidia-smi says of the GPU that contenders see as their first."""
+    """Queries nvidia-smi for the first GPU of contenders."""
     lines = output_of(["nvidia-smi", "-i", GPU, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
     return lines[0] if lines and "error" not in lines[0].lower() else ""
 
 
 def cpu_name():
-    """Its name, cores, and the instructions that the environment limits oneDNN's and PyTorch's libraries to."""
+    """Returns the CPU's name, cores, and the instruction sets that the environment allows oneDNN and PyTorch."""
     with open("/proc/cpuinfo") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     limits = {os.environ[name].upper() for name in LIMITS if os.environ.get(name)}
@@ -40,14 +40,14 @@ def cpu_name():
 
 
 def commit():
-    """HEAD, marked where tracked files differ from it."""
+    """Returns HEAD, marked if tracked files differ from it."""
     head = output_of(["git", "rev-parse", "HEAD"]) or "unknown"
     return head + "-modified" if output_of(["git", "status", "--porcelain", "--untracked-files=no"]) else head
 
 
 @contextlib.contextmanager
 def gpu_watched(on_gpu):
-    """A dictionary that has at the end [least, median, most] of clock, power and temperature while the GPU was busy."""
+    """Yields a dictionary, at the end with [least, median, most] of clock, power and temperature while the GPU was busy."""
     found = {}
     fields = "utilization.gpu,clocks.sm,power.draw,temperature.gpu"
     unbuffered = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []
@@ -70,7 +70,7 @@ def gpu_watched(on_gpu):
 
 
 def known_peak(device_name, dtype):
-    """Dense TFLOP/s of the data sheet, or None."""
+    """Returns dense TFLOP/s of the data sheet, or None."""
     with open(PEAKS, encoding="utf-8") as file:
         for line in file:
             words = line.split()
@@ -80,7 +80,7 @@ def known_peak(device_name, dtype):
 
 
 def peak(options):
-    """(TFLOP/s, where the figure comes from); (None, why there is none)."""
+    """Returns (TFLOP/s, source of the figure), or (None, why there is none)."""
     if options.peak:
         return options.peak, "--peak"
     if not options.on_gpu:

@@ -23,7 +23,7 @@ NOTE = "mask of ones; the last position, which it leaves out, has its target"
 
 
 def load_stream_model(checkout):
-    """The class, from its file: the package beside it would import trainers, and their libraries."""
+    """Loads the class from its file: the package would import trainers, and their libraries."""
     path = os.path.join(checkout, "src", "streambp", "stream_model.py")
     spec = importlib.util.spec_from_file_location("stream_model", path)
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +39,7 @@ class LossWithLastTarget:
     """
 
     def __init__(self):
-        self.last = None  # [B, 1]: the target of the last position
+        self.last = None  # [B, 1] target of the last position
         self.length = 0
 
     def __call__(self, logits, labels, vocab_size, **_ignored):
@@ -90,7 +90,7 @@ def prepare(options):
 
 
 class NamesOf:
-    """The model's parameters under the names that they had before StreamModel wrapped its layers."""
+    """Returns the model's parameters under their names before StreamModel wrapped its layers."""
 
     def __init__(self, model):
         self.model = model

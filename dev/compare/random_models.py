@@ -42,7 +42,7 @@ AUTO = transformers.AutoModelForCausalLM
 
 # ---- configurations --------------------------------------------------------------------------------------------------------------
 def scaling(r, positions):
-    """A way of rotary positions, or another."""
+    """Draws a rope type and its keys."""
     kind = r.choice(["default", "default", "linear", "llama3", "yarn", "yarn"])
     rope = dict(rope_type=kind, rope_theta=float(r.choice([5e3, 1e4, 5e5, 1e6, 12345.6])))
     if kind != "default":
@@ -58,7 +58,7 @@ def scaling(r, positions):
 
 
 def sizes(r):
-    """What all rotated families have. transformers wants a multiple of the heads for hidden_size, and even widths of a head."""
+    """Draws the keys of all rotated families. transformers needs hidden_size to be a multiple of the heads, and even head widths."""
     groups, kv = r.choice([1, 2, 3, 4]), r.choice([1, 1, 2, 3])
     return dict(vocab_size=r.randrange(60, 140), hidden_size=groups * kv * r.randrange(3, 60 // (groups * kv) + 4),
                 intermediate_size=r.randrange(9, 90),
@@ -68,12 +68,12 @@ def sizes(r):
 
 
 def part(r, width):
-    """The share of a head that is rotated, an even number of elements."""
+    """Draws the rotated share of a head, an even number of elements."""
     return r.choice([p for p in (0.25, 0.5, 0.75, 1.0) if width * p % 2 == 0])
 
 
 def width_of_heads(r, s):
-    """For classes without head_dim, which take it all the same: as it is, or left to follow from the others. Returns it."""
+    """Draws head_dim for classes that lack it but read it: given, or derived from other keys. Returns it."""
     if r.random() < 0.3:
         return s["head_dim"]
     s["hidden_size"] = s["num_attention_heads"] * s["head_dim"]
@@ -231,7 +231,7 @@ def change(r, where, values):
 
 
 def scale(r, config):
-    """rope_scaling beside rope_parameters, or in its place, with its type under one name or the other."""
+    """Adds rope_scaling to rope_parameters or replaces it, with its type under either name."""
     rope = config.get("rope_parameters")
     if isinstance(rope, dict) and r.random() < 0.5:
         rope = config.pop("rope_parameters")
@@ -247,7 +247,7 @@ def scale(r, config):
 
 
 def mutate(r, config):
-    """Changes a config.json, and says how."""
+    """Changes a config.json; returns how."""
     said = []
     for _ in range(r.choice([1, 1, 1, 2, 2, 3])):
         ropes = [config[key] for key in ("rope_parameters", "rope_scaling") if isinstance(config.get(key), dict)]
@@ -263,7 +263,7 @@ def mutate(r, config):
 
 
 def small_model(folder):
-    """The model that transformers makes of a config.json, with random weights that fp32 holds, saved beside it."""
+    """Builds transformers' model of a config.json, with random weights representable in fp32, saved beside it."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         size = sum(p.numel() for p in AUTO.from_config(config).parameters())
@@ -282,7 +282,7 @@ def small_model(folder):
 
 
 def mutated_trial(seed, number, names, work, verbose):
-    """Returns the family, how both take it, what was changed, and what was said or is different."""
+    """Returns the family, whether both accept it, the change, and messages or differences."""
     r = random.Random(f"{seed} {number} mutated")
     name = r.choice(names)
     config = FAMILIES[name](r)
@@ -311,7 +311,7 @@ def mutated_trial(seed, number, names, work, verbose):
                           doc_length=torch.tensor([39]))
             loss, _, _, gradients = make_golden.loss_and_gradients(model, stream)
             assert not loss.isnan(), "NaN"
-        except Exception as error:  # of any kind: it is not read there
+        except Exception as error:  # of any kind: transformers refuses it
             theirs = f"{type(error).__name__}: {error}"
     try:
         if theirs:
@@ -449,7 +449,7 @@ def main():
                 name, *errors = trial(options.seed, number, names, pathlib.Path(work), options.only is not None)
                 worst = tuple(map(max, worst, errors))
                 counts[name] = counts.get(name, 0) + 1
-            except Exception as error:  # any fault of either side is one trial's
+            except Exception as error:  # a fault of either side fails only this trial
                 failed += 1
                 print(f"trial {number} of seed {options.seed}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))

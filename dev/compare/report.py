@@ -1,4 +1,4 @@
-"""From records to rows, checks, Markdown and CSV. scripts/results_table.py makes README's tables with `markdown`."""
+"""Turns records into rows, checks, Markdown and CSV. scripts/results_table.py makes README's tables with `markdown`."""
 
 import csv
 import statistics
@@ -58,7 +58,7 @@ def relative(a, b):
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
 def row_of(records, batch):
-    """One contender at one length: medians over all rounds; of several passes of a process the first is left out."""
+    """Returns the row of a contender at a length: medians over all rounds; skips the first of several passes of a process."""
     first = records[0]
     errors = [r["result"]["error"] for r in records if r["result"].get("error")]
     row = dict.fromkeys(COLUMNS)
@@ -96,7 +96,7 @@ def worst_last(difference):
 
 
 def against(row, results, yardstick, yardstick_results, tolerances):
-    """Ratios to `stream` at the same length, and what is beyond the tolerance."""
+    """Adds ratios to `stream` at the same length, and differences beyond the tolerance."""
     row["time_ratio"] = row["seconds"] / yardstick["seconds"]
     row["memory_ratio"] = row["peak_bytes"] / yardstick["peak_bytes"]
     wanted = yardstick_results[0]
@@ -110,7 +110,7 @@ def against(row, results, yardstick, yardstick_results, tolerances):
 
 
 def rows_of(records, names, seq_lens, batch, dtype, peak, on_gpu):
-    """Rows in the order of lengths, then of contenders. `names`: of contenders; the first is the yardstick."""
+    """Returns rows by length, then contender. `names`: contenders; the first is the reference."""
     rows = []
     for T in seq_lens:
         found = {
@@ -131,7 +131,7 @@ def rows_of(records, names, seq_lens, batch, dtype, peak, on_gpu):
 
 
 def longest_ratios(longest):
-    """How many times the contender's longest length `stream`, the first, has."""
+    """Returns the ratio of `stream`'s longest length to the contender's."""
     most = longest[0]["seq_len"]
     for row in longest:
         row["ratio"] = most / row["seq_len"] if most and row["seq_len"] else None
@@ -139,7 +139,7 @@ def longest_ratios(longest):
 
 
 def failures(rows, longest):
-    """Lines about what is wrong or failed, for exit status 1. Too little memory or time is no failure."""
+    """Returns lines about errors and failures, for exit status 1. Too little memory or time is not a failure."""
     lines = []
     for row in rows:
         where = f"{row['contender']}, T = {row['seq_len']}"
@@ -187,7 +187,7 @@ CELLS = {  # column: (heading, cell of a row)
 
 
 def table(rows):
-    """Columns in which no row has a value are left out."""
+    """Returns the lines of a table, without columns that have no value."""
     columns = [
         name for name in CELLS if any(r.get(name) is not None or r.get(name + "_difference") is not None for r in rows)
     ]
@@ -219,7 +219,7 @@ def longest_table(longest):
 
 
 def markdown(run):
-    """The tables of one run, with what they are of: `run` is compare.json."""
+    """Returns the tables of one run with their description: `run` is compare.json."""
     peak = (
         " Share of peak: causal model FLOPs, recomputation not counted, over "
         f"{run['peak_tflops']:.3g} TFLOP/s ({run['peak_from']})."

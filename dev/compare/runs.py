@@ -1,5 +1,5 @@
-"""Runs contenders and keeps what they said: one file for each process and length below OUT/cases, which --resume takes
-up again."""
+"""Runs contenders and keeps their results: one file for each process and length below OUT/cases, which --resume
+reuses."""
 
 import datetime
 import hashlib
@@ -44,7 +44,7 @@ class Runner:
 
     # ---- one process ------------------------------------------------------------------------------------------------
     def key(self, contender, repeat, limit):
-        """What a result depends on: one that was found under another key is not taken."""
+        """Returns a key of everything that a result depends on; results with another key are not reused."""
         o = self.options
         return {
             "model": o.model_key,
@@ -64,7 +64,7 @@ class Runner:
         return os.path.join(self.folder, f"{contender.name}-{T}-{what}.json".replace("/", "_").replace(" ", "-"))
 
     def kept(self, contender, T, what, repeat, limit):
-        """The record that --resume finds, or None. What failed or was too slow is run again."""
+        """Returns the record that --resume finds, or None. Failed or slow cases run again."""
         try:
             with open(self.path(contender, T, what), encoding="utf-8") as file:
                 record = json.load(file)
@@ -81,7 +81,7 @@ class Runner:
         return contender.run(case, self.options.timeout)
 
     def process(self, contender, lengths, what, repeat, limit, with_gradients=False):
-        """Records of these lengths: kept ones, and those of one new process for the others."""
+        """Returns records of these lengths: kept ones, and those of one new process for the others."""
         records = {T: self.kept(contender, T, what, repeat, limit) for T in lengths}
         missing = [T for T in lengths if records[T] is None]
         if not missing:
@@ -130,7 +130,7 @@ class Runner:
 
     # ---- gradients --------------------------------------------------------------------------------------------------
     def reference(self):
-        """Writes the gradients of `stream` at the first length, which all are held against. None, or why it failed."""
+        """Writes the gradients of `stream` at the first length, the reference for all. Returns None, or why it failed."""
         contender = self.contenders[0]
         T = self.options.seq_lens[0]
         path = os.path.join(self.gradients, "reference.safetensors")
@@ -147,7 +147,7 @@ class Runner:
         return result.get("error")
 
     def held_against_reference(self, contender, path):
-        """{parameter: relative L2 difference}, or {"error": ...}. The file is large and not needed again."""
+        """Returns {parameter: relative L2 difference}, or {"error": ...}; removes the large file."""
         try:
             return tensors.gradient_differences(path, os.path.join(self.gradients, "reference.safetensors"), self.names)
         except (OSError, ValueError, KeyError) as error:

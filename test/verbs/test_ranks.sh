@@ -286,7 +286,7 @@ unset STREAMBP_ALLOCATION_GUARD
 ranks_succeed 2 train ${common% 6} 1 --reward-failure skip \
     --reward-command 'for i in 1 2 3 4 5 6 7 8; do read -r x; echo $((i % 3)); done'
 check "a command of another rank that fails is told of: $(grep 'left out' "$WORK/err")" grep -q \
-    'step 1: rank 1 on [^ ]*: the reward command ended after 8 of 12 .*, and 1 of 5 groups are left out' "$WORK/err"
+    'step 1: rank 1 on [^ ]*: the reward command ended after 8 of 12 .*; 1 of 5 groups are left out' "$WORK/err"
 ranks_refuse 1 'step 1: rank 0 on .* with exit code 3; no completion got a reward' 2 train ${common% 6} 1 --reward-failure skip --reward-command 'exit 3'
 ranks_refuse 2 'batch 5 prompts are fewer than the 6 replicas; give --batch 6' 6 train $common "$@"
 ranks_refuse 2 'reward-timeout 20 s: .* --timeout 20 s' 2 train $common "$@" --reward-timeout 20 --timeout 20
