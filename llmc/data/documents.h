@@ -310,7 +310,7 @@ static void documents_index(DataLoader *d, ShardDocument *entry) {
         d->checked = (unsigned char *)checked_calloc(d->documents / 8 + 1, 1, "the checked documents");
 }
 
-// Counts the tokens of a prompt and its reference answer; a group has none.
+// Counts the tokens of a prompt and its reference answer; a group has only the prompt.
 static size_t prompts_text_tokens(const DocumentRef *at) {
     return at->shard->header.kind == KIND_GROUPS ? at->entry.prompt : at->entry.tokens;
 }

@@ -62,7 +62,7 @@ typedef struct {
     double from;
 } Schedule;
 
-// Returns p of a step: 0 at the peak, 1 at the end.
+// Returns p of a step: 0 at the peak, 1 one step after the last (version_1: at the last).
 static double schedule_decayed(const Schedule *schedule, size_t step) {
     const size_t decay = (size_t)(schedule->decay_fraction * (double)schedule->steps + 0.5);
     const size_t made = schedule->version_1 ? step : step - 1;
