@@ -254,10 +254,12 @@ static size_t next_full(const StreamBP *s, size_t l, int step) {
     return l;
 }
 
-static void window_select(StreamBP *s, const ChunkMemory *m, size_t l) {
-    const size_t row = number_in_kind(s, l) * s->kv.rows[1], KV = shapes_of(s->model).KV;
-    s->kv.k = stored_row(s, m->k[1], row, KV), s->kv.v = stored_row(s, m->v[1], row, KV);
-    s->kv.dk = summed_row(s, m->dk[1], row, KV), s->kv.dv = summed_row(s, m->dv[1], row, KV);
+// Points s->kv at layer l's rows on the device.
+static void rows_select(StreamBP *s, const ChunkMemory *m, size_t l) {
+    const size_t kind = layer_window(&s->model->config, l) != 0, KV = shapes_of(s->model).KV;
+    const size_t row = number_in_kind(s, l) * s->kv.rows[kind];
+    s->kv.k = stored_row(s, m->k[kind], row, KV), s->kv.v = stored_row(s, m->v[kind], row, KV);
+    s->kv.dk = summed_row(s, m->dk[kind], row, KV), s->kv.dv = summed_row(s, m->dv[kind], row, KV);
 }
 
 // Pass 2, of the other layers: slides a window back to chunk c, or starts loading the state before it.
@@ -273,7 +275,7 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         const size_t i = number_in_kind(s, l);
         state_move(s, m, l, c, 1, summed_row(s, m->before, i, d.S), stored_row(s, m->before_columns, i, d.columns));
     } else {
-        window_select(s, m, l);
+        rows_select(s, m, l);
         s->kv.first = m->first;
         window_slide_back(s, l, c);
         border_move(s, m, l, c, border_of(s, c), ROWS_BORDER_IN);
@@ -299,19 +301,15 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
         s->linear.kept = m->before ? summed_row(s, m->before, i, d.S) : summed_row(s, m->kept, kept, d.S);
         s->linear.kept_columns = m->before ? stored_row(s, m->before_columns, i, d.columns)
                                            : stored_row(s, m->kept_columns, kept, d.columns);
-    } else if (layer_window(&s->model->config, l)) {
-        window_select(s, m, l);
-        if (layer_slides(s, l))
-            s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
-    } else if (keys_off_device(s)) {
+    } else if (layer_kind(&s->model->config, l) == LAYER_FULL && keys_off_device(s)) {
         KeySlot *slot = key_slot(s, m, l);
         page_await(s->ops, &slot->page);
         s->kv.k = slot->k, s->kv.v = slot->v, s->kv.dk = slot->dk, s->kv.dv = slot->dv;
         slot->page.asked = 0;
     } else {
-        const size_t row = i * s->N;
-        s->kv.k = stored_row(s, m->k[0], row, d.KV), s->kv.v = stored_row(s, m->v[0], row, d.KV);
-        s->kv.dk = summed_row(s, m->dk[0], row, d.KV), s->kv.dv = summed_row(s, m->dv[0], row, d.KV);
+        rows_select(s, m, l);
+        if (layer_slides(s, l))
+            s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
     }
 }
 
