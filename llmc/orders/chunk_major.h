@@ -1,36 +1,36 @@
 /*
-Chunk-major orders: a chunk goes through all layers before the next one comes.
+Chunk-major orders: a chunk passes through all layers before the next one starts.
 
-    seco    (SeCO)   pass 1 takes every chunk, first to last, through the whole model and keeps K, V of all layers.
-                     Pass 2 takes them last to first: a chunk's activations of all layers are computed again from the
-                     K, V of what is before it; then backward through all layers. What it adds to dK, dV of earlier
-                     chunks waits there until their turn. Exact.
-    spaco   (SpaCO)  pass 2 takes chunk c with probability q, by a draw of its own. Its loss, and the gradient that has
-                     come to its K, V, count 1/q times. By induction from the last chunk the expectation of each
-                     gradient is the exact one: unbiased.
+    seco    (SeCO)   pass 1 runs every chunk, first to last, through the whole model and keeps K, V of all layers.
+                     Pass 2 visits them last to first: it recomputes a chunk's activations of all layers from the K, V
+                     before it, then runs backward through all layers. What it adds to dK, dV of earlier chunks stays
+                     there until their visit. Exact.
+    spaco   (SpaCO)  pass 2 visits chunk c with probability q, drawn independently. Its loss and its accumulated dK, dV
+                     are scaled by 1/q. By induction from the last chunk the expectation of each gradient is the exact
+                     one: unbiased.
 
-A chunk's activations exist once for all layers, and no layer inputs: for each token there are K, V of all layers, and
-their gradients.
+Activations of one chunk exist for all layers, and no layer inputs: each token has K, V of all layers, and their
+gradients.
 
     memory  2 N L' KV (s + 4) + (N/n) (L_w 2 (w-1) KV s + L_s HV DK DV 4) + n ((L+1) C + L A) s + m (V + C) s, and
-            sums of all gradients; L' layers see everything, L_w have a window w, L_s a state
+            sums of all gradients; L' layers have full attention, L_w a window w, L_s a state
     FLOPs   F (without the head) + F + B; spaco F + q (F + B)
 
-Weights of layers are read once for each chunk, not once for each pass, and dW is summed over chunks: in fp32 for all
-layers at one time (grads_hold). Memory of all layers, and where it lies: chunk_memory.h.
+Weights are read once per chunk, not once per pass. dW accumulates over chunks, in fp32 for all layers at the same time
+(grads_hold). Memory of all layers, and its places: chunk_memory.h.
 */
 #ifndef LLMC_CHUNK_MAJOR_H
 #define LLMC_CHUNK_MAJOR_H
 #include "chunk_memory.h"
 
-// Ops that follow stand for so many visits in a plan.
+// Makes the ops that follow count `visits` times in the dry run.
 static void count_visits(StreamBP *s, double visits) {
     s->memory.layers_repeat = s->memory.chunk_repeat = visits;
     s->ops->repeat(visits);
 }
 
 // ---- a chunk through all layers -------------------------------------------------------------------------------------
-// visits: chunks that this one stands for
+// Runs chunk c forward through all layers. visits: chunks that it counts for in the dry run
 static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     const int again = s->pass == PASS_FORWARD;
     const Phase phase = again ? PHASE_BACKWARD : PHASE_FORWARD;
@@ -63,7 +63,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     layers_end(&s->memory);
 }
 
-// The head of chunk c, in its own chunks. dw: NULL: log-probabilities alone
+// Runs the head on chunk c, in logits chunks. dw NULL: log-probabilities alone
 static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw) {
     const size_t most = min_size(effective_chunk(s, s->logits_chunk), c.n), whole = c.n / most;
     count_visits(s, visits);
@@ -80,7 +80,7 @@ static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw)
     s->memory.layers_repeat = 1;
 }
 
-// The gradient that has come to chunk c's keys and values, or to the state behind it, counts so many times.
+// Scales the accumulated dK[c], dV[c] (or dstate, dcolumns) by `factor`.
 static void arrived_scale(StreamBP *s, size_t l, Chunk c, double factor) {
     const Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
@@ -120,17 +120,18 @@ static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, 
     s->memory.layers_repeat = 1;
 }
 
-#define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // of random.h: chunks that have a backward ("chunks")
+#define RANDOM_STREAM_CHUNKS 0x6368756e6b73ull // of random.h: the draws of chunks ("chunks")
 
 // ---- draws (method spaco) -------------------------------------------------------------------------------------------
-// Draws the chunks of pass 2, each with probability keep. By the seed alone, so that a resumed run draws the same.
+// Draws the chunks of pass 2, each with probability keep, from the seed alone: a resumed run draws the same.
 static void chunks_draw(Sparse *sparse, size_t chunks) {
     for (size_t i = 0; i < chunks; i++)
         sparse->drawn[i] = random_uniform(sparse->seed, RANDOM_STREAM_CHUNKS, i) < sparse->keep;
 }
 
 // ---- a sequence -----------------------------------------------------------------------------------------------------
-// Pass 1, first to last: keeps K, V, windows and states. Log-probabilities where the objective or a draw needs them.
+// Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for objectives that weigh whole
+// sequences, and for spaco, whose pass 2 skips chunks.
 static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
     const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
     s->pass = PASS_FORWARD_FIRST;
@@ -145,7 +146,7 @@ static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
     sequence_weights(s);
 }
 
-// Pass 2, last to first: each chunk forward again, then backward. factor: 1/q with method spaco, else 1
+// Runs pass 2, last to first: each chunk forward again, then backward. factor: 1/q with method spaco, else 1
 static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
     const int sparse = s->method == METHOD_SPACO;
     m->first = s->N;
@@ -166,7 +167,7 @@ static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
     }
 }
 
-// Both passes over a sequence. With method spaco pass 2 takes the chunks that s->sparse has drawn.
+// Runs both passes over a sequence. With method spaco pass 2 visits only the chunks drawn in s->sparse.
 static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
     const double factor = s->method == METHOD_SPACO ? 1 / s->sparse.keep : 1;
@@ -187,7 +188,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     push_kept_activations(s, &kept);
     s->kept = &kept;
     s->ops->repeat(1);
-    weights_step(&s->memory, GROUP_HEAD); // a deferred step is done with the gradients before
+    weights_step(&s->memory, GROUP_HEAD); // a deferred step reads the gradients of the last one
     grads_held_begin(&s->memory);
     gradients_of_all_zero(s, &m);
     chunk_major_backward(s, &m, factor);

@@ -1,27 +1,25 @@
 /*
-Ranks that share a sequence, by gathering (sequence parallelism). Each rank goes through the layers with its own tokens;
-what its queries see of a layer's keys and values comes to it before attention, and what its backward has found for the
-keys of other ranks goes back to them, once per layer and pass:
+Ranks that share a sequence, by gathering (sequence parallelism). Each rank runs the layers on its own tokens. Before
+attention it receives the other ranks' keys and values that its queries see. In backward it sends their dK, dV back:
 
-    layers that see everything   all-gather of K, V of each half of the sequence, in the order of its tokens;
-                                 reduce-scatter of dK, dV of a half
-    layers with a window         each range gets its halo, the keys before it that its queries see, from their owners;
-                                 dK, dV of a halo go back and are added there
+    full-attention layers    all-gather of K, V of each half of the sequence, in token order;
+                             reduce-scatter of dK, dV of a half
+    layers with a window     each range receives its halo, the keys before it that its queries see, from their owners;
+                             dK, dV of a halo are sent back and added there
 
-Queries see nothing behind them, so those of the first half need the first half alone: the second is on its way while
-they are worked on; backward, chunks last to first, dK, dV of the second half are complete when the first begins.
+Attention is causal: queries of the first half need its keys alone, so the second half is in flight meanwhile. Backward
+visits chunks last to first, so dK, dV of the second half are complete when the first half begins.
 
-dK, dV of a chunk are complete after the exchange only, so kv_backward follows in loops of its own. The gradient of norm
-1 then comes in two parts, through the queries and later through keys and values: its backward is linear.
+dK, dV of a chunk are complete only after the exchange, so kv_backward runs in loops of its own. The gradient of norm 1
+arrives in two parts: through queries, later through keys and values. Its backward is linear, so both add up.
 */
 #ifndef LLMC_GATHER_H
 #define LLMC_GATHER_H
 #include "streambp.h"
 
-// ---- layers that see everything: gather and reduce-scatter ----------------------------------------------------------
-// All-gather of the keys and values of a half, of which every rank has made its own; or reduce-scatter of its dK, dV:
-// the own tokens' become sums over all ranks. Rows behind the last token are not looked at, and zero in dK, dV. Returns
-// the ticket; 0: there is nothing to wait for.
+// ---- full-attention layers: gather and reduce-scatter ---------------------------------------------------------------
+// All-gathers K, V of a half. gradients: reduce-scatters dK, dV instead; rows of own tokens become sums over all ranks.
+// Rows after the last token are padding, zero in dK, dV. Returns the ticket; 0: nothing to await.
 static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
     Shapes d = shapes_of(s->model);
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
@@ -38,7 +36,7 @@ static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
 }
 
 // ---- layers with a window -------------------------------------------------------------------------------------------
-// The tokens in the halo of range `half` of rank `seer` that rank `owner` owns in its range `part`.
+// Returns the tokens that rank `owner` has in its range `part` and that are in the halo of rank `seer`'s range `half`.
 static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
     const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->N, s->ranks, seer, half);
     const Range owned = sequence_part(s->N, s->ranks, owner, part);
@@ -48,7 +46,7 @@ static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner
     return both;
 }
 
-// Tokens in the halos of all ranks, for each of them. Only a plan wants to know.
+// Returns the mean number of halo tokens of a rank. For the dry run alone: else 0
 static double halo_mean(const StreamBP *s) {
     size_t tokens = 0;
     for (size_t rank = 0; rank < s->ranks && s->dry; rank++)
@@ -57,14 +55,14 @@ static double halo_mean(const StreamBP *s) {
     return (double)tokens / (double)s->ranks;
 }
 
-enum { HALO_MESSAGES = 16 }; // to and from one peer each: two halos in two ranges, of keys and of values
+enum { HALO_MESSAGES = 16 }; // with one peer, each way: 2 halos from 2 ranges, K and V
 
 typedef struct {
     Message message[HALO_MESSAGES];
     size_t count;
 } Messages;
 
-// Keys and values, or dK and dV, of `bytes` each: to a peer, or from it.
+// Adds messages that send K and V (or dK and dV) of `bytes` each to a peer, or receive them from it.
 static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, size_t bytes) {
     for (size_t i = 0; i < 2 && bytes; i++) {
         void *x = i ? v : k;
@@ -73,12 +71,12 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
     }
 }
 
-// Peers are met one after the other: in step i each rank's halos come from the rank that is i before it.
+// Receives the halos, one peer a step: in step i from the rank i before this one. Returns the last ticket.
 static int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const KeyValue *kv = &s->kv;
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
-    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
+    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     int64_t ticket = 0;
     for (size_t i = 1; i < S; i++) {
         const size_t to = (rank + i) % S, from = (rank + S - i) % S;
@@ -95,14 +93,14 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
     return ticket;
 }
 
-// dK, dV of the halos go the same ways back, and are added, in the order of the steps.
+// Sends dK, dV of the halos back to their owners, and adds those received in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const KeyValue *kv = &s->kv;
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->rows, 2 * (window_of_model(&s->model->config) - 1));
-    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // of a step
+    const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
     Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);
     for (size_t i = 1; i < S; i++) {
@@ -131,8 +129,8 @@ static void halos_return(StreamBP *s, size_t l) {
 }
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
-// Own keys and values, half by half, and then those of the others. ticket[half]: what queries of that half wait for.
-// Halos come from both halves, so both wait for all of them.
+// Projects own K, V half by half and starts the exchange. Await ticket[half] before that half's queries. Halos span both
+// halves, so with a window both tickets are the same.
 static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
     const size_t size = layer_chunk(s);
     for (size_t half = 0; half < 2; half++) {
@@ -178,7 +176,7 @@ static void gather_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSu
             norm1_backward(s, l, c, w, dw, &a, dx); // the queries' part
             drop(s, &a);
         }
-        ticket[half] = 0; // what dK, dV of the own tokens of this half wait for
+        ticket[half] = 0; // await it before dK, dV of own tokens of this half
         if (!layer_window(&s->model->config, l))
             ticket[half] = half_share(s, l, half, 1);
         else if (half == 0)

@@ -1,22 +1,21 @@
 /*
-The key/value cache: generation as one more order of the steps of streambp.h. Chunks are outermost, so that a chunk
-visits every layer before the next one comes; K and V of all layers are kept, of the residual stream one chunk. It is on
-the arena between two streams, never during one.
+The key/value cache: generation as one more order of the steps of streambp.h. It is chunk-major: a chunk passes through
+every layer before the next one starts. K and V of all layers are kept, and one chunk of the residual stream. The cache
+is on the arena between two training passes, never during one.
 
-A cache is a stream of `slots` documents of `capacity` tokens each: slot b is tokens [b * capacity, (b + 1) * capacity).
-Where there are several, `slots` more tokens behind them are where a step has what it computes, a row for each slot that
-takes part, before keys and values go to their slots. One slot is a text on its own: layers with a window slide along
-it; several hold all of theirs.
+A cache is a sequence of `slots` documents of `capacity` tokens each; slot b is tokens [b * capacity, (b + 1) *
+capacity). With several slots, `slots` scratch rows follow: a decoding step computes there and scatters K, V to the
+slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
 
-A layer of linear attention has a state for each slot, which is that behind the slot's last token and of no earlier one.
-So that several slots can begin with the same tokens, their state is kept once more, in the place behind the slots'.
+A layer of linear attention has one state for each slot, that after its last token. To let several slots begin with the
+same tokens, one more state after the slots' saves that of the common prefix.
 
     cache_allocate   once, before training: host memory
     cache_begin      pushes it on the arena (RunSettings of plan.h have put it into the plan)
-    cache_feed       further tokens of one slot
-    cache_step       one further token of each of many slots
-    cache_keep       the state of a slot, for others that begin with its tokens: cache_copy
-    cache_draw       a token for each text of what was fed last
+    cache_feed       appends tokens to one slot
+    cache_step       appends one token to each of many slots
+    cache_keep       saves the state of a slot, for cache_copy to others that begin with its tokens
+    cache_draw       draws the next token of each text that was fed last
     cache_end        pops it: the arena is as it was
 */
 #ifndef LLMC_KEY_VALUE_CACHE_H
@@ -24,23 +23,23 @@ So that several slots can begin with the same tokens, their state is kept once m
 #include "streambp.h"
 
 typedef struct {
-    size_t slots, capacity; // documents side by side, tokens that fit into each
-    size_t tokens;          // of the stream
+    size_t slots, capacity; // number of documents, room in each in tokens
+    size_t tokens;          // of all slots, and scratch rows
     size_t chunk;           // tokens that pass through the layers at once
-    int turns;              // ranks gather weights for each other, and each writes other texts (cache_turn)
-    size_t mark;            // of the arena, before
-    Chunk last;             // what was fed last: the tokens behind which others can be drawn
+    int turns;              // ZeRO 3: ranks gather weights together but generate different texts (cache_turn)
+    size_t mark;            // the arena's, before cache_begin
+    Chunk last;             // tokens fed last: cache_draw draws their successors
     Batch documents;
-    size_t *used;                      // [slots] tokens that are there
+    size_t *used;                      // [slots] tokens in each
     int32_t *position;                 // [capacity] 0, 1, 2, ...
     int32_t *step_position, *step_row; // [slots] of a step
     Span *step_span;                   // [slots] of a step: a token and the keys of its slot
-    int32_t *row;                      // [slots] the same; device
-    int32_t *token;                    // [slots] what is drawn, and the numbers that decide it; device
-    double *uniform;
+    int32_t *row;                      // [slots] step_row; device
+    int32_t *token;                    // [slots] drawn tokens; device
+    double *uniform;                   // [slots] uniform numbers of the draws; device
 } Cache;
 
-// Host memory, which outlives the cache on the arena
+// Allocates host memory, which outlives the cache on the arena.
 static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     memset(cache, 0, sizeof(*cache));
     if (!slots || !capacity || capacity > ((size_t)INT32_MAX - slots) / slots)
@@ -89,10 +88,10 @@ static void cache_begin(Cache *cache, StreamBP *s) {
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
-// The next need of weights on a rank: none any more, a walk through all layers, the head
+// What a rank needs weights for next: nothing, a pass through all layers, the head
 typedef enum { TURN_NONE, TURN_FORWARD, TURN_DRAW } Turn;
 
-// The weights of a turn come and go, for the ranks that need them.
+// Gathers and releases a turn's weights for other ranks, without computing.
 static void cache_serve(StreamBP *s, Turn turn) {
     if (turn == TURN_DRAW) {
         weights_acquire_for(&s->memory, GROUP_HEAD, 0);
@@ -111,8 +110,8 @@ static void cache_serve(StreamBP *s, Turn turn) {
     layers_end(&s->memory);
 }
 
-// Gathering is collective, but ranks write texts of their own: walks through the layers come first, and who needs none
-// serves the others until its own turn comes. TURN_NONE returns when no rank needs anything. Collective.
+// Joins the other ranks' gathers until the turn is `wanted`: gathers are collective, but each rank generates its own
+// texts. Passes through the layers go before draws. TURN_NONE returns when no rank needs weights. Collective.
 static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     while (cache->turns) {
         double wants[2] = {wanted == TURN_FORWARD ? 1.0 : 0.0, wanted == TURN_DRAW ? 1.0 : 0.0};
@@ -123,8 +122,8 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
-// Tokens (host) of chunk c through every layer. Afterwards `inputs` holds x_L of these. rows: [c.n] of a step, where
-// keys and values go in their slots; else NULL
+// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the rows
+// in the slots that K, V are scattered to; else NULL
 static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
     const size_t KV = shapes_of(s->model).KV;
     Stored *kv[2] = {s->kv.k, s->kv.v};
@@ -148,7 +147,7 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     layers_end(&s->memory);
 }
 
-// Further tokens (host; NULL in a plan) of one slot, a chunk at a time.
+// Appends tokens (host; NULL in the dry run) to one slot, a chunk at a time.
 static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *tokens, size_t count) {
     for (size_t done = 0; done < count;) {
         const Chunk c = chunk_of(s, slot * cache->capacity + cache->used[slot], min_size(count - done, cache->chunk));
@@ -160,8 +159,7 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
     }
 }
 
-// One further token (host) of each of n different slots: products of n rows, and for each slot attention to its own
-// keys.
+// Appends one token (host) to each of n different slots: products of n rows, attention of each row to its slot's keys.
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     const size_t row = cache->slots * cache->capacity;
     const Chunk c = {row, n, row, 0, 1, cache->step_span};
@@ -183,13 +181,13 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
     cache->last = c;
 }
 
-// Slots keep what they have of their first tokens when later ones come: no layer slides, and a state can be kept.
+// Tells whether slots keep K, V of all their tokens (no window slides) and a state can be saved.
 static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
     const int linear = layers_of_kind(&s->model->config, LAYER_LINEAR) > 0;
     return s->kv.rows[1] == s->kv.rows[0] && !(linear && cache->slots == 1);
 }
 
-// The states of linear attention of slot `from` become those of slot `to`; slot `slots` is what is kept.
+// Copies slot `from`'s states of linear attention to slot `to`; slot `slots` is the saved one.
 static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
     const Shapes d = shapes_of(s->model);
     for (size_t l = 0; l < d.L; l++) {
@@ -203,11 +201,11 @@ static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
     }
 }
 
-// Keeps the states of a slot for cache_copy, where cache_keeps_all.
+// Saves the states of a slot for cache_copy. Needs cache_keeps_all.
 static void cache_keep(const Cache *cache, StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
-// Slot `to` becomes a document of the first n tokens of slot `from`, which may be the same (where cache_keeps_all).
-// With layers of linear attention these must be the tokens that cache_keep was last called behind.
+// Makes slot `to` a document of the first n tokens of slot `from`, which may be the same. Needs cache_keeps_all. With
+// linear attention the last cache_keep must have been called after exactly these tokens.
 static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
     size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;
@@ -220,13 +218,13 @@ static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t
     cache->used[to] = n;
 }
 
-// A slot becomes empty.
+// Empties a slot.
 static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
     cache->used[slot] = 0;
     if (cache->slots == 1) s->kv.first = 0;
 }
 
-// Row `row` of what was fed last has a logit that is not finite, of the token that `drawn` stands for.
+// Ends the program: row `row` of what was fed last has a logit that is not finite, of token -1 - drawn.
 static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
     const size_t id = (size_t)(-1 - (int64_t)drawn);
     const size_t position = cache->slots > 1 ? (size_t)cache->step_position[row] + 1 : cache->used[0];
@@ -236,8 +234,8 @@ static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t
         element_to_double(&logit, s->model->dtype, 0));
 }
 
-// token[n] (host): the draws of uniform[n] (host) from the logits of the last token that cache_feed was given (n = 1),
-// or of the n of the last cache_step. Logits that are not finite end the program. token, uniform NULL: in a plan
+// Draws token[n] (host) with uniform[n] (host), from the logits of the last token of cache_feed (n = 1) or of the n
+// tokens of the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
@@ -262,7 +260,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
 
 static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
 
-// The walk of a plan: the longest chunk, a single token, a step of all slots, and draws.
+// Dry run of generation: the longest chunk, a single token, a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     const SamplingSettings likeliest = {0};
     Cache cache;

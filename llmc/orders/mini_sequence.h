@@ -5,19 +5,19 @@ its MLP and its head a chunk at a time. The memory of a layer is that of attenti
     mst   N (L+1) C s  +  max(N A1 s + 2 N KV (s + 4) + n A2 s, m (V + C) s)
 
 A1 and A2 are attention's and the MLP's part of a token's activations A (streambp.h). FLOPs are those of checkpoint.
-Unless they are asked for, chunks are as many as in that paper: FF/C of the MLP, V/C of the head (plan/plan.h).
+The default number of chunks is that paper's: FF/C for the MLP, V/C for the head (plan/plan.h).
 */
 #ifndef LLMC_MINI_SEQUENCE_H
 #define LLMC_MINI_SEQUENCE_H
 #include "streambp.h"
 
-// Chunks of the MLP, and the index-th one
+// Number of the MLP's chunks, and the index-th one
 static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->chunk)); }
 static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
     return range_chunk(s, 0, index, effective_chunk(s, s->chunk));
 }
 
-// Activations of chunk c's MLP, behind what attention left of all tokens
+// Begins chunk c's MLP activations: y is its rows of all tokens' y.
 static Activations mlp_part(StreamBP *s, Chunk c, const Activations *all) {
     Activations a = {0};
     a.mark = arena_mark(s->arena);

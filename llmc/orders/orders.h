@@ -1,7 +1,7 @@
 /*
-Chooses the order. A process alone walks a layer's chunks by streambp.h, or by the loops of its method. Ranks that share
-a sequence gather keys, or pass them around where a layer sees everything and --kv says so; of linear attention they
-pass states on. Chunk-major methods have a pass of their own.
+Chooses the order. One process runs the loops of streambp.h, or those of its method. Ranks that share a sequence gather
+keys; with --kv ring they pass the keys of full-attention layers around. In linear attention they pass states on.
+Chunk-major methods have a pass of their own.
 */
 #ifndef LLMC_ORDERS_H
 #define LLMC_ORDERS_H
@@ -34,7 +34,7 @@ static const LayerLoops *loops_of(Method method, World world) {
 }
 
 // Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
-// Adds gradients to the stored ones and metrics (or NULL) to metrics. last: it completes the step's gradient.
+// Adds its gradients to the stored ones and its metrics to `metrics` (or NULL). last: it completes the step's gradient
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     return method_is_chunk_major(s->method) ? chunk_major_pass(s, batch, Z, last, metrics)
                                             : layer_major_pass(s, batch, Z, last, metrics);

@@ -1,34 +1,33 @@
 /*
-Ranks that share a sequence, by ring attention (arXiv 2310.01889), for layers that see everything and whose keys and
-values of the whole sequence do not fit: a rank stores those of its own tokens, and these blocks pass around the ranks.
-Step i has the block of the rank i before this one; the next block is on its way while the queries of all own tokens
-meet the present one.
+Ranks that share a sequence, by ring attention (arXiv 2310.01889): for full-attention layers whose K, V of the whole
+sequence do not fit a rank. A rank stores the block of K, V of its own tokens, and the blocks pass around the ranks. In
+step i a rank has the block of the rank i before it. All own queries attend to it while the next one is in flight.
 
-Forward, what the blocks give is summed in Summed and rounded once, behind the last one. Backward, the gradients of a
-block follow it around, one step behind: what a rank has found is added when they arrive, and after the last step every
-block's are at home. Queries, outputs and their gradients are therefore of a whole layer's own tokens (RingLayer).
+Forward accumulates the blocks' outputs in Summed and rounds once, after the last block. In backward a block's gradients
+follow it around, one step later. A rank adds its own to them when they arrive, and after the last step they are back at
+the block's owner. So queries, outputs and their gradients are held for all own tokens of a layer (RingLayer).
 */
 #ifndef LLMC_RING_H
 #define LLMC_RING_H
 #include "gather.h"
 #include "scan.h"
 
-// The two ranges of a rank, one behind the other
+// K, V or dK, dV of the tokens of a rank: its first range, then its second
 typedef struct {
-    void *k, *v; // [most tokens of a rank,NKV*HD] Stored keys and values, or Summed gradients of them
+    void *k, *v; // [most tokens of a rank,NKV*HD] Stored K, V, or Summed dK, dV
 } Block;
 
-// Tensors of the rank's own tokens in a layer, held while blocks of keys pass by.
+// Tensors of own tokens in a layer, held while the blocks pass
 typedef struct {
     Stored *q;              // [rows,NH*HD]
     Stored *attention_out;  // [rows,NH*HD]
     Stored *dattention_out; // [rows,NH*HD]
     Summed *lse;            // [rows,NH]
-    Stored *gate;           // [rows,NH*HD]  of the output, then its gradient; NULL where the family has none
+    Stored *gate;           // [rows,NH*HD]  gate of the output, then its gradient; NULL without one
     Summed *dq;             // [rows,NH*HD]
 } RingLayer;
 
-// Room for a layer; saved outputs of attention are loaded in backward.
+// Pushes a layer's tensors, or finds those that are kept. Backward loads attention's output where it was saved.
 static RingLayer ring_begin(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const Range all = {0, s->rows};
@@ -52,7 +51,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
     return r;
 }
 
-// Room for chunk c's activations, with those that the layer has of all rows
+// Pushes chunk c's activations; those that RingLayer holds are its rows.
 static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     Activations a = {0};
@@ -66,7 +65,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
     return a;
 }
 
-// The buffers of passing blocks: two by turns; for two ranks one is enough.
+// Pushes the receive buffers: two, used in turn; two ranks need only one.
 static void push_passing(StreamBP *s, Block passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
@@ -75,18 +74,17 @@ static void push_passing(StreamBP *s, Block passing[2]) {
     }
 }
 
-// Whose block this rank has in a step.
+// Returns the rank whose block this rank has in a step.
 static size_t block_owner(const StreamBP *s, size_t step) {
     return (sequence_rank(s) + s->ranks - step % s->ranks) % s->ranks;
 }
 
-// The block of this step goes to the next rank, while that of the next step comes from the one before; rows of `row`
-// bytes.
+// Sends this step's block to the next rank and receives the next step's from the previous rank. row: bytes of a row
 static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here, Block next, size_t row) {
     const size_t S = s->ranks, rank = sequence_rank(s);
     const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
     const size_t comes = sequence_tokens(s->N, S, block_owner(s, step + 1));
-    const double mean = 2 * (double)(s->N * row) / (double)S; // a step's blocks are all of the stream
+    const double mean = 2 * (double)(s->N * row) / (double)S; // all blocks of a step: the sequence
     Messages p = {0};
     messages_add(&p, (rank + 1) % S, 1, here.k, here.v, leaves * row);
     messages_add(&p, (rank + S - 1) % S, 0, next.k, next.v, comes * row);
@@ -94,15 +92,14 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// The address that token 0 of the sequence would have, `skipped` tokens before x; rows outside of the range need not be
-// memory.
+// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the range's rows are memory.
 static void *token_0(void *x, size_t skipped, size_t row) {
     return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }
 
-// Attention of each own chunk to the block of a step: forward, added to sums[rows,NH*HD], or with the block's gradients
-// backward, added to these and to r->dq. A plan of thousands of ranks looks at two blocks of others, since all lie in
-// the same two places. It counts all of a chunk's pairs where the chunk meets its own range.
+// Runs attention of each own chunk over the block of a step. Forward adds to sums[rows,NH*HD]; backward (`gradients`)
+// adds to the block's dK, dV and to r->dq. The dry run computes two blocks of other ranks: all use the same two buffers.
+// It counts all of a chunk's pairs at the chunk's own range.
 static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed *sums, const Block *gradients,
                             size_t step) {
     Shapes d = shapes_of(s->model);
@@ -117,7 +114,7 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
         Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
             const Chunk c = visit(s, chunk_at(s, i));
-            if (part.begin >= c.token + c.n) continue; // the chunk comes before these keys
+            if (part.begin >= c.token + c.n) continue; // causal: these keys are after the chunk
             AttentionShape shape = attention_shape(s, make_spans(s, c, 0, 0));
             if (step || own_half(s, c.token) != half) shape.spans.pairs = 0;
             shape.keys.begin = part.begin, shape.keys.end = part.begin + part.count;
@@ -143,7 +140,7 @@ static Block own_block(StreamBP *s, size_t l) {
     return own;
 }
 
-// q and own K, V -> attention_out, lse, unless these were saved
+// q, own K, V -> attention_out, lse. No-op if these were saved.
 static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), count = s->rows * d.Q;
@@ -168,7 +165,8 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     arena_pop(s->arena, mark);
 }
 
-// ... and dattention_out -> dq, and dK, dV of the own tokens in kv.dk, kv.dv: where the two that travel by turns end
+// q, own K, V, dattention_out -> r->dq; kv.dk, kv.dv = dK, dV of own tokens. The travelling gradients alternate between
+// two buffers and end in kv.dk, kv.dv.
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
@@ -201,7 +199,7 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
 }
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
-// Queries, keys and values of all own tokens
+// Projects queries, keys and values of all own tokens.
 static void ring_project(StreamBP *s, size_t l, GroupWeights w, const RingLayer *r) {
     for (size_t i = 0; i < chunk_count(s); i++) {
         const Chunk c = visit(s, chunk_at(s, i));
@@ -231,7 +229,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     arena_pop(s->arena, mark);
 }
 
-// Queries before QK-norm again; gates, of the same product, are not wanted
+// Recomputes queries before QK-norm. The same product's gates go to `gated` as scratch: `gate` holds its gradient now.
 static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -242,7 +240,7 @@ static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const 
     arena_pop(s->arena, mark);
 }
 
-// dnorm1 = the queries' part, from the sums of dq that the ring has left
+// dnorm1 = the queries' part, from r->dq
 static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                   const RingLayer *r) {
     Shapes d = shapes_of(s->model);

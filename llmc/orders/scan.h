@@ -1,26 +1,26 @@
 /*
-Ranks that share a sequence, in layers of linear attention: no keys and values pass between them, but states. In the
-order of the sequence its 2 S parts belong to ranks 0, 1, ..., S-1, S-1, ..., 1, 0 (sequence_part). What a part makes of
-the state S before it is affine, and so is what it makes of the state's gradient D behind it:
+Ranks that share a sequence, in layers of linear attention: states pass between them, not keys and values. The sequence
+is 2 S parts; in its order they belong to ranks 0, 1, ..., S-1, S-1, ..., 1, 0 (sequence_part). A part maps the
+state before it to the state after it, and the state's gradient D after it to D before it. Both maps are affine:
 
-    S behind = T S before + U        D before = T^T D behind + D of its own tokens
+    state after = T * state before + U        D before = T^T * D after + D of its own tokens
 
-T [DK,DK] and U [DK,DV] of each value head need no other rank, so all ranks walk their parts at a time, from a state of
-zeros. Then the states go along the parts, each rank adding T S to its U: a scan by a chain of messages of one state,
-2 (S - 1) of them one after the other, whatever the tokens. The convolution's last inputs before a part come by an
-all-gather first, for U depends on them.
+T [DK,DK] and U [DK,DV] of each value head need no other rank, so all ranks walk their parts in parallel, from a state
+of zeros. Then a scan passes the states along the parts, each rank adding T * state to its U. It is a chain of 2 (S - 1)
+messages of one state, for any number of tokens. U depends on the convolution's last inputs before the part: these are
+all-gathered first.
 
     forward    1. inputs before own parts; T, U of own parts; the chain
                2. chunks of own parts, from the state before each
-    backward   1. chunks last to first: all that needs no gradient from behind the part; of the delta rule only D
+    backward   1. chunks last to first: all that needs no gradient from later parts; of the delta rule only D
                2. the chain, back
                3. chunks last to first: delta rule, convolution and the products of their inputs
-               4. gradients of inputs that other parts' convolutions read come home, through their products and norm 1
+               4. gradients of inputs that other parts' convolutions read: back to their owner, its products and norm 1
 
-States before parts and T stay from forward to backward (RangeStates). Beside a process alone a token costs once more,
-forward and backward each, the products that make q, k, v, b and a: 2 C (W + 2 HV); the delta rule's state and 4 HV DK^2
-for T forward, the gradient of the state backward (delta_flops). Memory: a rank keeps 2 HV DK (DK + DV) sums for each
-layer, backward has the gradient of the delta rule's output for its tokens, HV DV elements each, of one layer.
+T and the states before parts are kept from forward to backward (RangeStates). FLOPs of a token above those of one
+process, forward and backward each: the products that make q, k, v, b and a once more, 2 C (W + 2 HV). Forward adds the
+delta rule's state and 4 HV DK^2 for T, backward the state's gradient (delta_flops). Memory of a rank: 2 HV DK (DK + DV)
+sums of each layer; in backward the gradient of one layer's delta rule output, HV DV elements of each own token.
 */
 #ifndef LLMC_SCAN_H
 #define LLMC_SCAN_H
@@ -38,7 +38,7 @@ static Range part_at(const StreamBP *s, size_t part) {
 
 static size_t part_end(const StreamBP *s, size_t part) { return part_at(s, part).begin + part_at(s, part).count; }
 
-// ---- what a rank knows of its ranges --------------------------------------------------------------------------------
+// ---- states and transitions of own ranges ---------------------------------------------------------------------------
 static size_t range_slot(const StreamBP *s, size_t l, size_t half) {
     return 2 * (s->ranges.layers > 1 ? layers_before(&s->model->config, LAYER_LINEAR, l) : 0) + half;
 }
@@ -50,19 +50,19 @@ static KeptState range_state(const StreamBP *s, size_t l, size_t half) {
     return before;
 }
 
-static Summed *range_transfer(const StreamBP *s, size_t l, size_t half) {
+static Summed *range_transition(const StreamBP *s, size_t l, size_t half) {
     const Shapes d = shapes_of(s->model);
-    return summed_row(s, s->ranges.transfer, range_slot(s, l, half), d.HV * d.DK * d.DK);
+    return summed_row(s, s->ranges.transition, range_slot(s, l, half), d.HV * d.DK * d.DK);
 }
 
-// Ops that follow are once in a layer.
+// Makes the ops that follow count once a layer, not once a chunk.
 static void once_in_a_layer(StreamBP *s) {
     s->memory.chunk_repeat = s->memory.layers_repeat;
     s->ops->repeat(s->memory.layers_repeat);
 }
 
 // ---- the convolution's inputs before a part -------------------------------------------------------------------------
-// The last tokens of an own range, at most taps - 1: what convolutions behind it read
+// Returns the last tokens of an own range, at most taps - 1: those that convolutions of later parts read.
 static Chunk tail_of_range(const StreamBP *s, size_t half) {
     const Range own = s->own[half];
     const size_t n = min_size(own.count, shapes_of(s->model).taps - 1);
@@ -75,7 +75,7 @@ static Linear tail_product(const StreamBP *s) {
     return product;
 }
 
-// All-gather of x[2 S,taps-1,W], of which every rank has made the rows of its own parts
+// All-gathers x[2 S,taps-1,W], where every rank has the rows of its own parts.
 static void columns_share(StreamBP *s, void *x, size_t size) {
     const size_t columns = shapes_of(s->model).columns, count = s->ranks * columns;
     int64_t ticket = 0;
@@ -85,8 +85,8 @@ static void columns_share(StreamBP *s, void *x, size_t size) {
     s->ops->await(ticket);
 }
 
-// Projects the last tokens of own ranges; then range_state has the inputs before each. Parts may be shorter than
-// taps - 1, so these may be of several.
+// Projects the last tokens of own ranges, gathers all parts', and writes the inputs before own ranges to range_state.
+// Parts may be shorter than taps - 1, so these inputs may be of several parts.
 static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), halo = d.taps - 1;
@@ -125,8 +125,8 @@ static void states_move(StreamBP *s, const Message *messages, size_t n) {
     s->ops->await(s->ops->exchange(RANKS_SEQUENCE, messages, n));
 }
 
-// own[2,HV,DK,DV] of the ranges: U, or back the gradients of their own tokens, which become the states behind them, or
-// gradients before them. before[2,HV,DK,DV]: what comes to each, from the part before it in the walk
+// Passes states (back: gradients) along the parts. own[2,HV,DK,DV]: U of each range (back: its local D); becomes the
+// state after it (D before it). before[2,HV,DK,DV]: the incoming one of each
 static void states_pass(StreamBP *s, size_t l, Summed *own, Summed *before, int back) {
     const Shapes d = shapes_of(s->model);
     const Chunk none = {0};
@@ -142,15 +142,15 @@ static void states_pass(StreamBP *s, size_t l, Summed *own, Summed *before, int 
     count_sent(&s->memory, TRAFFIC_STATES, (s->memory.plan ? mean : sent) * (double)bytes, 2 * (double)(S - 1));
     if (!rank) s->ops->zero(in[0], bytes);
     states_move(s, &come, rank > 0);
-    s->ops->state_combine(out[0], range_transfer(s, l, first), in[0], back, &shape);
+    s->ops->state_combine(out[0], range_transition(s, l, first), in[0], back, &shape);
     if (rank + 1 == S) s->ops->copy(in[1], out[0], bytes);
     states_move(s, turn, rank + 1 < S ? 2 : 0);
-    s->ops->state_combine(out[1], range_transfer(s, l, second), in[1], back, &shape);
+    s->ops->state_combine(out[1], range_transition(s, l, second), in[1], back, &shape);
     states_move(s, &leave, rank > 0);
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// The states before own ranges, and T
+// Computes T of own ranges and the states before them.
 static void range_states_forward(StreamBP *s, size_t l, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), size = layer_chunk(s);
@@ -159,13 +159,13 @@ static void range_states_forward(StreamBP *s, size_t l, GroupWeights w) {
     Summed *own = push_summed(s, SHARE_KV, "what own tokens add to a state", 2 * d.S);
     columns_gather(s, l, w);
     for (size_t half = 0; half < 2; half++) {
-        Summed *transfer = range_transfer(s, l, half);
+        Summed *transition = range_transition(s, l, half);
         once_in_a_layer(s);
         s->ops->zero(s->linear.state, d.S * d.summed);
         if (d.columns) s->ops->copy(s->linear.columns, range_state(s, l, half).columns, d.columns * d.stored);
-        s->ops->transfer_begin(transfer, &shape);
+        s->ops->transfer_begin(transition, &shape);
         for (size_t i = 0; i < range_chunks(s, half, size); i++)
-            chunk_state(s, l, visit(s, range_chunk(s, half, i, size)), w, transfer);
+            chunk_state(s, l, visit(s, range_chunk(s, half, i, size)), w, transition);
         s->ops->copy(summed_row(s, own, half, d.S), s->linear.state, d.S * d.summed);
     }
     states_pass(s, l, own, range_state(s, l, 0).state, 0);
@@ -187,7 +187,7 @@ static void scan_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// ddelta_out[n,HV*DV]; dx of y -> dx with z's part of norm 1's gradient. dstate passes to before the chunk.
+// dx of y -> ddelta_out[n,HV*DV]; dx += z's part of norm 1's gradient. dstate: in, at the chunk's end; out, at its start
 static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                  Stored *dx, Stored *ddelta_out) {
     const Shapes d = shapes_of(s->model);
@@ -207,7 +207,7 @@ static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     arena_pop(s->arena, mark);
 }
 
-// The rest of the layer; dx gets the other parts of norm 1's gradient.
+// Runs the rest of the layer backward; dx += the other parts of norm 1's gradient.
 static void scan_inputs_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Stored *dx,
                                  const Stored *ddelta_out) {
     const Shapes d = shapes_of(s->model);
@@ -227,8 +227,8 @@ static void scan_inputs_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     drop(s, &a);
 }
 
-// dtails[2 S,taps-1,W]: the gradients that each part's convolution has for the tokens before it. Those of the last
-// tokens of an own range go through their product and norm 1, to dx.
+// Sums the gradients that later parts have for the last inputs of an own range; runs their product and norm 1 backward,
+// to dx. dtails[2 S,taps-1,W]: each part's gradients of the inputs before it
 static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, size_t half, Summed *dtails) {
     const Shapes d = shapes_of(s->model);
     const Chunk c = tail_of_range(s, half);
@@ -242,7 +242,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
     s->ops->zero(sums, c.n * d.W * d.summed);
     for (size_t part = part_of_half(s, half) + 1; part < parts && part_at(s, part).begin < end + halo; part++)
         for (size_t j = 0; j < halo; j++) {
-            const size_t token = part_at(s, part).begin + j; // and halo less
+            const size_t token = part_at(s, part).begin + j; // the input's token, + halo
             if (token < c.token + halo || token >= end + halo) continue;
             s->ops->gradient_add(summed_row(s, sums, token - halo - c.token, d.W), dtype_of_sums(s->model->dtype),
                                  summed_row(s, dtails, part * halo + j, d.W), d.W);
@@ -254,7 +254,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
     drop(s, &a);
 }
 
-// True if tail_backward needs tokens of chunk c.
+// Tells whether tail_backward needs tokens of chunk c.
 static int has_tail(const StreamBP *s, size_t half, Chunk c) {
     const Range own = s->own[half];
     return c.token + c.n + shapes_of(s->model).taps - 1 > own.begin + own.count;
@@ -273,7 +273,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         state_copy(s, kept_state(s, half, 0), 1);
     }
     states_begin(s, l, w);
-    for (size_t half = 2; half-- > 0;) { // 1. without what comes from behind the range
+    for (size_t half = 2; half-- > 0;) { // 1. without gradients from later parts
         s->ops->zero(s->linear.dstate, d.S * d.summed);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             states_restore(s, l, w, half, i);
@@ -289,7 +289,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     states_pass(s, l, own, behind, 1); // 2.
     weights_prefetch(&s->memory, l);
     for (size_t half = 2; half-- > 0;) {               // 3. the rest
-        if (visits_shapes(s) && !keeps_activations(s)) // states_restore, once more
+        if (visits_shapes(s) && !keeps_activations(s)) // the second states_restore
             states_count(s, l, w, half, chunks_visited_below(size, chunks_of_range(s, half)));
         s->ops->copy(s->linear.dstate, summed_row(s, behind, half, d.S), d.S * d.summed);
         if (d.columns) s->ops->zero(s->linear.dcolumns, d.columns * d.summed);
@@ -303,7 +303,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
             s->ops->copy(summed_row(s, dtails, part_of_half(s, half), d.columns), s->linear.dcolumns,
                          d.columns * d.summed);
     }
-    if (d.columns) columns_share(s, dtails, d.summed); // 4. gradients of inputs that others read
+    if (d.columns) columns_share(s, dtails, d.summed); // 4. gradients of inputs that other parts read
     for (size_t half = 2; half-- > 0;) {
         if (d.columns && s->own[half].count) tail_backward(s, l, w, dw, half, dtails);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {

@@ -102,7 +102,7 @@ static void push_range_states(StreamBP *s, size_t layers) {
     if (s->ranks == 1 || !layers) return;
     s->ranges.layers = layers;
     s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.S);
-    s->ranges.transfer = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.HV * d.DK * d.DK);
+    s->ranges.transition = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.HV * d.DK * d.DK);
     s->ranges.columns = push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.columns);
 }
 

@@ -85,10 +85,10 @@ typedef struct {
 // Shared sequences: what a rank knows of its ranges in layers of linear attention (llmc/orders/scan.h), from forward to
 // backward
 typedef struct {
-    Summed *before;   // [layers,2,HV,DK,DV] the state before a range
-    Summed *transfer; // [layers,2,HV,DK,DK] by which that enters the state behind it
-    Stored *columns;  // [layers,2,taps-1,W] the convolution's inputs before a range
-    size_t layers;    // 1: one layer's at a time
+    Summed *before;     // [layers,2,HV,DK,DV] the state before a range
+    Summed *transition; // [layers,2,HV,DK,DK] T of: state after = T * state before + U
+    Stored *columns;    // [layers,2,taps-1,W] the convolution's inputs before a range
+    size_t layers;      // 1: one layer's at a time
 } RangeStates;
 
 // Attention's outputs, saved from forward to backward (attention_memory.h)
