@@ -130,8 +130,8 @@ static void chunks_draw(Sparse *sparse, size_t chunks) {
 }
 
 // ---- a sequence -----------------------------------------------------------------------------------------------------
-// Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for objectives that weigh whole
-// sequences, and for spaco, whose pass 2 skips chunks.
+// Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for objectives that need those
+// of the whole sequence, and for spaco, whose pass 2 skips chunks.
 static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
     const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
     s->pass = PASS_FORWARD_FIRST;

@@ -109,7 +109,7 @@ static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
         m->before = push_summed(s, SHARE_KV, "states before a chunk", layers * d.S);
         m->before_columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolutions", layers * d.columns);
     }
-    s->linear.layers = 1, s->linear.at_hand = 1;
+    s->linear.layers = 1, s->linear.one_state = 1;
 }
 
 static void state_gradients_zero(StreamBP *s, const ChunkMemory *m) {

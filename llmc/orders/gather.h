@@ -36,7 +36,7 @@ static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
 }
 
 // ---- layers with a window -------------------------------------------------------------------------------------------
-// Returns the tokens that rank `owner` has in its range `part` and that are in the halo of rank `seer`'s range `half`.
+// Returns the tokens of rank `owner`'s range `part` that are in the halo of rank `seer`'s range `half`.
 static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
     const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->N, s->ranks, seer, half);
     const Range owned = sequence_part(s->N, s->ranks, owner, part);
@@ -129,8 +129,8 @@ static void halos_return(StreamBP *s, size_t l) {
 }
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
-// Projects own K, V half by half and starts the exchange. Await ticket[half] before that half's queries. Halos span both
-// halves, so with a window both tickets are the same.
+// Projects own K, V half by half and starts the exchange. Await ticket[half] before that half's queries. Halos span
+// both halves, so with a window both tickets are the same.
 static void gather_keys(StreamBP *s, size_t l, GroupWeights w, int64_t ticket[2]) {
     const size_t size = layer_chunk(s);
     for (size_t half = 0; half < 2; half++) {

@@ -122,8 +122,8 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
     }
 }
 
-// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the rows
-// in the slots that K, V are scattered to; else NULL
+// Runs tokens (host) of chunk c through every layer. Afterwards `inputs` holds their x_L. rows: in a step [c.n], the
+// rows of the slots that K, V are scattered to; else NULL
 static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int32_t *rows) {
     const size_t KV = shapes_of(s->model).KV;
     Stored *kv[2] = {s->kv.k, s->kv.v};
@@ -234,8 +234,8 @@ static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t
         element_to_double(&logit, s->model->dtype, 0));
 }
 
-// Draws token[n] (host) with uniform[n] (host), from the logits of the last token of cache_feed (n = 1) or of the n
-// tokens of the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
+// Draws token[n] (host) with uniform[n] (host) from logits: of the last token of cache_feed (n = 1), or of the n tokens
+// of the last cache_step. Ends the program on a logit that is not finite. token, uniform: NULL in the dry run
 static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
                        int32_t *token) {
     const Shapes d = shapes_of(s->model);
@@ -264,7 +264,7 @@ static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->ma
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     const SamplingSettings likeliest = {0};
     Cache cache;
-    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a plan");
+    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a dry run");
     for (size_t b = 0; b < slots; b++) slot[b] = b;
     cache_allocate(&cache, slots, capacity);
     cache_begin(&cache, s);

@@ -92,14 +92,14 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the range's rows are memory.
+// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the range has memory.
 static void *token_0(void *x, size_t skipped, size_t row) {
     return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }
 
 // Runs attention of each own chunk over the block of a step. Forward adds to sums[rows,NH*HD]; backward (`gradients`)
-// adds to the block's dK, dV and to r->dq. The dry run computes two blocks of other ranks: all use the same two buffers.
-// It counts all of a chunk's pairs at the chunk's own range.
+// adds to the block's dK, dV and to r->dq. The dry run computes two blocks of other ranks, as all use the same two
+// buffers. It counts all of a chunk's pairs at the chunk's own range.
 static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed *sums, const Block *gradients,
                             size_t step) {
     Shapes d = shapes_of(s->model);

@@ -187,7 +187,7 @@ static void scan_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// dx of y -> ddelta_out[n,HV*DV]; dx += z's part of norm 1's gradient. dstate: in, at the chunk's end; out, at its start
+// dx of y -> ddelta_out[n,HV*DV]; dx += z's part through norm 1. dstate: in, at the chunk's end; out, at its start
 static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                  Stored *dx, Stored *ddelta_out) {
     const Shapes d = shapes_of(s->model);

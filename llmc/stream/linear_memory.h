@@ -1,12 +1,11 @@
 /*
-Memory of linear attention: no keys and values, but the state of the document at hand, which passes from chunk to
-chunk: S [HV,DK,DV] of the delta rule, and the last taps - 1 inputs of the convolution.
+Memory of linear attention: in place of keys and values the current document's state, which passes from chunk to chunk.
+It is S [HV,DK,DV] of the delta rule and the last taps - 1 inputs of the convolution.
 
-Backward visits the chunks last to first and needs the state before each. A first walk over the layer keeps it at
-intervals of at least STATE_INTERVAL tokens. When backward comes to the last chunk of an interval, states before the
-chunks within it are computed again from there: of every chunk where there are at most STATE_FAN, else at intervals of
-their own, and so on. So memory is N / STATE_INTERVAL states and at most STATE_FAN - 1 for each level below, whatever
-the chunk, and is that of keys and values in layers with attention: one layer's at a time.
+Backward visits the chunks last to first and needs the state before each. A first walk over the layer saves it at
+intervals of at least STATE_INTERVAL tokens. At the last chunk of an interval, backward recomputes the states within it:
+before every chunk if there are at most STATE_FAN, else at smaller intervals, and so on. Memory is N / STATE_INTERVAL
+states, and at most STATE_FAN - 1 for each level below, for any chunk. It holds one layer at a time, as K, V do.
 
     level        0                        1                  ...   last
     every        STATE_INTERVAL tokens    1/STATE_FAN of it        chunk
@@ -18,15 +17,15 @@ the chunk, and is that of keys and values in layers with attention: one layer's 
 enum { STATE_INTERVAL = 1024, STATE_FAN = 16 };
 
 // ---- which chunks have a state -------------------------------------------------------------------------------------
-// Chunks of so many tokens from one state of a level to the next
+// Returns the chunks (of `chunk` tokens) from one state of a level to the next.
 static size_t state_spacing(size_t chunk, size_t level) {
     size_t spacing = (STATE_INTERVAL + chunk - 1) / chunk;
     for (; level > 0; level--) spacing = (spacing + STATE_FAN - 1) / STATE_FAN;
     return spacing;
 }
 
-// States of a level that exist at one time, of `chunks` chunks: at level 0 of all, below of one interval, without the
-// first chunk's, which a level above has
+// Returns the live states of a level. Level 0: one per interval. Below: those of one interval except its first, which
+// the level above holds.
 static size_t states_of_level(size_t chunk, size_t level, size_t chunks) {
     if (!chunks) return 0;
     if (!level) return (chunks - 1) / state_spacing(chunk, 0) + 1;
@@ -41,7 +40,7 @@ static size_t states_kept(size_t chunk, size_t chunks) {
     }
 }
 
-// The slot of the state before chunk `index` of a range of `chunks` chunks: on the highest level that has it
+// Returns the slot of the state before chunk `index` of a range: on the highest level that holds it.
 static size_t state_slot(size_t chunk, size_t index, size_t chunks) {
     size_t first = 0, level = 0;
     for (; index % state_spacing(chunk, level); level++) {
@@ -51,7 +50,7 @@ static size_t state_slot(size_t chunk, size_t index, size_t chunks) {
     return first + index / state_spacing(chunk, level) - (level > 0);
 }
 
-// Chunks that are visited to compute the states of `chunks` chunks, on this level and those below
+// Returns how many chunk visits compute the states of `chunks` chunks, on this level and those below.
 static size_t chunks_visited_again(size_t chunk, size_t level, size_t chunks) {
     const size_t spacing = state_spacing(chunk, level);
     if (!chunks) return 0;
@@ -61,19 +60,19 @@ static size_t chunks_visited_again(size_t chunk, size_t level, size_t chunks) {
            chunks_visited_again(chunk, level + 1, chunks % spacing);
 }
 
-// ... on the levels below the highest alone
+// The same on the levels below level 0 alone
 static size_t chunks_visited_below(size_t chunk, size_t chunks) {
     const size_t spacing = state_spacing(chunk, 0);
     return chunks ? chunks_visited_again(chunk, 0, chunks) - (chunks - 1) / spacing * spacing : 0;
 }
 
-// Chunks of one of the rank's ranges, also in a plan
+// Returns the chunks of a range, in the dry run too.
 static size_t chunks_of_range(const StreamBP *s, size_t half) {
     return (s->own[half].count + layer_chunk(s) - 1) / layer_chunk(s);
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-// Room for the states of `layers` layers of linear attention, of `slots` documents each
+// Pushes the states of `layers` layers of linear attention, of `slots` documents each.
 static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_tokens) {
     const Shapes d = shapes_of(s->model);
     const LinearMemory none = {0};
@@ -83,7 +82,7 @@ static void push_states(StreamBP *s, size_t layers, size_t slots, size_t slot_to
     s->linear.columns = push_stored(s, SHARE_KV, "inputs before a chunk's convolution", layers * slots * d.columns);
 }
 
-// ... and for what backward has besides: the gradient of the state at hand, and the states that are kept
+// Pushes what backward adds: the gradient of the current state, and the states at intervals.
 static void push_state_gradients(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
     const size_t half = states_kept(layer_chunk(s), chunks_of_range(s, 0)),
@@ -95,7 +94,7 @@ static void push_state_gradients(StreamBP *s) {
     s->linear.kept_half = half;
 }
 
-// Shared sequences: room for the states before the rank's ranges, of `layers` layers of linear attention
+// Shared sequences: pushes the states before the rank's ranges, and their T, of `layers` layers.
 static void push_range_states(StreamBP *s, size_t layers) {
     const Shapes d = shapes_of(s->model);
     const size_t ranges = 2 * layers;
@@ -106,8 +105,8 @@ static void push_range_states(StreamBP *s, size_t layers) {
     s->ranges.columns = push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.columns);
 }
 
-// ---- the state at hand ---------------------------------------------------------------------------------------------
-// A layer's states, one for each slot
+// ---- the current state ---------------------------------------------------------------------------------------------
+// Index of layer l among the layers whose states are stored
 static size_t linear_layer(const StreamBP *s, size_t l) {
     return s->linear.layers > 1 ? layers_before(&s->model->config, LAYER_LINEAR, l) : 0;
 }
@@ -120,7 +119,7 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
     return stored_row(s, s->linear.columns, linear_layer(s, l) * s->linear.slots, shapes_of(s->model).columns);
 }
 
-// With spans of make_spans
+// Valid until the next make_spans, whose spans it holds
 static DeltaShape delta_shape(StreamBP *s, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
@@ -128,15 +127,16 @@ static DeltaShape delta_shape(StreamBP *s, Chunk c) {
 }
 
 // ---- states at intervals -------------------------------------------------------------------------------------------
-// The state before the index-th chunk of a range
+// A saved state: that before a chunk
 typedef struct {
     Summed *state;
     Stored *columns;
 } KeptState;
 
+// Returns the saved state before the index-th chunk of a range.
 static KeptState kept_state(const StreamBP *s, size_t half, size_t index) {
     const Shapes d = shapes_of(s->model);
-    const size_t slot = s->linear.at_hand
+    const size_t slot = s->linear.one_state
                             ? 0
                             : half * s->linear.kept_half + state_slot(layer_chunk(s), index, chunks_of_range(s, half));
     const KeptState kept = {summed_row(s, s->linear.kept, slot, d.S),
@@ -144,13 +144,13 @@ static KeptState kept_state(const StreamBP *s, size_t half, size_t index) {
     return kept;
 }
 
-// The state before chunk c
+// Returns the saved state before chunk c.
 static KeptState state_before(const StreamBP *s, Chunk c) {
     const size_t half = own_half(s, c.token);
     return kept_state(s, half, visits_shapes(s) ? 0 : c.index - (half ? range_chunks(s, 0, layer_chunk(s)) : 0));
 }
 
-// Keeps the state at hand, or goes back to one that was kept.
+// keep: saves the current state to `kept`, else loads it.
 static void state_copy(StreamBP *s, KeptState kept, int keep) {
     const Shapes d = shapes_of(s->model);
     void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};

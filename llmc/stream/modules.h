@@ -1,10 +1,10 @@
 /*
 The modules of a decoder block as the steps of streambp.h use them: linear layers with their bias and adapters (lora.h),
-norms, and QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW where the
-weights are trained, dA and dB where adapters are, and always gives the gradient of the input.
+norms, and QK-norm with rotary embedding. Forward overwrites its output. Backward adds dW to trained weights, or dA and
+dB to adapters, and always computes the gradient of the input.
 
-An adapter's own activations are [n, rank] and live as long as one product; backward computes them again. Its dropout is
-a function of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
+An adapter's activations are [n,rank] and live during one product; backward recomputes them. Its dropout is a function
+of (seed, A, token) alone: parts of one module drop the same, and recomputation and chunks do not change it.
 */
 #ifndef LLMC_MODULES_H
 #define LLMC_MODULES_H
@@ -16,7 +16,7 @@ a function of (seed, A, token) alone: parts of one module drop the same, and rec
 typedef struct {
     LayerTensor weight, bias; // bias LAYER_TENSORS: none
     size_t in, out;           // weight[out,in]
-    LayerTensor last;         // its adapters are the parts weight .. last, side by side in the output
+    LayerTensor last;         // adapters are those of tensors weight .. last, in adjacent columns of the output
     size_t stride;            // elements from row to row of the output
 } Linear;
 
@@ -37,7 +37,7 @@ static Linear linear_of(const StreamBP *s, LayerTensor tensor) {
     return linear;
 }
 
-// The parts first .. last of a product, into columns of its output
+// Returns the product with tensors first .. last alone, whose output is their columns.
 static Linear linear_part(const StreamBP *s, LayerTensor product, int is_linear, LayerTensor first, LayerTensor last) {
     Linear linear = linear_of(s, product);
     linear.weight = first, linear.last = last, linear.out = 0;
@@ -49,13 +49,13 @@ static Linear linear_part(const StreamBP *s, LayerTensor product, int is_linear,
 typedef struct {
     const LoraPart *part;
     const Stored *a, *b; // [rank,in], [columns,rank]
-    size_t column;       // of the product's output, where it begins to add
+    size_t column;       // first column of the product's output that it adds to
     uint64_t seed;       // of its dropout
 } Adapter;
 
 enum { ADAPTERS_MOST = 4 };
 
-// The adapters of a product; returns their number
+// Finds the adapters of a product; returns their number.
 static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
     const int is_linear = layer_is_linear(&s->model->config, l);
     const size_t size = dtype_size(s->model->dtype);
@@ -76,7 +76,7 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
     return count;
 }
 
-// The adapter of the embedding or the head, with the weights of its group; 0: there is none.
+// Finds the adapter of the embedding or the head in the weights of its group. Returns 0 if there is none.
 static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, Adapter *adapter) {
     const size_t size = dtype_size(s->model->dtype);
     if (!w.adapters) return 0;
@@ -88,10 +88,10 @@ static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, 
     return 1;
 }
 
-// In force where gradients follow
+// Returns the rate: 0 in a pass without gradients.
 static double dropout_rate(const StreamBP *s) { return s->pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
-// The input x[n,in] as an adapter sees it: x, or with dropout a copy of it, pushed
+// Returns an adapter's input: x[n,in], or with dropout a dropped copy, pushed.
 static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
     const double rate = dropout_rate(s);
     if (rate == 0) return x;
@@ -129,7 +129,7 @@ static void embedding_adapter_forward(StreamBP *s, Stored *x, size_t row, size_t
     arena_pop(s->arena, mark);
 }
 
-// dA, dB += from dx[n,C]. Ranks gather the weights together, whatever their n.
+// dA, dB += from dx[n,C]. Collective: ranks gather the weights even with n = 0.
 static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row, size_t n, GroupSums dw) {
     const Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
@@ -167,7 +167,7 @@ static void matrix_forward(StreamBP *s, GroupWeights w, size_t offset, const Sto
         s->ops->linear_forward(out, x, weight, bias, residual, n, in, rows, stride);
 }
 
-// The product of a linear layer without its adapters: one, or with matrices in 4 bits one of each
+// Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
 static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out, const Stored *x,
                             const Stored *residual) {
     const int is_linear = layer_is_linear(&s->model->config, l);
@@ -182,7 +182,7 @@ static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Line
     }
 }
 
-// out[n,.] += what an adapter of x[n,in] gives, rows of out `stride` apart
+// out[n,.] += adapter(x[n,in]), rows of out `stride` apart
 static void adapter_add(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, size_t stride, Stored *out,
                         const Stored *x) {
     const size_t mark = arena_mark(s->arena);
@@ -207,7 +207,7 @@ static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
     linear_forward_part(s, l, c, w, linear_of(s, tensor), out, x, residual);
 }
 
-// dA, dB of one adapter; returns dh[n,rank], the gradient of input A^T, pushed.
+// dA, dB of one adapter +=. Returns dh[n,rank], the gradient of input A^T, pushed.
 static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
                                 const Stored *dout, const Stored *x) {
     const LoraPart *part = adapter->part;
@@ -242,8 +242,8 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
     arena_pop(s->arena, mark);
 }
 
-// dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (or +=) the gradient of x, over x where that is not
-// accumulated
+// dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (accumulate: +=) the gradient of x. Without
+// accumulate dx may be x.
 static void linear_backward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Linear linear,
                                  Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const size_t mark = arena_mark(s->arena);
@@ -287,8 +287,8 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
     arena_pop(s->arena, mark);
 }
 
-// QK-norm and rotary embedding of chunk c's queries or keys [n,heads,HD], whose norm is Q_NORM or K_NORM, into out.
-// linear: before QK-norm; out where the family has none
+// out[n,heads,HD] = QK-norm and rotary embedding of chunk c's queries (norm Q_NORM) or keys (K_NORM). linear: before
+// QK-norm; out itself if the family has none
 static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
                            const Stored *linear) {
     const Shapes d = shapes_of(s->model);
@@ -303,7 +303,7 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
                      rotation_of(config, local, norm == Q_NORM), 0);
 }
 
-// The gradient back through both, in place; that of the norm's weight +=
+// Runs rotary_forward backward on dx, in place; the norm's dW +=
 static void rotary_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm, Stored *dx,
                             const Stored *linear) {
     const Shapes d = shapes_of(s->model);

@@ -1,14 +1,13 @@
 /*
-The sequence: its chunks, and what goes of it between host and device.
+The sequence: its chunks, and its copies between host and device.
 
 A chunk is a range of consecutive tokens, a value: any number may be held at once. Loops visit chunks by index,
 visit(s, chunk_at(s, i)) for i < chunk_count(s), and layers, visit_layer(s, layer_at(s, i)) for i < layer_count(s). The
 dry run visits one chunk of each length and one layer of each kind (layer_like). `visit` tells op set "dry" for how many
-each counts (Ops.repeat). Attention gets the documents' parts of a chunk from make_spans, where it asks for them.
+each counts (Ops.repeat). make_spans gives attention the documents' parts of a chunk.
 
-Tokens, targets and their weights go to the device, log-probabilities and entropies come back. An objective looks at
-the whole sequence; where ranks share it, each moves its own tokens' values and the host of every rank gets those of the
-others.
+Tokens, targets and their weights are copied to the device, log-probabilities and entropies back. An objective needs
+those of the whole sequence: ranks that share it copy their own tokens' values and all-gather them on the host.
 */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H
@@ -18,26 +17,26 @@ others.
 typedef struct {
     size_t row, n;     // rows [row, row + n) of inputs and activations
     size_t token;      // tokens [token, token + n) of the sequence; a process alone: token = row
-    size_t index;      // among the chunks of a loop
+    size_t index;      // position among the chunks of a loop
     double times;      // chunks that a visit counts for; 1 in a run
     const Span *given; // [n] the key ranges of a generation step (key_value_cache.h); NULL: those of the documents
 } Chunk;
 
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
-// The rank among those that share the sequence; in a plan one that owns the most tokens.
+// Returns the rank among those that share the sequence; in the dry run one that owns the most tokens.
 static size_t sequence_rank(const StreamBP *s) {
     if (s->ranks == 1) return 0;
     return s->dry ? sequence_largest_rank(s->N, s->ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
 }
 
-// Splits the tokens of s->batch over so many ranks.
+// Splits the tokens of s->batch over `ranks` ranks.
 static void sequence_split(StreamBP *s, size_t ranks) {
     s->N = s->batch->N, s->ranks = ranks;
     for (size_t half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
     s->rows = s->own[0].count + s->own[1].count;
 }
 
-// The range that an own token is in, and its row
+// The range (0 or 1) of an own token, and its row
 static size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
 
 static size_t own_row(const StreamBP *s, size_t token) {
@@ -51,7 +50,7 @@ static size_t document_of(const Batch *batch, size_t token) {
     return last_at_most(start, sizeof(*start), max_size(batch->documents, 1), token);
 }
 
-// Query-key pairs of the queries of a range in one layer
+// Returns the query-key pairs of a range's queries in one layer.
 static double range_pairs(const Batch *batch, Range range, size_t window) {
     const size_t *start = batch->document_start, end = range.begin + range.count;
     double pairs = 0;
@@ -63,13 +62,13 @@ static double range_pairs(const Batch *batch, Range range, size_t window) {
 }
 
 // ---- chunks ---------------------------------------------------------------------------------------------------------
-// The chunk of n own tokens from `token` on
+// Returns the chunk of n own tokens from `token` on.
 static Chunk chunk_of(const StreamBP *s, size_t token, size_t n) {
     const Chunk c = {own_row(s, token), n, token, 0, 1, NULL};
     return c;
 }
 
-// Tokens of a chunk: as asked for where the method has chunks, at most a whole range of the rank's tokens
+// Returns the tokens of a chunk: `chunk` if the method has chunks, capped by the longer of the rank's ranges.
 static size_t effective_chunk(const StreamBP *s, size_t chunk) {
     const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
     return method_has_chunks(s->method) ? min_size(chunk, longest) : longest;
@@ -80,10 +79,10 @@ static size_t layer_chunk(const StreamBP *s) {
     return effective_chunk(s, s->method == METHOD_MST ? SIZE_MAX : s->chunk);
 }
 
-// A plan, but an estimate's: one chunk of each length stands for all.
+// Tells whether one chunk of each length counts for all: in the dry run, unless it estimates time.
 static int visits_shapes(const StreamBP *s) { return s->dry && !s->every_chunk; }
 
-// Chunks of `size` tokens in one of the rank's ranges; in a plan one of each length. No chunk is empty; a range may be.
+// Returns the number of chunks of `size` tokens in a range; the dry run has one of each length. Empty ranges: none
 static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     const size_t n = s->own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
@@ -92,8 +91,8 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Where the index-th chunk of n tokens begins. Where layers' chunks have the op set's own size and the last one would
-// have less than an eighth of it, the last two share their tokens: a product of few rows takes as long as one of many.
+// Returns where the index-th chunk of n tokens begins. At the op set's own chunk size, a last chunk below an eighth of it
+// shares tokens with the one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
     if (!s->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
@@ -101,7 +100,7 @@ static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size
     return (whole - 1) * size + ((size + rest + 1) / 2 + eighth - 1) / eighth * eighth;
 }
 
-// Tokens of the index-th chunk of a range. In a plan index 0 stands for all whole chunks, index 1 is the last.
+// Returns the tokens of the index-th chunk of a range. Dry run: index 0 counts for all whole chunks, 1 is the last.
 static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Range range = s->own[half];
     const int shapes = visits_shapes(s);
@@ -111,7 +110,7 @@ static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, si
     return tokens;
 }
 
-// The index-th chunk of `size` tokens of one of the rank's ranges
+// Returns the index-th chunk of `size` tokens of a range.
 static Chunk range_chunk(const StreamBP *s, size_t half, size_t index, size_t size) {
     const Range tokens = range_chunk_tokens(s, half, index, size);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
@@ -120,7 +119,7 @@ static Chunk range_chunk(const StreamBP *s, size_t half, size_t index, size_t si
     return c;
 }
 
-// Chunks of `size` tokens over all rows
+// Number of chunks of `size` tokens in both ranges, and the index-th one
 static size_t chunks_of_size(const StreamBP *s, size_t size) {
     return range_chunks(s, 0, size) + range_chunks(s, 1, size);
 }
@@ -130,7 +129,7 @@ static Chunk chunk_of_size(const StreamBP *s, size_t index, size_t size) {
     return index < first ? range_chunk(s, 0, index, size) : range_chunk(s, 1, index - first, size);
 }
 
-// The chunks of a layer, and those of the head
+// Number of a layer's chunks and the index-th one, and the same of the head
 static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, layer_chunk(s)); }
 static Chunk chunk_at(const StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
 static size_t logits_chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->logits_chunk)); }
@@ -146,7 +145,7 @@ static Chunk visit(StreamBP *s, Chunk c) {
     return c;
 }
 
-// Query-key pairs of chunk c, which counts for c.times whole ones of its range: their mean
+// Returns the mean query-key pairs of the c.times whole chunks that c counts for.
 static double mean_pairs(const StreamBP *s, Chunk c, size_t window) {
     const Range range = s->own[own_half(s, c.token)];
     const size_t whole = (size_t)c.times * c.n;
@@ -160,8 +159,8 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
     room[spans->count++] = span;
 }
 
-// Makes the documents' parts in chunk c, for attention with a window (0: none) whose key 0 is token `first`. A document
-// that begins before it begins there: no query of the chunk sees the difference. Valid until the next call.
+// Makes the spans of documents in chunk c, for attention with a window (0: none) whose key 0 is token `first`. Earlier
+// documents are cut there: no query of the chunk reaches the keys before. Valid until the next call.
 static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
     const size_t *start = s->batch->document_start, end = c.token + c.n, documents = s->batch->documents;
     Spans spans = {s->span, 0, window, 0};
@@ -176,7 +175,7 @@ static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
 }
 
 // ---- layers ---------------------------------------------------------------------------------------------------------
-// Layers that a loop visits: all, in a dry run one of each kind with each set of adapters
+// Returns the number of layers that a loop visits: all, or in the dry run one of each kind and set of adapters.
 static size_t layer_count(const StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     size_t distinct = 0;
@@ -184,7 +183,7 @@ static size_t layer_count(const StreamBP *s) {
     return s->dry ? distinct : L;
 }
 
-// The layer of the index-th visit; in a dry run kind by kind
+// Returns the layer of the index-th visit; the dry run goes kind by kind.
 static size_t layer_at(const StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
     for (int kind = 0; kind < LAYER_KINDS && s->dry; kind++)
@@ -193,7 +192,7 @@ static size_t layer_at(const StreamBP *s, size_t index) {
     return index;
 }
 
-// Begins the work on layer l: in a dry run it counts for all layers like it.
+// Begins the work on layer l: in the dry run it counts for all layers like it.
 static size_t visit_layer(StreamBP *s, size_t l) {
     size_t alike = 0;
     for (size_t i = l; i < s->model->config.num_hidden_layers && s->dry; i++) alike += layer_like(&s->memory, i) == l;
@@ -202,7 +201,7 @@ static size_t visit_layer(StreamBP *s, size_t l) {
 }
 
 // ---- between host and device ---------------------------------------------------------------------------------------
-// Elements of `size` bytes of the rank's own tokens: host [N] -> device [rows], or back
+// Copies elements of `size` bytes of own tokens: in: host [N] -> device [rows], else back.
 static void own_copy(const StreamBP *s, void *device, void *host, size_t size, int in) {
     for (size_t half = 0; half < 2; half++) {
         const Range own = s->own[half];
@@ -212,7 +211,7 @@ static void own_copy(const StreamBP *s, void *device, void *host, size_t size, i
     }
 }
 
-// All-gather of host[N] over the ranks that share the sequence, each of which has the values of its own tokens
+// All-gathers host[N] over the ranks that share the sequence, from the values of each rank's own tokens.
 static void host_gather(StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
     const size_t most = sequence_share_max(s->N, S);
@@ -238,7 +237,7 @@ static void host_collect(StreamBP *s, void *host, Summed *device) {
     host_gather(s, host);
 }
 
-// dL/dlogp of all targets, to the device. Weights that wait for log-probabilities find them in host_sums.
+// Copies dL/dlogp of all targets to the device. Objectives that need log-probabilities read them from host_sums.
 static void sequence_weights(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
@@ -247,7 +246,7 @@ static void sequence_weights(StreamBP *s) {
     own_copy(s, s->token_weight, s->host_sums, dtype_size(type), 1);
 }
 
-// Puts the sequence on the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
+// Copies the sequence to the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
     s->batch = batch, s->Z = Z, s->pass = pass;
     s->memory.moved.phase = PHASE_FORWARD;
@@ -270,13 +269,13 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
     if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
-// Log-probabilities and entropies of the whole sequence, to the host
+// Collects log-probabilities and entropies of the whole sequence on the host.
 static void sequence_end(StreamBP *s) {
     host_collect(s, s->host_sums, s->logp);
     if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
 }
 
-// dL/dlogp of chunk c's targets, from the log-probabilities of these alone
+// Computes dL/dlogp of chunk c's targets from their log-probabilities alone.
 static void sequence_chunk_weights(StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);

@@ -1,13 +1,13 @@
 /*
-The state of streamed backpropagation (StreamBP) and what every step asks of it: shapes, room on the arena, a layer's
+The state of streamed backpropagation (StreamBP), and what every step needs: shapes, room on the arena, a layer's
 weights and the sums of their gradients. streambp.h is the algorithm over this; sequence.h says which tokens a chunk
-has, attention_memory.h where a layer's keys and values lie, residency.h where weights, gradients and layer inputs are.
+has, attention_memory.h where a layer's keys and values are, residency.h where weights, gradients and layer inputs are.
 
-What exists per token (inputs, activations, targets) is stored in rows. A process alone has a row for every token of the
-sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one behind the other.
+What exists per token (inputs, activations, targets) is stored in rows. One process has a row for every token of the
+sequence. Processes that share a sequence (llmc/orders/) own two ranges of its tokens each, stored one after the other.
 
-In a plan (`dry`) loops visit one layer of each kind and one chunk of each length; op set "dry" multiplies what it
-counts by how many they stand for.
+In the dry run (`dry`) loops visit one layer of each kind and one chunk of each length. Op set "dry" multiplies its
+counts by the number that a visit counts for.
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H
@@ -32,12 +32,12 @@ static int method_is_chunk_major(Method method) { return method == METHOD_SECO |
 
 static int method_has_chunks(Method method) { return method != METHOD_CHECKPOINT && method != METHOD_FULL; }
 
-// Backward runs a layer's forward again, layer by layer, from its input.
+// Tells whether backward recomputes a layer's forward, layer by layer, from its input.
 static int method_recomputes(Method method) { return method != METHOD_FULL && !method_is_chunk_major(method); }
 
-// The pass at hand: FORWARD is followed by BACKWARD over the same sequence, FORWARD_ONLY saves nothing. FORWARD_FIRST:
-// of chunk-major methods, saves keys, values and states alone; FORWARD comes again. RESTORE: within backward, forward
-// again through layers whose inputs were not kept.
+// The current pass. FORWARD is followed by BACKWARD over the same sequence; FORWARD_ONLY saves nothing. FORWARD_FIRST:
+// pass 1 of chunk-major methods, saves only K, V and states. RESTORE: within backward, recomputes layer inputs that
+// were not kept.
 typedef enum { PASS_FORWARD_ONLY, PASS_FORWARD_FIRST, PASS_FORWARD, PASS_RESTORE, PASS_BACKWARD } Pass;
 
 enum { INPUT_SLOTS = 16 };
@@ -53,9 +53,9 @@ typedef struct {
 
 // Method spaco: which chunks have a backward (llmc/orders/chunk_major.h)
 typedef struct {
-    double keep;    // the share of chunks
-    uint64_t seed;  // of the draws for the sequence at hand
-    uint8_t *drawn; // [chunks] for the sequence at hand
+    double keep;    // share of chunks that are drawn
+    uint64_t seed;  // of the draws of the current sequence
+    uint8_t *drawn; // [chunks] of the current sequence
 } Sparse;
 
 // Keys and values of a layer, or of every layer (attention_memory.h)
@@ -63,27 +63,26 @@ typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  after QK-norm and RoPE
     Stored *k_linear; // [rows,NKV*HD]  before QK-norm; method full only
     Summed *dk, *dv;  // [rows,NKV*HD]
-    size_t rows[2];   // of a layer that sees everything, of a layer with a window
+    size_t rows[2];   // of a full-attention layer, of a layer with a window
     size_t layers;    // 1: one layer's at a time
-    size_t first;     // token in row 0 of layers with a window, which slides along the sequence
-    Range halo[2];    // shared sequences: tokens stored of layers with a window, for each range (window_range_of_rank)
+    size_t first;     // token in row 0 of layers with a window; grows as the window slides
+    Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
 } KeyValue;
 
-// State that linear attention passes from chunk to chunk: of a layer, or of every such layer (linear_memory.h)
+// States that linear attention passes from chunk to chunk: one layer's, or all layers' (linear_memory.h)
 typedef struct {
     Summed *state;             // [slots,HV,DK,DV] of the delta rule
     Stored *columns;           // [slots,taps-1,W] the convolution's last inputs
     size_t layers, slots;      // 1: one layer's at a time, one document's
     size_t slot_tokens;        // DeltaShape.slot_tokens
     Summed *dstate, *dcolumns; // of one state
-    Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the layer at hand
+    Summed *kept;              // [states,HV,DK,DV] backward: states before chunks of the current layer
     Stored *kept_columns;      // [states,taps-1,W]
-    size_t kept_half;          // states of the rank's first range, which come before those of its second
-    int at_hand;               // chunk-major: the one before the chunk at hand
+    size_t kept_half;          // number of the first range's states, which precede the second's
+    int one_state;             // chunk-major: `kept` is one state, that before the current chunk
 } LinearMemory;
 
-// Shared sequences: what a rank knows of its ranges in layers of linear attention (llmc/orders/scan.h), from forward to
-// backward
+// Shared sequences: states of a rank's ranges in linear attention (llmc/orders/scan.h), kept from forward to backward
 typedef struct {
     Summed *before;     // [layers,2,HV,DK,DV] the state before a range
     Summed *transition; // [layers,2,HV,DK,DK] T of: state after = T * state before + U
@@ -93,9 +92,9 @@ typedef struct {
 
 // Attention's outputs, saved from forward to backward (attention_memory.h)
 typedef struct {
-    Stored *attention_out; // [L,rows,NH*HD], at home; NULL: not saved
-    Summed *lse;           // [L,rows,NH]
-    // Saved off-device: the chunks in transfer, in turn of even and odd index
+    Stored *attention_out; // [attention layers,rows,NH*HD] at home; NULL: not saved
+    Summed *lse;           // [attention layers,rows,NH]
+    // Saved off-device: chunks in transfer, of even and of odd index
     Stored *chunk_attention_out[2]; // [chunk,NH*HD]
     Summed *chunk_lse[2];           // [chunk,NH]
     PageSlot slot[2];
@@ -103,10 +102,10 @@ typedef struct {
 
 // Layer inputs (inputs.h)
 typedef struct {
-    Stored *kept;  // [kept layers + restored ones,rows,C], in their place; NULL in a forward pass alone
-    Stored *x;     // [rows,C] x_L, then dx; what layers overwrite in place where inputs are not kept on the device
-    Stored *layer; // [rows,C] backward, kept elsewhere: x_l of the layer at hand
-    size_t begin;  // first row in them: 0, but generation stores one chunk at a time
+    Stored *kept;               // [kept layers + restored ones,rows,C] at home; NULL in FORWARD_ONLY
+    Stored *x;                  // [rows,C] x_L, then dx; off-device inputs: every x_l in turn, overwritten in place
+    Stored *layer;              // [rows,C] backward with off-device inputs: x_l of the current layer
+    size_t begin;               // first row in them: 0; orders that store one chunk at a time: its row
     PageSlot slot[INPUT_SLOTS]; // of x, by chunk; [0] also of `layer`, which backward loads
 } Inputs;
 
@@ -118,51 +117,50 @@ struct StreamBP {
     Residency memory;
     Method method;
     int keep;                   // attention's outputs are saved
-    size_t chunk, logits_chunk; // tokens, as asked for; the sequence's length caps them
+    size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
     int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
-    int dry;                    // a plan: loops visit each distinct shape once
-    int every_chunk;            // but every chunk: an estimate counts the calls of each one's attention
+    int dry;                    // dry run: loops visit each distinct shape once
+    int every_chunk;            // ... but every chunk: an estimate counts each one's attention calls
     Objective objective;
     uint64_t dropout_seed; // of the adapters' dropout
     Sparse sparse;
 
-    // The sequence at hand, on the host
+    // The current sequence, on the host
     Pass pass;
     const Batch *batch;
-    size_t N;            // its tokens
-    size_t rows;         // tokens that are here: N, or this rank's
-    size_t ranks;        // that share the sequence
-    int ring;            // shared sequences: blocks of keys go round where a layer sees everything
-    Range own[2];        // tokens that are here, in rows 0, 1, ...; {0, N} and nothing for a process alone
-    Span *span;          // [2 * documents] of the chunk at hand, then relative to the layer's first key
-    double Z;            // loss denominator
-    void *host_sums;     // [N] Summed: dL/dlogp on the way in, log-probabilities on the way out
-    void *host_entropy;  // [N] Summed; NULL where the objective does not use it
-    void *host_gathered; // [ranks + 1, most tokens of a rank] Summed; NULL for a process alone
+    size_t N;                           // its tokens
+    size_t rows;                        // tokens on this rank
+    size_t ranks;                       // number that share the sequence
+    int ring;                           // shared sequences: full-attention layers run ring attention
+    Range own[2];                       // tokens on this rank, in rows 0, 1, ...; one process: {0, N}, {}
+    Span *span;                         // [2 * documents] of the current chunk (make_spans)
+    double Z;                           // loss denominator
+    void *host_sums;                    // [N] Summed: dL/dlogp to the device, log-probabilities from it
+    void *host_entropy;                 // [N] Summed; NULL unless the objective uses it
+    void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL for a process alone
     size_t host_tokens, host_documents; // room in these
     // and on the device, [rows] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    Summed *entropy;             // of the distributions over the vocabulary; NULL where the objective does not use it
-    float *inverse_frequency[2]; // [HD/2] of layers that see everything, of those with a window
+    Summed *entropy;             // of the distributions over the vocabulary; NULL unless the objective uses it
+    float *inverse_frequency[2]; // [HD/2] of full-attention layers, of those with a window
 
     KeyValue kv;
     LinearMemory linear;
     RangeStates ranges;
     Inputs inputs;
     SavedAttention saved;
-    Activations *kept; // method full: of all layers
+    Activations *kept; // method full, chunk-major: of all layers
 };
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
 typedef struct {
     size_t C, NH, NKV, HD, FF, H, V, L, Q, KV; // Q = NH*HD, KV = NKV*HD, H = width of the MLP's first product
     size_t R;                                  // elements of a head that are rotated
-    // of a layer of linear attention: heads and their elements, channels of the convolution, HV*DV, and the width of
-    // what it projects, q | k | v | z | b | a
+    // linear attention: heads, elements of a head, convolution channels, DVs = HV*DV, E = width of q|k|v|z|b|a
     size_t HK, HV, DK, DV, W, DVs, E, taps;
-    size_t S, columns;     // elements of a state: of the delta rule, of the convolution
+    size_t S, columns;     // elements of a state: the delta rule's, the convolution's
     size_t logits_stride;  // elements from row to row of logits
     size_t stored, summed; // bytes of an element
     ActivationKind activation;
@@ -192,14 +190,14 @@ static Shapes shapes_of(const Model *model) {
     return s;
 }
 
-// Factor on attention scores
+// Returns the factor on attention scores.
 static double attention_scale(const Model *model) {
     const Config *c = &model->config;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
     return 1 / sqrt(width);
 }
 
-// Window of the layers that have one
+// Returns the window of the layers that have one, else 0.
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
 static int keeps_activations(const StreamBP *s) {
@@ -215,7 +213,7 @@ static Summed *push_summed(StreamBP *s, Share share, const char *name, size_t co
     return (Summed *)arena_push(s->arena, share, name, count, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// Row `row` of x[.,width]
+// Returns row `row` of x[.,width].
 static Stored *stored_row(const StreamBP *s, Stored *x, size_t row, size_t width) {
     return (Stored *)at(x, row * width, dtype_size(s->model->dtype));
 }
@@ -224,13 +222,13 @@ static Summed *summed_row(const StreamBP *s, Summed *x, size_t row, size_t width
     return (Summed *)at(x, row * width, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 
-// A layer's tensor; NULL where it has none, and of LAYER_TENSORS
+// Returns a layer's tensor; NULL if it has none, or for LAYER_TENSORS.
 static const Stored *weight_of(const StreamBP *s, GroupWeights w, LayerTensor tensor) {
     const size_t offset = tensor == LAYER_TENSORS ? ABSENT : w.offset[tensor];
     return offset == ABSENT ? NULL : (const Stored *)at(w.weights, offset, dtype_size(s->model->dtype));
 }
 
-// The sum of its dW; NULL where the layer has no such tensor, and where it is frozen
+// Returns the sum of its dW; NULL if the layer has no such tensor, or it is frozen.
 static Summed *sum_of(const StreamBP *s, GroupSums dw, LayerTensor tensor) {
     const size_t offset = tensor == LAYER_TENSORS ? ABSENT : dw.offset[tensor];
     return offset == ABSENT || s->memory.lora ? NULL : summed_row(s, dw.layer, offset, 1);
