@@ -34,7 +34,7 @@ typedef enum { PART_MIXER, PART_MLP, PART_ATTENTION, PART_LINEAR } LayerPart;
 
 typedef struct {
     LayerPart part;
-    size_t field, width; // offset in Activations; elements of a token, 0: the family has no such tensor
+    size_t field, width; // offset in Activations; elements of a token, 0 without such a tensor
     int summed;
     const char *name;
 } ActivationRow;
@@ -78,7 +78,7 @@ static void activation_set(Activations *a, const ActivationRow *row, void *tenso
 
 static int is_linear(const StreamBP *s, size_t l) { return layer_is_linear(&s->model->config, l); }
 
-// The parts that layer l's mixer has
+// Returns the parts of layer l's mixer, as bits.
 static unsigned mixer_parts(const StreamBP *s, size_t l) {
     return 1u << PART_MIXER | 1u << (is_linear(s, l) ? PART_LINEAR : PART_ATTENTION);
 }
@@ -102,7 +102,7 @@ static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
 
 static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
 
-// ---- one set for each layer (method full; chunk-major orders, of one chunk) -----------------------------------------
+// ---- one set for each layer: method full; chunk-major orders, for one chunk -----------------------------------------
 // Pushes the sets of all layers, s->rows tokens each.
 static void push_kept_activations(StreamBP *s, Activations *kept) {
     const size_t L = s->model->config.num_hidden_layers, attention = attention_layers_before(s, L);
@@ -111,7 +111,7 @@ static void push_kept_activations(StreamBP *s, Activations *kept) {
     push_activations(s, kept, 1u << PART_LINEAR, (L - attention) * s->rows);
 }
 
-// The set of layer l, from row `row` on. Tensors of the other kind of mixer are NULL.
+// Returns layer l's set from row `row` on. Tensors of the other kind of mixer are NULL.
 static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     ActivationRow rows[ACTIVATION_ROWS];
     const Shapes d = shapes_of(s->model);

@@ -7,7 +7,7 @@ stores the keys of the window alone, which slides with the chunks (stream/attent
 #define LLMC_ATTENTION_H
 #include "branch.h"
 
-// K[c], V[c] from norm 1 of chunk c
+// norm 1 -> K[c], V[c]
 static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     window_slide_forward(s, l, c); // a layer with a window makes room
     Stored *k = key_value_at(s, s->kv.k, l, c.token), *v = key_value_at(s, s->kv.v, l, c.token);
@@ -17,7 +17,7 @@ static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Act
     rotary_forward(s, l, c, w, K_NORM, k, k_linear);
 }
 
-// Q[c], and the gate of attention's output where the family has one
+// norm 1 -> Q[c], and the gate of attention's output if the family has one
 static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
@@ -123,7 +123,7 @@ static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSum
     arena_pop(s->arena, mark);
 }
 
-// K and V of chunk c alone
+// x_l[c] -> K[c], V[c]; computes nothing else of the layer.
 static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Activations a = norm1_activations(s, l, c, w);
     kv_project(s, l, c, w, &a);

@@ -23,7 +23,7 @@ static Stored *branch_in(StreamBP *s, Chunk c, GroupWeights w, Branch b, Stored 
     return out;
 }
 
-// With a norm after: inner[n,C] = the product of f's last input, which the norm's backward needs
+// With a norm after: inner[n,C] = f's last product, which the norm's backward needs
 static void branch_inner(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b, Stored *inner, const Stored *f) {
     if (shapes_of(s->model).post_norms) linear_forward(s, l, c, w, b.product, inner, f, NULL);
 }
@@ -37,7 +37,7 @@ static void branch_out(StreamBP *s, size_t l, Chunk c, GroupWeights w, Branch b,
         linear_forward(s, l, c, w, b.product, out, f, x);
 }
 
-// df = gradient of f's last input, from dx[n,C], that of out; dW of the product and of the norm after +=. Uses up inner.
+// dx[n,C] of out -> df, the gradient of f's last input; dW of the product and of the norm after +=. Overwrites inner.
 static void branch_out_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Branch b, Stored *df,
                                 const Stored *dx, Stored *inner, const Stored *f) {
     const Shapes d = shapes_of(s->model);
@@ -74,7 +74,7 @@ static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Group
     branch_in_backward(s, c, w, dw, attention_branch, dx, a->dnorm1, layer_input(s, l, c.row));
 }
 
-// Norm 1 of chunk c alone: recomputed, or as method full kept it
+// Computes norm 1 of chunk c alone, or in backward returns what was kept (method full).
 static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     Activations a = {0};

@@ -7,20 +7,20 @@ recomputed between them (stream/linear_memory.h).
 #define LLMC_LINEAR_ATTENTION_H
 #include "branch.h"
 
-// projected[n,E] from the first column of a part on
+// Returns projected[n,E] from the first column of a part on.
 static Stored *projected_part(const StreamBP *s, Stored *projected, LayerTensor part) {
     Shapes d = shapes_of(s->model);
     const size_t z = d.W, b = z + d.DVs, column = part == IN_Z_WEIGHT ? z : part == IN_B_WEIGHT ? b : b + d.HV;
     return stored_row(s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
 }
 
-// mixed[n,W] = causal convolution of q | k | v, over earlier chunks' last inputs, too
+// mixed[n,W] = causal convolution of q | k | v, across the chunk's start (columns: the inputs before it)
 static void convolution_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const DeltaShape shape = delta_shape(s, c);
     s->ops->conv_forward(a->mixed, layer_columns(s, l), a->projected, weight_of(s, w, CONV_WEIGHT), &shape);
 }
 
-// Passes the state through chunk c. out[n,HV*DV]: what c's tokens read from it, or NULL. transfer: scan.h, or NULL
+// Passes the state through chunk c. out[n,HV*DV]: the delta rule's output, or NULL. transfer: T of scan.h, or NULL
 static void delta_step(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out,
                        Summed *transfer) {
     const DeltaShape shape = delta_shape(s, c);
@@ -61,8 +61,8 @@ static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums 
     arena_pop(s->arena, mark);
 }
 
-// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part. dstate, dcolumns: in, gradients at the chunk's end; out, at its
-// start. before: the state at its start
+// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part. dstate, dcolumns: in, gradients at the chunk's end; out, at
+// its start. before: the state at its start
 static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
                            const Stored *ddelta_out, Stored *dprojected) {
     const DeltaShape shape = delta_shape(s, c);
@@ -96,7 +96,7 @@ static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
     arena_pop(s->arena, mark);
 }
 
-// The delta rule's inputs of chunk c, q, k, v, b and a: recomputed, or in backward as method full kept them
+// Recomputes the delta rule's inputs of chunk c, q, k, v, b and a, or in backward returns what was kept (method full).
 static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     Activations a = norm1_activations(s, l, c, w);
@@ -111,14 +111,14 @@ static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeight
     return a;
 }
 
-// Passes the state through chunk c, and computes nothing else of the layer.
+// Passes the state through chunk c; computes nothing else of the layer. transfer: T of scan.h, or NULL
 static void chunk_state(StreamBP *s, size_t l, Chunk c, GroupWeights w, Summed *transfer) {
     Activations a = state_activations(s, l, c, w);
     delta_step(s, l, c, w, &a, NULL, transfer);
     drop(s, &a);
 }
 
-// Walks the state through `chunks` of a range from the one kept before the first. Keeps that after every `spacing`-th.
+// Walks the state through `chunks` of a range, from the one saved before the first. Saves it every `spacing` chunks.
 static void states_walk(StreamBP *s, size_t l, GroupWeights w, size_t half, Range chunks, size_t spacing) {
     if (chunks.count) state_copy(s, kept_state(s, half, chunks.begin), 0);
     for (size_t i = 0; i < chunks.count; i++) {
@@ -135,7 +135,7 @@ static void states_count(StreamBP *s, size_t l, GroupWeights w, size_t half, siz
     chunk_state(s, l, c, w, NULL);
 }
 
-// Keeps states at intervals; their gradient at the end of the sequence = 0. The dry run counts all walks of the layer.
+// Saves states at intervals; their gradient at the end of the sequence = 0. The dry run counts all walks of the layer.
 static void states_begin(StreamBP *s, size_t l, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     s->ops->zero(s->linear.dstate, d.S * d.summed);
@@ -150,8 +150,8 @@ static void states_begin(StreamBP *s, size_t l, GroupWeights w) {
     }
 }
 
-// Recomputes the states of the block that ends at chunk `index` of a range, from the nearest saved state. No-op for other
-// chunks.
+// Recomputes the states of the block that ends at chunk `index` of a range, from the nearest saved state. No-op for
+// other chunks.
 static void states_restore(StreamBP *s, size_t l, GroupWeights w, size_t half, size_t index) {
     Range block = {0, chunks_of_range(s, half)}; // the level's block that has the chunk
     for (size_t level = 0; !visits_shapes(s) && !keeps_activations(s); level++) {

@@ -2,9 +2,9 @@
 The mixer: the part of a layer that joins its tokens, attention or linear attention. This file alone knows which of the
 two a layer has. The loops of an order call, for layer l and chunk c,
 
-    mixer_keys         norm 1 -> what later chunks see of c: K, V (a state passes on in mixer_forward)
+    mixer_keys         norm 1 -> K, V (a state passes on in mixer_forward)
     mixer_forward      norm 1 -> y
-    mixer_begin        before the layer's backward: K, V of all tokens again, or states at intervals; their gradients = 0
+    mixer_begin        before the layer's backward: K, V of all tokens again, or states at intervals; gradients = 0
     mixer_restore      before the backward of the i-th chunk: the states that it needs
     recompute          the activations of c up to the MLP
     mixer_backward     dx of y -> dx of x_l
@@ -14,8 +14,8 @@ two a layer has. The loops of an order call, for layer l and chunk c,
 #include "attention.h"
 #include "linear_attention.h"
 
-// Pushes what a layer keeps between its chunks, for a pass that walks layer by layer. Returns the arena's mark before it.
-// Method full has K, V of all layers already.
+// Pushes what a layer's chunks share, K, V or states, in a pass that walks layer by layer. Returns the arena's mark
+// before it. Method full has K, V of all layers already.
 static size_t push_layer_memory(StreamBP *s, size_t l) {
     const size_t mark = arena_mark(s->arena);
     if (is_linear(s, l)) {
@@ -29,7 +29,7 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     return mark;
 }
 
-// Pushes what is saved of all layers from forward to backward: attention's outputs, states of a rank's ranges.
+// Pushes what all layers save from forward to backward: attention's outputs, states of a rank's ranges.
 static void push_saved_mixers(StreamBP *s) {
     saved_attention_push(s);
     push_range_states(s, layers_of_kind(&s->model->config, LAYER_LINEAR));
@@ -41,7 +41,7 @@ static void push_kept_keys(StreamBP *s) {
     push_key_value(s, d.L, s->N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
-// Pushes chunk c's activations up to the MLP, or finds those that method full keeps.
+// Pushes chunk c's activations up to the MLP, or returns those that method full keeps.
 static Activations chunk_activations(StreamBP *s, size_t l, Chunk c) {
     Activations a = {0};
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
@@ -84,7 +84,7 @@ static void mixer_restore(StreamBP *s, size_t l, GroupWeights w, size_t i) {
     if (is_linear(s, l)) states_restore(s, l, w, 0, i);
 }
 
-// A layer's window slides back to the keys that chunk c sees; a state returns to that before c.
+// Recomputes chunk c's activations up to the MLP, after sliding the window, or resetting the state, back to c.
 static Activations recompute(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const int keeps = keeps_activations(s);
     if (!is_linear(s, l))

@@ -21,8 +21,8 @@ static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Ac
     input_save(s, l + 1, c);
 }
 
-// dx of x_{l+1}[c] -> dx of y[c], in place; dW +=. Recomputes the MLP's activations where they were not kept. Each
-// gradient overwrites the values that it is of.
+// dx of x_{l+1}[c] -> dx of y[c], in place; dW +=. Recomputes the MLP's activations unless they were kept. Gradients
+// overwrite their activations.
 static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
