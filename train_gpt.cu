@@ -3,7 +3,7 @@ train: fine-tunes and trains GPT/Llama-style models on very long sequences with 
 
 A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20: `cc -x c` builds the
 CPU program from these lines, nvcc builds the GPU program. Everything done to tensors goes through struct Ops; nothing
-here looks inside one. The includes are the map: one block per room, and a room includes only what stands above it
+here looks inside one. The includes are the map: one block per room, and a room includes only rooms above it
 (llmc/README.md).
 */
 // base: errors, files, JSON, random numbers, progress; knows nothing of models
@@ -36,7 +36,7 @@ here looks inside one. The includes are the map: one block per room, and a room 
 // plan: memory and FLOPs before anything is allocated; llmc/estimate, time by assumed rates, is for cli and verbs alone
 #include "llmc/plan/plan.h"
 #include "llmc/plan/flops.h"
-// cli: options, the beginning that all verbs share, what is printed
+// cli: options, the start that all verbs share, reports
 #include "llmc/cli/options.h"
 #include "llmc/cli/settings.h"
 #include "llmc/cli/run.h"
@@ -73,12 +73,12 @@ static StepReport train_step(Trainer *t, size_t step) {
     report.step = step;
     report.learning_rate = schedule_learning_rate(&t->state.schedule, step);
 
-    // 1. Micro-batches: this rank's, of the data or of the completions that the model writes now.
+    // 1. This rank's micro-batches: from the data, or from completions that the model generates now.
     report.micro_batches =
         o->rollout ? trainer_rollout(t, step, &report) : prefetch_wait(&t->train_batches)->step_batches;
     trainer_expect(t, step, 0, layer_passes(&t->run, report.micro_batches));
 
-    // 2. Forward and backward of each: gradients accumulate, the last micro-batch sums them over the ranks.
+    // 2. Forward and backward of each: gradients accumulate, the last micro-batch reduces them over ranks.
     grads_zero(&s->memory);
     for (size_t i = 0; i < report.micro_batches; i++) {
         double Z; // the loss denominator: target tokens, documents or groups of the whole step
@@ -99,7 +99,7 @@ static StepReport train_step(Trainer *t, size_t step) {
     report.grad_norm = gradient_norm(&s->memory, &bad);
     if (bad) die("step %zu: the gradient of %s holds NaN or Inf; %s", step, bad->name, last_good(t));
 
-    // 4. AdamW on the clipped gradient. In a step without any reward there is none, and the weights stay.
+    // 4. AdamW on the clipped gradient. A step without any reward has no gradient: the weights stay.
     if (report.micro_batches) {
         AdamW adamw = {0};
         adamw.learning_rate = report.learning_rate;
@@ -118,7 +118,7 @@ static StepReport train_step(Trainer *t, size_t step) {
         }
     }
 
-    // 5. What the step took.
+    // 5. Time and traffic of the step.
     ops_device->finish();
     report.seconds = seconds_now() - begin;
     report.data_seconds = t->train_batches.waited - waited;
@@ -155,16 +155,16 @@ static int verb_train(const Options *o) {
 // ---- main -----------------------------------------------------------------------------------------------------------
 typedef int (*VerbMain)(const Options *options); // returns the exit code
 
-// Refuses several processes for a verb of one; else forms the groups that share a sequence.
+// Refuses several processes for single-process verbs; else forms the groups that share a sequence.
 static void join_ranks(const Options *o) {
     const int shared = o->verb == VERB_TRAIN || o->verb == VERB_BP || o->verb == VERB_EVAL || o->verb == VERB_DOCTOR;
     if (dist_ranks() > 1 && !shared && o->verb != VERB_PLAN)
-        die_usage("%s is work for one process, %zu were started; run it without mpirun or srun",
+        die_usage("%s runs in one process, but %zu were started; run it without mpirun or srun",
                   verb_rows[o->verb].name, dist_ranks());
     if (!shared) return;
     if (dist_ranks() > 1 && o->rollout && o->reward_timeout >= o->timeout)
-        die_usage("--reward-timeout %g s: ranks wait for each other's rewards, and give the job up after --timeout %g "
-                  "s; raise --timeout above it",
+        die_usage("--reward-timeout %g s: ranks wait for each other's rewards, but stop after --timeout %g s; raise "
+                  "--timeout above it",
                   o->reward_timeout, o->timeout);
     dist_timeout(o->timeout);
     dist_split(world_from_options(o).sp);
@@ -173,7 +173,7 @@ static void join_ranks(const Options *o) {
 int main(int argc, char **argv) {
     static const VerbMain verbs[VERBS] = {verb_train,  verb_bp,      verb_plan, verb_eval,  verb_logprobs,
                                           verb_sample, verb_convert, verb_info, verb_doctor};
-    threads_wait_briefly(argv); // before anything else: it may begin again
+    threads_wait_briefly(argv); // before anything else: it may exec the program again
     dist_start();
     signals_prepare();
     dist_check_program(argc, argv); // before options are read: --help of one rank would leave the others waiting

@@ -91,7 +91,7 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
     // NOLINTEND(clang-analyzer-core.DivideZero)
 }
 
-// Returns where the index-th chunk of n tokens begins. At the op set's own chunk size, a last chunk below an eighth of it
+// Returns where the index-th chunk of n tokens begins. At the op set's chunk size, a last chunk below an eighth of it
 // shares tokens with the one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;

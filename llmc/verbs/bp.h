@@ -1,6 +1,6 @@
 /*
-The verb `bp`: one forward and backward pass, measured. With --data its first micro-batches, else random ids;
---grads-out writes the gradients, for anybody to compare with another program.
+The verb `bp`: one forward and backward pass, measured, over the first micro-batches of --data or over random ids.
+--grads-out writes the gradients, to compare with another program.
 */
 #ifndef LLMC_BP_H
 #define LLMC_BP_H
@@ -13,11 +13,11 @@ The verb `bp`: one forward and backward pass, measured. With --data its first mi
 #include "llmc/train/reference.h"
 #include "llmc/train/all_reduce.h"
 
-// Sums over all ranks; seconds of the slowest, peak of the largest.
+// Sums over all ranks; seconds of the slowest rank, peak bytes of the largest
 typedef struct {
     double Z; // the loss denominator
     double loss, grad_norm;
-    double *seconds_each; // [repeats] in their order; of several the first warms up
+    double *seconds_each; // [repeats] in order; the first of several is a warm-up
     double seconds;       // the median of the others
     double profiled;      // seconds of the pass on timed ops
     double tokens, flops, model_flops, full_flops;
@@ -26,7 +26,7 @@ typedef struct {
     Traffic sent; // by each rank
 } PassResult;
 
-// Groups, rewards and advantages of random tokens: 1 and -1 by turns.
+// Fills groups, rewards and advantages of random tokens; rewards alternate 1, 0, advantages 1, -1.
 static void bp_answers(const Run *run, Batch *batch) {
     for (size_t d = 0; d < batch->documents; d++) {
         batch->group[d] = d / sample_documents(run->options);
@@ -36,7 +36,7 @@ static void bp_answers(const Run *run, Batch *batch) {
     }
 }
 
-// This rank's i-th micro-batch of the pass, or its part: from --data, or random ids. In the memory of `whole`.
+// Returns this rank's i-th micro-batch of the pass, or its part: from --data, or random ids. Uses whole's memory.
 static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     const Options *o = run->options;
     const size_t documents = o->batch * sample_documents(o), number = assigned_number(run->assignment, i);
@@ -49,7 +49,7 @@ static Batch bp_batch(Run *run, DataLoader *loader, size_t i, Batch *whole) {
     return batch_part(whole, run->assignment.parts, run->assignment.part);
 }
 
-// Loss denominator, tokens and FLOPs of a pass.
+// Counts loss denominator, tokens and FLOPs of a pass.
 static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     TargetCounts counts = {0, 0, 0};
@@ -72,7 +72,7 @@ static PassResult bp_count(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// Loss and gradient of one pass, where gradients are zero; returns its seconds on this rank. guarded: no allocation
+// Computes a pass's loss and gradient; gradients must be zero. Returns its seconds on this rank. guarded: no allocation
 static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *result, int guarded) {
     const size_t own = assigned_batches(run->assignment);
     double seconds = 0;
@@ -92,7 +92,7 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
     return seconds;
 }
 
-// --json-lines: a pass that has ended.
+// --json-lines: prints a finished pass.
 static void bp_json_line(size_t pass, double seconds) {
     JsonOut json = json_open(stdout);
     if (!is_main_rank()) return;
@@ -103,7 +103,7 @@ static void bp_json_line(size_t pass, double seconds) {
     json_finish(&json);
 }
 
-// The first of several passes is not counted: kernels are loaded, cuBLASLt chooses, cuDNN compiles each shape it meets.
+// Measures --repeat passes. The first of several is not counted: kernels load, cuBLASLt chooses, cuDNN compiles shapes.
 static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     const World world = run->settings.world;
     const size_t repeats = run->options->repeat, warmup = repeats > 1;
@@ -135,7 +135,7 @@ static PassResult bp_measure(Run *run, DataLoader *loader, Batch *whole) {
     return result;
 }
 
-// One more pass on timed ops, for profile.h; returns its seconds. It leaves the gradients of the passes before.
+// Runs one more pass on timed ops, for profile.h; returns its seconds. Its gradients are those of the earlier passes.
 static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     const Machine *machine = machine_from_options(run->options);
     Ops timed = ops_timed(ops_device, machine ? machine_ridge(machine) : 0);
@@ -150,13 +150,13 @@ static double bp_profile(Run *run, DataLoader *loader, Batch *whole) {
     return seconds;
 }
 
-// The data that a pass reads, all of it once at most.
+// Opens --data. A pass reads each micro-batch at most once.
 static DataLoader bp_open_data(Run *run) {
     const Options *o = run->options;
     DataLoader loader = run_open_data(run, &o->data, SHUFFLE_OFF);
     if (!o->samples && o->grad_accum > dataloader_batches(&loader))
-        die("--grad-accum %zu: the data has %zu micro-batches, and a pass reads none twice; give more data or "
-            "accumulate fewer",
+        die("--grad-accum %zu: the data has %zu micro-batches, and a pass reads each at most once; give more data or "
+            "a smaller --grad-accum",
             o->grad_accum, dataloader_batches(&loader));
     return loader;
 }

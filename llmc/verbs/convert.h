@@ -1,5 +1,5 @@
 /*
-The verbs `convert`, from one format of weights to another, and `info`, what a model is.
+The verbs `convert`, from one format of weights to another, and `info`, which describes a model.
 */
 #ifndef LLMC_CONVERT_VERB_H
 #define LLMC_CONVERT_VERB_H
@@ -8,7 +8,7 @@ The verbs `convert`, from one format of weights to another, and `info`, what a m
 #include "llmc/files/merge.h"
 #include "llmc/files/run_source.h"
 
-// 1: a Hugging Face folder is written, 0: one file. Refuses names of other formats, and options that have no meaning.
+// Returns 1 to write a Hugging Face folder, 0 for one file. Refuses other formats and options that do not apply.
 static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
@@ -17,15 +17,14 @@ static int convert_to_folder(const Options *options) {
                                              : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
-            die_usage("--out %s: no %s file is written; give the name of a folder%s", out, others[i],
-                      i ? ", which is the model" : ", and make it of that with llama.cpp's convert_hf_to_gguf.py");
+            die_usage("--out %s: convert writes no %s files; give a folder name%s", out, others[i],
+                      i ? "" : ", then run llama.cpp's convert_hf_to_gguf.py on it");
     if (folder && text_ends_with(out, ".bin"))
         die_usage("--out %s: --to %s writes a folder; give it a name without .bin", out, option_chosen(options, "to"));
     for (size_t i = 0; i < 2; i++)
         if (!folder && option_given(options, only[i]))
-            die_usage(
-                "--%s is about Hugging Face folders, but --out %s is to be one file; give a folder name, or --to hf",
-                only[i], out);
+            die_usage("--%s applies to Hugging Face folders, but --out %s is one file; give a folder name, or --to hf",
+                      only[i], out);
     return folder;
 }
 
@@ -41,10 +40,10 @@ typedef struct {
     DType dtype; // of most tensors
     size_t files;
     uint64_t bytes;           // of the weights
-    char tokenizer[PATH_MAX]; // where it was taken from; empty: there is none
+    char tokenizer[PATH_MAX]; // where it was copied from; empty: none
 } Converted;
 
-// dtype: NULL: keep what the source has.
+// Writes the model in the chosen format. dtype NULL: the source's
 static Converted convert_write(const Options *options, WeightSource *source, const DType *dtype) {
     Converted result = {dtype ? *dtype : source->dtype, 1, 0, ""};
     char hub[PATH_MAX];
@@ -66,8 +65,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
     return result;
 }
 
-// Returns the key of the base. Adapters that were trained over a base in 4 bits are added to the base as its files have
-// it. Their key is of the base in 4 bits, which is made to be compared alone.
+// Returns the key of the base. Adapters trained on a 4-bit base are merged into the weights of its files, but their key
+// is that of the 4-bit base, which is quantised here for the comparison alone.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
     const int nf4 = !strcmp(began->text[SOURCE_BASE], "nf4"), fp4 = !strcmp(began->text[SOURCE_BASE], "fp4");
@@ -78,12 +77,12 @@ static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     free(source->quant), free(source->record);
     source->quant = NULL, source->record = NULL;
     if (!run->options->quiet)
-        note("the adapters were trained over %s in %s; they are added to its weights in %s", source->path,
+        note("the adapters were trained on %s in %s; they are merged into its weights in %s", source->path,
              quant_type_names[format.type], dtype_name(source->dtype));
     return key;
 }
 
-// The adapters alone: what PEFT reads, and the run's tokenizer.
+// Writes the adapters alone: PEFT's files, and the run's tokenizer.
 static int convert_adapter(const Options *options) {
     char found[PATH_MAX], hub[PATH_MAX], path[PATH_MAX], tokenizer[PATH_MAX];
     const char *names[] = {ADAPTER_CONFIG_NAME, ADAPTER_FILE_NAME, TOKENIZER_NAME};
@@ -143,7 +142,7 @@ static int verb_convert(const Options *options) {
     const char *read = run.adapter ? run.adapter->path : run.source->path;
     folder_above(above, read);
     if (!path_is_directory(read) && (run.adapter || !run.source->random)) run_source_read(above, &began);
-    // fp32 weights of a run that began from a folder in bf16 become that again
+    // fp32 weights of a run that began from a bf16 folder become bf16 again
     const int again =
         folder && run.source->dtype == DTYPE_FP32 && !strcmp(began.text[SOURCE_DTYPE], dtype_name(DTYPE_BF16));
     const int typed = option_given(options, "dtype"), chosen = typed || again;

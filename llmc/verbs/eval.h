@@ -1,6 +1,6 @@
 /*
-Forward passes over data: the verb `eval` (train/evaluate.h), and the verb `logprobs`, which writes log-probabilities
-into a file for objectives that need those of a reference or of an old policy (data/logprobs.h).
+Forward passes over data: the verbs `eval` (train/evaluate.h) and `logprobs`. The latter writes log-probabilities to a
+file, for objectives that need those of a reference or of an old policy (data/logprobs.h).
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H
@@ -48,9 +48,9 @@ static int verb_eval(const Options *given) {
     if (objective_needs_reference(&run.settings.objective) && !run.settings.reference && !options->reference_logprobs)
         options_refuse(options->verb,
                        objective_needs_mismatched(&run.settings.objective)
-                           ? "--objective %s needs --adapter, whose base model is the reference; that of a whole model "
-                             "is known while it is trained: give train --val-data"
-                           : "--objective %s needs --reference-logprobs, those of the model that training began with",
+                           ? "--objective %s needs --adapter, whose base model is the reference; evaluate a whole "
+                             "model while it is trained: train --val-data"
+                           : "--objective %s needs --reference-logprobs of the model that training began with",
                        objective_names[options->objective]);
     reference_check(&run, &loader, 0);
     run_allocate(&run, bound);
@@ -103,7 +103,7 @@ static int verb_logprobs(const Options *given) {
     run_allocate(&run, bound);
     Batch batch = dataloader_batch(&loader);
     LogprobHeader header = logprobs_header(&run, &loader, 0);
-    logprobs_create(&writer, options->out, &header); // what it has to refuse it refuses before the work
+    logprobs_create(&writer, options->out, &header); // refuses what it must before the work
     run_load_weights(&run);
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();

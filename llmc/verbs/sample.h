@@ -1,13 +1,13 @@
 /*
-The verb `sample`: text from a model, with a key/value cache (sampler.h): one answer, or a chat whose turns are lines of
-standard input and whose cache goes on from turn to turn.
+The verb `sample`: text from a model, with a key/value cache (sampler.h). One answer, or a chat: its turns are lines of
+standard input, and the cache lives across turns.
 */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
 #include "llmc/base/json.h"
 #include "llmc/generate/prompt.h"
 
-#define CHAT_TOKENS ((size_t)8192) // of a chat from standard input, at most, unless --max-context says more
+#define CHAT_TOKENS ((size_t)8192) // most tokens of a chat from standard input, unless --max-context is given
 
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
@@ -22,16 +22,16 @@ static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) 
     free(text);
 }
 
-// A conversation of which the next turn is to be fed.
+// A conversation, before its next turn is fed
 typedef struct {
-    Scratch text;          // of all turns, where the template rewrites them; of the last one
-    TokenIds turn, fed;    // ids of that text with the answer's opening, and those of the turn before
-    const int32_t *answer; // [answer_ids], the last one, without the token that ended it
+    Scratch text;          // of all turns if the template rewrites them, else of the last one
+    TokenIds turn, fed;    // ids of `text` with the answer's opening; those of the turn before
+    const int32_t *answer; // [answer_ids] the last one, without its end token
     size_t turns, answer_ids;
 } Conversation;
 
-// A user's turn: its ids, of which the sampler has the first that are returned. A template that forgets reasoning
-// changes what came before, so that all turns are encoded, and what follows the first change is fed anew.
+// Encodes a user's turn into c->turn. Returns how many of its first ids the sampler has already. A template that drops
+// old reasoning changes earlier turns: then all turns are encoded, and everything after the first change is fed again.
 static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt *prompt, const Options *o,
                                 const char *line, size_t bytes) {
     Tokenizer *t = prompt->tokenizer;
@@ -54,7 +54,7 @@ static size_t conversation_turn(Conversation *c, Sampler *sampler, const Prompt 
     return sampler_rewind(sampler, known);
 }
 
-// Each line is a turn; the model answers until it ends its turn, or for --max-new-tokens. Ends where the cache is full.
+// Chats: each line is a turn, answered until the model ends it or --max-new-tokens. Ends when the cache is full.
 static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_t *ids) {
     const Options *o = run->options;
     SamplingSettings settings = sampling_from_options(o);
@@ -76,9 +76,9 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
                      fresh = c.turn.count - known;
         prompt_check_ids(c.turn.id, c.turn.count, run->model.config.vocab_size);
         size_t room = sampler->capacity - sampler->cache.used[0];
-        room -= room && sampler->drawn >= 0; // that one is still to be fed
+        room -= room && sampler->drawn >= 0; // the last drawn token is not fed yet
         if (!room || fresh > room) {
-            note("the chat has reached its %zu tokens; --max-context plans for more", sampler->capacity);
+            note("the chat has reached its %zu tokens; raise --max-context", sampler->capacity);
             break;
         }
         sampler_feed(sampler, c.turn.id + known, fresh);
@@ -86,7 +86,7 @@ static void sample_chat(Run *run, Sampler *sampler, const Prompt *prompt, int32_
         size_t drawn =
             generate_on(sampler, prompt, &settings, ids, min_size(o->max_new_tokens, room - fresh + 1), &out);
         const int ended = prompt_is_end(prompt, ids[drawn - 1]);
-        if (ended) sampler->drawn = -1; // the next turn's text begins with it
+        if (ended) sampler->drawn = -1; // the next turn's text begins with this token
         c.answer = ids, c.answer_ids = drawn - (size_t)ended;
         text_out_end(&out);
         fputc('\n', stdout);

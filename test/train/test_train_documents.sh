@@ -26,7 +26,7 @@ for options in '' '--method full' '--method checkpoint' '--chunk 9 --logits-chun
     check "and their tokens $options" [ "$(json tokens)" = "$tokens" ]
     check "and their FLOPs $options" close "$flops" "$(json model_flops)" 1e-9
 done
-refuses 1 'grad-accum 8: the data has 7 micro-batches, and a pass reads none twice' \
+refuses 1 'grad-accum 8: the data has 7 micro-batches, and a pass reads each at most once' \
     bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --grad-accum 8
 succeeds bp --init $TINY --data "$WORK/seven.bin" --seq-len 64 --batch 3 --json
 planned=$(json plan_bytes)

@@ -193,7 +193,7 @@ succeeds convert --model "$WORK/run" --out "$WORK/merged2"
 says out '/merged2: .* in fp32, 1 file, .*, from .*/base.bin with .*checkpoint-00000012/adapter_model.safetensors; no tokenizer$'
 check '--model RUN merges' cmp -s "$WORK/merged/model.safetensors" "$WORK/merged2/model.safetensors"
 succeeds convert --model "$WORK/qlora" --out "$WORK/merged3"
-says err 'note: the adapters were trained over .*/base.bin in nf4; they are added to its weights in fp32$'
+says err 'note: the adapters were trained on .*/base.bin in nf4; they are merged into its weights in fp32$'
 succeeds convert --model "$WORK/run" --adapter-only --out "$WORK/alone"
 check '--adapter-only writes what PEFT reads' cmp -s "$WORK/alone/adapter_model.safetensors" "$adapter/adapter_model.safetensors"
 succeeds eval --model "$WORK/alone" $data --val-steps 4 --json

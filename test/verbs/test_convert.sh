@@ -163,11 +163,11 @@ succeeds convert --model "$WORK/copy.bin" --out "$WORK/shards" --overwrite
 check 'and a folder, of which nothing stays' [ "$(ls "$WORK/shards" | tr '\n' ' ')$(ls "$WORK" | grep -c 'shards\.')" = 'README.md config.json model.safetensors 0' ]
 
 # ---- refusals -----------------------------------------------------------------------------------------------------------------------
-refuses 2 'like is about Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"
-refuses 2 'max-shard-size is about Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
+refuses 2 'like applies to Hugging Face folders' convert --model $GOLDEN/llama --like $GOLDEN/llama --out "$WORK/x.bin"
+refuses 2 'max-shard-size applies to Hugging Face folders' convert --model $GOLDEN/llama --max-shard-size 1GB --to flat --out "$WORK/x"
 refuses 2 'max-shard-size' convert --model $GOLDEN/llama --max-shard-size 0 --out "$WORK/x"
-refuses 2 'x.gguf: no .gguf file is written; give the name of a folder, and make it of that with' convert --model $GOLDEN/llama --out "$WORK/x.gguf"
-refuses 2 'no .safetensors file is written' convert --model $GOLDEN/llama --to flat --out "$WORK/x.safetensors"
+refuses 2 'x.gguf: convert writes no .gguf files; give a folder name, then run' convert --model $GOLDEN/llama --out "$WORK/x.gguf"
+refuses 2 'convert writes no .safetensors files' convert --model $GOLDEN/llama --to flat --out "$WORK/x.safetensors"
 refuses 2 'writes a folder; give it a name without .bin' convert --model $GOLDEN/llama --to hf --out "$WORK/x.bin"
 ln -s "$WORK/data.bin" "$WORK/cache/snapshot/LICENSE"
 refuses 1 'snapshot/LICENSE: is a link that leads out of' convert --model "$WORK/cache/snapshot" --out "$WORK/x"

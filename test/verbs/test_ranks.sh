@@ -299,7 +299,7 @@ ranks_refuse 2 'sp 2: does not divide the 3 ranks' 3 bp --init $TINY --seq-len 8
 ranks_refuse 2 'batch 4 or --grad-accum 4 would fit' 1 plan --ranks 4 --init $TINY --seq-len 8 --batch 3
 for verb in "info --init $TINY" "sample --init $TINY --prompt-ids 1" "convert --model $GOLDEN/qwen3 --out $WORK/none.bin" \
     "logprobs --init $TINY --data $WORK/train.bin --seq-len 8 --out $WORK/none.logprobs"; do
-    ranks_refuse 2 'is work for one process, 2 were started' 2 $verb
+    ranks_refuse 2 'runs in one process, but 2 were started' 2 $verb
 done
 ranks_refuse 1 'no_shard' 2 train --init $TINY --data "$WORK/no_shard.bin" --out none
 # Other data on one rank, under the same arguments.
