@@ -14,7 +14,7 @@ static Stored *projected_part(const StreamBP *s, Stored *projected, LayerTensor 
     return stored_row(s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
 }
 
-// mixed[n,W] = causal convolution of q | k | v, across the chunk's start (columns: the inputs before it)
+// mixed[n,W] = silu(causal convolution of q | k | v). Its last inputs pass from chunk to chunk in layer_columns.
 static void convolution_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const DeltaShape shape = delta_shape(s, c);
     s->ops->conv_forward(a->mixed, layer_columns(s, l), a->projected, weight_of(s, w, CONV_WEIGHT), &shape);

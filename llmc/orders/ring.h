@@ -92,7 +92,7 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the range has memory.
+// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the block's rows exist.
 static void *token_0(void *x, size_t skipped, size_t row) {
     return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }

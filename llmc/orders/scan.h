@@ -5,8 +5,8 @@ state before it to the state after it, and the state's gradient D after it to D 
 
     state after = T * state before + U        D before = T^T * D after + D of its own tokens
 
-T [DK,DK] and U [DK,DV] of each value head need no other rank, so all ranks walk their parts in parallel, from a state
-of zeros. Then a scan passes the states along the parts, each rank adding T * state to its U. It is a chain of 2 (S - 1)
+T [DK,DK] and U [DK,DV] of each value head need no other rank, so all ranks walk their parts in parallel, from a zero
+state. Then a scan passes the states along the parts, each rank adding T * state to its U. It is a chain of 2 (S - 1)
 messages of one state, for any number of tokens. U depends on the convolution's last inputs before the part: these are
 all-gathered first.
 
@@ -289,7 +289,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     states_pass(s, l, own, behind, 1); // 2.
     weights_prefetch(&s->memory, l);
     for (size_t half = 2; half-- > 0;) {               // 3. the rest
-        if (visits_shapes(s) && !keeps_activations(s)) // the second states_restore
+        if (visits_shapes(s) && !keeps_activations(s)) // counts the second states_restore
             states_count(s, l, w, half, chunks_visited_below(size, chunks_of_range(s, half)));
         s->ops->copy(s->linear.dstate, summed_row(s, behind, half, d.S), d.S * d.summed);
         if (d.columns) s->ops->zero(s->linear.dcolumns, d.columns * d.summed);

@@ -65,14 +65,14 @@ typedef struct {
     Summed *dk, *dv;  // [rows,NKV*HD]
     size_t rows[2];   // of a full-attention layer, of a layer with a window
     size_t layers;    // 1: one layer's at a time
-    size_t first;     // token in row 0 of layers with a window; grows as the window slides
+    size_t first;     // token in row 0 of layers with a window; moves with the window
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
 } KeyValue;
 
 // States that linear attention passes from chunk to chunk: one layer's, or all layers' (linear_memory.h)
 typedef struct {
-    Summed *state;             // [slots,HV,DK,DV] of the delta rule
-    Stored *columns;           // [slots,taps-1,W] the convolution's last inputs
+    Summed *state;             // [layers,slots,HV,DK,DV] of the delta rule
+    Stored *columns;           // [layers,slots,taps-1,W] the convolution's last inputs
     size_t layers, slots;      // 1: one layer's at a time, one document's
     size_t slot_tokens;        // DeltaShape.slot_tokens
     Summed *dstate, *dcolumns; // of one state
@@ -119,8 +119,8 @@ struct StreamBP {
     int keep;                   // attention's outputs are saved
     size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
     int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
-    int dry;                    // dry run: loops visit each distinct shape once
-    int every_chunk;            // ... but every chunk: an estimate counts each one's attention calls
+    int dry;                    // dry run: loops visit each distinct shape once,
+    int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
     uint64_t dropout_seed; // of the adapters' dropout
     Sparse sparse;

@@ -65,8 +65,8 @@ static Converted convert_write(const Options *options, WeightSource *source, con
     return result;
 }
 
-// Returns the key of the base. Adapters trained on a 4-bit base are merged into the weights of its files, but their key
-// is that of the 4-bit base, which is quantised here for the comparison alone.
+// Returns the key of the base, to compare with the adapters'. Adapters of a 4-bit base are merged into the weights of
+// its files, but their key is of the 4-bit base. It is quantised here for the key alone.
 static BaseKey convert_base_key(const Run *run, const RunSource *began) {
     WeightSource *source = run->source;
     const int nf4 = !strcmp(began->text[SOURCE_BASE], "nf4"), fp4 = !strcmp(began->text[SOURCE_BASE], "fp4");
