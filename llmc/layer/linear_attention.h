@@ -61,8 +61,8 @@ static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums 
     arena_pop(s->arena, mark);
 }
 
-// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part. dstate, dcolumns: in, gradients at the chunk's end; out, at
-// its start. before: the state at its start
+// ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part; dW +=. dstate, dcolumns: in, gradients at the chunk's end;
+// out, at its start. before: the state at its start
 static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
                            const Stored *ddelta_out, Stored *dprojected) {
     const DeltaShape shape = delta_shape(s, c);

@@ -51,7 +51,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
     return r;
 }
 
-// Pushes chunk c's activations; those that RingLayer holds are its rows.
+// Pushes chunk c's activations up to the MLP; those that RingLayer holds are its rows.
 static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     Activations a = {0};
@@ -140,7 +140,7 @@ static Block own_block(StreamBP *s, size_t l) {
     return own;
 }
 
-// q, own K, V -> attention_out, lse. No-op if these were saved.
+// q, own K, V -> attention_out, lse; if these were saved, only awaits their load.
 static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), count = s->rows * d.Q;

@@ -26,7 +26,7 @@ sums of each layer; in backward the gradient of one layer's delta rule output, H
 #define LLMC_SCAN_H
 #include "streambp.h"
 
-// ---- the parts of a sequence, in its order --------------------------------------------------------------------------
+// ---- the 2 S parts of a sequence, in its order ----------------------------------------------------------------------
 static size_t part_of_half(const StreamBP *s, size_t half) {
     return half ? 2 * s->ranks - 1 - sequence_rank(s) : sequence_rank(s);
 }

@@ -246,7 +246,8 @@ static void sequence_weights(StreamBP *s) {
     own_copy(s, s->token_weight, s->host_sums, dtype_size(type), 1);
 }
 
-// Copies the sequence to the device. Z: loss denominator, objective_normaliser of the whole accumulated batch
+// Splits the sequence over ranks, pushes its tensors and copies it to the device. Z: the loss denominator, from
+// objective_normaliser of the whole accumulated batch
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
     s->batch = batch, s->Z = Z, s->pass = pass;
     s->memory.moved.phase = PHASE_FORWARD;
