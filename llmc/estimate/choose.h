@@ -149,7 +149,7 @@ static size_t search_choices(const Search *search, const Candidates *all, const 
     const Machine *m = search->machine;
     size_t count = 0;
     double best = INFINITY, best_on_device = 0, lowest = INFINITY;
-    PassWork none = {{0}}, base = none, works[2] = {none, none}; // base: all on the device, every input kept
+    PassWork none = {0}, base = none, works[2] = {none, none}; // base: all on the device, every input kept
     int has_base = 0, has_work[2] = {0, 0};
     *choices = (Choice *)checked_calloc(all->count, sizeof(Choice), "choices of a plan");
     *least = 0;
