@@ -42,7 +42,7 @@ typedef struct {
     Summed *dstate, *dcolumns;     // [linear layers,...]
     size_t chunks;                 // of the sequence, also in a plan
     size_t first, slid;            // KeyValue.first of all layers that slide, after the last chunk and this one
-    PageSlot aside;                // transfers of windows and states; its page: the layer whose are loaded ahead
+    PageSlot aside[2];             // windows and states: stores; loads, its page being the layer loaded ahead
     int gradients_begin;           // pass 2 has had no chunk yet: dK = dV = 0
 } ChunkMemory;
 
@@ -188,9 +188,9 @@ static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, S
     const Shapes d = shapes_of(s->model);
     const size_t kept = number_in_kind(s, l) * m->chunks + border_of(s, c);
     const Range one = {0, 1};
-    rows_move(s, &m->aside, in, state, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed);
+    rows_move(s, &m->aside[in], in, state, summed_row(s, m->kept, kept, d.S), one, 1, d.S * d.summed);
     if (d.columns)
-        rows_move(s, &m->aside, in, columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
+        rows_move(s, &m->aside[in], in, columns, stored_row(s, m->kept_columns, kept, d.columns), one, 1,
                   d.columns * d.stored);
 }
 
@@ -222,7 +222,7 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_off_device(s))
-            rows_move(s, &m->aside, in, here, kept, rows, moved_mean(s, m, what, c), bytes);
+            rows_move(s, &m->aside[in], in, here, kept, rows, moved_mean(s, m, what, c), bytes);
         else
             s->ops->copy(in ? here : kept, in ? kept : here, rows.count * bytes);
     }
@@ -270,7 +270,7 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const int linear = l < config->num_hidden_layers && layer_is_linear(config, l);
     if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
     if (linear ? !keys_off_device(s) : !layer_slides(s, l)) return;
-    if (!page_ask(s->ops, &m->aside, l)) return;
+    if (!page_ask(s->ops, &m->aside[1], l)) return;
     if (linear) {
         const size_t i = number_in_kind(s, l);
         state_move(s, m, l, c, 1, summed_row(s, m->before, i, d.S), stored_row(s, m->before_columns, i, d.columns));
@@ -289,9 +289,9 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const size_t i = number_in_kind(s, l);
     keys_ask(s, m, l, c);
     window_ask(s, m, l, c);
-    if (m->aside.asked && m->aside.page == l) {
-        page_await(s->ops, &m->aside);
-        m->aside.asked = 0;
+    if (m->aside[1].asked && m->aside[1].page == l) {
+        page_await(s->ops, &m->aside[1]);
+        m->aside[1].asked = 0;
     }
     if (layer_is_linear(&s->model->config, l)) {
         const size_t kept = i * m->chunks + border_of(s, c);
@@ -322,7 +322,7 @@ static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int s
 
 // Waits for what the last chunk stored, before a chunk's walk over the layers.
 static void keys_await(StreamBP *s, ChunkMemory *m) {
-    page_finish(s->ops, &m->aside);
+    page_finish(s->ops, &m->aside[0]);
     for (size_t i = 0; i < 2; i++) page_finish(s->ops, &m->slot[i].page);
 }
 

@@ -232,7 +232,7 @@ static void saved_attention_begin(StreamBP *s) {
 
 // Waits for all transfers, before their memory is popped.
 static void saved_attention_finish(StreamBP *s) {
-    for (size_t i = 0; i < 2; i++) page_await(s->ops, &s->saved.slot[i]);
+    for (size_t i = 0; i < 2; i++) page_finish(s->ops, &s->saved.slot[i]), page_await(s->ops, &s->saved.slot[i]);
 }
 
 // ---- transfers of rows of a layer, through slot 0 or 1 --------------------------------------------------------------
@@ -274,7 +274,7 @@ static void saved_attention_chunk(StreamBP *s, size_t l, Chunk c, Stored **atten
         const size_t slot = c.index % 2;
         *attention_out = s->saved.chunk_attention_out[slot], *lse = s->saved.chunk_lse[slot];
         if (s->dry && s->pass == PASS_BACKWARD) saved_attention_move(s, l, rows, slot, 1, *attention_out, *lse);
-        page_await(s->ops, &s->saved.slot[slot]);
+        page_finish(s->ops, &s->saved.slot[slot]), page_await(s->ops, &s->saved.slot[slot]);
     } else if (saves_attention(s)) {
         *attention_out = saved_attention_out(s, l, c.row), *lse = saved_lse(s, l, c.row);
     }

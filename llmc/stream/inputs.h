@@ -73,7 +73,7 @@ static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
 
 // Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored
 static Stored *layer_output(StreamBP *s, size_t l, Chunk c) {
-    page_await(s->ops, &s->inputs.slot[c.index % INPUT_SLOTS]);
+    page_finish(s->ops, &s->inputs.slot[c.index % INPUT_SLOTS]);
     return layer_input(s, l, c.row);
 }
 
@@ -101,7 +101,8 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
 }
 
 static void inputs_await(StreamBP *s) {
-    for (size_t i = 0; i < INPUT_SLOTS; i++) page_await(s->ops, &s->inputs.slot[i]);
+    for (size_t i = 0; i < INPUT_SLOTS; i++) page_finish(s->ops, &s->inputs.slot[i]);
+    page_await(s->ops, &s->inputs.slot[0]);
 }
 
 // Pushes room for x_l in backward, and loads the first one that it needs.

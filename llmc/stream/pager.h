@@ -4,9 +4,9 @@ ops work on the device alone. A page is a group, a layer, a chunk or a slice: on
 
     page_ask      gives a slot to a page, once the slot's last store is done
     page_load     starts loading a tensor of it; runs beside ops
-    page_await    waits for all transfers of the slot
+    page_await    waits for the slot's loads
     page_store    starts storing a tensor back; runs beside ops
-    page_finish   waits for the slot's stores alone
+    page_finish   waits for the slot's stores
 
 Bytes are counted by phase and way. A dry run counts a visit `times` times, so bytes moved are bytes planned.
 */
@@ -59,16 +59,13 @@ static void page_move(Pager p, PageSlot *slot, int in, void *device, void *home,
         page_store(p, slot, home, device, bytes);
 }
 
-// Stores come at every second way.
-static void page_finish(const Ops *ops, const PageSlot *slot) {
-    for (int way = WAY_HOST_OUT; way < WAYS; way += 2)
+static void page_wait(const Ops *ops, const PageSlot *slot, int in) {
+    for (int way = in; way < WAYS; way += 2)
         if (slot->ticket[way]) ops->await_transfer(slot->ticket[way]);
 }
 
-static void page_await(const Ops *ops, const PageSlot *slot) {
-    for (int way = 0; way < WAYS; way++)
-        if (slot->ticket[way]) ops->await_transfer(slot->ticket[way]);
-}
+static void page_finish(const Ops *ops, const PageSlot *slot) { page_wait(ops, slot, 0); }
+static void page_await(const Ops *ops, const PageSlot *slot) { page_wait(ops, slot, 1); }
 
 // Returns whether the page is to be loaded: not if it has been asked for before.
 static int page_ask(const Ops *ops, PageSlot *slot, size_t page) {
