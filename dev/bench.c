@@ -49,14 +49,18 @@ static BenchPass pass_open(const char *text, Method method, size_t B, size_t T, 
     return pass;
 }
 
-// The rest, once the pass lies where it stays: the stream refers to its model and arena.
-static void pass_begin(BenchPass *pass) {
+// Plans and allocates, once the pass lies where it stays: the stream refers to its model and arena.
+static void pass_place(BenchPass *pass, const Batch *batch) {
     pass->settings.model = &pass->model;
-    pass->plan = plan_make(&pass->settings, &pass->batch);
+    pass->plan = plan_make(&pass->settings, batch);
     pass->memory = ops_device->allocate(pass->plan.total_bytes);
     if (!pass->memory) die("no memory for %zu bytes", pass->plan.total_bytes);
     arena_init(pass->arena, pass->memory, pass->plan.total_bytes);
-    run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, pass->arena, &pass->batch);
+    run_begin(&pass->stream, &pass->state, &pass->settings, ops_device, pass->arena, batch);
+}
+
+static void pass_begin(BenchPass *pass) {
+    pass_place(pass, &pass->batch);
     weights_init_random(&pass->model, sharding_whole(), ops_device, pass->stream.memory.weights, 1);
     if (pass->settings.optimizer) optimizer_step(&pass->stream.memory, &pass->state, NULL);
 }
@@ -245,14 +249,9 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
     int32_t *ids = (int32_t *)checked_calloc(texts * (prompt + new_tokens), sizeof(int32_t), "texts");
     Completion *text = (Completion *)checked_calloc(texts, sizeof(Completion), "texts");
     pass.model = model_build(&source->config, ops_device->stored);
-    pass.settings = (RunSettings){.model = &pass.model, .gradient_type = ops_device->stored};
-    pass.settings.moment_type = dtype_of_sums(ops_device->stored);
+    pass.settings.gradient_type = ops_device->stored, pass.settings.moment_type = dtype_of_sums(ops_device->stored);
     pass.settings.rollout_slots = texts, pass.settings.rollout_tokens = prompt + new_tokens;
-    pass.plan = plan_make(&pass.settings, &none);
-    pass.memory = ops_device->allocate(pass.plan.total_bytes);
-    if (!pass.memory) die("no memory for %zu bytes", pass.plan.total_bytes);
-    arena_init(pass.arena, pass.memory, pass.plan.total_bytes);
-    run_begin(&pass.stream, &pass.state, &pass.settings, ops_device, pass.arena, &none);
+    pass_place(&pass, &none);
     weights_load(source, &pass.model, sharding_whole(), ops_device, pass.stream.memory.weights);
     weights_close(source);
     sampler_batch_allocate(&sampler, &pass.model, texts, prompt + new_tokens);

@@ -8,7 +8,7 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
-#include "llmc/files/checkpoint_folder.h"
+#include "options_check.h"
 #include "options_file.h"
 #include "options_run.h"
 
@@ -31,19 +31,7 @@ static const char *option_nearest(const char *typed, Verb verb) {
     return nearest;
 }
 
-// ---- refusals ------------------------------------------------------------------------------------------------------
-static char options_where[PATH_MAX + 24]; // "FILE:LINE: " of options that are read from a file
-
-// One line, ending with where to read on; exit 2.
-__attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
-    char message[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(message, sizeof(message), format, args);
-    va_end(args);
-    die_usage("%s%s; see %s %s --help", options_where, message, program_called(), verb_rows[verb].name);
-}
-
+// ---- what an option accepts ----------------------------------------------------------------------------------------
 // "a, b or c" of "a|b|c"
 static void words_text(const char *choices, char *text, size_t size) {
     size_t used = 0;
@@ -291,130 +279,6 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     return i + 1;
 }
 
-// ---- options that need or exclude each other -----------------------------------------------------------------------
-// A flag, a text, a choice or a number that can be off: neither off nor the first word.
-static int option_in_force(const Options *options, const char *name) {
-    const OptionRow *row = &option_rows[option_find(name)];
-    const void *field = (const char *)options + row->offset;
-    if (row->kind == OPTION_TEXT) return *(const char *const *)field != NULL;
-    return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
-}
-
-// Refuses options of another objective, and those that another option would give a meaning.
-static void options_check_tables(const Options *o) {
-    for (size_t i = 0; i < OF_OBJECTIVES; i++) {
-        char names[64] = "";
-        if (!option_given(o, of_objectives[i].option) || of_objectives[i].objectives & OF(o->objective)) continue;
-        for (int k = 0; k < OBJECTIVES; k++)
-            if (of_objectives[i].objectives & OF(k))
-                snprintf(names + strlen(names), sizeof(names) - strlen(names), " %s", objective_names[k]);
-        options_refuse(o->verb, "--%s has no meaning with --objective %s; it belongs to%s", of_objectives[i].option,
-                       objective_names[o->objective], names);
-    }
-    for (size_t i = 0; i < OF_OPTIONS; i++)
-        if (option_given(o, of_options[i].option) && !option_in_force(o, of_options[i].needs))
-            options_refuse(o->verb, "--%s has no meaning without --%s; give both or none", of_options[i].option,
-                           of_options[i].needs);
-}
-
-// Refuses what no table of option_rows.h says: the first of these conditions that holds.
-static void options_check(const Options *o) {
-    const Verb verb = o->verb;
-    const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE, rollout = o->rollout;
-    const int folder = o->out && strcmp(o->out, "none") != 0;
-    const int models = verb == VERB_PLAN && option_given(o, "machine"); // those that can be trained there
-    const int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
-    const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
-    const unsigned kind = OF(o->objective);
-    const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
-                        o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK;
-    const struct {
-        int refused;
-        const char *message;
-    } rules[] = {
-        {on_disk && !o->disk && verb != VERB_PLAN, "a place is disk: give --disk with a folder on it"},
-        {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
-        {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
-        {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
-         "no model: give --model PATH or --init NAME"},
-        {needs_data && !o->data.count, "no data: give --data with one or more token shards"},
-        {verb == VERB_CONVERT && !o->out, "no output: give --out with the .bin or the folder to write"},
-        {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
-        {train && !folder && o->resume, "--resume needs --out, the folder to continue in"},
-        {train && !folder && option_given(o, "save-every"), "--save-every needs --out, the folder to save in"},
-        {train && !folder && o->keep_best, "--keep-best needs --out, the folder to save in"},
-        {o->resume && o->overwrite, "--resume and --overwrite exclude each other: go on, or begin anew"},
-        {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps from validation to validation"},
-        {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
-        {train && o->lr > 1 && !o->any_lr,
-         "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
-        {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
-        {o->kv != KEYS_AUTO && o->sp == 1, "--kv has no meaning without --sp above 1: no ranks share a sequence"},
-        {prompts > 1, "--prompt, --prompt-file and --prompt-ids exclude each other"},
-        {sample && !prompts && !o->chat && !o->system,
-         "no prompt: give --prompt TEXT, --prompt-file FILE or --prompt-ids ID,ID,..."},
-        {sample && !prompts && o->json, "--json gives one answer, so --chat needs a prompt with it"},
-        {(o->chat || o->system) && o->prompt_ids.count,
-         "--chat and --prompt-ids exclude each other: ids are given as they are"},
-        {o->adapter && verb == VERB_CONVERT && !o->merge && !o->adapter_only,
-         "--adapter: give --merge to have the adapters added to the weights, or --adapter-only to write them alone"},
-        {(o->merge || o->adapter_only) && !o->adapter,
-         "--merge and --adapter-only: give --adapter with the adapters, or their run with --model"},
-        {o->adapter_only && (o->merge || o->like || o->to || option_given(o, "dtype")),
-         "--adapter-only writes adapters as they are: leave --merge, --like, --to and --dtype out"},
-        {rollout && train && !o->reward_command.count,
-         "--rollout needs --reward-command, which says what a completion is worth"},
-        {rollout && verb == VERB_PLAN && !o->data.count,
-         "a plan with --rollout needs --data, whose prompts have a length"},
-        {rollout && o->grad_accum > 1,
-         "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many sequences as they take"},
-        {o->samples && option_given(o, "grad-accum"),
-         "--samples and --grad-accum exclude each other: a step is so many samples, or so many micro-batches"},
-        {o->samples && rollout, "--samples has no meaning with --rollout: a step is --batch prompts"},
-        {o->samples && verb == VERB_BP && !o->data.count,
-         "--samples needs --data, whose documents it counts; --batch documents of random tokens are a micro-batch"},
-        {rollout && (o->old_logprobs || o->reference_logprobs),
-         "--old-logprobs and --reference-logprobs are of completions in the data; --rollout writes its own"},
-        {rollout && o->updates > 1 && o->lora_dropout > 0,
-         "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, would not begin at 1; "
-         "leave one of them out"},
-        {rollout && o->overlap && o->lora_dropout > 0,
-         "--lora-dropout with --overlap: the ratio to the old policy, which has none, would not begin at 1; leave one "
-         "of the two out"},
-        {rollout && train && (o->save_every.steps % o->updates || o->steps % o->updates),
-         "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
-         "again"},
-        {option_given(o, "group-size") && o->data.count && !rollout,
-         "--group-size has no meaning here: groups are as large as they are in --data"},
-        {o->quantise_head && o->base < BASE_NF4 && o->to < CONVERT_NF4,
-         "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
-         "bits"},
-        {o->lora_rank && o->adapter, "--lora-rank and --adapter exclude each other: adapters are made or read"},
-        {o->any_reference && !o->reference_logprobs && !o->old_logprobs,
-         "--any-reference has no meaning without --reference-logprobs or --old-logprobs"},
-        {o->any_reference && o->reference_logprobs && o->val_data.count,
-         "--any-reference leaves nobody to compute the reference of --val-data, which is not the model at hand; eval "
-         "the checkpoints on it"},
-        {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID && o->dpo_loss != DPO_ROBUST,
-         "--label-smoothing has no meaning but with --dpo-loss sigmoid or robust"},
-        {o->objective == OBJECTIVE_KTO && o->kto_loss == KTO_KTO && o->reference_logprobs,
-         "--reference-logprobs knows nothing of the mismatched completions that kto's KL divergence is estimated from; "
-         "leave it out, or give --kto-loss apo_zero"},
-        {o->objective == OBJECTIVE_KTO && o->desirable_weight == 0 && o->undesirable_weight == 0,
-         "--desirable-weight and --undesirable-weight 0 leave nothing of the objective; give one above 0"},
-        {o->beta == 0 && kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)),
-         "--beta 0 leaves nothing of the objective; give a number above 0"},
-        {o->temperature == 0 && kind & OF_POLICY,
-         "--temperature 0 has no gradient; the objective takes a number above 0"},
-        {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,
-         "--epsilon is AdamW's; the objective's clipping is --clip-low and --clip-high"},
-        {o->temperature == 0 && verb == VERB_LOGPROBS,
-         "--temperature 0 leaves the likeliest token alone; give a number above 0"},
-    };
-    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
-        if (rules[i].refused) options_refuse(verb, "%s", rules[i].message);
-}
-
 // The learning rate of --lr auto in a new run.
 static double options_learning_rate(const Options *o) {
     static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
@@ -539,57 +403,11 @@ static Options options_parse(int argc, char **argv) {
     options_add_replicas(&options);
     options_follow_run(&options);
     options_check_tables(&options);
-    options_check(&options);
+    options_check_files(&options);
+    options_check_steps(&options);
+    options_check_objective(&options);
     if (!options.seq_len) options.seq_len = SEQ_LEN_STEP, options.given[option_find("seq-len")] = 0;
     return options;
-}
-
-// The file or folder that a verb writes and a user names; NULL: none. Of train it is what --overwrite replaces.
-static const char *options_output(const Options *o) {
-    return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN && !o->overwrite ? NULL : o->out;
-}
-
-// Refuses an output that is there, unless --overwrite, or that any other option may name as an input.
-static void options_check_output(const Options *o) {
-    const char *out = options_output(o);
-    if (o->verb == VERB_TRAIN && !o->out)
-        options_refuse(o->verb, "no output: give --out with the folder of this run, or --out none to keep nothing");
-    for (size_t i = 0; out && i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        const void *field = (const char *)o + row->offset;
-        const char *text = row->kind == OPTION_TEXT ? *(const char *const *)field : NULL;
-        const PathList *list = (const PathList *)field;
-        char hub[PATH_MAX], name[32];
-        if (text && text == o->disk) continue; // nothing is read there
-        snprintf(name, sizeof(name), "--%s", row->name);
-        if (text && (!strcmp(row->name, "model") || !strcmp(row->value, "DIR")))
-            text = hub_path_find(name, text, hub, 1);
-        if (text && text != out) output_refuse_input(out, row->name, text);
-        if (row->kind != OPTION_PATHS || !list->count || !path_exists(out)) continue;
-        ShardPaths found = shard_paths_find(list->path, list->count);
-        for (size_t k = 0; k < found.count; k++) output_refuse_input(out, row->name, found.at[k].path);
-        shard_paths_free(&found);
-    }
-    if (out && !o->overwrite && path_exists(out) && !path_is_directory(out)) // of a folder folder_open decides
-        die("%s: is there already; choose another name, or say --overwrite", out);
-}
-
-// `build`: the dtype of the op set. Another can be planned and converted to.
-static void options_check_dtype(const Options *o, DType build) {
-    if (o->verb == VERB_PLAN || o->verb == VERB_CONVERT || o->dtype == DTYPE_AUTO || o->dtype == (int)build) return;
-    options_refuse(o->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
-                   dtype_name((DType)o->dtype), dtype_name(build), dtype_name((DType)o->dtype));
-}
-
-// Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
-static void options_check_storage(const Options *o, DType dtype) {
-    for (size_t i = 0; i < WITHOUT_MEANING; i++) {
-        const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];
-        if (without_meaning[i].dtype != dtype || without_meaning[i].value != option_value(row, o)) continue;
-        if (!option_given(o, row->name) || !option_accepted(row, o->verb)) continue;
-        options_refuse(o->verb, "--%s %s has no meaning for a model in %s; leave it out", row->name,
-                       option_chosen(o, row->name), dtype_name(dtype));
-    }
 }
 
 #endif
