@@ -1,4 +1,4 @@
-# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda; PORTABLE=1: for other machines)
+# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda, PORTABLE=1)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make test-quick whether every gradient still holds: ops, methods, golden, plan, resume at a few cases; a minute
@@ -8,8 +8,8 @@
 # make bench      ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
 #
-# Every configuration has its own folder below build/, so switching needs no `make clean`. What is missing is installed with
-# the system's package manager (scripts/install_deps.sh says what); DEPS=skip refuses that.
+# Every configuration has its own folder below build/, so switching needs no `make clean`. The system's package manager
+# installs what is missing (scripts/install_deps.sh lists it); DEPS=skip refuses that.
 
 CC        ?= cc
 # CUDA=<folder>: the toolkit to use, also one of wheels (scripts/cuda_wheels.sh)
@@ -18,8 +18,8 @@ ifeq ($(origin CXX),default)
 CXX       := $(if $(findstring clang,$(notdir $(firstword $(CC)))),$(subst clang,clang++,$(firstword $(CC))),c++)
 endif
 DEPS      ?=
-# PORTABLE=1: needs at run time the C library and, for BACKEND=cuda, the driver and CUDA's libraries. CJSON=<folder with cJSON.c>: of
-# that source, which PORTABLE has from the system's package manager unless it is given.
+# PORTABLE=1 builds for other machines: these need the C library and, for BACKEND=cuda, the driver and CUDA's libraries.
+# CJSON=<folder>: compile the cJSON.c in it; PORTABLE takes the system's source package unless it is given.
 override PORTABLE := $(filter-out 0,$(PORTABLE))
 ifneq ($(PORTABLE),)
 ONEDNN    := 0
@@ -30,7 +30,7 @@ endif
 export DEPS CC CXX ONEDNN MPI MPICC PCRE2 CJSON
 
 # BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
-GPU     := $(shell timeout 60 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1)
+GPU     := $(shell scripts/cuda_libraries.sh gpu)
 BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
 ifeq ($(filter $(BACKEND),cpu cuda),)
 $(error BACKEND=$(BACKEND) is not cpu or cuda)
@@ -44,16 +44,17 @@ $(error BACKEND=cuda has no double build; PRECISION is bf16 or fp32)
 endif
 
 COMPILER  := $(notdir $(firstword $(CC)))
-SUFFIX    := $(if $(filter-out cc gcc,$(COMPILER)),-$(COMPILER))$(if $(PORTABLE),-portable,$(if $(filter 0,$(ONEDNN)),-plain))
+PLAIN     := $(if $(filter 0,$(ONEDNN)),-plain)
+SUFFIX    := $(addprefix -,$(filter-out cc gcc,$(COMPILER)))$(if $(PORTABLE),-portable,$(PLAIN))
 BUILD     := build/$(BACKEND)-$(PRECISION)$(if $(filter cpu,$(BACKEND)),$(SUFFIX),$(if $(PORTABLE),-portable))
 
 NO_BUILD_GOALS := clean format help
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
-# Made before anything else (GNU make remakes what it includes, then starts over): libraries are there when we look for them.
+# Installs libraries before we look for them: GNU make remakes what it includes, then starts over.
 -include build/deps$(if $(CJSON),-cjson).mk
 endif
 
-# ---- what this machine has; these really run ------------------------------------------------------------------------------
+# ---- what this machine has, found by trying --------------------------------------------------------------------------
 try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo yes)
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
@@ -65,27 +66,33 @@ MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
 HAVE_MPI  := $(if $(MPI_LIBS),yes)
 comma     := ,
-# PORTABLE has the runtime of OpenMP inside; where the compiler has no such file (clang) it has one thread.
-OPENMP_LIB  := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a))))
-HAVE_OPENMP := $(or $(if $(filter yes,$(PORTABLE:%=yes)$(OPENMP_LIB)),,$(call try_flag,-fopenmp)),$(call try_flag,-fopenmp-simd))
+# PORTABLE links OpenMP's runtime statically. Where the compiler has no such file (clang) it has one thread.
+OPENMP_FILE := $(if $(findstring clang,$(COMPILER)),libomp.a,libgomp.a)
+OPENMP_LIB  := $(if $(PORTABLE),$(filter /%,$(shell $(CC) -print-file-name=$(OPENMP_FILE))))
+OPENMP_FLAG := $(if $(filter yes,$(PORTABLE:%=yes)$(OPENMP_LIB)),-fopenmp-simd,-fopenmp)
+HAVE_OPENMP := $(or $(call try_flag,$(OPENMP_FLAG)),$(call try_flag,-fopenmp-simd))
 NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 
 # A program uses a part of what its headers hold. C++ warns of what C allows: {0}.
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
-DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_PCRE2),-DHAVE_PCRE2) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
+DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) \
+            $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_PCRE2),-DHAVE_PCRE2) \
+            $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
 CJSON_OBJECT := $(BUILD)/cJSON.o
 CJSON_FLAGS  := -I$(BUILD)/include
 endif
-LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) $(if $(HAVE_ONEDNN),-ldnnl) $(HAVE_PCRE2) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
+# Libraries of every program; those of BACKEND=cuda stand below (NVCC_LIBS).
+LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
+            $(if $(HAVE_ONEDNN),-ldnnl) $(HAVE_PCRE2) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
-# ---- the program ------------------------------------------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------------------------
 .PHONY: all install demo test test-quick test-gpu test-gpu-build fuzz bench format lint check-cxx clean help deps FORCE
 all: train
 
@@ -103,36 +110,38 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 $(BUILD)/ops_cpu.o: llmc/ops/cpu/ops_cpu.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
 else
-# The same driver, compiled as C++20 by nvcc, for the GPU that is here, or for every architecture the compiler knows of these.
-KNOWN_ARCHS := $(subst compute_,,$(shell $(NVCC) --list-gpu-arch 2>/dev/null))
-ARCHS       ?= $(or $(if $(PORTABLE),,$(GPU)),$(filter 80 86 89 90 100 120,$(KNOWN_ARCHS)))
-GENCODE     := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
-               -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+# nvcc compiles the same driver as C++20, for the GPU of this machine, else for every architecture that it knows.
+# cuda_libraries.sh sets ARCHS, TOOLKIT, CUDA_LIBRARIES and NCCL_FLAGS, each ended by ;;, or ends make with one line.
 export NVCC CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
-cuda_libraries = $(shell NVCC='$(NVCC)' CXX='$(CXX)' CUBLAS='$(CUBLAS)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' NCCL='$(NCCL)' MPI_FLAGS='$(MPI_FLAGS)' MPI_LIBS='$(MPI_LIBS)' scripts/cuda_libraries.sh $(1) 2>&1 || echo missing)
-CUDA_LIBRARIES := $(call cuda_libraries,flags)
-ifneq ($(filter missing,$(CUDA_LIBRARIES)),)
-$(error $(filter-out missing,$(CUDA_LIBRARIES)))
-endif
-ifeq ($(KNOWN_ARCHS),)
-$(error $(NVCC) lists no architecture (nvcc --list-gpu-arch): BACKEND=cuda needs nvcc 12 or 13)
-endif
-ifneq ($(filter-out $(KNOWN_ARCHS),$(ARCHS)),)
-$(error ARCHS=$(ARCHS): this nvcc knows the numbers $(KNOWN_ARCHS); a newer GPU runs what ARCHS=$(lastword $(KNOWN_ARCHS)) builds)
-endif
-TOOLKIT := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
+define newline
+
+
+endef
+cuda_variable  = $(1)='$($(1))'
+CUDA_VARIABLES := NVCC CXX ARCHS GPU PORTABLE CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
+CUDA_SETTINGS  := $(shell $(foreach v,$(CUDA_VARIABLES),$(call cuda_variable,$(v))) scripts/cuda_libraries.sh make)
+$(eval $(subst ;;,$(newline),$(CUDA_SETTINGS)))
+GENCODE    := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
 # cuDNN's attention is bf16's.
 WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
-NCCL_FLAGS := $(call cuda_libraries,nccl)
-NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
-# What mpicc tells is for a compiler; nvcc takes such options for its own only in this form.
+NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
+              $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) \
+              $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
+              -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
+              -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
+# nvcc takes what mpicc says for a compiler only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
-# CUDA's libraries are opened at run time (llmc/ops/cuda/library.h); the program remembers the build's folders unless it is PORTABLE.
-RUN_PATHS  := $(if $(PORTABLE),,$(abspath $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TOOLKIT)/lib64 $(TOOLKIT)/lib)))
-NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc) $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(HAVE_PCRE2) -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
+# CUDA's libraries are opened at run time (llmc/ops/cuda/library.h), in the build's folders unless PORTABLE.
+CUDA_PATHS := $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TOOLKIT)/lib64 $(TOOLKIT)/lib)
+RUN_PATHS  := $(if $(PORTABLE),,$(abspath $(CUDA_PATHS)))
+NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) \
+              $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc) \
+              $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(HAVE_PCRE2) \
+              -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o $(BUILD)/commit.o
-	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
+	$(NVCC_LINK) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
@@ -170,10 +179,11 @@ $(BUILD)/commit.o: $(BUILD)/commit.c
 	@$(CC) -c $< -o $@
 
 # Rebuild when the flags change (a library was installed, another compiler).
+FLAGS = "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))"
 $(BUILD)/flags: FORCE $(CJSON:%=%/cJSON.c)
 	@mkdir -p $(BUILD)$(if $(CJSON),/include; ln -sfn $(abspath $(CJSON)) $(BUILD)/include/cjson)
-	@echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" | cmp -s - $@ || { \
-		$(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo "$(subst ",\",$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES))" > $@; }
+	@echo $(FLAGS) | cmp -s - $@ || \
+		{ $(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo $(FLAGS) >$@; }
 
 -include $(wildcard $(BUILD)/*.d)
 
@@ -188,7 +198,7 @@ build/deps.mk build/deps-cjson.mk: scripts/install_deps.sh
 	@scripts/install_deps.sh build
 	@touch $@
 
-# ---- everything else is a script that make calls ----------------------------------------------------------------------------
+# ---- everything else is a script that make calls ---------------------------------------------------------------------
 demo: train $(BUILD)/pack_bytes
 	@scripts/install_deps.sh demo
 	@BUILD=$(BUILD) scripts/demo.sh
@@ -202,12 +212,13 @@ test-quick:
 	@scripts/install_deps.sh test
 	@test/run.sh --quick
 
-# On a machine with a GPU; PARTS='ops methods' runs some (rows of test/rows.txt). test-gpu-build only compiles and links it, for
-# which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
+# On a machine with a GPU; PARTS='ops methods' runs some rows of test/rows.txt. test-gpu-build compiles and links only,
+# for which nvcc is enough (make BACKEND=cuda ARCHS=90 ...).
+NVCC_LINK = $(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
-	@NVCC='$(NVCC)' NVCC_LINK='$(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' \
-		MAKE='$(MAKE_COMMAND)' test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
+	@NVCC='$(NVCC)' NVCC_LINK='$(NVCC_LINK)' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' MAKE='$(MAKE_COMMAND)' \
+		test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
 # New inputs for every parser of files, options and answers, by clang's libFuzzer; TARGET='config shard' runs some.
 fuzz:
@@ -220,6 +231,7 @@ bench:
 check-cxx:
 	$(CXX) -std=c++20 $(DEFINES) $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
 
+LINTED  = llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
 SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
 format:
 	@scripts/install_deps.sh lint
@@ -228,11 +240,12 @@ format:
 lint:
 	@scripts/install_deps.sh lint
 	clang-format --dry-run -Werror $(SOURCES)
-	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr -I. -D_GNU_SOURCE --suppressions-list=.cppcheck llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
-	clang-tidy --quiet llmc/ops/cpu/ops_cpu.c data/pack_bytes.c -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppressions-list=.cppcheck -I. -D_GNU_SOURCE \
+		$(LINTED)
+	clang-tidy --quiet $(LINTED) -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
 	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) $(HAVE_OPENMP) -I.
 
-# ---- the kernel playground and the GPU's figures (dev/README.md) --------------------------------------------------------------
+# ---- the kernel playground and the GPU's figures (dev/README.md) -----------------------------------------------------
 # dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
 # dev-cuda-check  the same checks on the CPU, sanitized; needs neither nvcc nor a GPU
 # dev-cudnn-plans what cuDNN's plans need, for GPUs that are not here (BACKEND=cuda; needs no GPU)
@@ -249,10 +262,11 @@ $(DEV_CUDA:%=$(BUILD)/dev_%.o): $(BUILD)/dev_%.o: dev/cuda/%.cu $(BUILD)/flags
 	$(DEV_NVCC) -MMD -MP -c $< -o $@
 
 $(DEV_CUDA:%=$(BUILD)/dev_%): %: %.o
-	$(NVCC) -ccbin $(CXX) $(GENCODE) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
+	$(NVCC_LINK) $< $(NVCC_LIBS) $(LDFLAGS) -o $@
 
 $(BUILD)/cudnn_plans: dev/cuda/cudnn_plans.cc $(BUILD)/flags
-	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< $(RUN_PATHS:%=-Wl$(comma)-rpath$(comma)%) -o $@ -ldl
+	$(CXX) -std=c++20 -O1 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP $< -o $@ \
+		$(RUN_PATHS:%=-Wl$(comma)-rpath$(comma)%) -ldl
 
 $(BUILD)/stand_in/libcuda.so.1: dev/cuda/libcuda_stand_in.c
 	@mkdir -p $(@D)
@@ -266,7 +280,7 @@ $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 	$(DEV_NVCC) -MMD -MP -c $< -o $@
 
 $(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/ops_cuda.o
-	$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
+	$(NVCC_LINK) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 else
 $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
@@ -300,7 +314,7 @@ $(BUILD)/collectives.o: dev/collectives.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops_$(BACKEND).o
-	$(if $(filter cuda,$(BACKEND)),$(NVCC) -ccbin $(CXX) $(GENCODE) $^ $(NVCC_LIBS),$(CC) $^ $(LDLIBS)) $(LDFLAGS) -o $@
+	$(if $(filter cuda,$(BACKEND)),$(NVCC_LINK) $^ $(NVCC_LIBS),$(CC) $^ $(LDLIBS)) $(LDFLAGS) -o $@
 
 # Looks for a GPU before it builds anything.
 bench-gpu:

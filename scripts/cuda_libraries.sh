@@ -1,14 +1,23 @@
 #!/bin/sh
-# Libraries that BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh flags|nccl|report
-# flags: the compiler's flags for cuDNN's attention (nothing without cuDNN); fails with one line where cuBLASLt is missing.
-# nccl: those for NCCL's collectives (nothing without NCCL, or without MPI, which connects it).
-# report: a line for each library, for people.
-# NVCC, CXX; CUBLAS, CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they do not lie in the
-# toolkit or the system. MPI_FLAGS, MPI_LIBS: as the Makefile found them; MPI=0: without.
+# What BACKEND=cuda can use on this machine, tried by compiling and linking: cuda_libraries.sh gpu|make|flags|report
+# gpu: the first GPU's architecture (90); nothing without one.
+# make: the Makefile's variables, each ended by `;;`: ARCHS, TOOLKIT, CUDA_LIBRARIES (flags for cuDNN's attention; empty without
+#   cuDNN), NCCL_FLAGS (empty without NCCL, or without MPI, which connects it); $(error ...) where nvcc or cuBLASLt is missing.
+# flags: CUDA_LIBRARIES alone. report: a line for each library, for people.
+# NVCC, CXX; CUBLAS, CUDNN, NCCL=<folder with include/ and lib/>, CUDNN_FRONTEND=<folder with include/>: where they are not in the
+# toolkit or the system. MPI_FLAGS, MPI_LIBS: as the Makefile found them. ARCHS; GPU, PORTABLE: they choose its default.
 set -u
 NVCC=${NVCC:-nvcc}
 CXX=${CXX:-c++}
-give_up() { echo "$*" >&2; exit 1; }
+if [ "$1" = gpu ]; then
+    timeout 60 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -xE '[0-9]+' | head -n 1
+    exit 0
+fi
+if [ "$1" = make ]; then
+    give_up() { echo "\$(error $*)"; exit 1; }
+else
+    give_up() { echo "$*" >&2; exit 1; }
+fi
 wheels='a toolkit of wheels: scripts/cuda_wheels.sh toolkit, then CUDA=toolkit'
 nvcc=$(command -v "${NVCC%% *}") || case $NVCC in
 */bin/nvcc) give_up "CUDA=${NVCC%/bin/nvcc}: there is no bin/nvcc in it; name the folder of a toolkit, or make $wheels" ;;
@@ -67,18 +76,30 @@ nccl=$(echo '#include <nccl.h>
 NCCL_MAJOR.NCCL_MINOR' | macros ${NCCL:+-isystem "$NCCL/include"})
 old_nccl=
 [ -n "$nccl" ] && [ "$(printf '%s\n' 2.13 "$nccl" | sort -V | head -n 1)" != 2.13 ] && old_nccl=$nccl nccl=
-if [ "$1" = nccl ]; then
-    [ -n "$nccl" ] && [ -n "$mpi" ] && echo "-DHAVE_NCCL $nccl_flags"
-    exit 0
-fi
 
 # The front end's calls that cudnn_attention.cc makes are there from 1.15 on. Forward without a plan for each length needs 1.18 and
 # cuDNN 9.18; plans were made with 1.32 and cuDNN 9.19, and it compiles with 1.15, 1.18 and 1.23.
 old=
 [ -n "$front_end" ] && [ "$(printf '%s\n' 1.15 "$front_end" | sort -V | head -n 1)" != 1.15 ] && old=$front_end front_end=
 
+flags=
+[ -n "$cudnn" ] && [ -n "$front_end" ] && flags="-DHAVE_CUDNN $cudnn_flags$include"
 if [ "$1" = flags ]; then
-    [ -n "$cudnn" ] && [ -n "$front_end" ] && echo "-DHAVE_CUDNN $cudnn_flags$include"
+    [ -z "$flags" ] || echo "$flags"
+    exit 0
+fi
+if [ "$1" = make ]; then
+    known=$($NVCC --list-gpu-arch 2>/dev/null | sed -n 's/^compute_//p' | paste -sd ' ' -)
+    [ -n "$known" ] || give_up "$NVCC lists no architecture (nvcc --list-gpu-arch): BACKEND=cuda needs nvcc 12 or 13"
+    archs=${ARCHS:-}
+    [ -n "$archs" ] || [ -n "${PORTABLE:-}" ] || archs=${GPU:-}
+    [ -n "$archs" ] || archs=$(echo "$known" | tr ' ' '\n' | grep -xE '80|86|89|90|100|120' | paste -sd ' ' -)
+    for arch in $archs; do
+        case " $known " in *" $arch "*) continue ;; esac
+        give_up "ARCHS=$archs: this nvcc knows the numbers $known; a newer GPU runs what ARCHS=${known##* } builds"
+    done
+    echo "ARCHS := $archs;; TOOLKIT := $toolkit;; CUDA_LIBRARIES := $flags;;"
+    [ -z "$nccl" ] || [ -z "$mpi" ] || echo "NCCL_FLAGS := -DHAVE_NCCL $nccl_flags;;"
     exit 0
 fi
 
