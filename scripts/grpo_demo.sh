@@ -52,7 +52,7 @@ for digits in 4192 7305 8861; do
 done
 
 python=$(python_with_matplotlib)
-[ -z "$python" ] || "$python" scripts/plot_log.py --out "$OUT/reward.png" --mean 20 "$OUT/run/log.jsonl"
+[ -z "$python" ] || "$python" scripts/plot.py log --out "$OUT/reward.png" --mean 20 "$OUT/run/log.jsonl"
 
 say "Result: the mean reward"
 before=$(mean_of "$OUT/run/log.jsonl" reward 1 5) after=$(mean_of "$OUT/run/log.jsonl" reward $((STEPS - 19)) "$STEPS")

@@ -124,7 +124,7 @@ awk -v w="$weights" 'BEGIN {
 echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
-    "$python" scripts/plot_memory.py --in "$csv" --out "$OUT/memory.png" --title "Memory of Qwen3-8B in bf16, against the length of a sequence" \
+    "$python" scripts/plot.py memory --in "$csv" --out "$OUT/memory.png" --title "Memory of Qwen3-8B in bf16, against the length of a sequence" \
         --limit "80 GB card=$LIMIT" --limit "24 GB card=$(usable_bytes rtx4090)" --caption "\
 Lines: planned by ./train, not run on a GPU yet. Solid: training with AdamW (all weights: moments in bf16; LoRA: rank 32). \
 Dashed: one forward and backward pass without an update, in the paper's chunks. Crosses: the paper's measurements of that on an \

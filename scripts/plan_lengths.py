@@ -5,7 +5,7 @@
     plan_lengths.py                   prints the table, with the command of each row; TRAIN=./train
     plan_lengths.py --write           puts it into scripts/README.md, between the comments that name this script
     plan_lengths.py --check           exit status 1 if another one is there
-    plan_lengths.py --points FILE     the points of plot_lengths.py's picture: ways on an H100, and what others have published
+    plan_lengths.py --points FILE     the points of `plot.py lengths`: ways on an H100, and what others have published
 
 Needs the standard library only.
 """

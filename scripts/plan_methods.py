@@ -3,7 +3,7 @@
 checkpointing and Mini-Sequence. One forward and backward pass of all weights in bf16, everything on the device of an A100. Nothing is run:
 bytes are plans, seconds are estimates. stream, seco and spaco take chunks of 1024.
 
-    plan_methods.py --points FILE [MODEL...]     the points of plot_methods.py's picture; TRAIN=./train; six models unless some are named
+    plan_methods.py --points FILE [MODEL...]     the points of `plot.py methods`; TRAIN=./train; six models unless some are named
 
 FILE has the columns model,method,source,tokens,bytes_per_token,seconds. Bytes are those that a further token takes: from half as many
 tokens on, or in Figure 3 of the paper from its shortest sequence on. A value that is not known is empty. Needs the standard library only.

@@ -164,7 +164,7 @@ done
 echo
 python=$(python_with_matplotlib)
 if [ -n "$python" ]; then
-    "$python" scripts/plot_scale.py --in "$csv" --out "$OUT/scale.png" --caption "\
+    "$python" scripts/plot.py scale --in "$csv" --out "$OUT/scale.png" --caption "\
 Qwen3-8B on paper, nothing was run: H100 in nodes of eight, bf16, AdamW with fp32 state, ZeRO-3, everything on the devices, within $GIB GiB of \
 each. Passed around: --kv ring; gathered: --kv gather; eight: --sp 8. Others' measurements: in the tables."
     echo "points: $csv   picture: $OUT/scale.png"

@@ -218,8 +218,8 @@ def draw(o, csv_path):
             if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
                 picture = os.path.join(o.out, "compare.png")
                 caption = f"{o.shape}, {o.dtype}, batch {o.batch}; {o.device_name}"
-                plot = os.path.join(ROOT, "scripts", "plot_compare.py")
-                subprocess.run([python, plot, "--in", csv_path, "--out", picture, "--caption", caption])
+                plot = os.path.join(ROOT, "scripts", "plot.py")
+                subprocess.run([python, plot, "compare", "--in", csv_path, "--out", picture, "--caption", caption])
                 return
         except OSError:
             pass

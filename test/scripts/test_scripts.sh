@@ -5,7 +5,7 @@
 # ./train plan --machine: each way to train is a plan, and its command line replays.
 # scripts/recipes/: each fits into the card that it names.
 # scripts/log_export.py: what arrives at TensorBoard and Weights & Biases, also of a log that is being written.
-# scripts/plot_log.py: a panel for every metric that a log holds and that is not zero throughout.
+# scripts/plot.py log: a panel for every metric that a log holds and that is not zero throughout.
 . test/cli.sh
 . scripts/common.sh
 LENGTHS=scripts/paper_max_length.sh
@@ -259,7 +259,7 @@ plot() { # what, columns of panels, arguments: the picture is that much wider th
     what=$1 columns=$2
     shift 2
     rm -f "$WORK/plot.png"
-    "$python" scripts/plot_log.py --out "$WORK/plot.png" "$@" >"$WORK/out" 2>"$WORK/err" || tail -n 3 "$WORK/err"
+    "$python" scripts/plot.py log --out "$WORK/plot.png" "$@" >"$WORK/out" 2>"$WORK/err" || tail -n 3 "$WORK/err"
     check "$what: a picture" [ "$(head -c 4 "$WORK/plot.png" | tail -c 3)" = PNG ]
     set -- $(od -An -j 16 -N 8 -t u1 "$WORK/plot.png") 0 0 0 0 0 0 0 0 # width and height, 4 bytes each
     ratio=$(((100 * ($3 * 256 + $4)) / ($7 * 256 + $8 + 1)))
@@ -285,13 +285,13 @@ if [ -n "$python" ]; then
     for step in 1 2; do echo "{\"step\": $step, \"loss\": $step.5, \"tokens\": 64}"; done >"$WORK/later/log.jsonl"
     echo '{"step": 2, "val_loss": 0.5}' >>"$WORK/later/log.jsonl"
     plot 'stages' 1 --stages --mean 16 "$WORK/first/log.jsonl" "$WORK/later/log.jsonl"
-    check 'stages follow each other in tokens' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot_log as p; runs, begins = p.follow([("", *p.read(path)) for path in sys.argv[1:]]); assert begins == [(0, 8), (24, None)] and runs[1][1]["loss"] == ([(88, 1.5), (152, 2.5)], [(152, 0.5)])' "$WORK/first/log.jsonl" "$WORK/later/log.jsonl"
+    check 'stages follow each other in tokens' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot as p; runs, begins = p.follow([("", *p.read(path)) for path in sys.argv[1:]]); assert begins == [(0, 8), (24, None)] and runs[1][1]["loss"] == ([(88, 1.5), (152, 2.5)], [(152, 0.5)])' "$WORK/first/log.jsonl" "$WORK/later/log.jsonl"
     printf 'series,begin,end,loss\n256,64,128,1.5\n256,4096,8192,1.25\n' >"$WORK/curve.csv"
-    "$python" scripts/plot_curve.py --in "$WORK/curve.csv" --out "$WORK/curve.png"
+    "$python" scripts/plot.py curve --in "$WORK/curve.csv" --out "$WORK/curve.png"
     check 'a picture of a curve' [ "$(head -c 4 "$WORK/curve.png" | tail -c 3)" = PNG ]
-    check 'means do not lag' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot_log as p; x = [(i, 3 * i) for i in range(9)]; assert p.means(x, 4) == x'
+    check 'means do not lag' "$python" -c 'import sys; sys.path.insert(0, "scripts"); import plot as p; x = [(i, 3 * i) for i in range(9)]; assert p.means(x, 4) == x'
     check 'a picture of many GPUs' [ "$(head -c 4 "$WORK/scale/scale.png" | tail -c 3)" = PNG ]
-    "$python" scripts/plot_log.py --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
+    "$python" scripts/plot.py log --out "$WORK/none.png" "$WORK/none/log.jsonl" 2>"$WORK/err"
     check 'a log without a step is refused' grep -q 'none/log.jsonl: holds no step and no validation' "$WORK/err"
 else
     skip 'pictures of logs' 'no Python has matplotlib (Debian, Ubuntu: python3-matplotlib)'
