@@ -4,6 +4,7 @@
 # and no AVX-512: ONEDNN_MAX_CPU_ISA=AVX2 make bench NATIVE=-march=haswell, in a checkout of its own; llm.c is compiled for it, too.
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/common.sh
 CC=${CC:-cc}
 REPEATS=${REPEATS:-7}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
@@ -12,7 +13,6 @@ export OMP_NUM_THREADS
 for precision in fp32 bf16; do
     ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=$precision build/cpu-$precision/bench build/cpu-$precision/bench_ops >/dev/null
 done
-median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
 echo "== decoder layers of Qwen3-0.6B's widths, fp32, $OMP_NUM_THREADS threads, against the faster 2048^3 product, oneDNN's or ours"
 build/cpu-fp32/bench layers "$REPEATS"

@@ -98,15 +98,12 @@ passes() {
 passes >"$folder/bp"
 
 # ---- the file ------------------------------------------------------------------------------------------------------------------------
-commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-[ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || commit=$commit-modified
 libraries=$(scripts/cuda_libraries.sh report 2>&1 | # those of the build
     sed -n 's/^ *cuBLASLt *\([0-9.]*\):.*/cuBLASLt \1/p; s/^ *cuDNN *\([0-9.]*\), front end.*/cuDNN \1/p' | paste -sd , | sed 's/,/, /')
-slug=$(echo "$device" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//')
 mkdir -p "$RESULTS"
-file=$RESULTS/bench-$slug-$(date -u +%Y-%m-%d).json
+file=$RESULTS/bench-$(slug "$device")-$(date -u +%Y-%m-%d).json
 cat >"$folder/json" <<END
-{"kind": "bench-gpu", "device": "$device", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$commit", "driver": "$(ask_gpu driver_version)",
+{"kind": "bench-gpu", "device": "$device", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$(commit_here)", "driver": "$(ask_gpu driver_version)",
  "libraries": "$libraries",
  "clocks_mhz_most": "$(ask_gpu clocks.max.sm,clocks.max.mem)", "gpu_during_ops": $ops_gpu,
  "power_limit_w": "$(ask_gpu power.limit)", "peak_tflop_per_s": ${peak:-null},

@@ -39,7 +39,6 @@ while [ "$round" -le "$ROUNDS" ]; do
     done
     round=$((round + 1))
 done
-median() { sort -g | awk '{ v[NR] = $1 } END { printf "%.3f", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 echo "$INIT, $TOKENS tokens, inputs and optimizer off-device: median of $ROUNDS ratios of $STEPS steps; measured beside planned memory"
 for place in device host disk; do
     ratio=1
@@ -47,7 +46,7 @@ for place in device host disk; do
     awk -v place=$place -v ratio="$ratio" -v peak="$(of peak_bytes $place 1)" -v plan="$(of plan_bytes $place 1)" \
         -v host="$(of host_bytes $place 1)" -v disk="$(of disk_written_bytes $place 1)" 'BEGIN {
             all = plan + host; beside = peak - all
-            printf "%-8s %s times, %.0f MiB planned on the device and %.0f in host memory, %+.0f MiB measured beside (at most %.0f); %.2f GB a step to disk\n",
+            printf "%-8s %.3f times, %.0f MiB planned on the device and %.0f in host memory, %+.0f MiB measured beside (at most %.0f); %.2f GB a step to disk\n",
                 place, ratio, plan / 2 ^ 20, host / 2 ^ 20, beside / 2 ^ 20, 0.02 * all / 2 ^ 20 + 48, disk / 1e9
         }'
 done

@@ -6,6 +6,12 @@ json_number() { sed -n "s/.*\"$1\": \([-+.0-9eE]*\).*/\1/p"; }
 # Bytes that a card (a word of --memory-limit) leaves to a program, by ./train's table
 usable_bytes() { "$TRAIN" plan --init gpt2 --memory-limit "$1" --json --quiet | json_number usable_bytes; }
 
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; } # a number a line
+
+# The commit of this checkout, and a device's name, for files in dev/results
+commit_here() { echo "$(git rev-parse HEAD 2>/dev/null || echo unknown)$([ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || echo -modified)"; }
+slug() { echo "$1" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//'; }
+
 ON_DEVICE="--inputs device --inputs-every 1 --weights device --gradients device --optimizer device" # everything
 ANY_LENGTH=max_position_embeddings=1000000000 # with --init, for plans: lifts the model's limit
 

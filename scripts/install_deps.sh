@@ -8,10 +8,6 @@ CC=${CC:-cc}
 
 has_header() { printf '#include <%s>\n' "$1" | $CC -I/usr/include -E - >/dev/null 2>&1; }
 has_cmocka() { printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $CC -E - >/dev/null 2>&1; }
-has_matplotlib() {
-    for python in python3 /usr/bin/python3; do "$python" -c 'import matplotlib' 2>/dev/null && return 0; done
-    return 1
-}
 
 missing=""   # packages, in the names of Debian and Ubuntu
 optional=""
@@ -38,7 +34,7 @@ for group in "$@"; do
     test)
         want_mpi
         has_cmocka || need libcmocka-dev "the unit test library" ;;
-    demo) has_matplotlib || need python3-matplotlib "draws the pictures" ;;
+    demo) [ -n "$(. scripts/common.sh && python_with_matplotlib)" ] || need python3-matplotlib "draws the pictures" ;;
     lint)
         command -v clang-format >/dev/null || need clang-format "make format"
         command -v clang-tidy >/dev/null || need clang-tidy "make lint"

@@ -168,14 +168,11 @@ for part in correctness bandwidth scaling; do selected $part && $part; done
 
 # ---- the file ---------------------------------------------------------------------------------------------------------------------------
 device=$([ $backend = cpu ] && echo CPU || nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-[ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || commit=$commit-modified
-slug=$(echo "$device" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//')
-file=$RESULTS/multi-$slug-$(date -u +%Y-%m-%d).json
+file=$RESULTS/multi-$(slug "$device")-$(date -u +%Y-%m-%d).json
 objects() { sed '$!s/$/,/' "$folder/$1"; }
 mkdir -p "$RESULTS"
 cat >"$folder/json" <<END
-{"kind": "multi-gpu", "device": "$device", "ranks": $RANKS, "precision": "$precision", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$commit",
+{"kind": "multi-gpu", "device": "$device", "ranks": $RANKS, "precision": "$precision", "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)", "commit": "$(commit_here)",
  "parts": "$(echo $parts)", "all_right": $([ -e "$folder/wrong" ] && echo false || echo true),
  "model": "$MODEL", "seq_len": $SEQ_LEN, "zero": $ZERO, "check_model": "$CHECK_MODEL", "check_seq_len": $CHECK_SEQ_LEN,
  "correctness": [$(objects correctness)],

@@ -103,7 +103,7 @@ def plan(options):
     """The object that `train plan` prints; it exits 1 where no length fits."""
     made = subprocess.run([TRAIN, "plan", *options.split(), "--threads", "1", "--json", "--quiet"], cwd=ROOT, capture_output=True, text=True)
     if made.returncode not in (0, 1) or not made.stdout:
-        raise SystemExit(f"plan_lengths.py: {TRAIN} plan {options}: {made.stderr.strip() or made.returncode}")
+        raise SystemExit(f"{os.path.basename(sys.argv[0])}: {TRAIN} plan {options}: {made.stderr.strip() or made.returncode}")
     return json.loads(made.stdout)
 
 

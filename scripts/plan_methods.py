@@ -10,29 +10,22 @@ tokens on, or in Figure 3 of the paper from its shortest sequence on. A value th
 """
 
 import csv
-import json
 import os
-import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TRAIN = os.environ.get("TRAIN", "./train")
+from plan_lengths import ROOT, plan
+
 MODELS = ["qwen3-4b", "qwen3-8b", "qwen2.5-7b", "llama3.1-8b", "qwen3.5-9b", "gemma3-12b"]
 CHUNKS = "--chunk 1024 --logits-chunk 1024"
 METHODS = {"full": "", "checkpoint": "", "mst": "", "stream": CHUNKS, "seco": CHUNKS, "spaco": CHUNKS + " --keep-chunks 0.25"}
 LENGTHS = [1 << k for k in range(12, 21)]
-OPTIONS = ("--for bp --machine a100,host=0 --inputs device --inputs-every 1 --weights device --gradients device --keep none --threads 1 "
-           "--json --quiet")
+OPTIONS = ("--for bp --machine a100,host=0 --inputs device --inputs-every 1 --weights device --gradients device --keep none")
 ANY_LENGTH = "max_position_embeddings=1000000000"
 
 
 def planned(model, method, tokens):
     """The object that `train plan` prints. It exits 1 where nothing fits an A100, which does not matter here."""
-    options = f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {tokens} {OPTIONS}"
-    made = subprocess.run([TRAIN, "plan", *options.split()], cwd=ROOT, capture_output=True, text=True)
-    if made.returncode not in (0, 1) or not made.stdout:
-        raise SystemExit(f"plan_methods.py: {TRAIN} plan {options}: {made.stderr.strip() or made.returncode}")
-    return json.loads(made.stdout)
+    return plan(f"--init {model},{ANY_LENGTH} --method {method} {METHODS[method]} --seq-len {tokens} {OPTIONS}")
 
 
 def paper():
@@ -59,9 +52,9 @@ def points(path, models):
         for model in models:
             for method in METHODS:
                 for tokens in LENGTHS:
-                    plan, half = planned(model, method, tokens), planned(model, method, tokens // 2)
-                    each = (plan["total_bytes"] - half["total_bytes"]) / (tokens - tokens // 2)
-                    out.writerow([model, method, "plan", tokens, f"{each:.6g}", f"{plan['estimated_seconds']:.6g}"])
+                    whole, half = planned(model, method, tokens), planned(model, method, tokens // 2)
+                    each = (whole["total_bytes"] - half["total_bytes"]) / (tokens - tokens // 2)
+                    out.writerow([model, method, "plan", tokens, f"{each:.6g}", f"{whole['estimated_seconds']:.6g}"])
         for model, method, tokens, each, seconds in paper():
             if model in models and method != "full":
                 out.writerow([model, method, "paper", tokens, each, seconds])
