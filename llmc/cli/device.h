@@ -6,7 +6,8 @@ The peak rate of this machine's matrix product, measured.
 #include "run.h"
 #include "threads.h"
 
-// count elements uniform in [-1, 1); they repeat after as many that rows of a matrix are shifted against each other.
+// Fills `count` elements, uniform in [-1, 1). Their period is prime, so rows of a matrix are shifted against each
+// other.
 static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
     enum { PERIOD = 4093 };
     const size_t size = dtype_size(type);
@@ -19,10 +20,9 @@ static void fill_random(void *device, DType type, size_t count, uint64_t seed) {
         ops_device->copy((char *)device + done * size, device, min_size(done, count - done) * size);
 }
 
-// The machine's peak in FLOP/s as far as this op set reaches it: the best of a few products of two n x n matrices,
-// until one takes a few milliseconds, or all of them half a second. Their elements are random: on zeros a GPU takes
-// less power, and its clocks are higher. In memory of the arena that is not in use (between two sequences: nearly all);
-// 0 where that is too small.
+// Measures the peak FLOP/s of the op set's matrix product: the best of a few n x n products, n doubled until one takes
+// milliseconds, or all of them half a second. Elements are random: on zeros a GPU takes less power, and its clocks are
+// higher. Uses free memory of the arena (between two sequences: nearly all); 0 if that is too small.
 static double run_peak_flops(Run *run) {
     const size_t size = dtype_size(run->model.dtype), mark = arena_mark(run->arena);
     const double start = seconds_now();

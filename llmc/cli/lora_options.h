@@ -1,7 +1,7 @@
 /*
-New adapters of the command line, as the keys of adapter_config.json that say the same (files/adapter_targets.h):
+Turns the options of new adapters into the keys of adapter_config.json that mean the same (files/adapter_targets.h):
 
-    --lora-targets q_proj,layers.3.mlp.up_proj    target_modules; one regular expression where it is none but names
+    --lora-targets q_proj,layers.3.mlp.up_proj    target_modules; a regular expression unless all are names
     --lora-layers 0-7,12                          layers_to_transform
     --lora-rank-pattern q_proj=16                 rank_pattern
     --lora-alpha-pattern q_proj=32                alpha_pattern
@@ -12,7 +12,7 @@ New adapters of the command line, as the keys of adapter_config.json that say th
 #include "llmc/files/adapter_targets.h"
 #include "options.h"
 
-// Calls add(to, entry) for each part of a list "a,b"; the entry is the callee's to change.
+// Calls add(to, entry) for each part of a list "a,b"; add may change the entry.
 static void lora_each_entry(const char *list, void (*add)(cJSON *to, char *entry), cJSON *to) {
     char *copy = checked_strdup(list), *entry = copy, *next;
     for (; entry; entry = next) {
@@ -30,7 +30,7 @@ static void lora_add_layers(cJSON *layers, char *entry) {
     const unsigned long first = strtoul(entry, &end, 10);
     const unsigned long last = *end == '-' ? strtoul(end + 1, &end, 10) : first;
     if (!strspn(entry, "0123456789") || *end || last < first || last > 9999)
-        die_usage("--lora-layers: '%s' is no layer and no range of them; 0-7,12 is nine", entry);
+        die_usage("--lora-layers: '%s' is neither a layer nor a range; 0-7,12 names nine layers", entry);
     for (unsigned long l = first; l <= last; l++) cJSON_AddItemToArray(layers, cJSON_CreateNumber((double)l));
 }
 
@@ -43,7 +43,7 @@ static void lora_add_pattern(cJSON *patterns, char *entry) {
     cJSON_AddNumberToObject(patterns, entry, number);
 }
 
-// The keys. 'all' is the names of all modules, to which layers apply.
+// Makes the keys. 'all' becomes the names of all modules, so that --lora-layers applies.
 static cJSON *lora_keys(const Options *o, const Family *family) {
     const char *targets = o->lora_targets, *module;
     cJSON *root = cJSON_CreateObject();
@@ -55,7 +55,8 @@ static cJSON *lora_keys(const Options *o, const Family *family) {
         lora_each_entry(targets, lora_add_name, cJSON_AddArrayToObject(root, "target_modules"));
     } else {
         cJSON_AddStringToObject(root, "target_modules", targets);
-        if (o->lora_layers) die_usage("--lora-layers goes with names; say the layers in the regular expression");
+        if (o->lora_layers)
+            die_usage("--lora-layers needs names in --lora-targets; name the layers in the regular expression");
     }
     if (o->lora_layers)
         lora_each_entry(o->lora_layers, lora_add_layers, cJSON_AddArrayToObject(root, "layers_to_transform"));
@@ -68,7 +69,7 @@ static cJSON *lora_keys(const Options *o, const Family *family) {
     return root;
 }
 
-// Some module with an adapter has this name; pattern: matches this pattern.
+// 1 if a module with an adapter has this name, or matches it as a pattern
 static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Config *c, const char *text, int pattern) {
     char name[160];
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
@@ -85,7 +86,7 @@ static int lora_names_some(const AdapterTargets *t, const Lora *lora, const Conf
     return 0;
 }
 
-// An entry that does nothing is a mistake.
+// Refuses an entry without effect.
 static void lora_check_entries(const AdapterTargets *t, const Lora *lora, const Config *c, const char *key) {
     const cJSON *list = json_get(t->root, key), *item;
     const int names = cJSON_IsArray(list);

@@ -1,20 +1,20 @@
 /*
-The rows of the table of options (option_rows.h), included wherever something is made of each:
+The rows of the table of options (option_rows.h), included wherever each row makes something:
 
     OPTION(type, field, name, kind, default, least, most, verbs, value, help)    SECTION(heading of the help)
 
-type field is the member of struct Options. A row is written as its kind, which leaves out what all of that kind share:
+`type field` is the member of struct Options. A row is written by its kind's macro, which fills in what they share:
 
     FLAG(field, name, verbs, help)                      TEXT(field, name, default, verbs, value, help)
     PATHS, IDS(field, name, verbs, value, help)         INTERVAL(field, name, default, verbs, value, help)
     CHOICE(type, field, name, default, first, last, verbs, words, help)
     SIZE, BYTES, REAL(field, name, default, least, most, verbs, value, help)
 
-A default is written as it would be typed. A number whose default is a word ("auto", "off") accepts that word too: the
-field is then 0, or NAN where it is a double, and means what the help says. A row whose most is MOST_TOKENS counts
-tokens: 32k is 32768 there, and 32000 of anything else. A choice is stored as the value of its enum: the row gives those
-of its first and its last word, which stand in the order of the enum; one of off, on and more may stand without a word,
-which means on. An interval counts steps (100) or time (30min).
+A default is written as it would be typed. A number whose default is a word ("auto", "off") also accepts that word: the
+field is then 0, or NAN if it is a double. A row whose `most` is MOST_TOKENS counts tokens: 32k is 32768 there, else
+32000. A choice is stored as an enum value: the row gives those of its first and last word, and its words follow the
+enum's order. A choice of off, on and more may stand without a word, which means on. An interval counts steps (100) or
+time (30min).
 */
 #define FLAG(field, name, verbs, help)   OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
 #define TEXT(field, name, text, ...)     OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)

@@ -1,7 +1,7 @@
 /*
-The table of options, made of option_list.h, and the tables of what its rows need of each other. Everything that depends
-on what options there are is generated from them: parsing and its refusals, --help of the program and of each verb, the
-echo of a run as a command line, and the JSON in the run log. A new option is a row of option_list.h.
+The table of options (its rows: option_list.h), and tables of what options need of each other. Parsing, refusals, --help
+of the program and of each verb, the echo of a run as a command line and the JSON in its log are generated from them.
+A new option is a row of option_list.h.
 */
 #ifndef LLMC_OPTION_ROWS_H
 #define LLMC_OPTION_ROWS_H
@@ -61,7 +61,7 @@ typedef struct {
     double seconds;
 } Interval;
 
-// ---- what choices are stored as, in the order of their words; others are declared where they belong ----------------
+// ---- types of choices, in the order of their words; others are declared in their own rooms -------------------------
 #define PLACE_WORDS "auto|device|host|disk"
 #define DTYPE_AUTO  (-1) // the build's dtype, or the one that the run's other settings ask for
 
@@ -80,9 +80,9 @@ typedef enum { CONVERT_AUTO, CONVERT_FLAT, CONVERT_HF, CONVERT_TEXT, CONVERT_LLM
 
 // Unset text is NULL.
 typedef struct {
-    unsigned char given[192]; // [i]: row i stood on the command line
+    unsigned char given[192]; // [i]: row i was given
     Verb verb;
-    const char *typed_model; // --model as it was typed, where it named a run of adapters (options_run.h); or NULL
+    const char *typed_model; // --model as typed, if it named a run of adapters (options_run.h); or NULL
 #define SECTION(name)
 #define OPTION(type, field, ...) type field;
 #include "option_list.h"
@@ -108,7 +108,7 @@ typedef struct {
     const char *fallback; // the default as it would be typed; NULL: unset
     double least, most;   // of numbers, inclusive; of choices, the enum values of the first and the last word
     unsigned verbs;       // bit mask
-    const char *value;    // what stands for the value in the help; of a choice, the words allowed
+    const char *value;    // placeholder of the value in the help; of a choice, its words
     const char *help;
 } OptionRow;
 
@@ -146,8 +146,8 @@ static const struct {
 
 #define PER_DEVICE   "per-device-train-batch-size"
 #define ACCUMULATION "gradient-accumulation-steps"
-// Names in transformers, TRL and PEFT of options whose meaning is the same. `also`: the value of another one, unless it
-// is given, that makes it the same.
+// Names of the same options in transformers, TRL and PEFT. also, value: a second option that the name implies, unless
+// that one is given.
 static const struct {
     const char *typed, *option, *also, *value;
 } option_aliases[] = {
@@ -180,7 +180,7 @@ static const struct {
 };
 #define OPTION_ALIASES (sizeof(option_aliases) / sizeof(option_aliases[0]))
 
-// Words of theirs for values.
+// Their words for values
 static const struct {
     const char *option, *typed, *word;
 } word_aliases[] = {
@@ -219,10 +219,10 @@ static const struct {
     {"train-file", "give --data with shards; data/prepare.py makes them of JSONL, Parquet or text"},
     {"use-peft", "--lora-rank R trains adapters"},
     {"load-in-4bit",
-     "--base nf4 stores the weights of a frozen model in 4 bits; folders that have them so need nothing"},
+     "--base nf4 stores the weights of a frozen model in 4 bits; folders that are in 4 bits need no option"},
     {"load-in-8bit", "weights in 8 bits are not in this version"},
     {"loss-type",
-     "of dpo it is --dpo-loss, of kto --kto-loss, of grpo, gspo and ppo --normalisation; cispo is an --objective"},
+     "give --dpo-loss for dpo, --kto-loss for kto, --normalisation for grpo, gspo, ppo; cispo is an --objective"},
     {"use-bias-correction-kl", "it is --kl-correction on or off"},
     {"mask-truncated-completions", "it is --mask-truncated"},
     {"reward-funcs", "--reward-command starts a program that rewards completions"},
@@ -232,15 +232,15 @@ static const struct {
     {"critic", "a critic is a second model and not in this version; ppo takes advantages with the data"},
     {"value-model", "a critic is a second model and not in this version; ppo takes advantages with the data"},
     {"label-smoothing-factor",
-     "targets spread over the vocabulary are not a weight per token; --label-smoothing is of dpo"},
+     "targets spread over the vocabulary are not a weight per token; --label-smoothing is dpo's"},
 };
 #define OPTIONS_OF_OTHERS (sizeof(options_of_others) / sizeof(options_of_others[0]))
 
-// Options of which one on the command line makes the other in a --config ineffective.
+// On the command line, either overrides the other from --config.
 static const char *const option_rivals[][2] = {{"model", "init"}, {"steps", "epochs"}};
 #define OPTION_RIVALS (sizeof(option_rivals) / sizeof(option_rivals[0]))
 
-// Options that belong to some objectives, as a bit for each, and are refused with the others.
+// Options of some objectives, a bit for each; refused with the others
 #define OF(kind)       (1u << (kind))
 #define OF_CLIPPED     (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_PPO))
 #define OF_GROUPS      (OF(OBJECTIVE_GRPO) | OF(OBJECTIVE_GSPO) | OF(OBJECTIVE_CISPO))
@@ -269,7 +269,7 @@ static const struct {
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
-// Options that have no meaning without another.
+// Options without effect unless another is given
 static const struct {
     const char *option, *needs;
 } of_options[] = {
@@ -301,7 +301,7 @@ static const struct {
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 
-// Values that have no meaning where the model is of this dtype, refused so that nobody believes them to be in force.
+// Values without effect for a model of this dtype: refused, so that nobody believes them in force.
 static const struct {
     DType dtype;
     const char *option;

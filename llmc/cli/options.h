@@ -1,10 +1,10 @@
 /*
-The command line: what is generated from the table of option_rows.h.
+The command line, parsed by the table of option_rows.h.
 
     train [VERB] --name value --name=value --flag ...      VERB is train where argv[1] names none
 
-options_parse reads and checks it; options_out.h explains it and writes it back. A malformed command line ends with one
-line on stderr that says what is wrong and what is allowed, and with exit 2.
+options_parse reads and checks it (options_check.h); options_out.h explains it and writes it back. A malformed command
+line ends with one line on stderr that says what is wrong and what is allowed, and with exit 2.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -16,7 +16,7 @@ line on stderr that says what is wrong and what is allowed, and with exit 2.
 #define STREAMBP_VERSION "0.1"
 #endif
 
-// The nearest option, first among those of the verb; NULL: none is near.
+// Returns the option spelled most like this one, first among those of the verb; NULL: none is near.
 static const char *option_nearest(const char *typed, Verb verb) {
     const char *nearest = NULL;
     size_t best = SIZE_MAX;
@@ -32,7 +32,7 @@ static const char *option_nearest(const char *typed, Verb verb) {
 }
 
 // ---- what an option accepts ----------------------------------------------------------------------------------------
-// "a, b or c" of "a|b|c"
+// Writes "a|b|c" as "a, b or c".
 static void words_text(const char *choices, char *text, size_t size) {
     size_t used = 0;
     *text = 0;
@@ -45,7 +45,7 @@ static void words_text(const char *choices, char *text, size_t size) {
     }
 }
 
-// An option of bytes that also takes a card's name, for what that card leaves to a plan.
+// 1 for an option of bytes that also takes a card's name: what that card leaves to a program
 static int option_takes_card(const OptionRow *row) { return !strcmp(row->value, "BYTES|CARD"); }
 
 // Describes the values that an option accepts.
@@ -75,7 +75,7 @@ static const char *option_allowed(const OptionRow *row, char *text, size_t size)
 }
 
 // ---- values --------------------------------------------------------------------------------------------------------
-// The enum value of one of the row's words; its words are in the order of the enum.
+// Stores the enum value of a word; a row's words follow the enum's order.
 static int choice_parse(const OptionRow *row, const char *text, void *field) {
     for (size_t i = 0; i < WORD_ALIASES; i++)
         if (!strcmp(word_aliases[i].option, row->name) && !strcmp(word_aliases[i].typed, text))
@@ -110,19 +110,19 @@ static int ids_parse(const OptionRow *row, const char *text, IdList *list) {
     }
 }
 
-// A bare number below 1 MiB: meant are rather GiB.
+// 1 for a bare number below 1 MiB, which probably means GiB
 static int bytes_lack_unit(const char *text, size_t bytes) {
     return bytes < (size_t)1 << 20 && !text[strspn(text, "0123456789.")];
 }
 
-// Steps (100, 1k), time (90s, 30min), or off.
+// Parses steps (100, 1k), a time (90s, 30min), or off.
 static int interval_parse(const char *text, Interval *interval) {
     memset(interval, 0, sizeof(*interval));
     if (!strcmp(text, "off") || (parse_seconds(text, &interval->seconds) && interval->seconds > 0)) return 1;
     return parse_count(text, 1000, &interval->steps) && (double)interval->steps <= OPTION_UNBOUNDED;
 }
 
-// Stores the value of one row; returns 0 where the text is not one.
+// Stores a row's value; returns 0 if the text is none.
 static int option_set(const OptionRow *row, Options *options, const char *text) {
     void *field = (char *)options + row->offset;
     const char *word = option_word(row);
@@ -160,7 +160,7 @@ static void options_set_defaults(Options *options) {
 }
 
 // ---- parsing -------------------------------------------------------------------------------------------------------
-// The verb, and in *first the index of the first option.
+// Returns the verb, and in *first the index of the first option.
 static Verb options_verb(int argc, char **argv, int *first) {
     char all[128] = "", text[128];
     const char *nearest = NULL;
@@ -179,7 +179,8 @@ static Verb options_verb(int argc, char **argv, int *first) {
               program_called());
 }
 
-// The row of an argument "--name" or "--name=value" (then *value is set). *alias: of option_aliases, or OPTION_ALIASES
+// Returns the row of an argument "--name" or "--name=value" (then *value is set). *alias: of option_aliases, or
+// OPTION_ALIASES
 static int options_row_of(const char *argument, Verb verb, const char **value, size_t *alias) {
     char typed[64], name[64], verbs[96];
     if (!looks_like_option(argument))
@@ -217,7 +218,7 @@ static void options_refuse_value(const OptionRow *row, Verb verb, const char *va
     options_refuse(verb, "--%s is '%.64s', it must be %s", row->name, value, allowed);
 }
 
-// argv[i], whatever it looks like, and all arguments up to the next option, in place.
+// Takes argv[i], whatever it looks like, and all arguments up to the next option, in place.
 static int options_take_paths(int argc, char **argv, int i, PathList *list, const OptionRow *row, Verb verb) {
     list->path = (const char *const *)(argv + i);
     list->count = 0;
@@ -228,7 +229,7 @@ static int options_take_paths(int argc, char **argv, int i, PathList *list, cons
     return i;
 }
 
-// Joins further names behind *value, which is in argv[i], by commas; returns the index of the last.
+// Joins the names that follow *value (in argv[i]) by commas; returns the index of the last.
 static int options_take_names(int argc, char **argv, int i, const char **value) {
     static char joined[2][1024]; // of the command line, and of --config
     char *names = joined[*options_where != 0];
@@ -240,7 +241,7 @@ static int options_take_names(int argc, char **argv, int i, const char **value) 
 }
 
 #define FLAG_WORDS     "true|false" // HF's programs give flags a value
-#define GIVEN_AS_ALIAS 2            // in Options.given, and from there on: by that alias
+#define GIVEN_AS_ALIAS 2            // in Options.given: from here on, the alias that was typed
 static_assert(OPTION_ALIASES < 256 - GIVEN_AS_ALIAS, "Options.given says which alias was typed");
 
 // Reads the option at argv[i]; returns the index of the next.
@@ -279,7 +280,7 @@ static int options_parse_one(Options *options, int argc, char **argv, int i) {
     return i + 1;
 }
 
-// The learning rate of --lr auto in a new run.
+// Returns the learning rate of --lr auto in a new run.
 static double options_learning_rate(const Options *o) {
     static const double rates[3][2] = {{1e-5, 1e-4}, {5e-7, 5e-6}, {1e-6, 1e-5}}; // of a model, of adapters
     const unsigned kind = OF(o->objective);
@@ -292,7 +293,7 @@ static double options_learning_rate(const Options *o) {
 // ---- the whole line ------------------------------------------------------------------------------------------------
 static void options_free(Options *options) { free(options->prompt_ids.id), free(options->stop_ids.id); }
 
-// Bytes of a row's field.
+// Returns the bytes of a row's field.
 static size_t option_bytes(const OptionRow *row) {
     switch (row->kind) {
     case OPTION_FLAG:
@@ -304,7 +305,7 @@ static size_t option_bytes(const OptionRow *row) {
     }
 }
 
-// Adds the options of --config that the command line has not given. Of JSON, and so of a log, defaults are not given.
+// Adds the options of --config that the command line leaves out. A default in JSON, and so in a log, is not given.
 static void options_add_config(Options *options) {
     const OptionWords *words = option_words_read(options->config);
     Options file, defaults;
@@ -352,7 +353,7 @@ static int given_as(const Options *o, const char *option, const char *typed) {
     return given >= GIVEN_AS_ALIAS && !strcmp(option_aliases[given - GIVEN_AS_ALIAS].typed, typed);
 }
 
-// Other programs count samples and micro-batches of a replica, ours of the whole step.
+// Converts what other programs count for each replica to counts of a whole step.
 static void options_add_replicas(Options *o) {
     const size_t replicas = max_size(1, (o->verb == VERB_PLAN ? o->ranks : dist_ranks()) / o->sp);
     const int device = given_as(o, "samples", PER_DEVICE), several = given_as(o, "grad-accum", ACCUMULATION);
@@ -376,7 +377,7 @@ static void options_print_version(FILE *out) {
     fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
 }
 
-// argv stays in use (text values point into it). --help and --version are answered here and end the program.
+// Parses argv, which stays in use: text values point into it. --help and --version end the program.
 static Options options_parse(int argc, char **argv) {
     Options options;
     int i = 1;

@@ -1,7 +1,6 @@
 /*
-What is refused of options that are each well-formed: those that need or exclude each other, by the tables of
-option_rows.h and by the rules below, and files that would be written over. One line on stderr says what to type
-instead; exit 2.
+Refuses options that are each well-formed: those that need or exclude each other, by the tables of option_rows.h and by
+the rules below, and outputs that would be written over. One line on stderr says what to type instead; exit 2.
 */
 #ifndef LLMC_OPTIONS_CHECK_H
 #define LLMC_OPTIONS_CHECK_H
@@ -10,7 +9,7 @@ instead; exit 2.
 
 static char options_where[PATH_MAX + 24]; // "FILE:LINE: " of options that are read from a file
 
-// One line, ending with where to read on; exit 2.
+// Prints one line, which ends with where to read on; exit 2.
 __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb verb, const char *format, ...) {
     char message[1024];
     va_list args;
@@ -21,7 +20,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static void options_refuse(Verb 
 }
 
 // ---- options that need or exclude each other -----------------------------------------------------------------------
-// A flag, a text, a choice or a number that can be off: neither off nor the first word.
+// 1 unless a flag, text or number is off, or a choice is its first word
 static int option_in_force(const Options *options, const char *name) {
     const OptionRow *row = &option_rows[option_find(name)];
     const void *field = (const char *)options + row->offset;
@@ -29,7 +28,7 @@ static int option_in_force(const Options *options, const char *name) {
     return row->kind == OPTION_SIZE ? *(const size_t *)field != 0 : *(const int *)field != 0;
 }
 
-// Refuses options of another objective, and those that another option would give a meaning.
+// Refuses options of another objective, and those that need an option that is not given.
 static void options_check_tables(const Options *o) {
     for (size_t i = 0; i < OF_OBJECTIVES; i++) {
         char names[64] = "";
@@ -57,7 +56,7 @@ static void options_check_rules(const Options *o, const OptionRule *rules, size_
         if (rules[i].refused) options_refuse(o->verb, "%s", rules[i].message);
 }
 
-// What is read and written: model, data, adapters, prompts, places
+// Checks what is read and written: model, data, adapters, prompts, places.
 static void options_check_files(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, sample = verb == VERB_SAMPLE;
@@ -67,7 +66,7 @@ static void options_check_files(const Options *o) {
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
                         o->optimizer == PLACE_DISK || o->keep_on == PLACE_DISK || o->reference_on == PLACE_DISK;
     const OptionRule rules[] = {
-        {on_disk && !o->disk && verb != VERB_PLAN, "a place is disk: give --disk with a folder on it"},
+        {on_disk && !o->disk && verb != VERB_PLAN, "a place is on disk: give --disk with a folder on it"},
         {o->disk_limit && !o->disk && verb != VERB_PLAN, "--disk-limit has no meaning without --disk, a folder on it"},
         {o->model && o->init, "--model and --init exclude each other: one model is read or made"},
         {!o->model && !o->init && !(o->resume && train) && verb != VERB_DOCTOR && !models,
@@ -97,7 +96,7 @@ static void options_check_files(const Options *o) {
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
 }
 
-// Steps of a run: what they count, save and validate, and the completions that they write
+// Checks a run's steps: what they count, save and validate, and the completions that they write.
 static void options_check_steps(const Options *o) {
     const Verb verb = o->verb;
     const int train = verb == VERB_TRAIN, rollout = o->rollout;
@@ -106,7 +105,7 @@ static void options_check_steps(const Options *o) {
         {train && !folder && o->resume, "--resume needs --out, the folder to continue in"},
         {train && !folder && option_given(o, "save-every"), "--save-every needs --out, the folder to save in"},
         {train && !folder && o->keep_best, "--keep-best needs --out, the folder to save in"},
-        {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps from validation to validation"},
+        {o->keep_best && !o->val_every, "--keep-best needs --val-every, the steps between validations"},
         {train && o->steps && option_given(o, "epochs"), "--steps and --epochs exclude each other: give one of them"},
         {train && o->lr > 1 && !o->any_lr,
          "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller one, or --any-lr"},
@@ -116,20 +115,20 @@ static void options_check_steps(const Options *o) {
         {rollout && verb == VERB_PLAN && !o->data.count,
          "a plan with --rollout needs --data, whose prompts have a length"},
         {rollout && o->grad_accum > 1,
-         "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many sequences as they take"},
+         "--grad-accum has no meaning with --rollout: a step is --batch prompts, in as many sequences as they need"},
         {o->samples && option_given(o, "grad-accum"),
-         "--samples and --grad-accum exclude each other: a step is so many samples, or so many micro-batches"},
+         "--samples and --grad-accum exclude each other: a step counts samples or micro-batches"},
         {o->samples && rollout, "--samples has no meaning with --rollout: a step is --batch prompts"},
         {o->samples && verb == VERB_BP && !o->data.count,
          "--samples needs --data, whose documents it counts; --batch documents of random tokens are a micro-batch"},
         {rollout && (o->old_logprobs || o->reference_logprobs),
-         "--old-logprobs and --reference-logprobs are of completions in the data; --rollout writes its own"},
-        {rollout && o->updates > 1 && o->lora_dropout > 0,
-         "--lora-dropout with --updates above 1: the ratio to the old policy, which has none, would not begin at 1; "
-         "leave one of them out"},
+         "--old-logprobs and --reference-logprobs are for completions in the data; --rollout writes its own"},
+        {rollout && o->updates > 1 && o->lora_dropout > 0, "--lora-dropout with --updates above 1: the old policy has "
+                                                           "no dropout, so the ratio to it would not begin at 1; "
+                                                           "leave one of them out"},
         {rollout && o->overlap && o->lora_dropout > 0,
-         "--lora-dropout with --overlap: the ratio to the old policy, which has none, would not begin at 1; leave one "
-         "of the two out"},
+         "--lora-dropout with --overlap: the old policy has no dropout, so the ratio to it would not begin at 1; leave "
+         "one of them out"},
         {rollout && train && (o->save_every.steps % o->updates || o->steps % o->updates),
          "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
          "again"},
@@ -139,20 +138,20 @@ static void options_check_steps(const Options *o) {
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
 }
 
-// Objectives and their numbers
+// Checks objectives and their numbers.
 static void options_check_objective(const Options *o) {
     const unsigned kind = OF(o->objective);
     const OptionRule rules[] = {
         {o->any_reference && !o->reference_logprobs && !o->old_logprobs,
          "--any-reference has no meaning without --reference-logprobs or --old-logprobs"},
         {o->any_reference && o->reference_logprobs && o->val_data.count,
-         "--any-reference leaves nobody to compute the reference of --val-data, which is not the model at hand; eval "
-         "the checkpoints on it"},
+         "--any-reference: the reference of --val-data is another model, which is not loaded; eval the checkpoints on "
+         "--val-data instead"},
         {o->label_smoothing > 0 && o->dpo_loss != DPO_SIGMOID && o->dpo_loss != DPO_ROBUST,
-         "--label-smoothing has no meaning but with --dpo-loss sigmoid or robust"},
+         "--label-smoothing has no meaning without --dpo-loss sigmoid or robust"},
         {o->objective == OBJECTIVE_KTO && o->kto_loss == KTO_KTO && o->reference_logprobs,
-         "--reference-logprobs knows nothing of the mismatched completions that kto's KL divergence is estimated from; "
-         "leave it out, or give --kto-loss apo_zero"},
+         "--reference-logprobs lacks the mismatched completions from which kto estimates its KL divergence; leave it "
+         "out, or give --kto-loss apo_zero"},
         {o->objective == OBJECTIVE_KTO && o->desirable_weight == 0 && o->undesirable_weight == 0,
          "--desirable-weight and --undesirable-weight 0 leave nothing of the objective; give one above 0"},
         {o->beta == 0 && kind & (OF_PREFERENCES | OF(OBJECTIVE_KTO)),
@@ -162,18 +161,18 @@ static void options_check_objective(const Options *o) {
         {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,
          "--epsilon is AdamW's; the objective's clipping is --clip-low and --clip-high"},
         {o->temperature == 0 && o->verb == VERB_LOGPROBS,
-         "--temperature 0 leaves the likeliest token alone; give a number above 0"},
+         "--temperature 0 leaves only the likeliest token; give a number above 0"},
     };
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
 }
 
 // ---- outputs and types ---------------------------------------------------------------------------------------------
-// The file or folder that a verb writes and a user names; NULL: none. Of train it is what --overwrite replaces.
+// Returns the output that the user names; NULL: none. For train, only what --overwrite replaces.
 static const char *options_output(const Options *o) {
     return o->verb == VERB_BP ? o->grads_out : o->verb == VERB_TRAIN && !o->overwrite ? NULL : o->out;
 }
 
-// Refuses an output that is there, unless --overwrite, or that any other option may name as an input.
+// Refuses an output that exists, unless --overwrite, or that another option names as an input.
 static void options_check_output(const Options *o) {
     const char *out = options_output(o);
     if (o->verb == VERB_TRAIN && !o->out)
@@ -194,18 +193,18 @@ static void options_check_output(const Options *o) {
         for (size_t k = 0; k < found.count; k++) output_refuse_input(out, row->name, found.at[k].path);
         shard_paths_free(&found);
     }
-    if (out && !o->overwrite && path_exists(out) && !path_is_directory(out)) // of a folder folder_open decides
+    if (out && !o->overwrite && path_exists(out) && !path_is_directory(out)) // folder_open decides on folders
         die("%s: is there already; choose another name, or say --overwrite", out);
 }
 
-// `build`: the dtype of the op set. Another can be planned and converted to.
+// Refuses a --dtype other than the op set's (`build`), except for plan and convert.
 static void options_check_dtype(const Options *o, DType build) {
     if (o->verb == VERB_PLAN || o->verb == VERB_CONVERT || o->dtype == DTYPE_AUTO || o->dtype == (int)build) return;
     options_refuse(o->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
                    dtype_name((DType)o->dtype), dtype_name(build), dtype_name((DType)o->dtype));
 }
 
-// Refuses what was given but cannot be in force for a model of this dtype (without_meaning).
+// Refuses values without effect for a model of this dtype (without_meaning).
 static void options_check_storage(const Options *o, DType dtype) {
     for (size_t i = 0; i < WITHOUT_MEANING; i++) {
         const OptionRow *row = &option_rows[option_find(without_meaning[i].option)];

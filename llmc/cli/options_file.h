@@ -2,9 +2,9 @@
 --config FILE: options in a file, read as the words of a command line. A file holds one of these:
 
     lines    --option value, quoted as for a shell; a line's first word may lack its dashes; # begins a comment
-    JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list is as many values
-    a log    log.jsonl of a run, or the run's folder: what the last part of that run was told, but its --out,
-             --resume, --extend and --overwrite, so that no run writes into another's folder unasked
+    JSON     an object {"option": value, ...}: true is a flag, false and null are nothing, a list gives several values
+    a log    log.jsonl of a run, or the run's folder: the options of its last part, without --out, --resume, --extend
+             and --overwrite, so that no run writes into another's folder unasked
 
 options.h parses the words; the command line has precedence.
 */
@@ -19,7 +19,7 @@ typedef struct {
     char **word;  // [count]
     size_t *line; // [count] of the file
     size_t count;
-    char *text, *end; // what words lie in
+    char *text, *end; // holds the words
     int json, logged;
 } OptionWords;
 
@@ -56,7 +56,7 @@ static void words_from_lines(OptionWords *w, const char *c, const char *path) {
     }
 }
 
-// Values of one key, joined to it: of paths the first.
+// Appends the values of a key to its word; of paths only the first.
 static void words_put_values(OptionWords *w, const cJSON *item, int paths, const char *path) {
     const int list = cJSON_IsArray(item);
     char number[64];
@@ -75,7 +75,7 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
     }
 }
 
-// Options of earlier versions that logs still hold; the default of one says nothing.
+// Options of earlier versions that logs still name; their defaults mean nothing.
 static const struct { const char *key, *usual; } options_gone[] = {{"draw", "independent"}, {"clamp", "0"}};
 
 // 1: a logged option that is gone, at its default. Refuses another value: that run's gradient was biased.
@@ -91,7 +91,7 @@ static int option_is_gone(const cJSON *item, const char *path) {
     return 0;
 }
 
-// text: of the file, whose first line is `line`, in which those of keys are looked for; NULL: all are on `line`
+// Adds a word for each key. text: the file from line `line` on, to find each key's line; NULL: all are on `line`
 static void words_from_json(OptionWords *w, const cJSON *options, const char *text, size_t line, const char *path) {
     const cJSON *item;
     cJSON_ArrayForEach(item, options) {
@@ -100,7 +100,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
         if (cJSON_IsNull(item) || cJSON_IsFalse(item) || (cJSON_IsArray(item) && !item->child)) continue;
         if (text_is_one_of(item->string, w->logged ? "verb|out|resume|extend|overwrite" : "verb")) continue;
         if (w->logged && option_is_gone(item, path)) continue;
-        const char *at = text ? strstr(text, item->string) : NULL; // keys stand in order; none behind an escaped one
+        const char *at = text ? strstr(text, item->string) : NULL; // keys are in order; NULL for an escaped one
         for (; text && text < at; text++) line += *text == '\n';
         text = at;
         words_begin(w, line);
@@ -111,7 +111,7 @@ static void words_from_json(OptionWords *w, const cJSON *options, const char *te
     }
 }
 
-// The last line with options in a log.
+// Returns the last line of a log that holds options.
 static char *option_record(const char *path, size_t *line) {
     char *text = (char *)checked_malloc(OPTION_FILE_LIMIT, path),
          *last = (char *)checked_malloc(OPTION_FILE_LIMIT, path);
@@ -126,14 +126,14 @@ static char *option_record(const char *path, size_t *line) {
     return last;
 }
 
-// Words are printed and may be texts of several lines; what else a terminal would obey is refused.
+// 1 for a word without control characters but tabs and line ends: words are printed, and a terminal would obey others.
 static int word_is_text(const char *word) {
     for (const unsigned char *c = (const unsigned char *)word; *c; c++)
         if ((*c < 0x20 && !strchr("\t\n\r", *c)) || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) return 0;
     return 1;
 }
 
-// The words stay until the program ends: options point into them.
+// Reads the words of --config, which stay until the program ends: options point into them.
 static const OptionWords *option_words_read(const char *given) {
     static OptionWords words;
     OptionWords *w = &words;

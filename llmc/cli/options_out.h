@@ -1,7 +1,6 @@
 /*
-Options written out, from the table in option_rows.h: options_help explains them, options_echo is the command line that
-repeats a run, without the defaults (it parses to the same options), options_json puts them into a log, with the
-defaults.
+Writes options by the table in option_rows.h: options_help explains them; options_echo prints the command line that
+repeats a run, without defaults (it parses to the same options); options_json writes them into a log, with defaults.
 */
 #ifndef LLMC_OPTIONS_OUT_H
 #define LLMC_OPTIONS_OUT_H
@@ -11,10 +10,10 @@ defaults.
 
 #define HELP_WIDTH  100
 #define HELP_COLUMN 30
-#define ECHO_MARGIN 12 // room for a word before the command line and the backslash behind it
+#define ECHO_MARGIN 12 // room for a word before the command line and the backslash after it
 
 // ---- looking things up ---------------------------------------------------------------------------------------------
-// The name of an option as rows have it: "seq-len" of seq_len.
+// Returns an option's name as rows have it: "seq-len" of seq_len.
 static const char *option_name(const char *typed, char name[64]) {
     snprintf(name, 64, "%s", typed);
     for (char *c = name; *c; c++)
@@ -22,7 +21,7 @@ static const char *option_name(const char *typed, char name[64]) {
     return name;
 }
 
-// -1: no row has this name
+// Returns the index of a row; -1: none has this name
 static int option_find(const char *name) {
     for (size_t i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].verbs && !strcmp(option_rows[i].name, name)) return (int)i;
@@ -37,25 +36,26 @@ static int option_given(const Options *options, const char *name) {
 
 static int option_of(const OptionRow *row, Verb verb) { return (int)((row->verbs >> verb) & 1u); }
 
-// A plan takes any option of the run it plans, so that a run's own command line can be planned.
+// 1 if the verb takes the option. A plan takes any option of the run it plans, so that a run's command line can be
+// planned.
 static int option_accepted(const OptionRow *row, Verb verb) {
     return option_of(row, verb) || (verb == VERB_PLAN && (option_of(row, VERB_TRAIN) || option_of(row, VERB_BP)));
 }
 
-// The word that stands for 0 as the value of a number, or NULL.
+// Returns the word that means 0 for a number, or NULL.
 static const char *option_word(const OptionRow *row) {
     int number = row->kind == OPTION_SIZE || row->kind == OPTION_REAL || row->kind == OPTION_BYTES;
     return number && row->fallback && row->fallback[0] >= 'a' && row->fallback[0] <= 'z' ? row->fallback : NULL;
 }
 
-// The value of a choice: of whichever enum its words are.
+// Returns the value of a choice, whatever its enum.
 static int option_value(const OptionRow *row, const Options *options) {
     int value;
     memcpy(&value, (const char *)options + row->offset, sizeof(value));
     return value;
 }
 
-// The word of a choice, as it would be typed.
+// Returns the word of a choice, as it would be typed.
 static const char *option_chosen(const Options *options, const char *name) {
     static char buffers[8][16];
     static int next;
@@ -67,7 +67,7 @@ static const char *option_chosen(const Options *options, const char *name) {
     return word;
 }
 
-// The verbs of a row: "bp, plan".
+// Writes the verbs of a row: "bp, plan".
 static const char *option_verbs_text(const OptionRow *row, char *text, size_t size) {
     *text = 0;
     for (int verb = 0; verb < VERBS; verb++)
@@ -77,7 +77,7 @@ static const char *option_verbs_text(const OptionRow *row, char *text, size_t si
 }
 
 // ---- help ----------------------------------------------------------------------------------------------------------
-// Words of text from `column` on, continued at column `indent` where the line is full; returns where it ended.
+// Prints text from `column` on, and continues full lines at column `indent`; returns the column at its end.
 static size_t help_wrap(FILE *out, const char *text, size_t column, size_t indent) {
     while (*text) {
         size_t length = strcspn(text, " ");
@@ -96,7 +96,7 @@ static size_t help_wrap(FILE *out, const char *text, size_t column, size_t inden
     return column;
 }
 
-// verbs: also say which verbs have it.
+// Prints the help of an option. verbs: also which verbs have it
 static void help_option(FILE *out, const OptionRow *row, int verbs) {
     char extra[128], names[96];
     size_t column = (size_t)fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
@@ -116,7 +116,7 @@ static void help_option(FILE *out, const OptionRow *row, int verbs) {
     fputc('\n', out);
 }
 
-// The options of one verb, or of all (VERBS), under their headings.
+// Prints the options of one verb, or of all (VERBS), under their headings.
 static void help_options(FILE *out, Verb verb) {
     const OptionRow *heading = NULL;
     for (size_t i = 0; i < OPTION_ROWS; i++) {
@@ -131,7 +131,7 @@ static void help_options(FILE *out, Verb verb) {
     }
 }
 
-// Families and presets.
+// Prints families and presets.
 static void help_models(FILE *out) {
     fprintf(out, "\nModels of --init\n  ");
     size_t column = help_wrap(out, families[0].name, 2, 2);
@@ -141,7 +141,7 @@ static void help_models(FILE *out) {
     fputc('\n', out);
 }
 
-// VERBS: the help of the program.
+// Prints the help of a verb, or of the program (VERBS).
 static void options_help(FILE *out, Verb verb) {
     const char *program = program_called();
     if (verb == VERBS) {
@@ -158,14 +158,14 @@ static void options_help(FILE *out, Verb verb) {
         if (verb == VERB_PLAN)
             fputs("Other options of train and bp are accepted, so that their command lines can be planned.\n", out);
     }
-    fputs("Of tokens 32k is 32768 and 1M 1048576, of anything else 32000 and 1000000; --seq_len is --seq-len.\n"
-          "Names of transformers, TRL and PEFT stand for ours where they mean the same (--learning-rate).\n",
+    fputs("For tokens 32k is 32768 and 1M is 1048576, for all else 32000 and 1000000; --seq_len is --seq-len.\n"
+          "Names of transformers, TRL and PEFT are accepted where they mean the same (--learning-rate).\n",
           out);
     help_options(out, verb);
     if (verb == VERBS || verb == VERB_INFO) help_models(out);
 }
 
-// The word of a choice that may stand without a value, or NULL.
+// Returns the word that an option means without a value, or NULL.
 static const char *option_bare(const OptionRow *row) {
     return row->kind == OPTION_CHOICE && !strncmp(row->value, "off|on", 6) ? "on" : NULL;
 }
@@ -182,7 +182,7 @@ static const char *interval_text(const Interval *interval, char *buffer, size_t 
     return buffer;
 }
 
-// A scalar's value as it would be typed: a number in `buffer`, a word where it is open. NULL: unset, a flag, a list
+// Returns a scalar's value as it would be typed, a number in `buffer`. NULL: unset, a flag, a list
 static const char *option_text(const OptionRow *row, const Options *options, char *buffer, size_t size) {
     const void *field = (const char *)options + row->offset;
     const char *word = option_word(row);
@@ -204,12 +204,12 @@ static const char *option_text(const OptionRow *row, const Options *options, cha
 
 static int looks_like_option(const char *text) { return text[0] == '-' && text[1] == '-'; }
 
-// Options of the verb; what a --config says is echoed instead of its name.
+// 1 for an option to echo; those of a --config are echoed instead of its name.
 static int option_echoed(const OptionRow *row, Verb verb) {
     return option_of(row, verb) && !text_is_one_of(row->name, "config|help|version");
 }
 
-// One word, quoted where a shell would read it differently.
+// Prints one word, quoted if a shell would read it differently.
 static void echo_quoted(FILE *out, const char *text) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
     size_t length = strlen(text);
@@ -227,7 +227,7 @@ static void echo_quoted(FILE *out, const char *text) {
     fputc('\'', out);
 }
 
-// "--name value", or "--name=value" where the value could be taken for an option, on a new line where this one is full.
+// Prints "--name value", or "--name=value" if the value looks like an option; on a new line if this one is full.
 static void echo_option(FILE *out, const OptionRow *row, const char *value, size_t *column) {
     size_t length = strlen(row->name) + 4 + (value ? strlen(value) : 0);
     if (*column + length > HELP_WIDTH - ECHO_MARGIN) {
@@ -241,7 +241,7 @@ static void echo_option(FILE *out, const OptionRow *row, const char *value, size
     echo_quoted(out, value);
 }
 
-// The command line that repeats this run: what was given, as it was understood.
+// Prints the command line that repeats this run: what was given, as it was understood.
 static void options_echo(FILE *out, const Options *options) {
     echo_quoted(out, program_called());
     size_t column = strlen(program_called()) + (size_t)fprintf(out, " %s", verb_rows[options->verb].name);
@@ -273,7 +273,8 @@ static void json_ids(JsonOut *json, const char *key, const int32_t *ids, size_t 
     json_array_end(json);
 }
 
-// An object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are null.
+// Writes an object with a member for the verb and for each of its options ("seq_len" for --seq-len); unset ones are
+// null.
 static void options_json(JsonOut *json, const char *key, const Options *options) {
     json_object(json, key);
     json_text(json, "verb", verb_rows[options->verb].name);

@@ -1,13 +1,13 @@
 /*
---model RUN as options that say the same: of a run of adapters the base that it began from, its --base and --adapter
-RUN; for `convert` the folder that its tokenizer is in, as --like.
+Replaces --model RUN by options that mean the same. For a run of adapters: its base model, its --base, and --adapter
+RUN. For `convert`: the folder of its tokenizer, as --like.
 */
 #ifndef LLMC_OPTIONS_RUN_H
 #define LLMC_OPTIONS_RUN_H
 #include "llmc/files/run_source.h"
 #include "option_rows.h"
 
-// convert: --like becomes the folder that the run began from.
+// Sets --like of convert to the folder that the run began from.
 static void options_take_like(Options *o, const char *run, const RunSource *source) {
     char config[PATH_MAX];
     const char *folder = source->text[SOURCE_FOLDER];
@@ -22,7 +22,7 @@ static void options_take_like(Options *o, const char *run, const RunSource *sour
              run, config);
 }
 
-// The base model of a run of adapters becomes --model or --init.
+// Sets --model or --init to the base model of a run of adapters.
 static void options_take_base(Options *o, const char *run, const RunSource *source) {
     static const char *const words[] = {"auto", "none", "nf4", "fp4"};
     const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH],

@@ -1,6 +1,6 @@
 /*
-What plans and models look like to people and as JSON: total, shares, the regions alive at the peak by name, FLOPs;
-configuration and tensors. Text goes to a stream of the caller's choice, so that stdout can be JSON alone.
+Prints plans and models for people and as JSON: total, shares, the regions alive at the peak by name, FLOPs;
+configuration and tensors. The caller chooses the stream for people, so that stdout can be JSON alone.
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H
@@ -8,7 +8,7 @@ configuration and tensors. Text goes to a stream of the caller's choice, so that
 #include "llmc/estimate/estimate.h"
 #include "memory.h"
 
-#define LINE_COLUMNS 79 // of lines that come again and again
+#define LINE_COLUMNS 79 // of repeated lines
 
 // Metrics for people, the most telling first; the log has all of them.
 static const struct {
@@ -22,7 +22,7 @@ static const struct {
                      {"entropy", "entropy", 0},
                      {"clip_ratio/region_mean", "clipped", 0}};
 
-// A column of each. seen: bits of those that have had one in an earlier line, and keep it
+// Adds a column for each metric. seen: bits of metrics with a column in an earlier line, which they keep
 static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
     for (size_t k = 0; k < sizeof(metrics_shown) / sizeof(metrics_shown[0]); k++) {
         const char *text = "      -";
@@ -33,7 +33,7 @@ static void metrics_add(TextLine *line, const Metrics *m, unsigned *seen) {
     }
 }
 
-// A line of its own, where there are any.
+// Prints a line of metrics, if there are any.
 static void metrics_print(FILE *out, const Metrics *m) {
     TextLine line = {{0}, 0, LINE_COLUMNS + 2};
     unsigned seen = 0;
@@ -66,7 +66,7 @@ static void report_adapters(FILE *out, const Run *run, const char *where) {
             lora->dropout, human_count((double)lora->table.elements), where ? " of " : "", where ? where : "");
 }
 
-// Bits an element, and how far decoded weights are from those that were quantised here, by kind of matrix.
+// Prints bits per element and the relative error of matrices that were quantised here, by kind.
 static void report_base(const Run *run) {
     const Storage *storage = run->settings.storage;
     const Model *model = &run->model;
@@ -109,7 +109,7 @@ static void report_base_json(JsonOut *json, const Run *run) {
     json_object_end(json);
 }
 
-// Ranks, and the bytes that each of them sent in a step, by kind; into an open object. Nothing for a process alone.
+// Writes ranks, and the bytes that each sent in a step, by kind, into an open object. Nothing for a single process.
 static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     if (world_ranks(w) == 1) return;
     json_size(json, "ranks", world_ranks(w));
@@ -120,7 +120,7 @@ static void report_world_json(JsonOut *json, World w, const Traffic *sent) {
     json_object_end(json);
 }
 
-// "total_bytes", the share of each kind, and the regions, into an open object.
+// Writes "total_bytes", the share of each kind, and the regions, into an open object.
 static void report_plan_json(JsonOut *json, const Arena *plan) {
     json_size(json, "total_bytes", plan->peak);
     for (int share = 0; share < SHARES; share++) json_size(json, share_names[share], arena_share(plan, (Share)share));
@@ -135,7 +135,7 @@ static void report_plan_json(JsonOut *json, const Arena *plan) {
     json_array_end(json);
 }
 
-// Configuration and tensors, as one object. dtype: of the weights as they are stored in the model's files
+// Writes configuration and tensors as one object. dtype: of the weights in the model's files
 static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
     const Config *config = &model->config;
     json_object(json, NULL);
@@ -172,7 +172,7 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
 }
 
 // ---- a run ---------------------------------------------------------------------------------------------------------
-// The model that an objective's log-probabilities are held against.
+// Prints the reference that an objective compares with.
 static void report_reference(const Run *run) {
     const Options *o = run->options;
     FILE *out = run->text;
@@ -189,7 +189,7 @@ static void report_reference(const Run *run) {
     }
 }
 
-// A run's peak beside its plan. On the CPU host memory is the device's.
+// Prints a run's peak beside its plan. On the CPU, host memory is the device's.
 static void report_memory(const Run *run, double peak) {
     const double host = strcmp(ops_device->name, "cpu") ? 0 : (double)run->plan.host_bytes;
     const double planned = (double)run->plan.total_bytes + host;
@@ -201,7 +201,7 @@ static void report_memory(const Run *run, double peak) {
 }
 
 // ---- attention -----------------------------------------------------------------------------------------------------
-// The factor by which this pass takes longer with our own kernels than with the library, by the rates of a machine
+// Returns the time of this pass with our own kernels over that with the library, by the rates of a machine.
 static double own_attention_factor(const Run *run, SequenceBound bound) {
     const Machine *machine = machine_from_options(run->options);
     RunSettings settings = run->settings;
@@ -215,7 +215,7 @@ static double own_attention_factor(const Run *run, SequenceBound bound) {
     return seconds[0] / seconds[1];
 }
 
-// A line where a library takes attention, or could.
+// Prints which library computes attention, or that none does where one could.
 static void report_attention(const Run *run, SequenceBound bound) {
     const AttentionChoice choice = run->settings.attention;
     if (run->attention && run->settings.backward)
@@ -241,14 +241,14 @@ static void report_attention_json(JsonOut *json, const Run *run) {
 }
 
 // ---- rates ---------------------------------------------------------------------------------------------------------
-// Work of all ranks in `seconds`. MFU is of the peak of a machine (NULL: not known) in bf16.
+// Work of all ranks in `seconds`. MFU is a share of a machine's peak in bf16 (NULL: unknown).
 typedef struct {
     double flops, model_flops;
     double full_flops; // model_flops_full_attention
     double seconds;
 } PassRates;
 
-// Executed TFLOP/s of a rank, and MFU: causal, and as it is often printed, of all T^2 query-key pairs.
+// Writes executed TFLOP/s of a rank, and MFU: causal, and counting all T^2 query-key pairs, as others often do.
 static void report_rates_json(JsonOut *json, const Run *run, const PassRates *r) {
     const Machine *machine = machine_from_options(run->options);
     const double each = r->seconds * (double)world_ranks(run->settings.world);
@@ -276,7 +276,7 @@ static const char *slower(double ratio, char text[160]) {
     return text;
 }
 
-// Places other than the device, why they were chosen, and the cost of the next best choice.
+// Prints places other than the device, why they were chosen, and the cost of the next best choice.
 static void report_places(FILE *out, const Run *run) {
     char text[160];
     const char *glue = "placed  ";
@@ -325,7 +325,7 @@ static void report_places_json(JsonOut *json, const Run *run) {
     json_number(json, "disk_written_bytes", moved_in_step(run, WAY_DISK_OUT));
 }
 
-// The method; of spaco also the share of chunks that it keeps
+// Returns the method's name; of spaco also the share of chunks that it keeps.
 static const char *method_text(const Run *run) {
     static char text[64];
     const char *name = method_names[run->settings.method];
@@ -334,8 +334,7 @@ static const char *method_text(const Run *run) {
     return text;
 }
 
-// data: NULL: none. Of shards of documents: what was made of them, and the sequence that was planned for. schedule: of
-// a training run, or empty
+// Prints the header. data: NULL: none. bound: the sequence that was planned for. schedule: of a training run, or empty
 static void report_run(const Run *run, const DataLoader *data, SequenceBound bound, const char *schedule) {
     const World w = run->settings.world;
     const Options *o = run->options;
@@ -376,13 +375,13 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     fflush(out);
 }
 
-// The method, which with auto is the planner's choice, into an open object.
+// Writes the method (with auto the planner's choice) into an open object.
 static void report_method_json(JsonOut *json, const Run *run) {
     json_text(json, "method", method_names[run->settings.method]);
     if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
 }
 
-// Method, chunks and FLOPs of a step, likewise
+// Writes method, chunks and FLOPs of a step into an open object.
 static void report_work_json(JsonOut *json, const Run *run, double flops, double model_flops) {
     report_method_json(json, run);
     json_size(json, "chunk", run->plan.chunk);

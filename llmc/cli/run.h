@@ -3,7 +3,7 @@ A run: what the verbs that touch tensors have in common. They all begin with
 
     run_open           model, adapters and settings from the options
     run_open_data      shards
-    run_allocate       plan, held against the memory there is, and the one allocation (memory.h)
+    run_allocate       plan, compared with the free memory, and the one allocation (memory.h)
     run_load_weights   into it
     report_run         header and data (report.h)
 
@@ -25,26 +25,26 @@ After that nothing is allocated. run_close ends it.
 
 typedef struct {
     const Options *options;
-    FILE *text; // for people: stdout, or stderr where stdout is JSON; of a rank that is not the main one, nowhere
+    FILE *text; // for people: stdout, or stderr if stdout is JSON; nowhere on other ranks than the main one
     size_t memory_at_start;
     WeightSource *source; // open until the weights are read; NULL: random weights
     Model model;
-    Storage storage;       // without a format: weights are stored as they are used
+    Storage storage;       // no format: weights are stored as they are used
     Lora lora;             // of rank 0: none
     WeightSource *adapter; // of --adapter; open until it is read
-    size_t grown_from;     // the vocabulary before --grow-vocabulary; 0: it had that size
-    BaseKey adapter_base;  // what it says of its base
-    BaseKey base;          // with LoRA, where adapters are written: of the model
+    size_t grown_from;     // the vocabulary before --grow-vocabulary; 0: unchanged
+    BaseKey adapter_base;  // the base that --adapter names
+    BaseKey base;          // of the model, if adapters are written
     RunSettings settings;
     Assignment assignment; // of the step's micro-batches
-    const char *attention; // the library that takes it, "cuDNN 9.19.0"; NULL: our own kernels
-    int has_begun;         // a run that is resumed
+    const char *attention; // the library that computes it, "cuDNN 9.19.0"; NULL: our own kernels
+    int has_begun;         // a resumed run
     size_t workspace;      // AttentionChoice.workspace that it began with
-    size_t available;      // bytes that the plan is held against; 0: not known
+    size_t available;      // bytes that the plan may take; 0: unknown
     Plan plan;
     Choice choice[2];  // what was chosen, and the next best
-    double deferred;   // estimated seconds of a step with --update forward; 0: not asked
-    size_t choices;    // of these, that are known; 0: all is on the device as far as it is open, or nothing fits
+    double deferred;   // estimated seconds of a step with --update forward; 0: not estimated
+    size_t choices;    // how many of these are known; 0: all that is open is on the device, or nothing fits
     void *memory;      // plan.total_bytes
     void *host_memory; // plan.arena[PLACE_HOST].peak
     void *disk_memory; // plan.disk_bytes
@@ -52,16 +52,16 @@ typedef struct {
     StreamBP streambp;
     OptimizerState optimizer;
     StorageErrors errors;       // of matrices that were quantised here
-    LogprobFile reference, old; // of --data, where they are named
-    Batch mismatched;           // of kto: documents of the micro-batch (batch_mismatch), and the sums of the
-    double *document_reference; // [documents] reference's log-probabilities of its own; NULL: not needed
+    LogprobFile reference, old; // of --data, if they are named
+    Batch mismatched;           // kto: mismatched documents of the micro-batch (batch_mismatch), and
+    double *document_reference; // [documents] the reference's log-probability of its own; NULL: not needed
     int kl_told;
-    char model_path[PATH_MAX];     // --model, or what it stands for; empty: --init
+    char model_path[PATH_MAX];     // --model, resolved; empty: --init
     char tokenizer_path[PATH_MAX]; // the model's tokenizer.json or tokenizer.tok, or empty
 } Run;
 
 // ---- model and settings --------------------------------------------------------------------------------------------
-// Adapters of --adapter, or new ones of --lora-rank.
+// Opens --adapter, or makes the adapters of --lora-rank.
 static void run_open_lora(Run *run) {
     const Options *o = run->options;
     Lora *lora = &run->lora;
@@ -85,7 +85,7 @@ static void run_open_lora(Run *run) {
     lora_build(lora, &run->model);
 }
 
-// --rope-scaling, in place of what the model has.
+// Applies --rope-scaling in place of the model's own.
 static void run_scale(Run *run, Config *config) {
     char old[1024], own[1024];
     const Config scaled = config_scale(config, run->options->rope_scaling, "--rope-scaling", EXIT_USAGE);
@@ -96,7 +96,7 @@ static void run_scale(Run *run, Config *config) {
     if (run->source) run->source->config = run->source->model.config = scaled;
 }
 
-// --grow-vocabulary. A model that has that size, as one in a checkpoint has, stays as it is.
+// Applies --grow-vocabulary. A model that has that size, such as a checkpoint's, stays as it is.
 static void run_grow(Run *run, Config *config) {
     const size_t rows = run->options->grow_vocabulary, old = config->vocab_size;
     if (run->options->init)
@@ -109,7 +109,7 @@ static void run_grow(Run *run, Config *config) {
     if (run->source) source_grow(run->source, rows);
 }
 
-// A note where adapters leave the rows of added tokens as they are
+// Notes that adapters leave rows of added tokens untrained.
 static void run_note_grown(const Run *run) {
     const Lora *lora = &run->lora;
     const int embedding = lora->saves[EMBEDDING] || lora->outer[EMBEDDING].rank;
@@ -122,8 +122,7 @@ static void run_note_grown(const Run *run) {
         note("adapters do not train all rows of added tokens; --lora-modules-to-save embed_tokens,lm_head does");
 }
 
-// How the model is stored: as --base has it, or as its files have it. directory: of a plan, which opens no weights; or
-// NULL
+// Chooses how the model is stored: by --base, or as in its files. directory: of a plan, which opens no weights; or NULL
 static void run_choose_base(Run *run, const char *directory) {
     const Options *o = run->options;
     const DType own = run->model.dtype == DTYPE_FP64 ? DTYPE_FP32 : run->model.dtype;
@@ -135,8 +134,8 @@ static void run_choose_base(Run *run, const char *directory) {
     if (source && wanted)
         for (size_t i = 0; i < run->model.parameter_count; i++)
             if (source_is_quantised(source, i) && source->quant[i].type != format.type)
-                die_usage("--base %s: %s is in %s already, and is not quantised again; leave --base out, or take the "
-                          "model that it was made of",
+                die_usage("--base %s: %s is in %s already, and is not quantised again; leave --base out, or give the "
+                          "model that it was made from",
                           option_chosen(o, "base"), source->path, quant_type_names[source->quant[i].type]);
     if (source && wanted) source_quantise(source, format, o->quantise_head);
     if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
@@ -149,7 +148,7 @@ static void run_choose_base(Run *run, const char *directory) {
     free(formats);
 }
 
-// What matrices are stored in, and how many are: as a setting that a resumed run shares.
+// Writes the type and number of quantised matrices: a setting that a resumed run must share.
 static const char *run_base_text(const Run *run, char text[64]) {
     const Storage *storage = run->settings.storage;
     QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
@@ -161,7 +160,7 @@ static const char *run_base_text(const Run *run, char text[64]) {
     return text;
 }
 
-// From --model or --init, or from `model` where a run that is resumed names neither.
+// Opens the model of --model or --init, or `model` if a resumed run names neither.
 static void run_open_model(Run *run, const Options *options, const char *model) {
     Config config;
     char remark[256] = "", found[PATH_MAX], hub[PATH_MAX];
@@ -193,7 +192,7 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     checkpoint_release();
 }
 
-// How positions limit T: a learned table ends, rotary positions only leave what the model was trained on.
+// Checks T against the model's positions: beyond a learned table it is refused, beyond rotary ones there is a note.
 static void check_positions(const Run *run, size_t T, const char *what) {
     const Config *c = &run->model.config;
     if (T <= c->max_position_embeddings || (run->options->quiet && !c->family->learned_positions)) return;
@@ -206,7 +205,7 @@ static void check_positions(const Run *run, size_t T, const char *what) {
          what, T, c->max_position_embeddings, ceil((double)T / (double)config_unscaled_positions(c)));
 }
 
-// A note on weights that grow in a build of a wider type.
+// Notes that weights grow in a build of a wider type.
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
     const char *was = human_bytes((double)run->model.elements * (double)dtype_size(type));
@@ -216,7 +215,7 @@ static void run_note_growth(const Run *run) {
          dtype_name(type), was, dtype_name(own), is);
 }
 
-// The model with settings for a pass over it. `model`: as run_open_model has it
+// Opens the model, with settings for a pass over it. `model`: see run_open_model
 static void run_open(Run *run, const Options *o, const char *model) {
     run_open_model(run, o, model);
     if (!o->quiet) run_note_growth(run);
@@ -235,8 +234,8 @@ static void run_open(Run *run, const Options *o, const char *model) {
     if (o->samples) run->assignment = assign_rounds(run->assignment, (o->samples + o->batch - 1) / o->batch);
 }
 
-// Records what a new run begins from. Of a resumed one, whose *source is read, only what the command line names again.
-// A run that begins from another one has that one's folder.
+// Records what a new run begins from; for a resumed one, whose *source is read, only what the command line names again.
+// A run that begins from another takes that one's folder.
 static void run_source_begin(const Run *run, RunSource *source) {
     static RunSource before;
     const Options *o = run->options;
@@ -263,16 +262,17 @@ static void run_source_begin(const Run *run, RunSource *source) {
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------------
-// The model's tokenizer, that shards must have been made with: its tokenizer.json, or the file made of it beside a run.
+// Finds the tokenizer that shards must have been made with: the model's tokenizer.json, or the file made from it beside
+// a run.
 static void run_find_tokenizer(Run *run) {
     *run->tokenizer_path = 0;
-    if (!*run->model_path || !run->options->model || run->grown_from) return; // it has not the added tokens
+    if (!*run->model_path || !run->options->model || run->grown_from) return; // it lacks the added tokens
     path_join(run->tokenizer_path, run->model_path, "tokenizer.json");
     if (path_exists(run->tokenizer_path)) return;
     if (!tokenizer_beside(run->model_path, run->tokenizer_path)) *run->tokenizer_path = 0;
 }
 
-// Says what a step is, where an epoch has so few that a user may have meant another.
+// Explains the step size if an epoch has fewer than SHORT_EPOCH steps.
 static void note_short_epoch(const Options *o, const DataLoader *d) {
     const size_t steps = dataloader_batches(d) / o->grad_accum;
     if (steps >= SHORT_EPOCH || o->quiet || o->samples || d->regular || o->rollout || !options_train(o)) return;
@@ -282,7 +282,7 @@ static void note_short_epoch(const Options *o, const DataLoader *d) {
          o->grad_accum > 1 ? " x --grad-accum" : "");
 }
 
-// --data or --val-data
+// Opens --data or --val-data.
 static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle) {
     const Options *o = run->options;
     DataSettings settings = data_settings_from_options(o, &run->settings, shuffle);
@@ -305,14 +305,14 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
 }
 
 // ---- weights -------------------------------------------------------------------------------------------------------
-// An open file keeps its space on the disk, also when its checkpoint is pruned.
+// Closes the files: an open one keeps its space on the disk, even after its checkpoint is pruned.
 static void run_close_source(Run *run) {
     if (run->source) weights_close(run->source);
     if (run->adapter) weights_close(run->adapter);
     run->source = run->adapter = NULL;
 }
 
-// From a file, or random (NULL).
+// Fills weights from a file, or at random (NULL).
 static void run_fill(const Run *run, WeightSource *source, const Model *table, char *weights) {
     const Sharding held = weights_sharding(&run->streambp.memory);
     if (source)
@@ -321,7 +321,7 @@ static void run_fill(const Run *run, WeightSource *source, const Model *table, c
         weights_init_random(table, held, ops_device, weights, run->options->seed);
 }
 
-// Adapters of --adapter, or new ones; a copy then begins as what it is of.
+// Loads --adapter, or fills new adapters; copies begin as the tensors of the base.
 static void run_fill_adapters(Run *run) {
     const Residency *memory = &run->streambp.memory;
     const Model *table = &run->lora.table;
@@ -354,7 +354,7 @@ static void run_load_storage(Run *run, Sharding held) {
     if (random) weights_close(random);
 }
 
-// Weights of the model; adapters of --adapter must have been trained on them.
+// Loads the model's weights; refuses a --adapter that was trained on others.
 static void run_load_base(Run *run) {
     const Options *o = run->options;
     const Residency *memory = &run->streambp.memory;
@@ -399,11 +399,11 @@ static void run_close(Run *run) {
     lora_free(&run->lora);
 }
 
-// The table that is trained: the model or its adapters.
+// Returns the table that is trained: the model or its adapters.
 static const Model *run_trained(const Run *run) { return trained_table(&run->streambp.memory); }
 
-// Layers of `micro_batches` passes as residency.h counts them for the progress bar, the computed reference's and those
-// of mismatched documents too.
+// Counts the layers of `micro_batches` passes as residency.h does for the progress bar, with those of a computed
+// reference and of mismatched documents.
 static double layer_passes(const Run *run, size_t micro_batches) {
     const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED) +
                           2 * objective_needs_mismatched(&run->settings.objective);

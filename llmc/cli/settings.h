@@ -1,7 +1,6 @@
 /*
-The meaning of the options for a run: dtype, objective, world, the settings that plan.h plans for, and those that data
-is opened with. Everything that follows from options and model alone is decided here; memory.h chooses what is left
-open (auto).
+Turns options into the settings of a run: dtype, objective, world, what plan.h plans for, and how data is opened. All
+that follows from options and model alone is decided here; memory.h chooses what is left open (auto).
 */
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
@@ -12,7 +11,7 @@ open (auto).
 
 static DType dtype_or(int chosen, DType otherwise) { return chosen == DTYPE_AUTO ? otherwise : (DType)chosen; }
 
-// A training run, or the plan of one.
+// 1 for a training run or the plan of one
 static int options_train(const Options *o) {
     return o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && o->plan_for == VERB_TRAIN);
 }
@@ -31,13 +30,13 @@ static Objective objective_from_options(const Options *o) {
     return objective;
 }
 
-// Documents of a sample, which --batch counts: the two of a pair, the completions of a group.
+// Returns the documents of a sample: 2 of a pair, the completions of a group. --batch counts samples.
 static size_t sample_documents(const Options *o) {
     const unsigned kind = OF(o->objective);
     return kind & OF_PREFERENCES ? 2 : kind & OF_GROUPS ? o->group_size : 1;
 }
 
-// The machine whose rates a plan's estimate or a profile takes; NULL: none.
+// Returns the machine whose rates an estimate or a profile takes; NULL: none.
 static const Machine *machine_from_options(const Options *o) {
     const int named = option_given(o, "machine");
     static Machine machine;
@@ -45,11 +44,11 @@ static const Machine *machine_from_options(const Options *o) {
     if (!named && (o->verb != VERB_PLAN || o->ranks == 1)) return NULL;
     words_text(MACHINE_NAMES, names, sizeof(names));
     if (!machine_parse(&machine, o->machine, wrong, sizeof(wrong)))
-        die_usage("--machine: %s; give %s, and host=, disk= or disk-rate= behind it", wrong, names);
+        die_usage("--machine: %s; give %s, then host=, disk= or disk-rate=", wrong, names);
     return &machine;
 }
 
-// The processes of this run, or of the one that is planned: as its last rank, whose shares are the largest.
+// Returns the processes of this run, or of the planned one as its last rank, whose shares are the largest.
 static World world_from_options(const Options *o) {
     World world;
     world.ranks = o->verb == VERB_PLAN ? o->ranks : dist_ranks();
@@ -61,10 +60,9 @@ static World world_from_options(const Options *o) {
     return world;
 }
 
-// The model whose log-probabilities are computed as they are needed: of a single pass the model itself, under new
-// adapters and in an evaluation the base model. A run that trains a model, or goes on from adapters, has computed them
-// before its first step (reference.h), or keeps a second set of weights for what it writes itself, or for mismatched
-// completions, which follow from what a sequence holds.
+// Returns the reference that is evaluated during the pass. bp: the model itself; eval and new adapters: the base model.
+// A run that trains a model, or continues adapters, computes its log-probabilities before the first step (reference.h).
+// It keeps a second set of weights for rollouts and mismatched completions, which do not exist before.
 static ReferenceModel computed_reference(const Options *o, const Objective *objective, const Lora *lora) {
     const int single = o->verb == VERB_BP || (o->verb == VERB_PLAN && o->plan_for == VERB_BP);
     if (!objective_needs_reference(objective) || o->reference_logprobs) return REFERENCE_NOT_COMPUTED;
@@ -74,32 +72,31 @@ static ReferenceModel computed_reference(const Options *o, const Objective *obje
     return lora && !(o->adapter && options_train(o)) ? REFERENCE_BASE : REFERENCE_NOT_COMPUTED;
 }
 
-// Moments, and master weights where the model is in bf16.
+// Adds the optimizer: moments, and master weights if the model is in bf16.
 static void settings_add_optimizer(RunSettings *settings, const Options *o) {
     settings->optimizer = 1, settings->defers = o->update;
     settings->master = settings->model->dtype == DTYPE_BF16 && o->master != MASTER_NONE;
 }
 
-// Orders that are of a process alone, and options of one method.
+// Refuses options of another method, and methods that cannot share a sequence or gather weights.
 static void options_check_method(const Options *o, World world) {
     const char *name = option_chosen(o, "method");
     if (o->method != METHOD_SPACO && option_given(o, "keep-chunks"))
-        die_usage("--keep-chunks is about --method spaco; leave it out, or take that");
+        die_usage("--keep-chunks is about --method spaco; leave it out, or give that");
     if (o->method == METHOD_SPACO && !option_given(o, "keep-chunks"))
         die_usage("--method spaco needs --keep-chunks Q, the probability of a chunk's backward, such as 0.25");
     if (method_is_chunk_major(o->method) && o->inputs_every > 1)
         die_usage("--method %s keeps no layer inputs; leave --inputs-every out", name);
     if (o->method < METHOD_MST || o->method > METHOD_SPACO) return;
     if (world_sp(world) > 1)
-        die_usage("--sp %zu: with --method %s a sequence is one process' own; take --method stream", world_sp(world),
-                  name);
+        die_usage("--sp %zu: --method %s cannot share a sequence; give --method stream", world_sp(world), name);
     if (method_is_chunk_major(o->method) && world.zero == ZERO_WEIGHTS && world_ranks(world) > 1)
-        die_usage("--zero 3: with --method %s ranks would gather weights for each chunk, and have different numbers of "
-                  "them; take --zero 2, or --method stream",
+        die_usage("--zero 3: with --method %s ranks would gather weights for each chunk, but have different numbers of "
+                  "chunks; give --zero 2, or --method stream",
                   name);
 }
 
-// Notes on options that have no effect.
+// Notes options that have no effect.
 static void settings_note(const Options *o, World world) {
     const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
     if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers))
@@ -116,7 +113,7 @@ static void settings_note(const Options *o, World world) {
              world.zero);
 }
 
-// Choices that options name; the rest stays open for the planner (memory.h).
+// Sets the choices that options name; the rest stays open for the planner (memory.h).
 static void settings_name_places(RunSettings *settings, const Options *o) {
     const Place named[PLACED] = {o->inputs, o->weights, o->gradients, o->optimizer, o->keep_on, o->reference_on};
     memcpy(settings->place, named, sizeof(named));
@@ -154,15 +151,15 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     return settings;
 }
 
-// As --shuffle says; a pass and an evaluation read in the order of the files.
+// Returns --shuffle for training; bp and eval read in the order of the files.
 static Shuffle shuffle_from_options(const Options *o) { return options_train(o) ? o->shuffle : SHUFFLE_OFF; }
 
-// Advantages are divided by the standard deviation of their group's rewards.
+// 1 if advantages are divided by the standard deviation of their group's rewards
 static int scales_rewards(const Options *o) {
     return o->scale_rewards == SCALE_AUTO ? o->normalisation != NORMALISE_DR_GRPO : o->scale_rewards == SCALE_GROUP;
 }
 
-// Settings that data is opened with; the run adds log-probabilities and the tokenizer's path.
+// Returns how data is opened; the run adds log-probabilities and the tokenizer's path.
 static DataSettings data_settings_from_options(const Options *o, const RunSettings *run, Shuffle shuffle) {
     DataSettings settings = {0};
     settings.step = o->samples;

@@ -57,8 +57,8 @@ static void threads_wait_briefly(char **argv) {
 
 // ---- how many -------------------------------------------------------------------------------------------------------
 // Processors of this rank: of each that it may use, a part, by the number of ranks of this host that may, too; no more
-// than its part of the control group's quota. Hardware threads of one core count one by one. say: where this is less
-// than the host has. Collective.
+// than its part of the control group's quota. Hardware threads of one core count one by one. say: note if this
+// is less than the host has. Collective.
 static size_t processors_share(int say) {
     const double quota = cgroup_processors() / (double)dist_local_ranks();
     double share = 0;

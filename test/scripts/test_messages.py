@@ -74,7 +74,7 @@ for path in sorted([*pathlib.Path("llmc").rglob("*"), pathlib.Path("train_gpt.cu
         if wide > 200:
             bad += 1
             print(f"FAILED: {path}:{text.count(chr(10), 0, call.start()) + 1}: {wide} columns: {said(parts[first])}")
-    if path.name == "options.h":
+    if path.name == "options_check.h":
         for m in re.finditer(r'\{[^{}"]*?,\s*("(?:[^"\\]|\\.)*"(?:\s*"(?:[^"\\]|\\.)*")*)\s*\}', text):
             count += 1
             wide = len("train: ; see ./train convert --help") + len(said(m.group(1)).replace("\\", ""))

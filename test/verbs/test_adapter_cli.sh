@@ -58,7 +58,7 @@ check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "ga
     "$WORK/varied/checkpoint-00000004/adapter_config.json"
 refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
 refuses 2 'lora-layers: there is no layer 2; this model has 0 to 1' bp --model $base $data --lora-rank 4 --lora-layers 2
-refuses 2 "lora-layers: '1-0' is no layer and no range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
+refuses 2 "lora-layers: '1-0' is neither a layer nor a range" bp --model $base $data --lora-rank 4 --lora-layers 1-0
 refuses 2 "take NAME=NUMBER,..., 'q_proj' is something else" bp --model $base $data --lora-rank 4 --lora-rank-pattern q_proj
 refuses 2 "'layers.7.mlp.up_proj' is not a linear layer that can have an adapter" bp --model $base $data --lora-rank 4 --lora-targets layers.7.mlp.up_proj,q_proj
 copies="--model $base $data --lora-rank 2 --lora-targets q_proj --lora-modules-to-save lm_head,embed_tokens"
@@ -84,7 +84,7 @@ check 'the head is a module' grep -q '"target_modules": \["lm_head"\]' "$WORK/he
 succeeds convert $tied --out "$WORK/tied.bin"
 refuses 1 'an adapter of the embedding or the head, which are one matrix here' convert --model "$WORK/tied.bin" --adapter "$WORK/head" --merge \
     --out "$WORK/x.bin"
-refuses 2 'lora-layers goes with names' bp $varied --lora-targets '.*[.]1[.].*'
+refuses 2 'lora-layers needs names' bp $varied --lora-targets '.*[.]1[.].*'
 
 # ---- a vocabulary that grows ----------------------------------------------------------------------------------------------------
 grown="--model $base --grow-vocabulary 104 $data --lora-rank 2 --lora-targets q_proj"

@@ -24,7 +24,7 @@ refuses 2 'rope-scaling: low_freq_factor is not a key of linear scaling' plan --
 refuses 2 'rope-scaling: hidden_size is not a key of yarn scaling' plan --init llama --rope-scaling yarn,factor=2,hidden_size=64
 refuses 2 'rope-scaling: factor=0.5 would leave fewer positions' plan --init llama --rope-scaling yarn,factor=0.5
 refuses 2 'rope-scaling: gpt2 has a table of positions' plan --init gpt2 --rope-scaling yarn,factor=2
-refuses 2 "machine: 'rtx4091' is no machine; give a100, .* or rtx3060, and host=, disk= or disk-rate= behind it" \
+refuses 2 "machine: 'rtx4091' is no machine; give a100, .* or rtx3060, then host=, disk= or disk-rate=" \
     plan --init gpt2 --machine rtx4091,host=128GiB
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
 says err 'note: --rope-scaling replaces the model.s own, linear,factor=8$' \
@@ -174,7 +174,7 @@ refuses 1 'the plan has inputs .* in host memory, 1.00 MiB of it are allowed; --
     bp --init $TINY --seq-len 65536 --inputs host --host-limit 1MiB
 refuses 1 'with these options --seq-len [0-9]* would fit, and this one with --host-limit 1GiB' \
     bp --init $TINY --seq-len 2048 --chunk 64 --logits-chunk 64 --memory-limit $((whole - 1))
-refuses 2 'a place is disk: give --disk' bp --init $TINY --weights disk
+refuses 2 'a place is on disk: give --disk' bp --init $TINY --weights disk
 refuses 2 '--disk-limit has no meaning without --disk' bp --init $TINY --disk-limit 1GiB
 refuses 1 'what would fit|no length fits: .* take one of the above' plan --init qwen3-8b --dtype bf16 --seq-len 32768 --memory-limit 24GiB
 says err '^  --host-limit 1[0-9][0-9]GiB *gives --seq-len [0-9]' '^  --disk-limit [0-9]*GiB *gives --seq-len [0-9]'

@@ -44,7 +44,7 @@ check 'fewer shards are other data' [ "$(json data_key)" != "${keys#* }" ]
 # ---- temperature ---------------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 64 --temperature 1000 --out "$WORK/hot.logprobs" --json --quiet
 check 'a high temperature makes all tokens alike' close "$(json loss)" 4.564348 1e-3 # ln 96
-refuses 2 'temperature 0 leaves the likeliest token alone' \
+refuses 2 'temperature 0 leaves only the likeliest token' \
     logprobs --init $TINY --data $data --seq-len 64 --temperature 0 --out "$WORK/cold.logprobs"
 
 # ---- the reference of a run, computed before its first step ----------------------------------------------------------
