@@ -109,8 +109,8 @@ static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
     size_t length;
     for (size_t i = 0; i < bytes; i += length) {
-        character_at(word, bytes, i, &length);
-        if (byte_level) length = 1;
+        length = 1;
+        if (!byte_level) character_at(word, bytes, i, &length);
         uint32_t id = byte_level ? t->byte_id[word[i]] : tokenizer_find(t, word + i, length);
         if (id != NO_TOKEN) {
             if (unknown) merging_add(m, t->unknown);
@@ -147,8 +147,9 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
     out->count = 0;
     scratch_append(out, before, strlen(before));
-    for (size_t i = 0; i < bytes; i++) {
-        const int space = replace && text[i] == ' ';
+    if (!replace) scratch_append(out, text, bytes);
+    for (size_t i = 0; i < bytes && replace; i++) {
+        const int space = text[i] == ' ';
         scratch_append(out, space ? (const unsigned char *)META_SPACE : text + i, space ? 3 : 1);
     }
 }
@@ -220,7 +221,7 @@ static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, 
                          TokenIds *ids) {
     size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
     while (i < bytes && from < to) {
-        const AddedToken *token = added_at(t, from, to, text, bytes, i);
+        const AddedToken *token = t->begins_added[text[i]] ? added_at(t, from, to, text, bytes, i) : NULL;
         size_t begin = i;
         if (!token) {
             i++;

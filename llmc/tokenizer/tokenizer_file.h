@@ -120,10 +120,11 @@ typedef struct {
     unsigned char *symbol_of; // [CHARACTERS], what patterns see of a character; NULL where there are none
     Split *splits;            // [split_count], one after the other
     size_t split_count;
-    uint32_t byte_id[256];         // of a byte-level word, or of "<0x41>"; NO_TOKEN
-    Scratch normal, words_text;    // a stretch of text, normalized; and as its words are cut
-    Scratch coded, cuts;           // the symbols of a stretch; where its words begin and end, in bytes
-    Scratch points, symbols, heap; // of composition and of merging
+    uint32_t byte_id[256];           // of a byte-level word, or of "<0x41>"; NO_TOKEN
+    unsigned char begins_added[256]; // a byte with which an added token begins
+    Scratch normal, words_text;      // a stretch of text, normalized; and as its words are cut
+    Scratch coded, cuts;             // the symbols of a stretch; where its words begin and end, in bytes
+    Scratch points, symbols, heap;   // of composition and of merging
 } Tokenizer;
 
 // ---- small things ---------------------------------------------------------------------------------------------------
@@ -263,6 +264,7 @@ static void tokenizer_check_added(Tokenizer *t) {
         if (token->id >= t->ids || !token->bytes || token->offset > t->section_bytes[SECTION_ADDED_TEXT] ||
             token->bytes > t->section_bytes[SECTION_ADDED_TEXT] - token->offset)
             tokenizer_damaged(t, "an added token lies outside of it");
+        t->begins_added[text[token->offset]] = 1;
         if (!normalized) t->added_raw = i + 1;
         if (!before || normalized != ((before->flags & ADDED_NORMALIZED) != 0)) {
             if (before && !normalized) tokenizer_damaged(t, "its added tokens are out of order");

@@ -98,7 +98,9 @@ static void split_close(Split *split) {
 static int split_next(Split *split, const unsigned char *coded, size_t count, size_t from, size_t last, size_t place[2],
                       const char *path) {
     for (; from <= count; from++) {
-        const int found = pcre2_match(split->code, coded, count, from, 0, split->match, split->limits);
+        const int found = split->stack
+                              ? pcre2_jit_match(split->code, coded, count, from, 0, split->match, split->limits)
+                              : pcre2_match(split->code, coded, count, from, 0, split->match, split->limits);
         if (found == PCRE2_ERROR_NOMATCH) return 0;
         if (found < 0) {
             char why[128];

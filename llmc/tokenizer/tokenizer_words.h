@@ -213,7 +213,10 @@ static size_t text_cut(Tokenizer *t, const unsigned char *text, size_t bytes) {
     t->cuts.count = 0;
     if (t->split_count) {
         unsigned char *coded = (unsigned char *)tokenizer_scratch(&t->coded, bytes);
-        for (size_t i = 0; i < bytes; i += length) coded[count++] = t->symbol_of[character_at(text, bytes, i, &length)];
+        for (size_t i = 0; i < bytes; i += length) {
+            length = 1;
+            coded[count++] = t->symbol_of[text[i] < 0x80 ? text[i] : character_at(text, bytes, i, &length)];
+        }
         cut_piece(&s, 0, 0, count);
     }
     for (; !t->split_count && word[0] < bytes; word[0] = word[1]) {
