@@ -1,6 +1,6 @@
 /*
-The tokenizer: ids and decoded text of several hundred texts in the styles of nine families of models are those of
-Hugging Face's tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes
+The tokenizer: ids and decoded text of several hundred texts in the styles of nine families of models, and with patterns
+that no model has, are those of Hugging Face's tokenizers library (test/golden/tokenizers, made by make_tokenizers.py); very long words; text that comes
 in pieces; chat; and files that are damaged, with and without a checksum that is right, which are refused in one line or
 else used without harm.
 */
@@ -9,9 +9,9 @@ else used without harm.
 #include "llmc/base/text.h"
 
 #define FOLDER "test/golden/tokenizers/"
-static const char *const styles[] = {"gpt2",   "llama3",  "qwen2",  "qwen3.5", "gemma",
-                                     "llama2", "mistral", "tekken", "o200k"};
-enum { STYLES = COUNT_OF(styles) };
+static const char *const styles[] = {"gpt2",   "llama3", "qwen2",  "qwen3.5", "gemma",  "llama2", "mistral",
+                                     "tekken", "o200k",  "digits", "ruby",    "stages", "pieces", "removed"};
+enum { STYLES = COUNT_OF(styles), WHOLE = STYLES - 1 }; // the last one's text does not come back
 
 static const char *style_path(const char *style, const char *ending) {
     static char path[128];
@@ -89,7 +89,7 @@ TEST(ids_and_texts_of_hugging_face) {
                 test_fail("text %zu is decoded to '%.*s', expected '%.*s'", i, (int)got, text, (int)bytes, expected);
         }
         assert_int_equal(at, size);
-        assert_true(changed < count / 2);
+        assert_true(s >= WHOLE || changed < count / 2);
         free(ids.id);
         tokenizer_close(t);
     }
@@ -140,7 +140,8 @@ static void expect_ids(Tokenizer *t, const TokenIds *ids, const char *text, int 
 // GPT-2 and Qwen put nothing before a text, the others their first token; the end ids are eos_token's and those of the
 // lists.
 TEST(beginnings_and_ends) {
-    static const char *const begin[] = {NULL, "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>", "<|im_start|>", NULL};
+    static const char *const begin[] = {NULL,           "<|im_start|>", NULL, NULL, "<s>", "<s>", "<s>",
+                                        "<|im_start|>", NULL,           NULL, NULL, NULL,  "<s>", NULL};
     size_t bytes;
     for (size_t s = 0; s < STYLES; s++) {
         Tokenizer *t = open_style(styles[s]);
@@ -174,7 +175,7 @@ TEST(long_texts) {
                                            "1", "\347\214\253", "\314\201", "e\314\201", "\314\201\314\243"};
     enum { COMPOSED = 8 }; // from this pattern on, NFC is another text
     size_t bytes;
-    for (size_t s = 0; s < STYLES; s++) {
+    for (size_t s = 0; s < WHOLE; s++) {
         Tokenizer *t = open_style(styles[s]);
         for (size_t p = 0; p < COUNT_OF(patterns); p++) {
             size_t piece = strlen(patterns[p]), length = LONG / 8 / piece * piece * (p < 2 ? 8 : 1);
