@@ -7,7 +7,7 @@ and no match reads UTF-8.
     split_open    compiles a pattern, by JIT where PCRE2 has one
     split_next    the next match, empty ones as Hugging Face's library takes them
 
-Limit: a match of more than 10 million steps, and 64 for each character, ends the program with one line.
+Limit: a match of more than 10 million steps, and 64 more a character, ends the program with one line.
 */
 #ifndef LLMC_TOKENIZER_SPLIT_H
 #define LLMC_TOKENIZER_SPLIT_H
@@ -36,34 +36,37 @@ typedef struct {
 } Split;
 
 // ---- patterns of files that name theirs -----------------------------------------------------------------------------
-// Their symbols: ASCII stands for itself, others are 0x80 | CLASS_..., but 0xff is U+017F, an s in another case.
-#define SPACE  "\\x09-\\x0d \\x88"
-#define NUMBER "0-9\\x84"
-#define LETTER "A-Za-z\\x81\\x91\\xa1\\xc1\\xff"
-#define UPPER  "A-Z\\x91\\xc1\\x82"      // with titlecase, caseless letters and marks
-#define LOWER  "a-z\\xa1\\xff\\xc1\\x82" // with caseless letters and marks
-#define SUFFIX "(?i:'[s\\xff]|'t|'re|'ve|'m|'ll|'d)"
-#define FIRST  "[^\\r\\n" LETTER NUMBER "]?"
-#define BLANKS "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
-#define LINES  "[" SPACE "]*[\\r\\n]+|" BLANKS
-#define LLAMA3(letter, digits)                                                                                         \
-    SUFFIX "|" FIRST "[" letter "]+|[" NUMBER "]" digits "| ?[^" SPACE NUMBER letter "]+[\\r\\n]*|" LINES
-#define CASED(suffix, digits)                                                                                          \
-    FIRST "[" UPPER "]*[" LOWER "]+" suffix "|" FIRST "[" UPPER "]+[" LOWER "]*" suffix "|[" NUMBER "]" digits         \
-          "| ?[^" SPACE LETTER NUMBER "]+[\\r\\n/]*|" LINES
+// Symbols: ASCII stands for itself. Others have 0x80 and a class: letter 1 (and capital 0x10, small 0x20, caseless 0x40),
+// mark 2, number 4, space 8, none 0. U+017F, an s in another case, has 0xff.
+#define CUT_SPACE  "\\x09-\\x0d \\x88"
+#define CUT_NUMBER "0-9\\x84"
+#define CUT_LETTER "A-Za-z\\x81\\x91\\xa1\\xc1\\xff"
+#define CUT_UPPER  "A-Z\\x91\\xc1\\x82"      // with titlecase, caseless letters and marks
+#define CUT_LOWER  "a-z\\xa1\\xff\\xc1\\x82" // with caseless letters and marks
+#define CUT_SUFFIX "(?i:'[s\\xff]|'t|'re|'ve|'m|'ll|'d)"
+#define CUT_FIRST  "[^\\r\\n" CUT_LETTER CUT_NUMBER "]?"
+#define CUT_BLANKS "[" CUT_SPACE "]+(?![^" CUT_SPACE "])|[" CUT_SPACE "]+"
+#define CUT_LINES  "[" CUT_SPACE "]*[\\r\\n]+|" CUT_BLANKS
+#define CUT_LLAMA3(letter, digits)                                                                                     \
+    CUT_SUFFIX "|" CUT_FIRST "[" letter "]+|[" CUT_NUMBER "]" digits "| ?[^" CUT_SPACE CUT_NUMBER letter               \
+               "]+[\\r\\n]*|" CUT_LINES
+#define CUT_CASED(suffix, digits)                                                                                      \
+    CUT_FIRST "[" CUT_UPPER "]*[" CUT_LOWER "]+" suffix "|" CUT_FIRST "[" CUT_UPPER "]+[" CUT_LOWER "]*" suffix        \
+              "|[" CUT_NUMBER "]" digits "| ?[^" CUT_SPACE CUT_LETTER CUT_NUMBER "]+[\\r\\n/]*|" CUT_LINES
 
 // In the order of WordsKind; NULL: none
 static const char *const named_patterns[] = {
     NULL,
-    "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+| ?[" NUMBER "]+| ?[^" SPACE LETTER NUMBER "]+|" BLANKS,
-    LLAMA3(LETTER, "{1,3}"),
-    LLAMA3(LETTER, ""),
-    LLAMA3(LETTER "\\x82", ""),
+    "'s|'t|'re|'ve|'m|'ll|'d| ?[" CUT_LETTER "]+| ?[" CUT_NUMBER "]+| ?[^" CUT_SPACE CUT_LETTER CUT_NUMBER
+    "]+|" CUT_BLANKS,
+    CUT_LLAMA3(CUT_LETTER, "{1,3}"),
+    CUT_LLAMA3(CUT_LETTER, ""),
+    CUT_LLAMA3(CUT_LETTER "\\x82", ""),
     NULL,
     NULL,
     NULL,
-    CASED("", ""),
-    CASED(SUFFIX "?", "{1,3}"),
+    CUT_CASED("", ""),
+    CUT_CASED(CUT_SUFFIX "?", "{1,3}"),
 };
 
 // ---- compile, match -------------------------------------------------------------------------------------------------
@@ -97,6 +100,7 @@ static void split_close(Split *split) {
 // The first match at `from` or behind it. An empty one where the last match ended (SIZE_MAX: none) does not count.
 static int split_next(Split *split, const unsigned char *coded, size_t count, size_t from, size_t last, size_t place[2],
                       const char *path) {
+    pcre2_set_match_limit(split->limits, (uint32_t)min_size(10000000 + 64 * count, UINT32_MAX));
     for (; from <= count; from++) {
         const int found = split->stack
                               ? pcre2_jit_match(split->code, coded, count, from, 0, split->match, split->limits)
@@ -105,10 +109,9 @@ static int split_next(Split *split, const unsigned char *coded, size_t count, si
         if (found < 0) {
             char why[128];
             pcre2_get_error_message(found, (PCRE2_UCHAR *)why, sizeof(why));
-            die("%s: its pre-tokenizer's pattern gives up on a text of %zu characters, at character %zu: %s; "
-                "repetitions "
-                "within repetitions take so long",
-                path, count, from, why);
+            die("%s: its pre-tokenizer's pattern fails at character %zu of %zu: %s; write it without nested "
+                "repetitions",
+                path, from, count, why);
         }
         memcpy(place, pcre2_get_ovector_pointer(split->match), 2 * sizeof(*place));
         if (place[0] < from || place[1] < place[0]) die("%s: its pre-tokenizer's pattern matches backwards", path);

@@ -401,6 +401,35 @@ TEST(refusals) {
     expect_refused(ask_for_chat, &decodes_only, EXIT_USAGE, "decodes only");
 }
 
+// Patterns that PCRE2 cannot read, and one that would take 2^60 steps, are told in one line.
+TEST(bad_patterns) {
+    static const char endless[] = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    static const struct {
+        const char *pattern, *words;
+    } rows[] = {
+        {"x(?:y",
+         "damaged.tok: PCRE2 cannot read pattern 1 of its pre-tokenizer: missing closing parenthesis, at byte "},
+        {"(?<=x+)", "lookbehind assertion is not fixed length"},
+        {"(*UTF)x", "using UTF is disabled by the application, at byte "},
+        {"(?=x\\K)", "damaged.tok: "},
+        {"(?:.+)+(?!)",
+         "damaged.tok: its pre-tokenizer's pattern fails at character 0 of 60: match limit exceeded; write "},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        const DamageSuite suite = damaged_style("removed");
+        const Use use = {(const char *)suite.context, endless, NULL};
+        Tokenizer *t = tokenizer_open(use.path);
+        char *pattern = (char *)t->section[SECTION_PATTERNS];
+        const size_t bytes = t->section_bytes[SECTION_PATTERNS];
+        memset(pattern, ' ', bytes);
+        memcpy(pattern, "(?x)", 4), memcpy(pattern + 4, rows[i].pattern, strlen(rows[i].pattern));
+        seal(NULL, (char *)t->file, (size_t)t->bytes, 0);
+        write_file(use.path, (const char *)t->file, (size_t)t->bytes);
+        expect_refused(encode_text, &use, EXIT_RUNTIME, rows[i].words);
+        tokenizer_close(t);
+    }
+}
+
 // Any word of any section, with a checksum that fits, set to what is out of bounds if anything is.
 static void change_numbers(const void *path) {
     static const uint32_t values[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x10ffff, 0xd800};
