@@ -41,9 +41,11 @@ def matches(pattern, text):
     return [place for _, place in pre_tokenizers.Split(Regex(pattern), "removed", invert=True).pre_tokenize_str(text)]
 
 
-def alone(pre_tokenizer):
-    """[(begin, end)] of the characters of which the pre-tokenizer makes words of their own."""
-    pieces = pre_tokenizer.pre_tokenize_str("a".join(every_character()))
+def members(one, characters):
+    """The runs [(begin, end)] of those that `one` is or takes: a regular expression, or a pre-tokenizer that isolates them."""
+    if isinstance(one, str):
+        return matches(f"(?:{one})+", "".join(characters))
+    pieces = one.pre_tokenize_str("a".join(characters))
     return [(begin // 2, end // 2 + 1) for _, (begin, end) in pieces if end - begin == 1 and begin % 2 == 0]
 
 
@@ -62,13 +64,13 @@ class Splits:
     """The patterns of a tokenizer, one after the other, and the symbols that they need."""
 
     def __init__(self):
-        self.sets, self.rows = {}, []  # {what stands for one character, or gives runs of such: its number}; [(behaviour, parts)]
+        self.sets, self.rows = {}, []  # {what stands for one character: its number}; [(behaviour, parts of a pattern)]
 
     def number(self, one):
         return self.sets.setdefault(one, len(self.sets))
 
     def add(self, pattern, behaviour, invert=False):
-        """`pattern`: a regular expression, or a function that gives runs of characters."""
+        """`pattern`: a regular expression, or a pre-tokenizer that isolates single characters."""
         parts = self.parts(pattern) if isinstance(pattern, str) else [self.number(pattern)]
         self.rows.append((BEHAVIOURS.index(behaviour) | INVERTED * bool(invert), parts))
 
@@ -109,18 +111,20 @@ class Splits:
 
     def coded(self):
         """([(first, last, symbol)] of code points that have another one than 0, [pattern])"""
-        text, toggles = "".join(every_character()), {0: 0}
-        for one, number in self.sets.items():
-            try:
-                runs = matches(f"(?:{one})+", text) if isinstance(one, str) else one()
-            except Exception as error:  # the library has no class of its own for it
-                raise CannotEncode(f"its pre-tokenizer's pattern has a part that does not stand alone, {one!r}: {error}") from None
-            for edge in itertools.chain(*runs):
-                toggles[edge] = toggles.get(edge, 0) ^ 1 << number
-        symbols, mask, begins = {0: 0}, 0, []
-        for at in sorted(edge for edge in toggles if edge < len(POINTS)):
-            mask ^= toggles[at]
-            begins.append((POINTS[at], symbols.setdefault(mask, len(symbols))))
+        characters = every_character()
+        try:
+            cuts = [pre_tokenizers.Split(Regex(f"(?:{one})+"), "isolated") if isinstance(one, str) else one for one in self.sets]
+            begins = [begin for _, (begin, _) in pre_tokenizers.Sequence(cuts).pre_tokenize_str("".join(characters))]  # once through all
+            found = [members(one, [characters[begin] for begin in begins]) for one in self.sets]
+        except Exception as error:  # the library has no class of its own for it
+            raise CannotEncode(f"its pre-tokenizer's pattern has a part that does not stand alone: {error}") from None
+        masks = [0] * len(begins)
+        for number, runs in enumerate(found):
+            for place in itertools.chain(*(range(*run) for run in runs)):
+                masks[place] |= 1 << number
+        symbols = {0: 0}
+        begins = [(POINTS[begin], symbols.setdefault(mask, len(symbols)))
+                  for i, (begin, mask) in enumerate(zip(begins, masks)) if not i or mask != masks[i - 1]]
         if len(symbols) > MOST_SYMBOLS:
             raise CannotEncode(f"its pre-tokenizer tells {len(symbols)} kinds of characters apart, and {MOST_SYMBOLS} are told apart here")
         classes = ["".join(f"\\x{symbol:02x}" for mask, symbol in symbols.items() if mask >> number & 1) for number in range(len(self.sets))]

@@ -48,7 +48,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 import records
 import templates
 import tokenizer_chat
-from split_patterns import GPT2, CannotEncode, Splits, alone, every_character
+from split_patterns import GPT2, CannotEncode, Splits, every_character
 
 MAGIC, NONE = b"SBPTOKEN", 0xFFFFFFFF
 FLAGS = {name: 1 << bit for bit, name in enumerate((
@@ -227,9 +227,9 @@ def words_of(state, flags, splits):
             text = part["pattern"].get("Regex") or "".join(f"\\x{{{ord(c):x}}}" for c in part["pattern"]["String"])
             splits.add(text, part["behavior"], part.get("invert"))
         elif kind == "Digits":
-            splits.add(lambda: alone(pre_tokenizers.Digits(True)), "Isolated" if part["individual_digits"] else "Contiguous")
+            splits.add(pre_tokenizers.Digits(True), "Isolated" if part["individual_digits"] else "Contiguous")
         elif kind == "Punctuation":
-            splits.add(lambda: alone(pre_tokenizers.Punctuation("isolated")), part["behavior"])
+            splits.add(pre_tokenizers.Punctuation("isolated"), part["behavior"])
         elif kind == "ByteLevel" and last and not (i and part["add_prefix_space"]):
             more += ["BYTE_LEVEL"] + ["PREFIX_SPACE"] * part["add_prefix_space"]
             if part.get("use_regex", True):
