@@ -391,6 +391,11 @@ class Masks(Tested):
             self.assertIsNone(words.expressions(tokenizer))
         self.assertIsNone(words.expressions(samples.sentence_piece()))
 
+    def test_patterns_that_c_does_not_run(self):
+        for pattern, at in ((r"(a)\1", 3), (r"(?<n>a)", 0), (r"x(?m:a)", 1), (r"(?<=a+)b", 5), (r"(?i:ss)", 5), (r"a{}", 1)):
+            with self.assertRaisesRegex(split_patterns.CannotEncode, f"is not read here from its character {at} on: "):
+                split_patterns.Splits().add(pattern, "Isolated")
+
 
 class Messages(Tested):
     """What a message says beside its text, and what of it is not in the rendering."""
