@@ -2,7 +2,8 @@
 The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count,
 offset and id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The
 whole file is kept in memory and pointed into; what is looked up by content (spellings, merges, classes of characters)
-gets an index of its own, and patterns are compiled. A file that fails ends the program with one line. Little-endian, as every file here.
+gets an index of its own, and patterns are compiled. A file that fails ends the program with one line. Little-endian, as
+every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
@@ -45,7 +46,7 @@ enum {
 };
 
 // clang-format off
-// How text is cut into words, in the order of WORDS. Those with a name of a model are older files', which hold no pattern.
+// How text is cut into words, in the order of WORDS. Older files name a model's pattern; new ones hold their patterns.
 typedef enum {
     WORDS_WHOLE, WORDS_GPT2, WORDS_LLAMA3, WORDS_QWEN2, WORDS_QWEN2_MARKS,
     WORDS_METASPACE_ALWAYS, WORDS_METASPACE_FIRST, WORDS_METASPACE_NEVER,

@@ -36,8 +36,8 @@ typedef struct {
 } Split;
 
 // ---- patterns of files that name theirs -----------------------------------------------------------------------------
-// Symbols: ASCII stands for itself. Others have 0x80 and a class: letter 1 (and capital 0x10, small 0x20, caseless 0x40),
-// mark 2, number 4, space 8, none 0. U+017F, an s in another case, has 0xff.
+// Symbols: ASCII stands for itself. Others have 0x80 and a class: letter 1 (and capital 0x10, small 0x20, caseless
+// 0x40), mark 2, number 4, space 8, none 0. U+017F, an s in another case, has 0xff.
 #define CUT_SPACE  "\\x09-\\x0d \\x88"
 #define CUT_NUMBER "0-9\\x84"
 #define CUT_LETTER "A-Za-z\\x81\\x91\\xa1\\xc1\\xff"
