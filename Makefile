@@ -24,10 +24,9 @@ override PORTABLE := $(filter-out 0,$(PORTABLE))
 ifneq ($(PORTABLE),)
 ONEDNN    := 0
 MPI       := 0
-PCRE2     := 0
 CJSON     := $(or $(CJSON),build/cjson)
 endif
-export DEPS CC CXX ONEDNN MPI MPICC PCRE2 CJSON
+export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
 # BACKEND=cpu|cuda: cuda is chosen where nvcc and a GPU are found.
 GPU     := $(shell scripts/cuda_libraries.sh gpu)
@@ -59,8 +58,8 @@ try_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(CPPFLAGS) -E - >/de
 try_flag   = $(shell printf 'int main(void){return 0;}\n' | $(CC) $(1) -x c - -o /dev/null >/dev/null 2>&1 && echo $(1))
 
 HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
-# PCRE2 reads regular expressions over names of modules. PCRE2=0 builds without it.
-HAVE_PCRE2  := $(if $(filter 0,$(PCRE2)),,$(if $(call try_header,pcre2posix.h),-lpcre2-8))
+# PCRE2 runs the patterns that tokenizers and adapters bring along: none of them is code here. PORTABLE has it inside.
+PCRE2_LIB   := $(if $(PORTABLE),$(shell $(CC) -print-file-name=libpcre2-8.a),$(or $(shell pcre2-config --libs8 2>/dev/null),-lpcre2-8))
 # MPI connects the processes of a run. MPI=0 builds without it; MPICC names another one's compiler.
 MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
@@ -77,8 +76,7 @@ NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 CXX_WARNINGS := -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
 DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) \
-            $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_PCRE2),-DHAVE_PCRE2) \
-            $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
+            $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
@@ -87,7 +85,7 @@ CJSON_FLAGS  := -I$(BUILD)/include
 endif
 # Libraries of every program; those of BACKEND=cuda stand below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
-            $(if $(HAVE_ONEDNN),-ldnnl) $(HAVE_PCRE2) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
+            $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
@@ -137,7 +135,7 @@ CUDA_PATHS := $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TO
 RUN_PATHS  := $(if $(PORTABLE),,$(abspath $(CUDA_PATHS)))
 NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) \
               $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc) \
-              $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(HAVE_PCRE2) \
+              $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(PCRE2_LIB) \
               -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
 
 $(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o $(BUILD)/commit.o

@@ -9,7 +9,7 @@ tokenizer.json alone. Needs the `tokenizers` library and jinja2.
 The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
 
     0   8 bytes  "SBPTOKEN"
-    8   uint32   version, 1; 2 if one of the last 3 sections or of the last 4 flags is present
+    8   uint32   version, 1; 2 if one of the last 4 flags or an opening is present; 3 if splits are
     12  uint32   CRC-32 (zlib's) of all bytes from 16 to the end
     16  uint64   bytes of the file
     24  uint64   fingerprint: bytes of tokenizer.json << 32 | CRC-32 of tokenizer.json
@@ -18,34 +18,37 @@ The file, little-endian throughout (llmc/tokenizer/tokenizer_file.h reads it):
     40  uint32   ids of the model's own vocabulary: added tokens may lie above
     44  uint32   how text is cut into words, see WORDS
     48  uint32   the id of unknown characters, 0xffffffff: none
-    52  uint32   sections, 25 or (version 2) 28
+    52  uint32   sections, 25, or (version 2) 28, or (version 3) 30
     56  uint64   0
     64  sections x (uint64 offset, uint64 bytes), in the order of SECTIONS; each begins at a multiple of 8
 
 An id's `text` is its bytes in a text. Its `spelling` is its name in the vocabulary, if different ("▁the" means " the"); both are one
 run of bytes and ids + 1 offsets into it. `merges` are (left, right, result), lowest rank first. `added` tokens are (id, flags, offset
-and bytes to search for), those matched in normalized text last, each kind sorted by bytes. `classes` and the composition tables are
-unicode_tables.py's. The others are ids or text. Chat is the template's text around a user's: found with placeholders and checked
-against renderings of other texts; unconfirmed parts are left out and `chat_reason` says why.
+and bytes to search for), those matched in normalized text last, each kind sorted by bytes. `splits` are (behaviour, offset and bytes
+in `patterns`); `classes` are the symbols that patterns see in place of characters; both are split_patterns.py's. Versions 1 and 2
+name a model in place of patterns. The others are ids or text. Chat is the template's text around a user's: found with placeholders
+and checked against renderings of other texts; unconfirmed parts are left out and `chat_reason` says why.
 
 A tokenizer whose encoding C does not support is written for decoding only, without the flag ENCODES, and `reason` says why.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
 import re
 import struct
 import sys
+import unicodedata
 import zlib
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 import records
 import templates
 import tokenizer_chat
-import unicode_tables
+from split_patterns import GPT2, CannotEncode, Splits, every_character
 
 MAGIC, NONE = b"SBPTOKEN", 0xFFFFFFFF
 FLAGS = {name: 1 << bit for bit, name in enumerate((
@@ -62,30 +65,15 @@ SECTIONS = (
     "suffix_ids", "classes", "decompositions", "combining", "pairs", "reason", "chat_reason", "first_before", "first_after",
     "system_before", "system_between", "system_after", "next_before", "next_after", "name",
     "opening", "thinking_on", "thinking_off",
+    "splits", "patterns",
 )
-SECTIONS_1, FLAGS_1 = 25, 16  # their numbers in version 1
+COUNTS, FLAGS_1 = (25, 28, 30), 16  # sections of each version, and flags of version 1
 ID_EXISTS, ID_SPECIAL, ID_IN_VOCABULARY = 1, 2, 4
 ADDED_LEFT, ADDED_RIGHT, ADDED_NORMALIZED, ADDED_SPECIAL = 1, 2, 4, 8
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-QWEN2 = LLAMA3.replace("{1,3}", "")
-QWEN2_MARKS = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
-CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+SUFFIX|"
-         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*SUFFIX|"
-         r"\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-TEKKEN = CASED.replace("SUFFIX", "").replace("DIGITS", "")
-O200K = CASED.replace("SUFFIX", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", "{1,3}")
-PATTERNS = {GPT2: "GPT2", LLAMA3: "LLAMA3", CL100K: "LLAMA3", QWEN2: "QWEN2", QWEN2_MARKS: "QWEN2_MARKS", TEKKEN: "TEKKEN", O200K: "O200K"}
 
 
 class TokenizerError(ValueError):
     """A tokenizer that cannot be written at all."""
-
-
-class CannotEncode(Exception):
-    """C cannot encode with this tokenizer; the text says why."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------------
@@ -227,32 +215,34 @@ def normalizer_flags(state):
     return names
 
 
-def split_pattern(part):
-    """Returns the regular expression of a Split that keeps its matches, or None."""
-    inverted = bool(part.get("invert"))
-    if part["type"] != "Split" or (part["behavior"], inverted) not in (("Isolated", False), ("Removed", True)):
-        return None
-    return part["pattern"].get("Regex")
-
-
-def words_of(state, flags):
-    """Returns (how text is cut into words, flags)."""
+def words_of(state, flags, splits):
+    """(what becomes of spaces, flags); adds the patterns that cut words to `splits`."""
     parts = flatten(state.get("pre_tokenizer"), "pretokenizers")
-    kinds = [part["type"] for part in parts]
-    if not parts:
-        return "WHOLE", []
-    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True):
-        return "GPT2", ["BYTE_LEVEL"] + ["PREFIX_SPACE"] * parts[0]["add_prefix_space"]
-    if kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True) and not parts[1]["add_prefix_space"]:
-        pattern = split_pattern(parts[0])
-        if pattern in PATTERNS:
-            return PATTERNS[pattern], ["BYTE_LEVEL"]
-        raise CannotEncode(f"its pre-tokenizer's regular expression is unknown: {pattern}")
-    if kinds == ["Metaspace"] and parts[0]["replacement"] == "▁":
-        return f"METASPACE_{parts[0].get('prepend_scheme', 'always').upper()}", ["SPLIT_WORDS"] * parts[0].get("split", True)
-    if kinds == ["Split"] and parts[0]["pattern"] == {"String": " "} and "REPLACE_SPACES" in flags:
+    if [part["type"] for part in parts] == ["Split"] and parts[0]["pattern"] == {"String": " "} and "REPLACE_SPACES" in flags:
         return "WHOLE", []  # there is no space left to split at
-    raise CannotEncode(f"its pre-tokenizer ({', '.join(kinds)}) is unknown")
+    words, more = "WHOLE", []
+    for i, part in enumerate(parts):
+        kind, last = part["type"], i == len(parts) - 1
+        if kind == "Split":
+            text = part["pattern"].get("Regex") or "".join(f"\\x{{{ord(c):x}}}" for c in part["pattern"]["String"])
+            splits.add(text, part["behavior"], part.get("invert"))
+        elif kind == "Digits":
+            splits.add(pre_tokenizers.Digits(True), "Isolated" if part["individual_digits"] else "Contiguous")
+        elif kind == "Punctuation":
+            splits.add(pre_tokenizers.Punctuation("isolated"), part["behavior"])
+        elif kind == "ByteLevel" and last and not (i and part["add_prefix_space"]):
+            more += ["BYTE_LEVEL"] + ["PREFIX_SPACE"] * part["add_prefix_space"]
+            if part.get("use_regex", True):
+                splits.add(GPT2, "Isolated")
+        elif kind == "Metaspace" and not i and part["replacement"] == "▁":
+            words = f"METASPACE_{part.get('prepend_scheme', 'always').upper()}"
+            if part.get("split", True) and last:
+                more = ["SPLIT_WORDS"]
+            elif part.get("split", True):
+                splits.add("▁", "MergedWithNext")
+        else:
+            raise CannotEncode(f"its pre-tokenizer's {kind} is not supported there ({', '.join(part['type'] for part in parts)})")
+    return words, more
 
 
 def added_tokens(source):
@@ -285,12 +275,36 @@ def pack_table(texts):
     return pack(offsets), b"".join(texts)
 
 
+def normal_forms(normalizer, texts):
+    """The normal form of each text; none holds a line feed, which keeps them apart."""
+    return normalizer.normalize_str("\n".join(texts)).split("\n")
+
+
+@functools.cache
+def composition():
+    """(decompositions, combining classes, pairs): [(code point, [full canonical decomposition])], [(code point, class)],
+    [(first, second, composite)], each in order, as the library has them; Hangul syllables are left out."""
+    characters = [c for c in every_character() if c != "\n" and not 0xAC00 <= ord(c) < 0xD7A4]  # those are composed by rule
+    decomposed, composed = (normal_forms(form, characters) for form in (normalizers.NFD(), normalizers.NFC()))
+    decompositions = [(ord(c), list(map(ord, d))) for c, d in zip(characters, decomposed) if c != d]
+    primary = [d for c, d, n in zip(characters, decomposed, composed) if c != d and c == n]
+    starts, wholes = (normal_forms(normalizers.NFC(), texts) for texts in ([d[:-1] for d in primary], primary))
+    pairs = [(ord(start), ord(d[-1]), ord(whole)) for start, d, whole in zip(starts, primary, wholes)]
+    # Marks are those that change places with U+0345, whose class is the largest. Python's Unicode is not older than the library's.
+    pairs_of_marks = ["\u0345" + c for c, d in zip(characters, decomposed) if c == d]
+    moved = [pair[1] for pair, form in zip(pairs_of_marks, normal_forms(normalizers.NFD(), pairs_of_marks)) if pair != form]
+    combining = [(ord(c), unicodedata.combining(c)) for c in sorted([*moved, "\u0345"])]
+    assert all(value for _, value in combining), "this Python's Unicode is older than that of tokenizers; take a newer one"
+    return decompositions, combining, sorted(pairs)
+
+
 def encoder_sections(source, decoded, sections):
     """Fills what encoding needs; returns (flags, how words are cut). Raises CannotEncode."""
     state, model = source.state, source.state["model"]
     check_model(model)
     flags = normalizer_flags(state)
-    words, more = words_of(state, flags)
+    splits = Splits()
+    words, more = words_of(state, flags, splits)
     flags += more + ["ENCODES"]
     flags += [flag for flag, key in (("BYTE_FALLBACK", "byte_fallback"), ("IGNORE_MERGES", "ignore_merges"), ("FUSE_UNKNOWN", "fuse_unk"))
               if model.get(key)]
@@ -317,10 +331,14 @@ def encoder_sections(source, decoded, sections):
     offsets, sections["added_text"] = pack_table([text for _, text, _, _ in added])
     begins = struct.unpack(f"<{len(added) + 1}I", offsets)
     sections["added"] = pack([number for (_, text, id, flag), begin in zip(added, begins) for number in (id, flag, begin, len(text))])
-    if words in PATTERNS.values() or any(flag & (ADDED_LEFT | ADDED_RIGHT) for *_, flag in added):
-        sections["classes"] = pack([number for entry in unicode_tables.classes(cased=words in ("TEKKEN", "O200K")) for number in entry])
+    if splits.rows:
+        classes, patterns = splits.coded()
+        sections["classes"] = pack([number for entry in classes for number in entry])
+        offsets, sections["patterns"] = pack_table([pattern.encode() for pattern in patterns])
+        sections["splits"] = pack([number for (behaviour, _), begin, pattern in zip(splits.rows, struct.unpack(f"<{len(patterns) + 1}I", offsets), patterns)
+                                   for number in (behaviour, begin, len(pattern))])
     if "COMPOSE" in flags:
-        decompositions, combining, pairs = unicode_tables.composition()
+        decompositions, combining, pairs = composition()
         sections["decompositions"] = pack([number for point, parts in decompositions
                                            for number in (point, len(parts), *parts, *[0] * (4 - len(parts)))])
         sections["combining"] = pack([number for entry in combining for number in entry])
@@ -379,8 +397,9 @@ def tokenizer_bytes(source, template=None, arguments=None):
     unknown = source.state["model"].get("unk_token") if flags and "ENCODES" in flags else None
     unknown = own.get(unknown, NONE) if unknown else NONE
     bits = sum(FLAGS[name] for name in set(flags + chat_flags))
-    version = 2 if bits >> FLAGS_1 or any(sections[name] for name in SECTIONS[SECTIONS_1:]) else 1
-    names = SECTIONS if version == 2 else SECTIONS[:SECTIONS_1]
+    used = max(i + 1 for i, name in enumerate(SECTIONS) if sections[name])
+    version = max(1 + bool(bits >> FLAGS_1), *(i + 1 for i, count in enumerate((0, *COUNTS[:-1])) if used > count))
+    names = SECTIONS[:COUNTS[version - 1]]
     offset, table, body = 64 + 16 * len(names), b"", b""
     for name in names:
         table += struct.pack("<QQ", offset + len(body), len(sections[name]))

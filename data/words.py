@@ -18,6 +18,7 @@ import unicodedata
 
 from tokenizers import models, normalizers
 
+import split_patterns
 import tokenizer_file
 
 BLANK = r"\t\x0b\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the library's \s without \r\n
@@ -38,9 +39,18 @@ def ascii_words(pattern):
     return re.compile(pattern, re.ASCII)
 
 
-EXPRESSIONS = {"GPT2": (GPT2, ascii_words(tokenizer_file.GPT2)), "LLAMA3": (LINES, ascii_words(tokenizer_file.LLAMA3)),
-               "QWEN2": (LINES, ascii_words(tokenizer_file.QWEN2)), "QWEN2_MARKS": (LINES, ascii_words(tokenizer_file.QWEN2)),
-               "TEKKEN": (CASED, ascii_words(tokenizer_file.TEKKEN)), "O200K": (CASED, ascii_words(tokenizer_file.O200K))}
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN2_MARKS = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
+LETTERS = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+SUFFIX|"
+           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*SUFFIX|"
+           r"\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = LETTERS.replace("SUFFIX", "").replace("DIGITS", "")
+O200K = LETTERS.replace("SUFFIX", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", "{1,3}")
+EXPRESSIONS = {split_patterns.GPT2: (GPT2, ascii_words(split_patterns.GPT2)), QWEN2_MARKS: (LINES, ascii_words(QWEN2)),
+               **{pattern: (LINES, ascii_words(LLAMA3 if pattern == CL100K else pattern)) for pattern in (LLAMA3, CL100K, QWEN2)},
+               **{pattern: (CASED, ascii_words(pattern)) for pattern in (TEKKEN, O200K)}}
 
 
 def expressions(tokenizer):
@@ -50,11 +60,16 @@ def expressions(tokenizer):
             or type(tokenizer.normalizer) not in (type(None), normalizers.NFC)
             or any(t.lstrip or t.rstrip or t.single_word or re.search(f"[{SPACE}]", t.content) for t in added)):
         return None
-    try:
-        name, flags = tokenizer_file.words_of({"pre_tokenizer": json.loads(tokenizer.pre_tokenizer.__getstate__())}, [])
-    except tokenizer_file.CannotEncode:
+    parts = tokenizer_file.flatten(json.loads(tokenizer.pre_tokenizer.__getstate__()), "pretokenizers")
+    kinds = [part["type"] for part in parts]
+    if kinds[-1] != "ByteLevel" or parts[-1]["add_prefix_space"]:
         return None
-    return EXPRESSIONS.get(name) if flags == ["BYTE_LEVEL"] else None
+    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True):
+        return EXPRESSIONS[split_patterns.GPT2]
+    if kinds != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
+        return None
+    way = parts[0]["behavior"], bool(parts[0].get("invert"))  # they leave matches as they are
+    return EXPRESSIONS.get(parts[0]["pattern"].get("Regex")) if way in (("Isolated", False), ("Removed", True)) else None
 
 
 class Known(dict):

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing with the system's package manager: scripts/install_deps.sh build|cjson|test|demo|lint ...
 # Says what it installs and why. Uses sudo unless run as root. DEPS=skip refuses to install anything.
-# Exit 0: everything needed is present. Optional packages (oneDNN, PCRE2, MPI) that are not available are reported, are not an error,
+# Exit 0: everything needed is present. Optional packages (oneDNN, MPI) that are not available are reported, are not an error,
 # and are not tried again until `make clean`. cjson: its package's source into build/cjson. CJSON=<folder>: already there.
 set -u
 CC=${CC:-cc}
@@ -26,9 +26,7 @@ for group in "$@"; do
         if [ "${ONEDNN:-}" != 0 ] && ! has_header dnnl.h; then
             want libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
         fi
-        if [ "${PCRE2:-}" != 0 ] && ! has_header pcre2posix.h; then
-            want libpcre2-dev "PCRE2, regular expressions in adapter_config.json; without it modules are named as text"
-        fi
+        has_header pcre2posix.h || need libpcre2-dev "PCRE2, runs the regular expressions of tokenizers and adapters"
         want_mpi ;;
     cjson) command -v dpkg-source >/dev/null || ! command -v apt-get >/dev/null || need dpkg-dev "unpacks cJSON's source" ;;
     test)
@@ -112,7 +110,7 @@ if ! $install $names >"$log" 2>&1 && ! { $refresh >"$log" 2>&1 && $install $name
     rm -f "$log"
     # an optional package may be the obstacle: try the rest without it
     if [ -n "$optional" ] && [ "$(echo $missing)" != "$(echo $optional)" ]; then
-        ONEDNN=0 PCRE2=0 MPI=0 exec "$0" "$@"
+        ONEDNN=0 MPI=0 exec "$0" "$@"
     fi
     give_up "the package manager failed"
 fi

@@ -6,7 +6,6 @@ compiler=${CC%% *}
 compiler=${compiler##*/}
 case $compiler in cc | gcc) compiler= ;; *) compiler=-$compiler ;; esac
 mpi_libraries=$(scripts/mpi_flags.sh link)
-pcre2_library=$(printf '\043include <pcre2posix.h>\n' | $CC -E - >/dev/null 2>&1 && echo -lpcre2-8)
 
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
@@ -47,7 +46,6 @@ flags_of() { # precision, op set
     case $2 in cuda | cudnn) printf ' -DCUDA_ON_CPU' ;; esac
     [ "$2" = cudnn ] && printf ' -DHAVE_CUDNN -DCUDNN_GRID=16 -DCUDNN_BLOCK=64 -DCUDNN_WORKSPACE=100000 -DCUDNN_ELEMENTS=32768'
     case $2 in plain | nccl) ;; *) has_onednn && printf ' -DHAVE_ONEDNN' ;; esac
-    [ -n "$pcre2_library" ] && printf ' -DHAVE_PCRE2'
     [ -n "$mpi_libraries" ] && printf ' -DHAVE_MPI %s' "$(scripts/mpi_flags.sh compile)"
 }
 as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed -Wno-unknown-warning-option -Wno-maybe-uninitialized'
@@ -78,7 +76,7 @@ build_ops() { # precision, op set
 # is looked at in the op sets and in the sanitized ./train.
 build_program() { # name, precision, op set
     folder=$(folder_of "$2" "$3")
-    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread $pcre2_library $mpi_libraries"
+    target=$folder/test_$1 flags="$(flags_of "$2" "$3") -fno-sanitize=alignment" libraries="-lcmocka -lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
     case $3 in cuda | cudnn | nccl) libraries="$libraries -lstdc++" ;; esac
     case $3$compiler in cu*-clang* | nccl-clang*) libraries="$libraries -fsanitize-link-c++-runtime" ;; esac
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
@@ -120,7 +118,7 @@ build_gpu_program() { # name, precision
 build_plain() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN"; }
 build_sanitized() {
     build_ops fp32 onednn || return 1
-    flags=$(flags_of fp32 onednn) libraries="-lcjson -lm -pthread $pcre2_library $mpi_libraries"
+    flags=$(flags_of fp32 onednn) libraries="-lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     [ "${TRAIN%/*}/ops.o" -nt "$TRAIN" ] && rm -f "$TRAIN"
     make_with "$TRAIN" "$CC -std=c11 $flags -MMD -MF $TRAIN.d -x c train_gpt.cu -x none ${TRAIN%/*}/ops.o $libraries -o $TRAIN"

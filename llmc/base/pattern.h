@@ -1,29 +1,16 @@
 /*
 Regular expressions of adapter_config.json, matched against whole names of modules. PEFT's are Python's, which PCRE2
-reads. A build without PCRE2 takes text and dots only (a dot matches any character) and refuses the rest.
+reads. Text and dots (a dot matches any character) are compared without it.
 */
 #ifndef LLMC_PATTERN_H
 #define LLMC_PATTERN_H
-#include "memory.h"
-#ifdef HAVE_PCRE2
+#include "utils.h"
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#endif
 
 // Tells whether a pattern is only text and dots.
 static int pattern_is_plain(const char *pattern) { return !pattern[strcspn(pattern, "\\^$*+?{}[]()|")]; }
 
-// Tells whether this build can match the pattern.
-static int pattern_is_known(const char *pattern) {
-#ifdef HAVE_PCRE2
-    (void)pattern;
-    return 1;
-#else
-    return pattern_is_plain(pattern);
-#endif
-}
-
-#ifdef HAVE_PCRE2
 // Matches the whole text by PCRE2; with `tail` also what follows one of its dots. PCRE2's limit ends a runaway pattern.
 static int pattern_search(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t room = strlen(pattern) + 64;
@@ -46,22 +33,12 @@ static int pattern_search(const char *pattern, const char *text, int tail, const
         die_with(code, "%s: '%.200s' takes too long to match; write it without nested repetitions", what, pattern);
     return found >= 0;
 }
-#endif
 
 // Matches the whole text, as Python's re.fullmatch; with `tail` also what follows one of its dots. Errors begin with
 // `what` and exit with `code`.
 static int pattern_matches(const char *pattern, const char *text, int tail, const char *what, int code) {
     const size_t length = strlen(pattern), all = strlen(text);
-    if (!pattern_is_plain(pattern)) {
-#ifdef HAVE_PCRE2
-        return pattern_search(pattern, text, tail, what, code);
-#else
-        die_with(code,
-                 "%s: '%.200s' is a regular expression, but this program was built without PCRE2; install "
-                 "libpcre2-dev and build again, or name the modules",
-                 what, pattern);
-#endif
-    }
+    if (!pattern_is_plain(pattern)) return pattern_search(pattern, text, tail, what, code);
     if (length > all || (length < all && (!tail || text[all - length - 1] != '.'))) return 0;
     for (size_t i = 0; i < length; i++)
         if (pattern[i] != '.' && pattern[i] != text[all - length + i]) return 0;

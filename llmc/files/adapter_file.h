@@ -161,13 +161,12 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
 }
 
 // ---- adapter_config.json: the modules -----------------------------------------------------------------------------
-// Tells whether this build can evaluate the keys: a regular expression needs PCRE2. If not, the tensors alone decide.
+// Tells whether the keys name the modules. If not, the tensors alone decide.
 static int adapter_targets_known(const AdapterTargets *t) {
-    const cJSON *targets = json_get(t->root, "target_modules"), *exclude = json_get(t->root, "exclude_modules");
+    const cJSON *targets = json_get(t->root, "target_modules");
     if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
         die("%s: target_modules is neither a list of names nor text", t->where);
-    return targets && (!cJSON_IsString(targets) || pattern_is_known(targets->valuestring)) &&
-           (!cJSON_IsString(exclude) || pattern_is_known(exclude->valuestring));
+    return targets != NULL;
 }
 
 static int adapter_has_tensor(const SafeTensors *list, const char *prefix, const char *module, char which) {

@@ -20,10 +20,7 @@ static void chat_append_section(Scratch *text, const Tokenizer *t, TokenizerSect
 }
 
 // True for the characters that Python's str.strip removes; templates trim with it.
-static int is_trimmed_away(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
+static int is_trimmed_away(uint32_t c) { return is_white_space(c) || (c >= 0x1c && c <= 0x1f); }
 
 static void chat_append_text(Scratch *to, const char *text, size_t bytes, int trim) {
     const unsigned char *at = (const unsigned char *)text;

@@ -13,8 +13,6 @@ not what was meant.
 #define LLMC_TOKENIZER_H
 #include "tokenizer_words.h"
 
-#define META_SPACE "\xe2\x96\x81" // U+2581
-
 typedef struct {
     int32_t *id; // [count]
     size_t count, capacity;
@@ -111,8 +109,8 @@ static void merging_fill(Merging *m, const unsigned char *word, size_t bytes) {
     int byte_level = (t->flags & TOKENIZER_BYTE_LEVEL) != 0, unknown = 0;
     size_t length;
     for (size_t i = 0; i < bytes; i += length) {
-        character_at(word, bytes, i, &length);
-        if (byte_level) length = 1;
+        length = 1;
+        if (!byte_level) character_at(word, bytes, i, &length);
         uint32_t id = byte_level ? t->byte_id[word[i]] : tokenizer_find(t, word + i, length);
         if (id != NO_TOKEN) {
             if (unknown) merging_add(m, t->unknown);
@@ -149,8 +147,9 @@ static void encode_word(Tokenizer *t, const unsigned char *word, size_t bytes, T
 static void text_respace(Scratch *out, const char *before, const unsigned char *text, size_t bytes, int replace) {
     out->count = 0;
     scratch_append(out, before, strlen(before));
-    for (size_t i = 0; i < bytes; i++) {
-        const int space = replace && text[i] == ' ';
+    if (!replace) scratch_append(out, text, bytes);
+    for (size_t i = 0; i < bytes && replace; i++) {
+        const int space = text[i] == ' ';
         scratch_append(out, space ? (const unsigned char *)META_SPACE : text + i, space ? 3 : 1);
     }
 }
@@ -161,22 +160,16 @@ static int begins_with_meta_space(const unsigned char *text, size_t bytes) {
 
 // A stretch without added tokens; `first`: the text begins with it.
 static void encode_words(Tokenizer *t, const unsigned char *text, size_t bytes, int first, TokenIds *ids) {
-    int meta = is_metaspace(t);
-    size_t end;
-    Stretch s;
-    if (meta) {
+    if (is_metaspace(t)) {
         int wanted = t->words == WORDS_METASPACE_ALWAYS || (t->words == WORDS_METASPACE_FIRST && first);
         text_respace(&t->words_text, wanted && !begins_with_meta_space(text, bytes) ? META_SPACE : "", text, bytes, 1);
+        text = t->words_text.at, bytes = t->words_text.count;
     } else if (t->flags & TOKENIZER_PREFIX_SPACE && text[0] != ' ') {
         text_respace(&t->words_text, " ", text, bytes, 0);
-        meta = 1;
+        text = t->words_text.at, bytes = t->words_text.count;
     }
-    s.t = t;
-    s.text = meta ? t->words_text.at : text, s.bytes = meta ? t->words_text.count : bytes;
-    for (size_t i = 0; i < s.bytes; i = end) {
-        end = word_end(&s, i);
-        encode_word(t, s.text + i, end - i, ids);
-    }
+    const size_t words = text_cut(t, text, bytes), *cut = (const size_t *)t->cuts.at;
+    for (size_t i = 0; i < words; i++, cut += 2) encode_word(t, text + cut[0], cut[1] - cut[0], ids);
 }
 
 // The first of added[first..last), which are alike up to byte `depth`, whose byte there is at least `byte`.
@@ -204,19 +197,19 @@ static const AddedToken *added_at(const Tokenizer *t, size_t first, size_t last,
     return found && found->bytes ? found : NULL;
 }
 
-static size_t spaces_before(const Tokenizer *t, const unsigned char *text, size_t least, size_t i) {
+static size_t spaces_before(const unsigned char *text, size_t least, size_t i) {
     while (i > least) {
         size_t begin = i - 1, length;
         while (begin > least && (text[begin] & 0xc0) == 0x80) begin--;
-        if (!(t->class_of[character_at(text, i, begin, &length)] & CLASS_SPACE)) break;
+        if (!is_white_space(character_at(text, i, begin, &length))) break;
         i = begin;
     }
     return i;
 }
 
-static size_t spaces_behind(const Tokenizer *t, const unsigned char *text, size_t bytes, size_t i) {
+static size_t spaces_behind(const unsigned char *text, size_t bytes, size_t i) {
     size_t length;
-    while (i < bytes && t->class_of[character_at(text, bytes, i, &length)] & CLASS_SPACE) i += length;
+    while (i < bytes && is_white_space(character_at(text, bytes, i, &length))) i += length;
     return i;
 }
 
@@ -228,7 +221,7 @@ static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, 
                          TokenIds *ids) {
     size_t from = raw ? 0 : t->added_raw, to = raw ? t->added_raw : t->added_count, done = 0, i = 0;
     while (i < bytes && from < to) {
-        const AddedToken *token = added_at(t, from, to, text, bytes, i);
+        const AddedToken *token = t->begins_added[text[i]] ? added_at(t, from, to, text, bytes, i) : NULL;
         size_t begin = i;
         if (!token) {
             i++;
@@ -236,8 +229,8 @@ static void encode_added(Tokenizer *t, const unsigned char *text, size_t bytes, 
         }
         size_t end = i += token->bytes;
         if (token->flags & ADDED_SPECIAL && !allow_special) continue;
-        if (token->flags & ADDED_LEFT) begin = spaces_before(t, text, done, begin);
-        if (token->flags & ADDED_RIGHT) end = spaces_behind(t, text, bytes, end);
+        if (token->flags & ADDED_LEFT) begin = spaces_before(text, done, begin);
+        if (token->flags & ADDED_RIGHT) end = spaces_behind(text, bytes, end);
         if (begin > done) encode_between(t, text + done, begin - done, raw, first && !done, allow_special, ids);
         token_ids_add(ids, token->id);
         done = end, i = max_size(i, end);

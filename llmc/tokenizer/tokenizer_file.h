@@ -2,16 +2,18 @@
 The tokenizer file of data/tokenizer_file.py, whose first comment is its format: reading it, and holding every count,
 offset and id in it against its bounds, so that no file, however damaged, can lead encoding or decoding astray. The
 whole file is kept in memory and pointed into; what is looked up by content (spellings, merges, classes of characters)
-gets an index of its own. A file that fails ends the program with one line. Little-endian, as every file here.
+gets an index of its own, and patterns are compiled. A file that fails ends the program with one line. Little-endian, as
+every file here.
 */
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
 #include "llmc/base/hash.h"
 #include "llmc/base/file.h"
+#include "tokenizer_split.h"
 
 #define TOKENIZER_NAME    "tokenizer.tok"
 #define TOKENIZER_MAGIC   "SBPTOKEN"
-#define TOKENIZER_VERSION 2u                  // the newest; files of version 1 lack the last sections and flags
+#define TOKENIZER_VERSION 3u                  // the newest; files of older versions lack the last sections and flags
 #define TOKENIZER_HEADER  64                  // bytes before the table of sections
 #define TOKENIZER_MAX     ((uint64_t)1 << 31) // bytes: offsets into it are 32 bits
 #define NO_TOKEN          UINT32_MAX
@@ -44,7 +46,7 @@ enum {
 };
 
 // clang-format off
-// How text is cut into words, in the order of WORDS.
+// How text is cut into words, in the order of WORDS. Older files name a model's pattern; new ones hold their patterns.
 typedef enum {
     WORDS_WHOLE, WORDS_GPT2, WORDS_LLAMA3, WORDS_QWEN2, WORDS_QWEN2_MARKS,
     WORDS_METASPACE_ALWAYS, WORDS_METASPACE_FIRST, WORDS_METASPACE_NEVER,
@@ -63,14 +65,15 @@ typedef enum {
     SECTION_NAME,
     TOKENIZER_SECTIONS_1, // those of version 1
     SECTION_OPENING = TOKENIZER_SECTIONS_1, SECTION_THINKING_ON, SECTION_THINKING_OFF,
+    TOKENIZER_SECTIONS_2,
+    SECTION_SPLITS = TOKENIZER_SECTIONS_2, SECTION_PATTERNS,
     TOKENIZER_SECTIONS
 } TokenizerSection;
 // clang-format on
 
 enum { ID_EXISTS = 1, ID_SPECIAL = 2, ID_IN_VOCABULARY = 4 };
 enum { ADDED_LEFT = 1, ADDED_RIGHT = 2, ADDED_NORMALIZED = 4, ADDED_SPECIAL = 8 };
-enum { CLASS_LETTER = 1, CLASS_MARK = 2, CLASS_NUMBER = 4, CLASS_SPACE = 8 };
-enum { CLASS_UPPER = 16, CLASS_LOWER = 32, CLASS_CASELESS = 64 }; // of letters, where words are cut by them
+enum { OTHER_S = 0x17f }; // U+017F, which is an s in (?i:...)
 
 typedef struct {
     uint32_t left, right, result;
@@ -115,10 +118,14 @@ typedef struct {
     size_t end_count, prefix_count, suffix_count;
     uint32_t *spelling_slots, *merge_slots; // index + 1 of what lies there; 0: nothing
     size_t spelling_mask, merge_mask;
-    unsigned char *class_of;       // [CHARACTERS], NULL where none is needed
-    uint32_t byte_id[256];         // of a byte-level word, or of "<0x41>"; NO_TOKEN
-    Scratch normal, words_text;    // a stretch of text, normalized; and as its words are cut
-    Scratch points, symbols, heap; // of composition and of merging
+    unsigned char *symbol_of; // [CHARACTERS], what patterns see of a character; NULL where there are none
+    Split *splits;            // [split_count], one after the other
+    size_t split_count;
+    uint32_t byte_id[256];           // of a byte-level word, or of "<0x41>"; NO_TOKEN
+    unsigned char begins_added[256]; // a byte with which an added token begins
+    Scratch normal, words_text;      // a stretch of text, normalized; and as its words are cut
+    Scratch coded, cuts;             // the symbols of a stretch; where its words begin and end, in bytes
+    Scratch points, symbols, heap;   // of composition and of merging
 } Tokenizer;
 
 // ---- small things ---------------------------------------------------------------------------------------------------
@@ -199,7 +206,8 @@ static void tokenizer_check_header(Tokenizer *t) {
     crc32_prepare();
     if (crc32_of(0, t->file + 16, t->bytes - 16) != word[3]) tokenizer_damaged(t, "its checksum is wrong");
     t->flags = word[8], t->ids = word[9], t->vocabulary_ids = word[10], t->unknown = word[12];
-    t->sections = word[2] == 1 ? TOKENIZER_SECTIONS_1 : TOKENIZER_SECTIONS;
+    static const size_t sections[] = {TOKENIZER_SECTIONS_1, TOKENIZER_SECTIONS_2, TOKENIZER_SECTIONS};
+    t->sections = sections[word[2] - 1];
     if (t->flags & ~(uint32_t)(word[2] == 1 ? TOKENIZER_FLAGS_1 : TOKENIZER_FLAGS))
         tokenizer_damaged(t, "unknown flags");
     if (!t->ids || t->ids > INT32_MAX || t->vocabulary_ids > t->ids) tokenizer_damaged(t, "its number of ids");
@@ -214,7 +222,7 @@ static void tokenizer_check_sections(Tokenizer *t) {
     uint64_t place[2];
     for (size_t i = 0; i < TOKENIZER_SECTIONS; i++) {
         t->section[i] = t->file;
-        if (i >= t->sections) continue; // of version 2: empty
+        if (i >= t->sections) continue; // of a later version: empty
         memcpy(place, t->file + TOKENIZER_HEADER + 16 * i, sizeof(place));
         if (place[0] > t->bytes || place[1] > t->bytes - place[0] || place[0] % 8)
             tokenizer_damaged(t, "a section lies outside of it");
@@ -257,6 +265,7 @@ static void tokenizer_check_added(Tokenizer *t) {
         if (token->id >= t->ids || !token->bytes || token->offset > t->section_bytes[SECTION_ADDED_TEXT] ||
             token->bytes > t->section_bytes[SECTION_ADDED_TEXT] - token->offset)
             tokenizer_damaged(t, "an added token lies outside of it");
+        t->begins_added[text[token->offset]] = 1;
         if (!normalized) t->added_raw = i + 1;
         if (!before || normalized != ((before->flags & ADDED_NORMALIZED) != 0)) {
             if (before && !normalized) tokenizer_damaged(t, "its added tokens are out of order");
@@ -339,20 +348,39 @@ static int is_metaspace(const Tokenizer *t) {
     return t->words >= WORDS_METASPACE_ALWAYS && t->words <= WORDS_METASPACE_NEVER;
 }
 
-static void tokenizer_index_classes(Tokenizer *t) {
+// What patterns see of characters: the symbols of the file, or of the named patterns in tokenizer_split.h.
+static void tokenizer_index_symbols(Tokenizer *t, int named) {
     size_t count;
     const uint32_t *ranges = (const uint32_t *)tokenizer_entries(t, SECTION_CLASSES, 12, &count);
-    int by_class = t->words != WORDS_WHOLE && !is_metaspace(t);
-    for (size_t i = 0; i < t->added_count; i++) by_class |= (t->added[i].flags & (ADDED_LEFT | ADDED_RIGHT)) != 0;
-    if (!by_class) return;
+    const uint32_t high = named ? 0x80 : 0, most = named ? 0x7f : 0xff;
     if (!count) tokenizer_damaged(t, "its classes of characters are missing");
-    t->class_of = (unsigned char *)checked_calloc(CHARACTERS, 1, "the classes of characters");
+    t->symbol_of = (unsigned char *)checked_malloc(CHARACTERS, "the classes of characters");
+    memset(t->symbol_of, (int)high, CHARACTERS);
     for (size_t i = 0; i < count; i++) {
         const uint32_t *range = ranges + 3 * i;
-        if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > 127)
+        if (range[0] > range[1] || range[1] >= CHARACTERS || range[2] > most)
             tokenizer_damaged(t, "a class of characters");
-        memset(t->class_of + range[0], (int)range[2], range[1] - range[0] + 1);
+        memset(t->symbol_of + range[0], (int)(high | range[2]), range[1] - range[0] + 1);
     }
+    for (uint32_t c = 0; named && c < 0x80; c++) t->symbol_of[c] = (unsigned char)c;
+    if (named) t->symbol_of[OTHER_S] = 0xff;
+}
+
+static void tokenizer_open_splits(Tokenizer *t) {
+    const char *named = named_patterns[t->words], *patterns = (const char *)t->section[SECTION_PATTERNS];
+    const uint32_t *split = (const uint32_t *)tokenizer_entries(t, SECTION_SPLITS, 12, &t->split_count);
+    if (named && t->split_count) tokenizer_damaged(t, "two ways to cut words");
+    if (!named && !t->split_count) return;
+    tokenizer_index_symbols(t, named != NULL);
+    t->splits = (Split *)checked_calloc(t->split_count + 1, sizeof(Split), "the patterns of a tokenizer");
+    for (size_t i = 0; i < t->split_count; i++, split += 3) { // behaviour, offset, bytes
+        if (split[0] % SPLIT_INVERTED >= SPLIT_BEHAVIOURS || split[0] / SPLIT_INVERTED > 1)
+            tokenizer_damaged(t, "what becomes of a pattern's matches");
+        if (split[1] > t->section_bytes[SECTION_PATTERNS] || split[2] > t->section_bytes[SECTION_PATTERNS] - split[1])
+            tokenizer_damaged(t, "a pattern lies outside of it");
+        t->splits[i] = split_open(patterns + split[1], split[2], split[0], t->path, i + 1);
+    }
+    if (named) t->splits[t->split_count++] = split_open(named, strlen(named), SPLIT_ISOLATED, t->path, 1);
 }
 
 // ---- open, close ----------------------------------------------------------------------------------------------------
@@ -387,15 +415,17 @@ static Tokenizer *tokenizer_open(const char *path) {
     tokenizer_check_composition(t);
     tokenizer_index_merges(t);
     tokenizer_index_spellings(t);
-    tokenizer_index_classes(t);
+    tokenizer_open_splits(t);
     return t;
 }
 
 static void tokenizer_close(Tokenizer *t) {
     if (!t) return;
+    for (size_t i = 0; i < t->split_count; i++) split_close(&t->splits[i]);
+    free(t->splits), free(t->coded.at), free(t->cuts.at);
     free(t->normal.at), free(t->words_text.at);
     free(t->points.at), free(t->symbols.at), free(t->heap.at);
-    free(t->spelling_slots), free(t->merge_slots), free(t->class_of);
+    free(t->spelling_slots), free(t->merge_slots), free(t->symbol_of);
     free(t->file), free(t->path);
     free(t);
 }

@@ -1,12 +1,16 @@
 /*
-What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the regular expressions of GPT-2,
-Llama 3, Qwen, Qwen3.5, Tekken and o200k, each written out as the function it is. Characters are those of well-formed
-UTF-8; classes and composition are tables of the tokenizer file, so that they are those of the library the tokenizer was
-made with.
+What happens to text before it is tokens: Unicode's NFC, and the cutting into words by the tokenizer's own patterns, one
+after the other (tokenizer_split.h). Characters are those of well-formed UTF-8. What patterns see of them and their
+composition are tables of the tokenizer file, so that they are those of the library the tokenizer was made with.
+
+    text_compose   NFC
+    text_cut       words
 */
 #ifndef LLMC_TOKENIZER_WORDS_H
 #define LLMC_TOKENIZER_WORDS_H
 #include "tokenizer_file.h"
+
+#define META_SPACE "\xe2\x96\x81" // U+2581
 
 // ---- characters -----------------------------------------------------------------------------------------------------
 // The code point at text[i], i < bytes, of well-formed UTF-8, and its length.
@@ -27,6 +31,12 @@ static size_t character_write(unsigned char *out, uint32_t point) {
     for (size_t i = length; i-- > 1; point >>= 6) out[i] = (unsigned char)(0x80 | (point & 0x3f));
     out[0] = (unsigned char)(first[length] | point);
     return length;
+}
+
+// Unicode's White_Space, which no version of it changes any more.
+static int is_white_space(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0d) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
 // ---- NFC: decompose, order the marks, compose (Unicode Standard Annex 15) -------------------------------------------
@@ -139,137 +149,84 @@ static void text_compose(Tokenizer *t, const unsigned char *text, size_t bytes) 
 }
 
 // ---- words ----------------------------------------------------------------------------------------------------------
-// A stretch of text in which words are found. Classes beyond the end are 0, characters 0.
+// A stretch of text that is cut into words; they become pairs of offsets in t->cuts.
 typedef struct {
-    const Tokenizer *t;
+    Tokenizer *t;
     const unsigned char *text;
-    size_t bytes;
+    size_t character, byte; // where the last word ended
 } Stretch;
 
-static unsigned class_at(const Stretch *s, size_t i, size_t *length) {
-    return s->t->class_of[character_at(s->text, s->bytes, i, length)];
-}
+// A part of a piece, in characters of the stretch.
+typedef struct {
+    size_t begin, end;
+    int match;
+} Part;
 
-// The end of the run from i on of characters whose class is one of `classes` (or none of them: inverted), `most` at
-// most.
-static size_t class_run(const Stretch *s, size_t i, unsigned classes, int inverted, size_t most) {
-    size_t length;
-    for (; i < s->bytes && most--; i += length)
-        if (((class_at(s, i, &length) & classes) != 0) == inverted) break;
-    return i;
-}
+static void cut_piece(Stretch *s, size_t stage, size_t begin, size_t end);
 
-static int is_line_end(const Stretch *s, size_t i) {
-    return i < s->bytes && (s->text[i] == '\n' || s->text[i] == '\r');
-}
-
-// 's, 't, 're, 've, 'm, 'll, 'd at i, in either case where `fold`: where it ends, or i. U+017F is an s in another case.
-static size_t contraction_end(const Stretch *s, size_t i, int fold) {
-    const unsigned char *c = s->text + i;
-    size_t left = s->bytes - i;
-    if (left < 2 || c[0] != '\'') return i;
-    if (fold && left > 2 && c[1] == 0xc5 && c[2] == 0xbf) return i + 3;
-    unsigned char first = c[1], second = left > 2 ? c[2] : 0;
-    if (fold && first >= 'A' && first <= 'Z') first = (unsigned char)(first + 32);
-    if (fold && second >= 'A' && second <= 'Z') second = (unsigned char)(second + 32);
-    if (first == 's' || first == 't' || first == 'm' || first == 'd') return i + 2;
-    if (((first == 'r' || first == 'v') && second == 'e') || (first == 'l' && second == 'l')) return i + 3;
-    return i;
-}
-
-// White space from i on: \s*[\r\n]+ (where `lines`), else \s+(?!\S), else \s+.
-static size_t space_end(const Stretch *s, size_t i, int lines) {
-    size_t begin = i, last = i, line = 0, length;
-    for (; i < s->bytes && class_at(s, i, &length) & CLASS_SPACE; i += length) {
-        last = i;
-        if (is_line_end(s, i)) line = i + 1;
+// The byte at which a character begins, no earlier one than the last.
+static size_t byte_of(Stretch *s, size_t character) {
+    for (; s->character < character; s->character++) {
+        const unsigned char first = s->text[s->byte];
+        s->byte += 1 + (first >= 0xc0) + (first >= 0xe0) + (first >= 0xf0);
     }
-    if (lines && line) return line;
-    return i == s->bytes || last == begin ? i : last; // the last one goes with the word behind it
+    return s->byte;
 }
 
-// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-static size_t word_end_gpt2(const Stretch *s, size_t i) {
-    size_t end = contraction_end(s, i, 0), length, start = s->text[i] == ' ' ? i + 1 : i;
-    if (end > i) return end;
-    if (start == s->bytes) return start;
-    unsigned kind = class_at(s, start, &length);
-    if (kind & CLASS_SPACE) return space_end(s, i, 0);
-    if (kind & (CLASS_LETTER | CLASS_NUMBER)) return class_run(s, start, kind, 0, SIZE_MAX);
-    return class_run(s, start, CLASS_SPACE | CLASS_LETTER | CLASS_NUMBER, 1, SIZE_MAX);
+// Joins the next part of a piece to the one before it, or sends that on to the next pattern.
+static void cut_part(Stretch *s, size_t stage, Part *before, size_t begin, size_t end, int match) {
+    const SplitBehaviour behaviour = s->t->splits[stage].behaviour;
+    if ((behaviour == SPLIT_CONTIGUOUS && before->match == match) ||
+        (behaviour == SPLIT_MERGED_WITH_PREVIOUS && !before->match && match) ||
+        (behaviour == SPLIT_MERGED_WITH_NEXT && before->match && !match))
+        begin = before->begin;
+    else if (behaviour != SPLIT_REMOVED || !before->match)
+        cut_piece(s, stage + 1, before->begin, before->end);
+    before->begin = begin, before->end = end, before->match = match;
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
-// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ `letters`: what stands for \p{L} where it is repeated, or left out
-// of the others; Qwen3.5 has the marks there, too.
-static size_t word_end_llama3(const Stretch *s, size_t i, size_t digits, unsigned letters) {
-    size_t end = contraction_end(s, i, 1), length;
-    if (end > i) return end;
-    unsigned kind = class_at(s, i, &length);
-    size_t next = i + length;
-    if (!(kind & (CLASS_LETTER | CLASS_NUMBER)) && !is_line_end(s, i) && next < s->bytes) {
-        size_t ignored;
-        if (class_at(s, next, &ignored) & letters) return class_run(s, next, letters, 0, SIZE_MAX);
+// Cuts characters [begin, end) by the patterns from number `stage` on.
+static void cut_piece(Stretch *s, size_t stage, size_t begin, size_t end) {
+    Tokenizer *t = s->t;
+    if (begin == end) return;
+    if (stage == t->split_count) {
+        const size_t from = byte_of(s, begin), word[2] = {from, byte_of(s, end)};
+        scratch_append(&t->cuts, word, sizeof(word));
+        return;
     }
-    if (kind & letters) return class_run(s, i, letters, 0, SIZE_MAX);
-    if (kind & CLASS_NUMBER) return class_run(s, i, CLASS_NUMBER, 0, digits);
-    next = s->text[i] == ' ' ? i + 1 : i;
-    end = class_run(s, next, CLASS_SPACE | CLASS_NUMBER | letters, 1, SIZE_MAX);
-    if (end == next) return space_end(s, i, 1);
-    while (is_line_end(s, end)) end++;
-    return end;
+    Split *split = &t->splits[stage];
+    Part part = {begin, begin, -1}; // none yet
+    size_t place[2], done = 0, last = SIZE_MAX;
+    while (split_next(split, t->coded.at + begin, end - begin, done, last, place, t->path)) {
+        if (place[0] > done) cut_part(s, stage, &part, begin + done, begin + place[0], split->inverted);
+        cut_part(s, stage, &part, begin + place[0], begin + place[1], !split->inverted);
+        done = last = place[1];
+    }
+    if (begin + done < end) cut_part(s, stage, &part, begin + done, end, split->inverted);
+    if (split->behaviour != SPLIT_REMOVED || !part.match) cut_piece(s, stage + 1, part.begin, part.end);
 }
 
-// SMALL = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ from i on, or i. Where no small letter follows the
-// first run, that gives back what is behind its last character that both have.
-static size_t small_end(const Stretch *s, size_t i) {
-    size_t last = i, length;
-    for (; i < s->bytes; i += length) {
-        const unsigned kind = class_at(s, i, &length);
-        if (!(kind & (CLASS_UPPER | CLASS_CASELESS | CLASS_MARK))) break;
-        if (!(kind & CLASS_UPPER)) last = i + length;
+// Cuts text[bytes] into words: pairs of offsets (begin, end). Returns how many.
+static size_t text_cut(Tokenizer *t, const unsigned char *text, size_t bytes) {
+    Stretch s = {t, text, 0, 0};
+    size_t length, count = 0, word[2] = {0, 0};
+    t->cuts.count = 0;
+    if (t->split_count) {
+        unsigned char *coded = (unsigned char *)tokenizer_scratch(&t->coded, bytes);
+        for (size_t i = 0; i < bytes; i += length) {
+            length = 1;
+            coded[count++] = t->symbol_of[text[i] < 0x80 ? text[i] : character_at(text, bytes, i, &length)];
+        }
+        cut_piece(&s, 0, 0, count);
     }
-    const size_t end = class_run(s, i, CLASS_LOWER | CLASS_CASELESS | CLASS_MARK, 0, SIZE_MAX);
-    return end > i ? end : last;
-}
-
-// [^\r\n\p{L}\p{N}]?SMALL, else [^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*, whose
-// last part has nothing where there is no SMALL; each with a contraction behind it where `contractions`;
-// else \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
-static size_t word_end_cased(const Stretch *s, size_t i, size_t digits, int contractions) {
-    size_t length;
-    const unsigned kind = class_at(s, i, &length);
-    const int other = !(kind & (CLASS_LETTER | CLASS_NUMBER)) && !is_line_end(s, i);
-    const size_t begin[] = {other ? i + length : i, i}; // a mark may be the character before, or a letter
-    for (size_t k = 0; k < 4; k++) {
-        const size_t from = begin[k % 2];
-        const size_t end =
-            k < 2 ? small_end(s, from) : class_run(s, from, CLASS_UPPER | CLASS_CASELESS | CLASS_MARK, 0, SIZE_MAX);
-        if (end > from) return contractions ? contraction_end(s, end, 1) : end;
+    for (; !t->split_count && word[0] < bytes; word[0] = word[1]) {
+        const unsigned char *from = text + word[0], *found = NULL;
+        if (t->flags & TOKENIZER_SPLIT_WORDS && bytes - word[0] > 3)
+            found = (const unsigned char *)memmem(from + 1, bytes - word[0] - 1, META_SPACE, 3);
+        word[1] = found ? (size_t)(found - text) : bytes;
+        scratch_append(&t->cuts, word, sizeof(word));
     }
-    if (kind & CLASS_NUMBER) return class_run(s, i, CLASS_NUMBER, 0, digits);
-    const size_t next = s->text[i] == ' ' ? i + 1 : i;
-    size_t end = class_run(s, next, CLASS_SPACE | CLASS_NUMBER | CLASS_LETTER, 1, SIZE_MAX);
-    if (end == next) return space_end(s, i, 1);
-    while (is_line_end(s, end) || (end < s->bytes && s->text[end] == '/')) end++;
-    return end;
-}
-
-// The end of the word that begins at i < bytes.
-static size_t word_end(const Stretch *s, size_t i) {
-    switch (s->t->words) {
-    case WORDS_GPT2: return word_end_gpt2(s, i);
-    case WORDS_LLAMA3: return word_end_llama3(s, i, 3, CLASS_LETTER);
-    case WORDS_QWEN2: return word_end_llama3(s, i, 1, CLASS_LETTER);
-    case WORDS_QWEN2_MARKS: return word_end_llama3(s, i, 1, CLASS_LETTER | CLASS_MARK);
-    case WORDS_TEKKEN: return word_end_cased(s, i, 1, 0);
-    case WORDS_O200K: return word_end_cased(s, i, 3, 1);
-    default: break;
-    }
-    if (!(s->t->flags & TOKENIZER_SPLIT_WORDS)) return s->bytes;
-    const unsigned char *found =
-        s->bytes - i > 3 ? (const unsigned char *)memmem(s->text + i + 1, s->bytes - i - 1, "\xe2\x96\x81", 3) : NULL;
-    return found ? (size_t)(found - s->text) : s->bytes;
+    return t->cuts.count / sizeof(word);
 }
 
 #endif

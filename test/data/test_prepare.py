@@ -30,10 +30,10 @@ import prepare_samples as samples
 import records
 import shards
 import spans
+import split_patterns
 import templates
 import tokenizer_chat
 import tokenizer_file
-import unicode_tables
 import words
 import workers
 from prepare_layouts import *  # the tests of layouts and files
@@ -352,15 +352,15 @@ class Masks(Tested):
             self.assertEqual((pieces.ids.tolist(), pieces.offsets.tolist()), (whole.ids.tolist(), whole.offsets.tolist()))
 
     def test_words_have_the_tokens_of_the_whole(self):
-        text = "".join(unicode_tables.every_character())
-        self.assertEqual([found.span() for found in re.finditer(f"[{words.SPACE}]", text)], unicode_tables.matches(r"\s", text))
+        text = "".join(split_patterns.every_character())
+        self.assertEqual([found.span() for found in re.finditer(f"[{words.SPACE}]", text)], split_patterns.matches(r"\s", text))
         parts = [*" \n\r\t\x0b\x1c\x1f\x85\xa0\u2028\u200b\ufeff", "  ", "\n\n", "\r\n", " \n", ".\n  \n ", ":\n    ", *"'_.!?(a1#<|>/Q", "!\n/",
                  "'s", "'LL", "'\u017f", "hello", " world", "n't", "1234567", "\u00b2", "\u0663", "\u00e9t\u00e9", "e\u0301", "\u0301",
                  "\u4f60\u597d", "\U0001f600", "\ud7b0", "<|im_end|>", "<|im_start|>", "</s>", "<|im_", "end|>", "<think>", "ing"]
         rng = random.Random(3)
         texts = ["".join(rng.choice(parts[:14 if i % 3 else None]) + rng.choice(parts) for _ in range(rng.randint(0, 12)))
                  for i in range(500)]
-        for i, pattern in enumerate((None, *tokenizer_file.PATTERNS)):
+        for i, pattern in enumerate((None, *list(words.EXPRESSIONS)[1:])):
             tokenizer = samples.byte_level(1500, texts)
             tokenizer.add_tokens([AddedToken("ing", normalized=True)])
             tokenizer.normalizer = normalizers.NFC() if i % 2 else None
@@ -390,6 +390,11 @@ class Masks(Tested):
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
             self.assertIsNone(words.expressions(tokenizer))
         self.assertIsNone(words.expressions(samples.sentence_piece()))
+
+    def test_patterns_that_c_does_not_run(self):
+        for pattern, at in ((r"(a)\1", 3), (r"(?<n>a)", 0), (r"x(?m:a)", 1), (r"(?<=a+)b", 5), (r"(?i:ss)", 5), (r"a{}", 1)):
+            with self.assertRaisesRegex(split_patterns.CannotEncode, f"is not read here from its character {at} on: "):
+                split_patterns.Splits().add(pattern, "Isolated")
 
 
 class Messages(Tested):

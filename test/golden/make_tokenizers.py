@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "data"))
 import tokenizer_file  # noqa: E402
+import words  # noqa: E402
 
 OUT = HERE / "tokenizers"
 
@@ -71,8 +72,7 @@ def corpus():
 
 
 # ---- the styles ----------------------------------------------------------------------------------------------------------------
-LLAMA3, QWEN2, QWEN2_MARKS = tokenizer_file.LLAMA3, tokenizer_file.QWEN2, tokenizer_file.QWEN2_MARKS
-TEKKEN, O200K = tokenizer_file.TEKKEN, tokenizer_file.O200K
+LLAMA3, QWEN2, QWEN2_MARKS, TEKKEN, O200K = words.LLAMA3, words.QWEN2, words.QWEN2_MARKS, words.TEKKEN, words.O200K
 CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
           "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 TRIMMED = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -187,8 +187,50 @@ def mistral():
     return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>"}
 
 
+# ---- patterns that no model has ------------------------------------------------------------------------------------------------
+def split_by(*parts, byte_level=True):
+    """Tokens are learned across the ends of words, too: then ids tell where texts are cut. parts: (pattern, behavior, invert), or others."""
+    tokenizer = trained_bytes(600, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    made = [pre_tokenizers.Split(Regex(part[0]) if part[0] != "," else ",", *part[1:]) if isinstance(part, tuple) else part for part in parts]
+    made += [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)] * byte_level
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(made)
+    return with_tokens(tokenizer), {"eos_token": "<|end|>"}
+
+
+def digits():
+    return split_by(pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False), byte_level=False)
+
+
+def ruby():
+    """Where Oniguruma's syntax, Ruby's, is not PCRE2's: intervals, lines, words, sets of sets, cases, POSIX brackets."""
+    return split_by((r"\p{N}{1,3}+|\p{Alpha}{2}?|(?i:the|k|\u00df|i\u0307)+|^#+|\w{,3}$|\b[[:punct:]&&[^'._]]+\B|[\p{^L}&&[^\s\d]]+|\h{2,}|\s*?\n|.",
+                     "isolated"))
+
+
+def stages():
+    """One after the other, with everything that may become of matches."""
+    return split_by((r"[\u4e00-\u9fa5\p{Hiragana}\p{Katakana}]+", "isolated"), (r"(?<=\p{Ll})(?=\p{Lu})|(?<![a-z])x", "isolated"),
+                    (",", "merged_with_previous"), (r"[^\S\n]", "merged_with_next"), (r"[^\p{Ll}\p{Lu}]", "contiguous"),
+                    (r"\p{M}|\A#|\u200d\z", "merged_with_previous", True), (r"\S+|\s*", "removed", True), pre_tokenizers.Punctuation("merged_with_next"),
+                    pre_tokenizers.Digits())
+
+
+def removed():
+    """Matches are gone from the text."""
+    return split_by((r"\s+(?=\p{L}+)|(?:[aeiou]|\p{Nd})(?!\w)|(?>-+)x?", "removed"))
+
+
+def pieces():
+    """Spaces become U+2581, then there are patterns."""
+    tokenizer = trained_pieces(700, None, pre_tokenizers.Metaspace(prepend_scheme="first"), True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Split(Regex(r"\p{N}|an|th"), "isolated")])
+    return with_tokens(tokenizer, AddedToken("<extra>", lstrip=True)), {"eos_token": "</s>", "bos_token": "<s>"}
+
+
+# Of the first nine there are files of versions 1 and 2, which name their patterns: they are kept as they were written.
 STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "qwen3.5": qwen35, "gemma": gemma, "llama2": llama2, "mistral": mistral,
-          "tekken": tekken, "o200k": o200k}
+          "tekken": tekken, "o200k": o200k,
+          "digits": digits, "ruby": ruby, "stages": stages, "removed": removed, "pieces": pieces}
 
 
 def save_style(name, folder):
@@ -201,14 +243,17 @@ def save_style(name, folder):
 
 def main():
     OUT.mkdir(exist_ok=True)
+    kept = {path.stem for path in OUT.glob("*.tok") if struct.unpack("<8sI", path.read_bytes()[:12])[1] < 3}
     every = [text.encode() for text in texts()]
     (OUT / "texts.bin").write_bytes(b"".join(struct.pack("<I", len(text)) + text for text in every))
     for name in STYLES:
+        if name in kept:
+            continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = pathlib.Path(temporary) / name
             folder.mkdir()
             tokenizer = save_style(name, folder)
-            for line in tokenizer_file.write_tokenizer_file(OUT / f"{name}.tok", folder):
+            for line in tokenizer_file.write_tokenizer_file(str(OUT / f"{name}.tok"), folder):
                 print(f"{name}: {line}")
         content = b""
         for text in every:
