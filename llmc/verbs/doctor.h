@@ -456,7 +456,9 @@ static void look_at_attention(DoctorRow *row, size_t i) {
 static void look_at_op(DoctorRow *row, size_t i) {
     check.ops = doctor.ops, check.on_reference = 0;
     check.worst = 0, *check.about = 0, *check.fault = 0;
-    op_checks[i].run(&doctor.config, doctor.options->seq_len);
+    OpShape shape;
+    for (size_t k = 0; op_shape((OpNumber)i, &doctor.config, doctor.options->seq_len, k, &shape); k++)
+        op_cases[i].run(&shape);
     check_end();
     doctor_value(row, check.worst, "");
     if (*check.fault)
@@ -514,7 +516,7 @@ static int verb_doctor(const Options *o) {
     doctor_row("products", look_at_products, 0, 0);
     doctor_row("attention forward", look_at_attention, 0, 0);
     doctor_row("attention backward", look_at_attention, 1, 0);
-    for (size_t i = 0; i < OP_CHECKS; i++) doctor_row(op_checks[i].name, look_at_op, i, 0);
+    for (size_t i = 0; i < OP_CASES; i++) doctor_row(op_cases[i].name, look_at_op, i, 0);
     for (size_t i = 0; i < COLLECTIVES && dist_ranks() > 1; i++)
         doctor_row(collectives[i].name, look_at_collective, i, 1);
     doctor_end();

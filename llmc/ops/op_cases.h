@@ -1,0 +1,500 @@
+/*
+The case of every op, written once: its tensors, its call, its reference (ops_reference.h) and what must agree. Two
+drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h), the tests at odd
+shapes, every element, with aliases and missing tensors (test/ops/cases.h). The includer defines before
+
+    Tensor, tensor_make(), tensor_given(), tensor_raw(), tensor_indices()    NULL where a tensor is left out
+    of(t), columns(t, column, in_sample)     what the op, or the reference while check.on_reference, is given
+    ON_DEVICE(call), ON_REFERENCE(call), REFERENCE(op), SCRATCH_FOR(op, ...)
+    expect(t, slack, scale)                  holds t (NULL: nothing) against the reference; scale: of terms that cancel
+    sums_of(terms, joins)                    the length of the op's sums, and bias, residual or old output that join
+    check.ops, check_below(), check_allocate(), check_begin(), check_fail(), some_of()
+
+An op of op_list.h without a case does not compile.
+*/
+#ifndef LLMC_OP_CASES_H
+#define LLMC_OP_CASES_H
+#include "op_dims.h"
+#include "ops_reference.h"
+
+// What cases are made of. A case reads what its op has; 0 elsewhere.
+typedef struct {
+    size_t n, C, OC, V, FF;         // tokens; columns in and out; a vocabulary; an MLP's width
+    size_t before, stride;          // columns OC follow `before` others in rows of `stride` elements
+    size_t NH, NKV, HD, R, window;  // heads, elements of one, rotated ones; 0: no window
+    size_t positions, first, count; // positions; the first row of dropout, of a quantised product; elements
+    double factor;                  // a scale, temperature or rate; theta
+    uint64_t seed;
+    int accumulate, back;      // back: backward of rope, joining of heads, the transposed transfer
+    int learned, bias, joined; // optional tensors: learned positions; bias; a residual
+    int in_ranges, documents;  // attention of two ranges of keys; spans of several documents
+    DType type;                // of what may have either
+    ActivationKind activation;
+    Norm norm;
+    Rotation rotation;
+    QuantFormat format;
+    SamplingSettings sampling;
+    DeltaShape delta;
+} OpShape;
+
+static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
+
+// Each index of d stands for `each` columns of a dimension of `size`, which begin `before` columns later.
+static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
+    size_t *at = (size_t *)check_allocate(d.count * each * sizeof(size_t));
+    for (size_t i = 0; i < d.count * each; i++) at[i] = before + dim_at(d, i / each) * each + i % each;
+    return dim_of(size, d.count * each, at);
+}
+
+// Rows of `stride` elements, of which columns d follow `before` others; a sample has some of the others, too.
+static Dim part_of_row(Dim d, size_t before, size_t stride) {
+    const size_t behind = before + d.size;
+    const Dim left = some_of(before, 16), right = some_of(stride - behind, 16);
+    size_t *at = (size_t *)check_allocate((left.count + d.count + right.count) * sizeof(size_t)), count = 0;
+    for (size_t i = 0; i < left.count; i++) at[count++] = dim_at(left, i);
+    for (size_t i = 0; i < d.count; i++) at[count++] = before + dim_at(d, i);
+    for (size_t i = 0; i < right.count; i++) at[count++] = behind + dim_at(right, i);
+    const Dim row = {stride, count, at, d.size, before, left.count};
+    return row;
+}
+
+static Dim last_of(size_t size, size_t most) {
+    const size_t count = some_of(size, most).count;
+    return columns_of(all_of(count), 1, size - count, size);
+}
+
+static Tensor *tensor_in(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_READ, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_out(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_WRITTEN, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_inout(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_CHANGED, name, check.ops->stored, rows, cols);
+}
+static Tensor *tensor_sums(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_CHANGED, name, check.ops->summed, rows, cols);
+}
+static Tensor *tensor_found(const char *name, Dim rows, Dim cols) {
+    return tensor_make(TENSOR_WRITTEN, name, check.ops->summed, rows, cols);
+}
+static Tensor *tensor_scratch(size_t count) {
+    return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
+}
+
+// What the op overwrites: nothing else is in a row, or others, which stay.
+static Tensor *tensor_product(const char *name, Dim rows, Dim row) {
+    return row.own == row.size ? tensor_out(name, rows, row) : tensor_inout(name, rows, row);
+}
+static AnyPointer own(const Tensor *t, Dim row) { return columns(t, row.first, row.in_sample); }
+
+#define CHECK(op, ...)                                                                                                 \
+    do {                                                                                                               \
+        ON_DEVICE(check.ops->op(__VA_ARGS__));                                                                         \
+        ON_REFERENCE(REFERENCE(op)(__VA_ARGS__));                                                                      \
+    } while (0)
+
+// ---- embedding, rows ------------------------------------------------------------------------------------------------
+static void case_embedding_forward(const OpShape *s) {
+    check_begin("%zu x %zu of %zu", s->n, s->C, s->V);
+    const Dim N = some_of(s->n, 40), C = some_of(s->C, 32), V = all_of(s->V), P = all_of(s->positions);
+    Tensor *tokens = tensor_indices("tokens", N, V.size, 0), *position = tensor_indices("position", N, P.size, 0);
+    Tensor *wte = tensor_in("wte", V, C), *wpe = s->learned ? tensor_in("wpe", P, C) : NULL;
+    Tensor *out = tensor_out("out", N, C);
+    CHECK(embedding_forward, of(out), of(tokens), of(position), of(wte), of(wpe), len(N), len(C), s->factor);
+    expect(out, 1, 0);
+}
+
+static void case_embedding_backward(const OpShape *s) {
+    check_begin("%zu x %zu of %zu", s->n, s->C, s->V);
+    const Dim N = all_of(s->n), C = some_of(s->C, 32), V = all_of(s->V);
+    Tensor *index = tensor_indices("index", N, V.size, 0), *dx = tensor_in("dx", N, C);
+    Tensor *dw = tensor_make(TENSOR_CHANGED, "dw", s->type, V, C);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(embedding_backward, s->n, s->V, s->C));
+    CHECK(embedding_backward, of(dw), s->type, of(dx), of(index), len(N), len(V), len(C), s->factor, V.size / 3,
+          of(scratch));
+    expect(dw, 1, 1);
+}
+
+// To rows of twice as many, in falling order
+static void case_scatter_rows(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim N = all_of(s->n), twice = all_of(2 * s->n), C = some_of(s->C, 32);
+    int32_t *row = (int32_t *)check_allocate(s->n * sizeof(int32_t));
+    for (size_t i = 0; i < s->n; i++) row[i] = (int32_t)(2 * (s->n - 1 - i) + i % 2);
+    Tensor *rows = tensor_raw("row", DTYPE_FP32, N, row), *in = tensor_in("in", N, C);
+    Tensor *out = tensor_inout("out", twice, C);
+    CHECK(scatter_rows, of(out), of(in), of(rows), len(N), len(C));
+    expect(out, 1, 0);
+}
+
+// ---- weights in 4 bits ----------------------------------------------------------------------------------------------
+static Tensor *tensor_record(QuantFormat format, size_t count) {
+    const size_t words = quant_parts(format, count).bytes / sizeof(float);
+    const uint64_t seed = check_below((uint64_t)1 << 32);
+    float *values = (float *)checked_malloc(count * sizeof(float), "a check");
+    uint8_t *record = (uint8_t *)check_allocate(words * sizeof(float));
+    for (size_t i = 0; i < count; i++) values[i] = (float)normal_of(random_mix(seed + i));
+    quant_encode(record, format, values, count);
+    free(values);
+    return tensor_raw("record", DTYPE_FP32, all_of(words), record);
+}
+
+static void case_dequantise(const OpShape *s) {
+    check_begin("%s %zu", quant_type_names[s->format.type], s->count);
+    Tensor *record = tensor_record(s->format, s->count), *out = tensor_out("out", all_of(1), all_of(s->count));
+    CHECK(dequantise, of(out), of(record), &s->format, s->count);
+    expect(out, 1, 0);
+}
+
+// A row behind the product's own is decoded with it: `first` rows stand before them.
+static void case_linear_forward_quantised(const OpShape *s) {
+    check_begin("%zux%zux%zu", s->n, s->C, s->OC);
+    const Dim N = all_of(s->n), C = all_of(s->C), OC = all_of(s->OC), whole = part_of_row(OC, 0, s->stride);
+    const size_t rows = s->first + s->OC + s->first % 3;
+    Tensor *record = tensor_record(s->format, rows * s->C), *x = tensor_in("x", N, C);
+    Tensor *bias = tensor_in("bias", all_of(1), OC), *residual = tensor_in("residual", N, whole);
+    Tensor *out = tensor_product("out", N, whole);
+    sums_of(s->C, 0);
+    CHECK(linear_forward_quantised, of(out), of(x), of(record), &s->format, rows, s->first, of(bias), of(residual),
+          len(N), len(C), len(OC), len(whole));
+    expect(out, 1, sqrt((double)s->C));
+}
+
+// ---- norms ----------------------------------------------------------------------------------------------------------
+static void case_norm_forward(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim N = some_of(s->n, 60), C = all_of(s->C), one = all_of(1);
+    const int layer = s->norm.kind == NORM_LAYER;
+    Tensor *x = tensor_in("x", N, C), *w = tensor_in("w", one, C), *b = layer ? tensor_in("b", one, C) : NULL;
+    Tensor *residual = layer ? NULL : tensor_in("residual", N, C), *out = tensor_out("out", N, C);
+    CHECK(norm_forward, of(out), of(x), of(w), of(b), of(residual), len(N), len(C), s->norm);
+    expect(out, 1, 0);
+}
+
+static void case_norm_backward(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim N = all_of(s->n), C = all_of(s->C), one = all_of(1);
+    Tensor *x = tensor_in("x", N, C), *w = tensor_in("w", one, C), *dout = tensor_in("dout", N, C);
+    Tensor *dx = s->accumulate ? tensor_inout("dx", N, C) : tensor_out("dx", N, C), *dw = tensor_sums("dw", one, C);
+    Tensor *db = s->norm.kind == NORM_LAYER ? tensor_sums("db", one, C) : NULL;
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(norm_backward, s->n, s->C));
+    CHECK(norm_backward, of(dx), of(dw), of(db), of(dout), of(x), of(w), len(N), len(C), s->norm, s->accumulate,
+          of(scratch));
+    expect(dx, 1, 1);
+    expect(dw, 1, sqrt((double)s->n));
+    expect(db, 1, sqrt((double)s->n));
+}
+
+// ---- products -------------------------------------------------------------------------------------------------------
+static void case_linear_forward(const OpShape *s) {
+    check_begin("%zux%zux%zu", s->n, s->C, s->OC);
+    const Dim N = some_of(s->n, 32), C = all_of(s->C), OC = some_of(s->OC, 48);
+    const Dim whole = part_of_row(OC, s->before, s->stride);
+    Tensor *x = tensor_in("x", N, C), *weight = tensor_in("weight", OC, C);
+    Tensor *bias = s->bias ? tensor_in("bias", all_of(1), OC) : NULL;
+    Tensor *residual = s->joined ? tensor_in("residual", N, whole) : NULL, *out = tensor_product("out", N, whole);
+    sums_of(s->C, s->bias + s->joined);
+    CHECK(linear_forward, own(out, whole), of(x), of(weight), of(bias), own(residual, whole), len(N), len(C), len(OC),
+          len(whole));
+    expect(out, 1, sqrt((double)s->C));
+}
+
+static void case_linear_backward_input(const OpShape *s) {
+    check_begin("%zux%zux%zu", s->n, s->C, s->OC);
+    const Dim N = some_of(s->n, 32), C = some_of(s->C, 48), OC = all_of(s->OC);
+    const Dim whole = part_of_row(OC, s->before, s->stride);
+    Tensor *dout = tensor_in("dout", N, whole), *weight = tensor_in("weight", OC, C);
+    Tensor *dx = s->accumulate ? tensor_inout("dx", N, C) : tensor_out("dx", N, C);
+    sums_of(s->OC, s->accumulate);
+    CHECK(linear_backward_input, of(dx), own(dout, whole), of(weight), len(N), len(C), len(OC), len(whole),
+          s->accumulate);
+    expect(dx, 1, sqrt((double)s->OC));
+}
+
+static void case_linear_backward_weight(const OpShape *s) {
+    check_begin("%zux%zux%zu", s->n, s->C, s->OC);
+    const Dim N = all_of(s->n), C = some_of(s->C, 48), OC = some_of(s->OC, 48);
+    const Dim whole = part_of_row(OC, s->before, s->stride);
+    Tensor *dout = tensor_in("dout", N, whole), *x = tensor_in("x", N, C), *dweight = tensor_sums("dweight", OC, C);
+    Tensor *dbias = s->bias ? tensor_sums("dbias", all_of(1), OC) : NULL;
+    sums_of(s->n, 0);
+    CHECK(linear_backward_weight, of(dweight), of(dbias), own(dout, whole), of(x), len(N), len(C), len(OC), len(whole));
+    expect(dweight, 1, sqrt((double)s->n));
+    sums_of(0, 0); // of plain additions
+    expect(dbias, 1, sqrt((double)s->n));
+}
+
+// ---- elements -------------------------------------------------------------------------------------------------------
+static void case_scale(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim count = some_of(s->n * s->C, 4000);
+    Tensor *x = tensor_make(TENSOR_CHANGED, "x", s->type, all_of(1), count);
+    CHECK(scale, of(x), s->type, s->factor, len(count));
+    expect(x, 1, 0);
+}
+
+// The sample has the last rows: an element's fate goes by its number.
+static void case_dropout(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim C = all_of(s->C), N = last_of(s->n, 40);
+    Tensor *in = tensor_in("in", N, C), *out = s->accumulate ? tensor_inout("out", N, C) : tensor_out("out", N, C);
+    CHECK(dropout, of(out), of(in), len(N), len(C), s->first + (s->n - len(N)), s->factor, s->seed, s->accumulate);
+    expect(out, 1, 0);
+}
+
+static void case_rope(const OpShape *s) {
+    check_begin("%zu x %zu x %zu", s->n, s->NH, s->HD);
+    const Dim N = some_of(s->n, 40), width = all_of(s->NH * s->HD), half = all_of(s->R / 2);
+    float *inverse = (float *)check_allocate(half.size * sizeof(float));
+    for (size_t i = 0; i < half.size; i++) inverse[i] = (float)pow(s->factor, -2.0 * (double)i / (double)s->R);
+    Tensor *position = tensor_indices("position", N, s->positions, 0);
+    Tensor *frequency = tensor_raw("inverse_frequency", DTYPE_FP32, half, inverse), *x = tensor_inout("x", N, width);
+    CHECK(rope, of(x), of(position), of(frequency), len(N), s->NH, s->HD, s->R, s->rotation, s->back);
+    expect(x, 1, 0);
+}
+
+static void case_activation_forward(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->FF);
+    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation, s->FF));
+    Tensor *in = tensor_in("in", N, width), *out = tensor_out("out", N, FF);
+    CHECK(activation_forward, of(out), of(in), s->activation, len(N), len(FF));
+    expect(out, 1, 0);
+}
+
+static void case_activation_backward(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->FF);
+    const Dim N = some_of(s->n, 40), FF = all_of(s->FF), width = all_of(activation_width(s->activation, s->FF));
+    Tensor *in = tensor_in("in", N, width), *dout = tensor_in("dout", N, FF), *din = tensor_out("din", N, width);
+    CHECK(activation_backward, of(din), of(dout), of(in), s->activation, len(N), len(FF));
+    expect(din, 1, 0);
+}
+
+// ---- loss head, sampling --------------------------------------------------------------------------------------------
+static void case_logprob(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->V);
+    const Dim N = some_of(s->n, 16), V = all_of(s->V), row = part_of_row(V, 0, s->stride), one = all_of(1);
+    Tensor *targets = tensor_indices("targets", N, V.size, 1);
+    Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
+    Tensor *logits = weight ? tensor_inout("logits", N, row) : tensor_in("logits", N, row);
+    Tensor *logp = tensor_found("logp", N, one), *entropy = tensor_found("entropy", N, one);
+    CHECK(logprob, of(logp), of(entropy), of(logits), of(targets), of(weight), len(N), len(V), len(row), s->factor);
+    expect(logp, 1, 3);
+    expect(entropy, 1, 1);
+    if (weight) expect(logits, 1, s->V < 3); // of one or two words, 1 - softmax cancels
+}
+
+static void case_draw(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->V);
+    const Dim N = all_of(s->n), V = all_of(s->V), row = part_of_row(V, 0, s->stride);
+    double *uniform = (double *)check_allocate(s->n * sizeof(double));
+    for (size_t t = 0; t < s->n; t++) uniform[t] = random_uniform(7, s->seed, t);
+    Tensor *logits = tensor_in("logits", N, row), *scratch = tensor_scratch(SCRATCH_FOR(draw, s->V));
+    Tensor *number = tensor_raw("uniform", DTYPE_FP64, N, uniform);
+    Tensor *token = tensor_make(TENSOR_WRITTEN, "token", DTYPE_FP32, N, all_of(1));
+    CHECK(draw, of(token), of(logits), of(number), len(N), len(V), len(row), &s->sampling, of(scratch));
+    expect_tokens(token);
+}
+
+// ---- gradients and the optimizer ------------------------------------------------------------------------------------
+static void case_round_sums(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim count = some_of(s->n * s->C, 4000), one = all_of(1);
+    Tensor *in = tensor_make(TENSOR_READ, "in", check.ops->summed, one, count), *out = tensor_out("out", one, count);
+    CHECK(round_sums, of(out), of(in), len(count));
+    expect(out, 1, 0);
+}
+
+static void case_widen(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim count = some_of(s->n * s->C, 4000), one = all_of(1);
+    Tensor *in = tensor_in("in", one, count), *out = tensor_make(TENSOR_WRITTEN, "out", DTYPE_FP32, one, count);
+    CHECK(widen, of(out), of(in), len(count));
+    expect(out, 1, 0);
+}
+
+static void case_gradient_add(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim count = some_of(s->n * s->C, 4000), one = all_of(1);
+    Tensor *in = tensor_make(TENSOR_READ, "in", check.ops->summed, one, count);
+    Tensor *gradient = tensor_make(TENSOR_CHANGED, "gradient", s->type, one, count);
+    CHECK(gradient_add, of(gradient), s->type, of(in), len(count));
+    expect(gradient, 1, 0);
+}
+
+static void case_sum_of_squares(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    Tensor *x = tensor_in("x", all_of(1), all_of(s->n * s->C));
+    double found = 0, sum = 0;
+    ON_DEVICE(found = check.ops->sum_of_squares(of(x), check.ops->stored, s->n * s->C));
+    ON_REFERENCE(sum = REFERENCE(sum_of_squares)(of(x), check.ops->stored, s->n * s->C));
+    if (!(fabs(found - sum) <= 2e-6 * sum)) check_fail("is %.9g, expected %.9g", found, sum);
+}
+
+// ---- attention ------------------------------------------------------------------------------------------------------
+// A chunk of n queries at the end of 2n tokens: the rest of a document whose first keys came before, a short one, and
+// one more. In the sample a span is a query, or (backward) all of them and the query heads of one key head, whose
+// gradients are sums over the queries.
+typedef struct {
+    AttentionShape shape, sample;
+    Dim rows, keys, queries, values, heads; // of q; of k; columns of q and out, of k and v, of lse
+} AttentionCase;
+
+static AttentionCase attention_case(const OpShape *s, int backward) {
+    const size_t n = s->n, NH = s->NH, NKV = s->NKV, HD = s->HD, group = NH / NKV;
+    const size_t cut[4] = {0, n - n / 8 - n / 4, n - n / 4, n};
+    const AttentionShape shape = {{NULL, 0, s->window, 0}, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
+    Span *span = (Span *)check_allocate(3 * sizeof(Span)), *each = (Span *)check_allocate(n * sizeof(Span));
+    size_t *own = (size_t *)check_allocate(sizeof(size_t));
+    *own = check_below(NKV);
+    const Dim H = !backward ? some_of(NKV, 4) : n > 64 ? dim_of(NKV, 1, own) : all_of(NKV);
+    AttentionCase a = {0};
+    a.shape = a.sample = shape;
+    a.sample.NH = H.count * group, a.sample.NKV = H.count;
+    a.rows = backward ? all_of(n) : some_of(n, 24), a.keys = all_of(2 * n);
+    a.heads = columns_of(H, group, 0, NH), a.queries = columns_of(a.heads, HD, 0, NH * HD);
+    a.values = columns_of(H, HD, 0, NKV * HD);
+    for (size_t s = 0; s < 3; s++) { // below 8 queries some are empty
+        const Span whole = {s ? n + cut[s] : 0, n + cut[s], n + cut[s + 1], cut[s]};
+        if (cut[s] < cut[s + 1]) span[a.shape.spans.count++] = whole;
+    }
+    a.shape.spans.span = a.sample.spans.span = span, a.sample.spans.count = a.shape.spans.count;
+    if (backward) return a;
+    for (size_t i = 0; i < a.rows.count; i++) {
+        const size_t row = dim_at(a.rows, i), s = row < cut[1] ? 0 : row < cut[2] ? 1 : 2;
+        const Span query = {s ? n + cut[s] : 0, n + row, n + row + 1, i};
+        each[i] = query;
+    }
+    a.sample.spans.span = each, a.sample.spans.count = a.rows.count;
+    return a;
+}
+
+// Range `range` of two, as when ranks pass keys round.
+static void attention_range(AttentionCase *a, int range) {
+    const size_t middle = a->keys.size / 2 + a->keys.size / 5;
+    a->shape.partial = 1, a->shape.accumulate = range;
+    a->shape.keys.begin = range ? 0 : middle, a->shape.keys.end = range ? middle : SIZE_MAX;
+}
+
+// dout . v - delta: two sums of HD products, which nearly cancel in short documents. Of few keys roundings of operands
+// hardly average out.
+static double attention_slack(size_t HD) {
+    return fmax(1, sqrt((double)HD / 128)) * (rounds_operands() ? 2 : 1);
+}
+
+static AttentionCase attention_begin(const OpShape *s, int backward) {
+    check_begin("%zu of %zu keys%s", s->n, 2 * s->n,
+                s->in_ranges ? " in two ranges" : s->window ? " in a window" : "");
+    return attention_case(s, backward);
+}
+
+static void case_attention_forward(const OpShape *s) {
+    AttentionCase a = attention_begin(s, 0);
+    const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
+    Tensor *q = tensor_in("q", a.rows, a.queries), *k = tensor_in("k", a.keys, a.values);
+    Tensor *v = tensor_in("v", a.keys, a.values), *out = tensor_make(TENSOR_WRITTEN, "out", type, a.rows, a.queries);
+    Tensor *lse = tensor_found("lse", a.rows, a.heads);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
+    ON_DEVICE(for (int range = 0; range <= s->in_ranges; range++) {
+        if (s->in_ranges) attention_range(&a, range);
+        check.ops->attention_forward(of(out), of(lse), of(q), of(k), of(v), &a.shape, of(scratch));
+    });
+    ON_REFERENCE(REFERENCE(attention_forward)(of(out), of(lse), of(q), of(k), of(v), &a.sample, of(scratch)));
+    expect(out, attention_slack(s->HD), 0);
+    expect(lse, attention_slack(s->HD), 1);
+}
+
+static void case_attention_backward(const OpShape *s) {
+    AttentionCase a = attention_begin(s, 1);
+    const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
+    Tensor *q = tensor_in("q", a.rows, a.queries), *k = tensor_in("k", a.keys, a.values);
+    Tensor *v = tensor_in("v", a.keys, a.values), *out = tensor_out("out", a.rows, a.queries);
+    Tensor *lse = tensor_found("lse", a.rows, a.heads);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
+    ON_DEVICE(check.ops->attention_forward(of(out), of(lse), of(q), of(k), of(v), &a.shape, of(scratch)));
+    tensor_keep(out), tensor_keep(lse);
+    Tensor *dout = tensor_in("dout", a.rows, a.queries);
+    Tensor *dq = tensor_make(TENSOR_WRITTEN, "dq", type, a.rows, a.queries);
+    Tensor *dk = tensor_sums("dk", a.keys, a.values), *dv = tensor_sums("dv", a.keys, a.values);
+    ON_DEVICE(for (int range = 0; range <= s->in_ranges; range++) {
+        if (s->in_ranges) attention_range(&a, range);
+        check.ops->attention_backward(of(dq), of(dk), of(dv), of(dout), of(out), of(q), of(k), of(v), of(lse), &a.shape,
+                                      of(scratch));
+    });
+    ON_REFERENCE(REFERENCE(attention_backward)(of(dq), of(dk), of(dv), of(dout), of(out), of(q), of(k), of(v), of(lse),
+                                               &a.sample, of(scratch)));
+    expect(dq, attention_slack(s->HD), 0.3);
+    expect(dk, attention_slack(s->HD), 0.3);
+    expect(dv, attention_slack(s->HD), 0.3);
+}
+
+// ---- the optimizer --------------------------------------------------------------------------------------------------
+// From moments of 0: weights by the formula, scales as the largest magnitudes of blocks.
+static void case_adamw_in_8_bits(size_t n) {
+    AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 100, NULL, NULL};
+    check_begin("%zu, moments in 8 bits", n);
+    const Dim count = all_of(n), one = all_of(1), blocks = all_of(moment_blocks(DTYPE_INT8, &step, n));
+    const void *zeros = check_allocate(blocks.size * sizeof(float));
+    Tensor *w = tensor_inout("w", one, count), *gradient = tensor_in("gradient", one, count);
+    Tensor *master =
+        check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, one, count) : NULL;
+    Tensor *m = tensor_make(TENSOR_SCRATCH, "m", DTYPE_INT8, one, count);
+    Tensor *v = tensor_make(TENSOR_SCRATCH, "v", DTYPE_INT8, one, count);
+    Tensor *m_scales = tensor_given(TENSOR_CHANGED, "scales of m", DTYPE_FP32, one, blocks, zeros);
+    Tensor *v_scales = tensor_given(TENSOR_CHANGED, "scales of v", DTYPE_FP32, one, blocks, zeros);
+    step.m_scales = of(m_scales), step.v_scales = of(v_scales);
+    ON_DEVICE(check.ops->adamw(of(w), of(master), of(gradient), check.ops->stored, of(m), of(v), DTYPE_INT8, n, &step));
+    double *wt = (double *)w->twin, *gt = (double *)gradient->twin, *kt = master ? (double *)master->twin : wt;
+    for (size_t i = 0; i < n; i++) {
+        double *scale_m = (double *)m_scales->twin + (step.block_first + i) / MOMENT_BLOCK, new_m = 0, new_v = 0;
+        double *scale_v = (double *)v_scales->twin + (step.block_first + i) / MOMENT_BLOCK;
+        wt[i] = kt[i] += reference_adamw(kt[i], &new_m, &new_v, gt[i], &step);
+        *scale_m = fmax(*scale_m, fabs(new_m)), *scale_v = fmax(*scale_v, new_v);
+    }
+    expect(w, 1, 0);
+    expect(master, 1, 0);
+    expect(m_scales, 1, 0);
+    expect(v_scales, 1, 0);
+}
+
+static void case_adamw(const OpShape *s) {
+    const AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 0, NULL, NULL};
+    const DType moments = check.ops->stored == DTYPE_FP64 ? DTYPE_FP64 : DTYPE_FP32;
+    check_begin("%zu", s->count);
+    const Dim count = some_of(s->count, 4000), one = all_of(1);
+    float *squares = (float *)check_allocate(count.size * sizeof(float));
+    void *above = check_allocate(count.size * sizeof(double));
+    for (size_t i = 0; i < count.size; i++) squares[i] = 0.1f + (float)random_uniform(6, 0, i);
+    elements_from_float(above, moments, squares, count.size);
+    Tensor *w = tensor_inout("w", one, count), *gradient = tensor_in("gradient", one, count);
+    Tensor *master =
+        check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, one, count) : NULL;
+    Tensor *m = tensor_make(TENSOR_CHANGED, "m", moments, one, count);
+    Tensor *v = tensor_given(TENSOR_CHANGED, "v", moments, one, count, above);
+    ON_DEVICE(check.ops->adamw(of(w), of(master), of(gradient), check.ops->stored, of(m), of(v), moments, s->count,
+                               &step));
+    double *wt = (double *)w->twin, *mt = (double *)m->twin, *vt = (double *)v->twin, *gt = (double *)gradient->twin;
+    double *kt = master ? (double *)master->twin : wt;
+    for (size_t i = 0; i < count.count; i++) wt[i] = kt[i] += reference_adamw(kt[i], &mt[i], &vt[i], gt[i], &step);
+    expect(w, 1, 0);
+    expect(master, 1, 0);
+    expect(m, 1, 0);
+    expect(v, 1, 0);
+    case_adamw_in_8_bits(min_size(s->count, 4000));
+}
+
+#include "op_cases_linear.h"
+
+static const struct {
+    const char *name;
+    void (*run)(const OpShape *s);
+} op_cases[] = {
+#define OP(type, op, ...) {#op, case_##op},
+#define OP_HOST(...)
+#define OP_SCRATCH(...)
+#define OP_MEMORY(...)
+#include "op_list.h"
+};
+#define OP_CASES (sizeof(op_cases) / sizeof(op_cases[0]))
+
+#endif
