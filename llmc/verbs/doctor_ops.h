@@ -37,7 +37,8 @@ static OpShape model_shape(const Config *c, size_t n) {
 // Product i: tokens, columns in and out, columns before these and of a row. The last two are an adapter of rank 16 on
 // the keys' columns, and the head, whose rows are padded. Bias and residual take turns.
 static size_t product_shape(const Config *c, size_t i, OpShape *s) {
-    const size_t n = s->n, C = s->C, FF = s->FF, V = s->V, few = min_size(n, 40), up = activation_width(s->activation, FF);
+    const size_t n = s->n, C = s->C, FF = s->FF, V = s->V, few = min_size(n, 40),
+                 up = activation_width(s->activation, FF);
     const size_t q = s->NH * s->HD, kv = s->NKV * s->HD, all = q + 2 * kv;
     const size_t products[][5] = {{n, C, all, 0, all}, {n, q, C, 0, C},     {n, C, up, 0, up},
                                   {n, FF, C, 0, C},    {n, 16, kv, q, all}, {few, C, V, 0, V / 8 * 8 + 8}};
@@ -63,9 +64,8 @@ static int op_shape(OpNumber op, const Config *c, size_t n, size_t i, OpShape *s
     case OP_embedding_backward:
         s->positions = min_size(n, c->max_position_embeddings), s->factor = 1.5, s->type = check.ops->summed;
         break;
-    case OP_dequantise:
-        s->count = min_size(n * s->C, 100003), s->format = formats[i % 3], shapes = 3;
-        break;
+    case OP_scatter_rows: s->V = 2 * n; break;
+    case OP_dequantise: s->count = min_size(n * s->C, 100003), s->format = formats[i % 3], shapes = 3; break;
     case OP_norm_forward:
     case OP_norm_backward: // the second: the norm of heads
         shapes = c->family->qk_norm ? 2 : 1, s->accumulate = i == 0;
@@ -73,46 +73,29 @@ static int op_shape(OpNumber op, const Config *c, size_t n, size_t i, OpShape *s
         break;
     case OP_linear_forward:
     case OP_linear_backward_input:
-    case OP_linear_backward_weight:
-        shapes = product_shape(c, i, s);
-        break;
+    case OP_linear_backward_weight: shapes = product_shape(c, i, s); break;
     case OP_linear_forward_quantised: // few columns out: all of a record is decoded
         s->n = min_size(n, 9), s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
         break;
-    case OP_scale:
-        s->factor = 0.3;
-        break;
-    case OP_dropout:
-        s->first = 7, s->factor = 0.1, s->seed = 3, s->accumulate = 1;
-        break;
-    case OP_rope:
-        s->positions = 131072, s->factor = 1e6;
-        break;
+    case OP_scale: s->factor = 0.3; break;
+    case OP_dropout: s->first = 7, s->factor = 0.1, s->seed = 3, s->accumulate = 1; break;
+    case OP_rope: s->positions = 131072, s->factor = 1e6; break;
     case OP_split_heads:
-    case OP_state_combine:
-        shapes = 2, s->back = i == 1;
-        break;
+    case OP_state_combine: shapes = 2, s->back = i == 1; break;
     case OP_conv_forward:
     case OP_conv_backward:
     case OP_delta_forward:
-    case OP_delta_backward:
-        shapes = 2, s->documents = i == 1;
-        break;
+    case OP_delta_backward: shapes = 2, s->documents = i == 1; break;
     case OP_attention_forward:
     case OP_attention_backward: // as most passes; keys in two ranges; in a window, where the model has one
         shapes = c->sliding_window ? 3 : 2, s->in_ranges = i == 1, s->window = i == 2 ? n / 3 + 1 : 0;
         break;
-    case OP_logprob:
-        s->n = min_size(n, 40), s->stride = s->V / 8 * 8 + 8, s->factor = 0.9;
-        break;
+    case OP_logprob: s->n = min_size(n, 40), s->stride = s->V / 8 * 8 + 8, s->factor = 0.9; break;
     case OP_draw:
         s->n = min_size(n, 3), s->stride = s->V / 8 * 8 + 8, s->sampling = settings[i % 3], s->seed = i, shapes = 3;
         break;
-    case OP_adamw:
-        s->count = min_size(n * s->C, 100003);
-        break;
-    default:
-        break;
+    case OP_adamw: s->count = min_size(n * s->C, 100003); break;
+    default: break;
     }
     return i < shapes;
 }

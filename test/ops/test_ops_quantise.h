@@ -29,14 +29,16 @@ static uint8_t *random_record(QuantFormat f, size_t n) {
 }
 
 static void dequantise_case(QuantFormat f, size_t n) {
-    test_case("n=%zu %s%s blocks of %zu, rounded to %s", n, quant_type_names[f.type], f.nested ? " nested" : "",
-              f.block, dtype_name(f.rounding));
+    const OpShape s = {.count = n, .format = f};
+    case_of("", "%s blocks of %zu, rounded to %s", f.nested ? "nested" : "plain", f.block, dtype_name(f.rounding));
     const uint8_t *bytes = random_record(f, n);
     float *values = (float *)case_memory(n * sizeof(float));
     const size_t size = dtype_size(ops->stored);
     unsigned char *wanted = (unsigned char *)case_memory(n * size);
-    Guarded *record = guarded_bytes(INPUT, "record", bytes, 4, quant_parts(f, n).bytes / 4), *out = output("out", n);
-    BOTH(dequantise, of(out), of(record), &f, n);
+    varied.exactly = 1;
+    given("record", bytes);
+    case_dequantise(&s);
+    const Guarded *out = tensor_of("out");
     quant_decode(values, f, bytes, n);
     elements_from_float(wanted, ops->stored, values, n);
     for (size_t i = 0; i < n; i++)
@@ -62,25 +64,11 @@ TEST(dequantise) {
 
 static void quantised_case(QuantFormat f, size_t n, size_t C, size_t OC, size_t first, size_t stride, int with_bias,
                            int residual) {
-    test_case("n=%zu C=%zu OC=%zu from row %zu stride=%zu %s%s blocks of %zu, rounded to %s, bias=%d residual=%d", n, C,
-              OC, first, stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding),
-              with_bias,
-              residual); // 2: out is residual
-    const size_t rows = first + OC + first % 3, count = rows * C;
-    const QuantParts p = quant_parts(f, count);
-    float *values = (float *)case_memory(count * sizeof(float));
-    uint8_t *bytes = (uint8_t *)case_memory(p.bytes);
-    for (size_t i = 0; i < count; i++) values[i] = (float)test_normal();
-    quant_encode(bytes, f, values, count);
-    Guarded *x = input("x", n * C), *record = guarded_bytes(INPUT, "record", bytes, 4, p.bytes / 4);
-    Guarded *bias = with_bias ? input("bias", OC) : NULL;
-    Guarded *added = residual ? rows_of(residual == 2 ? CHANGED : INPUT, "residual", n, OC, stride, 1.0) : NULL;
-    Guarded *out = residual == 2  ? added
-                   : stride == OC ? output("out", n * OC)
-                                  : rows_of(CHANGED, "out", n, OC, stride, 1.0);
-    BOTH(linear_forward_quantised, of(out), of(x), of(record), &f, rows, first, of(bias), of(added), n, C, OC, stride);
-    expect(out, 1.0, sqrt((double)C));
-    expect_between(out, 0, OC, stride);
+    static const char *const residuals[] = {", no residual", "", ", out is residual"};
+    const OpShape s = {.n = n, .C = C, .OC = OC, .first = first, .stride = stride, .bias = with_bias, .format = f};
+    case_of(residuals[residual], "from row %zu stride=%zu %s%s blocks of %zu, rounded to %s, bias=%d", first, stride,
+            quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding), with_bias);
+    case_linear_forward_quantised(&s);
 }
 
 TEST(linear_forward_quantised) {
