@@ -88,7 +88,8 @@ static int op_shape(OpNumber op, const Config *c, size_t n, size_t i, OpShape *s
     case OP_delta_backward: shapes = 2, s->documents = i == 1; break;
     case OP_attention_forward:
     case OP_attention_backward: // as most passes; keys in two ranges; in a window, where the model has one
-        shapes = c->sliding_window ? 3 : 2, s->in_ranges = i == 1, s->window = i == 2 ? n / 3 + 1 : 0;
+        shapes = c->sliding_window ? 3 : 2, s->in_ranges = i == 1, s->spans.window = i == 2 ? n / 3 + 1 : 0;
+        s->positions = 2 * n, s->factor = 1;
         break;
     case OP_logprob: s->n = min_size(n, 40), s->stride = s->V / 8 * 8 + 8, s->factor = 0.9; break;
     case OP_draw:

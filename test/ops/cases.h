@@ -488,30 +488,22 @@ static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
 // Forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: how much their size costs in
 // accuracy.
 static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
-    const size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, n = spans_rows(spans), row = NKV * HD;
+    const size_t row = heads.NKV * heads.HD;
     const char *seen = seen_by(spans, N);
-    const AttentionShape shape = {spans, NH, NKV, HD, 1.0 / sqrt((double)HD), all_keys, 0, 0};
-    slack *= attention_slack(HD);
-    Guarded *q = normal(INPUT, "q", ops->stored, n * NH * HD, 0.0, amplitude);
-    Guarded *k = guarded_values(INPUT, "k", ops->stored, values_of_seen(N, seen, row, amplitude), N * row);
-    Guarded *v = guarded_values(INPUT, "v", ops->stored, values_of_seen(N, seen, row, 1.0), N * row);
-    Guarded *out = output("out", n * NH * HD), *lse = sums_out("lse", n * NH);
-    Guarded *scratch = scratch_of(SCRATCH_FOR(attention, n, NH, NKV, HD));
-    CHECK(attention_forward, of(out), of(lse), of(q), of(k), of(v), &shape, of(scratch));
-    expect(out, slack, 0.0);
-    expect(lse, slack, 1.0);
-
-    Guarded *given_out = guarded_values(INPUT, "given out", ops->stored, expected(out), out->count);
-    Guarded *given_lse = guarded_values(INPUT, "given lse", ops->summed, expected(lse), lse->count);
-    Guarded *dout = input("dout", out->count), *dq = output("dq", out->count);
-    Guarded *dk = accumulated("dk", N * row), *dv = accumulated("dv", N * row);
-    CHECK(attention_backward, of(dq), of(dk), of(dv), of(dout), of(given_out), of(q), of(k), of(v), of(given_lse),
-          &shape, of(scratch));
-    expect(dq, slack, 0.3 * amplitude);
-    expect(dk, slack, 0.3 * amplitude);
-    expect(dv, slack, 0.3);
-    expect_untouched(dk, seen, row);
-    expect_untouched(dv, seen, row);
+    const OpShape s = {.n = spans_rows(spans),
+                       .NH = heads.NH,
+                       .NKV = heads.NKV,
+                       .HD = heads.HD,
+                       .positions = N,
+                       .factor = amplitude,
+                       .spans = spans};
+    varied.slack = slack;
+    drawn("q", 0.0, amplitude);
+    given("k", values_of_seen(N, seen, row, amplitude)), given("v", values_of_seen(N, seen, row, 1.0));
+    case_attention_forward(&s);
+    case_attention_backward(&s);
+    expect_untouched(tensor_of("dk"), seen, row);
+    expect_untouched(tensor_of("dv"), seen, row);
 }
 
 #endif
