@@ -1,16 +1,9 @@
 /*
 The case of every op, written once: its tensors, its call, its reference (ops_reference.h) and what must agree. Two
-drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h), the tests at odd
-shapes, every element, with aliases and missing tensors (test/ops/cases.h). The includer defines before
-
-    Tensor, tensor_make(), tensor_given(), tensor_raw(), tensor_indices()    NULL where a tensor is left out
-    of(t), columns(t, column, in_sample)     what the op, or the reference while check.on_reference, is given
-    ON_DEVICE(call), ON_REFERENCE(call), REFERENCE(op), SCRATCH_FOR(op, ...)
-    expect(t, slack, scale)                  holds t (NULL: nothing) against the reference; scale: of terms that cancel
-    sums_of(terms, joins)                    the length of the op's sums, and bias, residual or old output that join
-    check.ops, check_below(), check_allocate(), check_begin(), check_fail(), some_of()
-
-An op of op_list.h without a case does not compile.
+drivers run them: the verb `doctor` at the shapes of a model, on samples (verbs/doctor_check.h); the tests at odd
+shapes, every element, with aliases and without optional tensors (test/ops/cases.h). A driver defines what is used here
+and not declared: Tensor and what makes it (NULL: left out), of() and columns(), what the op or the reference is given,
+ON_DEVICE, ON_REFERENCE, expect(tensor, slack, scale of terms that cancel), sums_of(their length, what joins them).
 */
 #ifndef LLMC_OP_CASES_H
 #define LLMC_OP_CASES_H
@@ -59,9 +52,16 @@ static Dim part_of_row(Dim d, size_t before, size_t stride) {
     return row;
 }
 
-static Dim last_of(size_t size, size_t most) {
-    const size_t count = some_of(size, most).count;
-    return columns_of(all_of(count), 1, size - count, size);
+// n tokens: the rest of a document with `before` tokens before it; with documents a short one and one more after it.
+static Spans usual_spans(size_t n, size_t before, int documents) {
+    const size_t cut[4] = {0, documents ? n - n / 8 - n / 4 : n, n - n / 4, n};
+    Span *span = (Span *)check_allocate(3 * sizeof(Span));
+    Spans spans = {span, 0, 0, 0};
+    for (size_t i = 0; i < (documents ? 3 : 1); i++) { // below 8 tokens some are empty
+        const Span whole = {i ? before + cut[i] : 0, before + cut[i], before + cut[i + 1], cut[i]};
+        if (whole.begin < whole.end) span[spans.count++] = whole;
+    }
+    return spans;
 }
 
 static Tensor *tensor_in(const char *name, Dim rows, Dim cols) {
@@ -238,7 +238,8 @@ static void case_scale(const OpShape *s) {
 // The sample has the last rows: an element's fate goes by its number.
 static void case_dropout(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
-    const Dim C = all_of(s->C), N = last_of(s->n, 40);
+    const size_t rows = some_of(s->n, 40).count;
+    const Dim C = all_of(s->C), N = columns_of(all_of(rows), 1, s->n - rows, s->n);
     Tensor *in = tensor_in("in", N, C), *out = s->accumulate ? tensor_inout("out", N, C) : tensor_out("out", N, C);
     CHECK(dropout, of(out), of(in), len(N), len(C), s->first + (s->n - len(N)), s->factor, s->seed, s->accumulate);
     expect(out, 1, 0);
@@ -328,22 +329,22 @@ static void case_sum_of_squares(const OpShape *s) {
     Tensor *x = tensor_in("x", all_of(1), all_of(s->n * s->C));
     double found = 0, sum = 0;
     ON_DEVICE(found = check.ops->sum_of_squares(of(x), check.ops->stored, s->n * s->C));
-    ON_REFERENCE(sum = REFERENCE(sum_of_squares)(of(x), check.ops->stored, s->n * s->C));
+    for (size_t i = 0; i < s->n * s->C; i++) sum += ((double *)x->twin)[i] * ((double *)x->twin)[i];
     if (!(fabs(found - sum) <= 2e-6 * sum)) check_fail("is %.9g, expected %.9g", found, sum);
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-// Without spans, n queries at the end of 2n tokens: the rest of a document whose first keys came before, a short one,
-// and one more. In the sample a span is a query, or (backward) all of them and the query heads of one key head, whose
-// gradients are sums over the queries.
+// Without spans, n queries at the end of 2n tokens. In the sample a span is a query, or (backward) all of them and the
+// query heads of one key head, whose gradients are sums over the queries.
 typedef struct {
     AttentionShape shape, sample;
     Dim rows, keys, queries, values, heads; // of q; of k; columns of q and out, of k and v, of lse
+    Tensor *q, *k, *v, *out, *lse, *scratch;
 } AttentionCase;
 
 static AttentionCase attention_sample(const OpShape *s, int backward) {
     const size_t n = s->n, NH = s->NH, NKV = s->NKV, HD = s->HD, group = NH / NKV;
-    const size_t cut[4] = {0, n - n / 8 - n / 4, n - n / 4, n}, few = some_of(NKV, n > 64 ? 1 : NKV).count;
+    const size_t few = some_of(NKV, n > 64 ? 1 : NKV).count;
     const AttentionShape shape = {s->spans, NH, NKV, HD, 1 / sqrt((double)HD), all_keys, 0, 0};
     const Dim H = backward ? columns_of(all_of(few), 1, check_below(NKV - few + 1), NKV) : some_of(NKV, 4);
     AttentionCase a = {0};
@@ -353,16 +354,15 @@ static AttentionCase attention_sample(const OpShape *s, int backward) {
     a.heads = columns_of(H, group, 0, NH), a.queries = columns_of(a.heads, HD, 0, NH * HD);
     a.values = columns_of(H, HD, 0, NKV * HD);
     if (s->spans.count) return a;
-    Span *span = (Span *)check_allocate(3 * sizeof(Span)), *each = (Span *)check_allocate(n * sizeof(Span));
-    for (size_t i = 0; i < 3; i++) { // below 8 queries some are empty
-        const Span whole = {i ? n + cut[i] : 0, n + cut[i], n + cut[i + 1], cut[i]};
-        if (cut[i] < cut[i + 1]) span[a.shape.spans.count++] = whole;
-    }
-    a.shape.spans.span = a.sample.spans.span = span, a.sample.spans.count = a.shape.spans.count;
+    a.shape.spans = usual_spans(n, n, 1), a.shape.spans.window = s->spans.window;
+    a.sample.spans = a.shape.spans;
     if (backward) return a;
+    Span *each = (Span *)check_allocate(n * sizeof(Span));
+    const Span *of = a.shape.spans.span;
     for (size_t i = 0; i < a.rows.count; i++) {
-        const size_t row = dim_at(a.rows, i), of = row < cut[1] ? 0 : row < cut[2] ? 1 : 2;
-        const Span query = {of ? n + cut[of] : 0, n + row, n + row + 1, i};
+        const size_t row = dim_at(a.rows, i);
+        while (of->end <= n + row) of++;
+        const Span query = {of->document, n + row, n + row + 1, i};
         each[i] = query;
     }
     a.sample.spans.span = each, a.sample.spans.count = a.rows.count;
@@ -381,54 +381,54 @@ static void attention_range(AttentionCase *a, int range) {
 static double attention_slack(size_t HD) { return fmax(1, sqrt((double)HD / 128)) * (rounds_operands() ? 2 : 1); }
 
 static AttentionCase attention_begin(const OpShape *s, int backward) {
-    check_begin("%zu of %zu keys%s", s->n, s->positions,
-                s->in_ranges      ? " in two ranges"
-                : s->spans.window ? " in a window"
-                                  : "");
-    return attention_sample(s, backward);
+    const char *const kind = s->in_ranges ? " in two ranges" : s->spans.window ? " in a window" : "";
+    check_begin("%zu of %zu keys%s", s->n, s->positions, kind);
+    AttentionCase a = attention_sample(s, backward);
+    const DType type = s->in_ranges && !backward ? check.ops->summed : check.ops->stored;
+    a.q = tensor_in("q", a.rows, a.queries), a.k = tensor_in("k", a.keys, a.values);
+    a.v = tensor_in("v", a.keys, a.values), a.out = tensor_make(TENSOR_WRITTEN, "out", type, a.rows, a.queries);
+    a.lse = tensor_found("lse", a.rows, a.heads);
+    a.scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
+    return a;
 }
 
 static void case_attention_forward(const OpShape *s) {
     AttentionCase a = attention_begin(s, 0);
-    const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
-    Tensor *q = tensor_in("q", a.rows, a.queries), *k = tensor_in("k", a.keys, a.values);
-    Tensor *v = tensor_in("v", a.keys, a.values), *out = tensor_make(TENSOR_WRITTEN, "out", type, a.rows, a.queries);
-    Tensor *lse = tensor_found("lse", a.rows, a.heads);
-    Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
     ON_DEVICE(for (int range = 0; range <= s->in_ranges; range++) {
         if (s->in_ranges) attention_range(&a, range);
-        check.ops->attention_forward(of(out), of(lse), of(q), of(k), of(v), &a.shape, of(scratch));
+        check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch));
     });
-    ON_REFERENCE(REFERENCE(attention_forward)(of(out), of(lse), of(q), of(k), of(v), &a.sample, of(scratch)));
-    expect(out, attention_slack(s->HD), 0);
-    expect(lse, attention_slack(s->HD), 1);
+    ON_REFERENCE(
+        REFERENCE(attention_forward)(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.sample, of(a.scratch)));
+    expect(a.out, attention_slack(s->HD), 0);
+    expect(a.lse, attention_slack(s->HD), 1);
 }
 
 static void case_attention_backward(const OpShape *s) {
     AttentionCase a = attention_begin(s, 1);
+    ON_DEVICE(check.ops->attention_forward(of(a.out), of(a.lse), of(a.q), of(a.k), of(a.v), &a.shape, of(a.scratch)));
+    tensor_keep(a.out), tensor_keep(a.lse);
     const DType type = s->in_ranges ? check.ops->summed : check.ops->stored;
-    Tensor *q = tensor_in("q", a.rows, a.queries), *k = tensor_in("k", a.keys, a.values);
-    Tensor *v = tensor_in("v", a.keys, a.values), *out = tensor_out("out", a.rows, a.queries);
-    Tensor *lse = tensor_found("lse", a.rows, a.heads);
-    Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention, s->n, s->NH, s->NKV, s->HD));
-    ON_DEVICE(check.ops->attention_forward(of(out), of(lse), of(q), of(k), of(v), &a.shape, of(scratch)));
-    tensor_keep(out), tensor_keep(lse);
     Tensor *dout = tensor_in("dout", a.rows, a.queries);
     Tensor *dq = tensor_make(TENSOR_WRITTEN, "dq", type, a.rows, a.queries);
     Tensor *dk = tensor_sums("dk", a.keys, a.values), *dv = tensor_sums("dv", a.keys, a.values);
     ON_DEVICE(for (int range = 0; range <= s->in_ranges; range++) {
         if (s->in_ranges) attention_range(&a, range);
-        check.ops->attention_backward(of(dq), of(dk), of(dv), of(dout), of(out), of(q), of(k), of(v), of(lse), &a.shape,
-                                      of(scratch));
+        check.ops->attention_backward(of(dq), of(dk), of(dv), of(dout), of(a.out), of(a.q), of(a.k), of(a.v), of(a.lse),
+                                      &a.shape, of(a.scratch));
     });
-    ON_REFERENCE(REFERENCE(attention_backward)(of(dq), of(dk), of(dv), of(dout), of(out), of(q), of(k), of(v), of(lse),
-                                               &a.sample, of(scratch)));
+    ON_REFERENCE(REFERENCE(attention_backward)(of(dq), of(dk), of(dv), of(dout), of(a.out), of(a.q), of(a.k), of(a.v),
+                                               of(a.lse), &a.sample, of(a.scratch)));
     expect(dq, attention_slack(s->HD), 0.3 * s->factor);
     expect(dk, attention_slack(s->HD), 0.3 * s->factor);
     expect(dv, attention_slack(s->HD), 0.3);
 }
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------
+static Tensor *tensor_master(Dim count) {
+    return check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, all_of(1), count) : NULL;
+}
+
 // From moments of 0: weights by the formula, scales as the largest magnitudes of blocks.
 static void case_adamw_in_8_bits(size_t n) {
     AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 100, NULL, NULL};
@@ -436,8 +436,7 @@ static void case_adamw_in_8_bits(size_t n) {
     const Dim count = all_of(n), one = all_of(1), blocks = all_of(moment_blocks(DTYPE_INT8, &step, n));
     const void *zeros = check_allocate(blocks.size * sizeof(float));
     Tensor *w = tensor_inout("w", one, count), *gradient = tensor_in("gradient", one, count);
-    Tensor *master =
-        check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, one, count) : NULL;
+    Tensor *master = tensor_master(count);
     Tensor *m = tensor_make(TENSOR_SCRATCH, "m", DTYPE_INT8, one, count);
     Tensor *v = tensor_make(TENSOR_SCRATCH, "v", DTYPE_INT8, one, count);
     Tensor *m_scales = tensor_given(TENSOR_CHANGED, "scales of m", DTYPE_FP32, one, blocks, zeros);
@@ -467,8 +466,7 @@ static void case_adamw(const OpShape *s) {
     for (size_t i = 0; i < count.size; i++) squares[i] = 0.1f + (float)random_uniform(6, 0, i);
     elements_from_float(above, moments, squares, count.size);
     Tensor *w = tensor_inout("w", one, count), *gradient = tensor_in("gradient", one, count);
-    Tensor *master =
-        check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, one, count) : NULL;
+    Tensor *master = tensor_master(count);
     Tensor *m = tensor_make(TENSOR_CHANGED, "m", moments, one, count);
     Tensor *v = tensor_given(TENSOR_CHANGED, "v", moments, one, count, above);
     ON_DEVICE(

@@ -42,18 +42,10 @@ typedef struct {
 
 static const DeltaShape *shape_of(const LinearCase *l) { return check.on_reference ? &l->sample : &l->shape; }
 
-// The rest of a document whose first tokens came before, alone, or with a short document and one more after it.
 static LinearCase linear_case(const OpShape *s) {
-    const size_t n = s->n, cut[4] = {0, n - n / 8 - n / 4, n - n / 4, n}, before = n + CONV_TAPS_MAX;
     LinearCase l = {s->delta, s->delta};
-    check_begin("%zu x %zu x %zu x %zu%s", n, l.shape.HV, l.shape.K, l.shape.V, s->documents ? " of documents" : "");
-    Span *span = (Span *)check_allocate(3 * sizeof(Span));
-    l.shape.spans.span = span;
-    for (size_t i = 0; i < (s->documents ? 3 : 1); i++) { // below 8 tokens some are empty
-        const Span whole = {i ? before + cut[i] : 0, before + cut[i], before + (s->documents ? cut[i + 1] : n), cut[i]};
-        if (whole.begin < whole.end) span[l.shape.spans.count++] = whole;
-    }
-    l.sample = l.shape;
+    check_begin("%zu x %zu x %zu x %zu%s", s->n, l.shape.HV, l.shape.K, l.shape.V, s->documents ? " of documents" : "");
+    l.shape.spans = l.sample.spans = usual_spans(s->n, s->n + CONV_TAPS_MAX, s->documents);
     return l;
 }
 

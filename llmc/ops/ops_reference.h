@@ -370,13 +370,6 @@ static void reference_widen(double *out, const double *in, size_t count) {
     for (size_t i = 0; i < count; i++) out[i] = (double)(float)in[i];
 }
 
-static double reference_sum_of_squares(const double *x, DType type, size_t count) {
-    double sum = 0;
-    (void)type;
-    for (size_t i = 0; i < count; i++) sum += x[i] * x[i];
-    return sum;
-}
-
 // ---- states of linear attention between ranks -----------------------------------------------------------------------
 static void reference_transfer_begin(double *transfer, const DeltaShape *shape) {
     const size_t K = shape->K;

@@ -10,7 +10,6 @@ output. Guards around every tensor must be as before, and so must inputs.
 #include "llmc/ops/ops.h"
 
 enum { GUARD = 4096, RANDOM_ELEMENTS = 1048573 }; // bytes; a prime, so that rows of a tensor differ
-#define CHECK_BLOCK ((size_t)8 << 20)             // bytes on their way to or from the device
 
 typedef struct Tensor {
     const char *name;
@@ -128,22 +127,20 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     return tensor_raw(name, DTYPE_FP32, n, index);
 }
 
-// Elements [begin, begin + count) as they are before the op.
-static void tensor_fill(const Tensor *t, size_t begin, size_t count, char *to) {
-    const size_t size = dtype_size(t->type);
-    const char *random = NULL;
-    if (t->use == TENSOR_WRITTEN || t->use == TENSOR_SCRATCH) {
-        memset(to, 0xff, count * size); // NaN in every type
-    } else if (t->given) {
-        memcpy(to, (const char *)t->given + begin * size, count * size);
-    } else {
-        random = (const char *)random_elements(t->type);
-        for (size_t done = 0, n; done < count; done += n) {
-            const size_t from = (t->first + begin + done) % RANDOM_ELEMENTS;
-            n = min_size(count - done, RANDOM_ELEMENTS - from);
-            memcpy(to + done * size, random + from * size, n * size);
-        }
+// A tensor between its guards as it is before the op; the caller frees it.
+static char *tensor_image(const Tensor *t) {
+    const size_t size = dtype_size(t->type), count = tensor_count(t);
+    char *image = (char *)checked_malloc(tensor_bytes(t) + 2 * GUARD, "a check"), *to = image + GUARD;
+    memset(image, 0xff, tensor_bytes(t) + 2 * GUARD); // NaN in every type
+    if (t->use == TENSOR_WRITTEN || t->use == TENSOR_SCRATCH) return image;
+    if (t->given) memcpy(to, t->given, tensor_bytes(t));
+    const char *random = t->given ? NULL : (const char *)random_elements(t->type);
+    for (size_t done = 0, n; done < count && !t->given; done += n) {
+        const size_t from = (t->first + done) % RANDOM_ELEMENTS;
+        n = min_size(count - done, RANDOM_ELEMENTS - from);
+        memcpy(to + done * size, random + from * size, n * size);
     }
+    return image;
 }
 
 #ifdef __cplusplus
@@ -164,38 +161,21 @@ static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
 }
 static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 
-// The reference's tensor, as the op's is before: its values in double, or its elements.
-static void tensor_twin(Tensor *t) {
-    char element[8];
-    t->twin = check_allocate(sample_count(t) * 8),
-    t->found = (double *)check_allocate(sample_count(t) * sizeof(double));
-    for (size_t i = 0; i < sample_count(t); i++) {
-        tensor_fill(t, sample_at(t, i), 1, element);
+// Loads a tensor, and lays out the reference's: its values in double, or its elements.
+static void tensor_load(Tensor *t) {
+    char *image = tensor_image(t);
+    const size_t samples = t->use == TENSOR_SCRATCH ? 0 : sample_count(t);
+    check.ops->copy_in(t->memory, image, tensor_bytes(t) + 2 * GUARD);
+    t->twin = check_allocate(samples * 8), t->found = (double *)check_allocate(samples * 8);
+    for (size_t i = 0; i < samples; i++)
         if (t->raw)
-            memcpy((char *)t->twin + 4 * i, element, 4);
+            memcpy((char *)t->twin + 4 * i, image + GUARD + 4 * sample_at(t, i), 4);
         else
-            ((double *)t->twin)[i] = element_to_double(element, t->type, 0);
-    }
+            ((double *)t->twin)[i] = element_to_double(image + GUARD, t->type, sample_at(t, i));
+    free(image);
 }
 
-static void check_load(void) {
-    char *block = (char *)checked_malloc(CHECK_BLOCK, "a check");
-    for (Tensor *t = check.tensors; t; t = t->next) {
-        const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size;
-        memset(block, 0xff, GUARD);
-        check.ops->copy_in(t->memory, block, GUARD);
-        check.ops->copy_in(t->memory + GUARD + tensor_bytes(t), block, GUARD);
-        for (size_t i = 0, n; i < tensor_count(t); i += n) {
-            n = min_size(each, tensor_count(t) - i);
-            tensor_fill(t, i, n, block);
-            check.ops->copy_in(t->memory + GUARD + i * size, block, n * size);
-        }
-        if (t->use != TENSOR_SCRATCH) tensor_twin(t);
-    }
-    free(block);
-}
-
-// The first element of a block that is NaN or infinite; n: none
+// The first of n elements that is NaN or infinite; n: none
 static size_t first_not_finite(const char *block, DType type, size_t n) {
     size_t i = 0;
     if (type == DTYPE_BF16)
@@ -206,34 +186,19 @@ static size_t first_not_finite(const char *block, DType type, size_t n) {
 }
 
 // Reads a tensor back: its sample, and what must hold for every tensor.
-static void tensor_read(Tensor *t, char *block, char *before) {
-    const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size, count = tensor_count(t);
-    memset(before, 0xff, GUARD);
-    for (int behind = 0; behind < 2; behind++) {
-        check.ops->copy_out(block, t->memory + (behind ? GUARD + tensor_bytes(t) : 0), GUARD);
-        if (memcmp(block, before, GUARD) != 0) check_fail("writes %s %s", behind ? "behind" : "before", t->name);
-    }
-    if (t->use == TENSOR_SCRATCH) return;
-    for (size_t i = 0, n, s = 0; i < count; i += n) {
-        n = min_size(each, count - i);
-        if (t->use == TENSOR_READ && i > 0 && i + n < count) continue; // of large inputs both ends
-        check.ops->copy_out(block, t->memory + GUARD + i * size, n * size);
-        if (t->use == TENSOR_READ) {
-            tensor_fill(t, i, n, before);
-            if (memcmp(block, before, n * size) != 0) check_fail("changes its input %s", t->name);
-            continue;
-        }
-        const size_t bad = first_not_finite(block, t->type, n);
-        if (bad < n) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, i + bad, count);
-        for (; s < sample_count(t) && sample_at(t, s) < i + n; s++)
-            t->found[s] = element_to_double(block, t->type, sample_at(t, s) - i);
-    }
-}
-
-static void check_read(void) {
-    char *block = (char *)checked_malloc(2 * CHECK_BLOCK, "a check");
-    for (Tensor *t = check.tensors; t; t = t->next) tensor_read(t, block, block + CHECK_BLOCK);
-    free(block);
+static void tensor_read(Tensor *t) {
+    const int output = t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN;
+    const size_t bytes = tensor_bytes(t), count = tensor_count(t);
+    char *before = tensor_image(t), *now = (char *)checked_malloc(bytes + 2 * GUARD, "a check");
+    check.ops->copy_out(now, t->memory, bytes + 2 * GUARD);
+    if (memcmp(now, before, GUARD) != 0) check_fail("writes before %s", t->name);
+    if (memcmp(now + GUARD + bytes, before + GUARD + bytes, GUARD) != 0) check_fail("writes behind %s", t->name);
+    if (t->use == TENSOR_READ && memcmp(now, before, bytes + GUARD) != 0) check_fail("changes its input %s", t->name);
+    const size_t bad = output ? first_not_finite(now + GUARD, t->type, count) : count;
+    if (bad < count) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, bad, count);
+    for (size_t i = 0; i < sample_count(t) && output; i++)
+        t->found[i] = element_to_double(now + GUARD, t->type, sample_at(t, i));
+    free(before), free(now);
 }
 
 // Ends a case: its tensors and its memory go.
@@ -259,10 +224,10 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 
 #define ON_DEVICE(call)                                                                                                \
     do {                                                                                                               \
-        check_load();                                                                                                  \
+        for (Tensor *t = check.tensors; t; t = t->next) tensor_load(t);                                                \
         call;                                                                                                          \
         check.ops->finish();                                                                                           \
-        check_read();                                                                                                  \
+        for (Tensor *t = check.tensors; t; t = t->next) tensor_read(t);                                                \
     } while (0)
 #define ON_REFERENCE(call)                                                                                             \
     do {                                                                                                               \

@@ -8,23 +8,16 @@ makes of the cases in llmc/ops/op_cases.h.
 #include "llmc/model/rope_frequency.h"
 #include "llmc/ops/op_cases.h"
 
-typedef enum {
-#define OP(type, op, ...) OP_##op,
-#define OP_HOST(...)
-#define OP_SCRATCH(...)
-#define OP_MEMORY(...)
-#include "llmc/ops/op_list.h"
-} OpNumber;
-
 // n tokens of a model; of one without linear attention a few small heads.
 static OpShape model_shape(const Config *c, size_t n) {
     const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0};
     OpShape s = {0};
-    s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size;
+    s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = c->num_key_value_heads, s.HD = c->head_dim;
     s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation = c->family->activation;
     s.learned = c->family->learned_positions, s.type = check.ops->stored, s.delta = small;
     s.norm.eps = c->norm_eps, s.norm.offset = c->family->norm_offset ? 1.0 : 0.0, s.norm.kind = c->family->norm;
+    s.count = min_size(n * s.C, 100003), s.first = 7, s.seed = 3;
     if (c->linear_num_value_heads) {
         s.delta.HK = c->linear_num_key_heads, s.delta.HV = c->linear_num_value_heads;
         s.delta.K = c->linear_key_head_dim, s.delta.V = c->linear_value_head_dim;
@@ -36,67 +29,65 @@ static OpShape model_shape(const Config *c, size_t n) {
 
 // Product i: tokens, columns in and out, columns before these and of a row. The last two are an adapter of rank 16 on
 // the keys' columns, and the head, whose rows are padded. Bias and residual take turns.
-static size_t product_shape(const Config *c, size_t i, OpShape *s) {
+static void product_shape(OpShape *s, size_t i) {
     const size_t n = s->n, C = s->C, FF = s->FF, V = s->V, few = min_size(n, 40),
                  up = activation_width(s->activation, FF);
     const size_t q = s->NH * s->HD, kv = s->NKV * s->HD, all = q + 2 * kv;
     const size_t products[][5] = {{n, C, all, 0, all}, {n, q, C, 0, C},     {n, C, up, 0, up},
-                                  {n, FF, C, 0, C},    {n, 16, kv, q, all}, {few, C, V, 0, V / 8 * 8 + 8}};
-    (void)c;
-    if (i == 6) return 6;
+                                  {n, FF, C, 0, C},    {n, 16, kv, q, all}, {few, C, V, 0, s->stride}};
     s->n = products[i][0], s->C = products[i][1], s->OC = products[i][2];
     s->before = products[i][3], s->stride = products[i][4];
     s->bias = i % 2 == 0, s->joined = i % 2, s->accumulate = 1;
-    return 6;
 }
 
 // Makes the i-th of an op's shapes; 0: it has fewer.
-static int op_shape(OpNumber op, const Config *c, size_t n, size_t i, OpShape *s) {
+static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape *s) {
     static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32},
                                           {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16}};
     static const SamplingSettings settings[] = {{0, 0, 1, 0}, {1, 0, 1, 0}, {0.7, 50, 0.95, 0}};
-    size_t shapes = 1;
-    *s = model_shape(c, n);
-    switch (op) {
-    case OP_embedding_forward:
-    case OP_embedding_backward:
-        s->positions = min_size(n, c->max_position_embeddings), s->factor = 1.5, s->type = check.ops->summed;
-        break;
-    case OP_scatter_rows: s->V = 2 * n; break;
-    case OP_dequantise: s->count = min_size(n * s->C, 100003), s->format = formats[i % 3], shapes = 3; break;
-    case OP_norm_forward:
-    case OP_norm_backward: // the second: the norm of heads
-        shapes = c->family->qk_norm ? 2 : 1, s->accumulate = i == 0;
+    static const struct {
+        const char *op; // its name begins so
+        size_t shapes, tokens;
+        double factor;
+    } special[] = {{"embedding", 1, SIZE_MAX, 1.5},
+                   {"dequantise", 3, SIZE_MAX, 0},
+                   {"norm", 2, SIZE_MAX, 0},
+                   {"linear_forward_quantised", 1, 9, 0},
+                   {"linear", 6, SIZE_MAX, 0},
+                   {"scale", 1, SIZE_MAX, 0.3},
+                   {"dropout", 1, SIZE_MAX, 0.1},
+                   {"rope", 1, SIZE_MAX, 1e6},
+                   {"split_heads", 2, SIZE_MAX, 0},
+                   {"conv", 2, SIZE_MAX, 0},
+                   {"delta", 2, SIZE_MAX, 0},
+                   {"state_combine", 2, SIZE_MAX, 0},
+                   {"attention", 3, SIZE_MAX, 1},
+                   {"logprob", 1, 40, 0.9},
+                   {"draw", 3, 3, 0},
+                   {"", 1, SIZE_MAX, 0}};
+    size_t row = 0, shapes;
+    while (strncmp(op, special[row].op, strlen(special[row].op)) != 0) row++;
+    const char *const kind = special[row].op;
+    *s = model_shape(c, min_size(n, special[row].tokens));
+    s->factor = special[row].factor, shapes = special[row].shapes;
+    s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1;
+    s->format = formats[i % 3], s->sampling = settings[i % 3];
+    if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
+    if (!strcmp(kind, "rope")) s->positions = 131072;
+    if (!strcmp(kind, "draw")) s->seed = i;
+    if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
+    if (!strcmp(kind, "norm")) { // the second: of heads
+        shapes = c->family->qk_norm ? 2 : 1;
         if (i) s->n = n * s->NH, s->C = s->HD;
-        break;
-    case OP_linear_forward:
-    case OP_linear_backward_input:
-    case OP_linear_backward_weight: shapes = product_shape(c, i, s); break;
-    case OP_linear_forward_quantised: // few columns out: all of a record is decoded
-        s->n = min_size(n, 9), s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
-        break;
-    case OP_scale: s->factor = 0.3; break;
-    case OP_dropout: s->first = 7, s->factor = 0.1, s->seed = 3, s->accumulate = 1; break;
-    case OP_rope: s->positions = 131072, s->factor = 1e6; break;
-    case OP_split_heads:
-    case OP_state_combine: shapes = 2, s->back = i == 1; break;
-    case OP_conv_forward:
-    case OP_conv_backward:
-    case OP_delta_forward:
-    case OP_delta_backward: shapes = 2, s->documents = i == 1; break;
-    case OP_attention_forward:
-    case OP_attention_backward: // as most passes; keys in two ranges; in a window, where the model has one
-        shapes = c->sliding_window ? 3 : 2, s->in_ranges = i == 1, s->spans.window = i == 2 ? n / 3 + 1 : 0;
-        s->positions = 2 * n, s->factor = 1;
-        break;
-    case OP_logprob: s->n = min_size(n, 40), s->stride = s->V / 8 * 8 + 8, s->factor = 0.9; break;
-    case OP_draw:
-        s->n = min_size(n, 3), s->stride = s->V / 8 * 8 + 8, s->sampling = settings[i % 3], s->seed = i, shapes = 3;
-        break;
-    case OP_adamw: s->count = min_size(n * s->C, 100003); break;
-    default: break;
+    }
+    if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
+    if (!strcmp(kind, "linear_forward_quantised")) // few columns out: all of a record is decoded
+        s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
+    if (!strcmp(kind, "attention")) { // as most passes; keys in two ranges; in a window, where the model has one
+        shapes = c->sliding_window ? 3 : 2;
+        s->positions = 2 * n, s->spans.window = i == 2 ? n / 3 + 1 : 0;
     }
     return i < shapes;
 }

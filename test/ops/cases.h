@@ -29,7 +29,6 @@ static Guarded *normal(GuardedRole role, const char *name, DType type, size_t co
 
 static Guarded *input(const char *name, size_t count) { return normal(INPUT, name, ops->stored, count, 0.0, 1.0); }
 static Guarded *output(const char *name, size_t count) { return guarded_poison(CHANGED, name, ops->stored, count); }
-static Guarded *in_place(const char *name, size_t count) { return normal(CHANGED, name, ops->stored, count, 0.0, 1.0); }
 static Guarded *accumulated(const char *name, size_t count) {
     return normal(CHANGED, name, ops->summed, count, 0.0, 1.0);
 }
@@ -80,16 +79,14 @@ static const double *doubles_of(const Guarded *t) {
 
 static void twins_lay_out(void) {
     for (Guarded *t = testing.tensors; t; t = t->next) {
-        const size_t bytes = t->count * (TWINS_ARE_DOUBLE && t->role != INPUT ? sizeof(double) : dtype_size(t->type));
-        if (TWINS_ARE_DOUBLE && t->values) {
-            t->twin = case_copy(t->values, t->count);
-        } else {
-            t->twin = case_memory(bytes);
-            if (TWINS_ARE_DOUBLE && t->role != INPUT)
-                memset(t->twin, 0xff, bytes); // NaN
-            else
-                memcpy(t->twin, t->before + t->offset, bytes);
-        }
+        const size_t size = dtype_size(t->type), bytes = t->count * (TWINS_ARE_DOUBLE ? sizeof(double) : size);
+        t->twin = case_memory(bytes);
+        if (TWINS_ARE_DOUBLE && t->values)
+            memcpy(t->twin, t->values, bytes);
+        else if (TWINS_ARE_DOUBLE && t->role != INPUT)
+            memset(t->twin, 0xff, bytes); // NaN
+        else
+            memcpy(t->twin, t->before + t->offset, t->count * size);
     }
 }
 
@@ -160,6 +157,7 @@ static void drawn(const char *name, double mean, double deviation) {
     Edit *e = vary(DRAWN, name);
     e->mean = mean, e->deviation = deviation;
 }
+static void left_out(const char *name) { vary(LEFT_OUT, name); }
 static void given(const char *name, const void *elements) { vary(GIVEN, name)->elements = elements; }
 
 static const Edit *edit_of(EditKind kind, const char *name) {
@@ -180,7 +178,7 @@ __attribute__((format(printf, 2, 3))) static void case_of(const char *variant, c
     varied.slack = 1.0, check.ops = ops;
     for (const char *part = variant; (part = strstr(part, ", ")); part += 2) {
         if (sscanf(part, ", no %19[^,]", first) == 1)
-            vary(LEFT_OUT, first);
+            left_out(first);
         else if (sscanf(part, ", %19s is %19[^,]", first, second) == 2)
             memcpy(vary(ANOTHER, first)->other, second, sizeof(second));
     }
@@ -220,19 +218,15 @@ static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows
     const Edit *other = edit_of(ANOTHER, name), *values = edit_of(GIVEN, name), *draw = edit_of(DRAWN, name);
     GuardedRole role = use == TENSOR_READ ? INPUT : use == TENSOR_SCRATCH ? SCRATCH : CHANGED;
     if (edit_of(LEFT_OUT, name)) return NULL;
-    if (other) {
-        Guarded *same = tensor_of(other->other);
-        if (!strcmp(name, "dx")) varied.dx = same;
-        return same;
-    }
     for (size_t i = 0; i < varied.edits; i++)
         if (varied.edit[i].kind == ANOTHER && !strcmp(varied.edit[i].other, name)) role = CHANGED;
-    Guarded *t = values ? guarded_values(role, name, type, (const double *)values->elements, count)
+    Guarded *t = other    ? tensor_of(other->other)
+                 : values ? guarded_values(role, name, type, (const double *)values->elements, count)
                  : use == TENSOR_WRITTEN || use == TENSOR_SCRATCH
                      ? guarded_poison(role, name, type, count)
                      : normal(role, name, type, count, draw ? draw->mean : 0.0, draw ? draw->deviation : 1.0);
     if (!strcmp(name, "dx")) varied.dx = t;
-    return cols.own && cols.own < cols.size ? keep_columns(t, cols.first, cols.own, cols.size) : t;
+    return cols.own && cols.own < cols.size && !other ? keep_columns(t, cols.first, cols.own, cols.size) : t;
 }
 
 static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim rows, Dim cols, const void *elements) {
@@ -354,16 +348,10 @@ static double norm_gradient_size(void) {
 
 // alone: without dw and db, for which there is no scratch then
 static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
-    static const char *const variants[] = {"",
-                                           "",
-                                           ", dx is dout",
-                                           ", dx is x",
-                                           ", no dw, no db, no scratch",
-                                           ", no dw, no db, no scratch",
-                                           ", dx is dout, no dw, no db, no scratch",
-                                           ", dx is x, no dw, no db, no scratch"};
+    static const char *const variants[] = {"", "", ", dx is dout", ", dx is x"};
     const OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
-    case_of(variants[variant + alone * NORM_VARIANTS], "backward, mean %g, accumulate %d", mean, s.accumulate);
+    case_of(variants[variant], "backward, mean %g, accumulate %d%s", mean, s.accumulate, alone ? ", dx alone" : "");
+    if (alone) left_out("dw"), left_out("db"), left_out("scratch");
     drawn("x", mean, 1.0);
     varied.slack = slack, varied.dx_scale = norm_gradient_size, varied.norm = s.norm;
     case_norm_backward(&s);

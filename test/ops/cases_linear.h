@@ -5,38 +5,6 @@ Cases of the ops of linear attention and of the gate of attention's output, as t
 #define TEST_OPS_CASES_LINEAR_H
 #include "cases.h"
 
-// ---- the gate of attention's output ---------------------------------------------------------------------------------
-static void split_heads_case(size_t n, size_t heads, size_t HD, int join) {
-    const OpShape s = {.n = n, .NH = heads, .HD = HD, .back = join};
-    case_of("", "split_heads");
-    varied.exactly = 1;
-    case_split_heads(&s);
-}
-
-// gates: NULL: random ones. same: out is x; dx is dout and dgate is gate
-static void gate_case(const double *gates, size_t count, int same) {
-    const OpShape s = {.n = 1, .NH = 1, .HD = count};
-    case_of(same ? ", out is x, dx is dout, dgate is gate" : "", "gate of %g", gates ? gates[0] : NAN);
-    drawn("gate", 0.0, 3.0);
-    if (gates) given("gate", gates);
-    case_gate_forward(&s);
-    case_gate_backward(&s);
-}
-
-// ---- the gated norm -------------------------------------------------------------------------------------------------
-enum { GATED_NORM_SEPARATE, GATED_NORM_IN_PLACE, GATED_NORM_DX_ALONE, GATED_NORM_VARIANTS };
-
-// stride: of rows of z and dz
-static void gated_norm_case(size_t n, size_t heads, size_t V, size_t stride, double slack, int variant) {
-    static const char *const variants[] = {"", ", out is x, dx is dout", ", no dz, no dw"};
-    const OpShape s = {.n = n, .norm = {1e-5, 0.0, NORM_RMS}, .delta = {.HV = heads, .V = V, .stride = stride}};
-    case_of(variants[variant], "gated norm, stride=%zu", stride);
-    drawn("z", 0.0, 2.0);
-    varied.slack = slack;
-    case_gated_norm_forward(&s);
-    case_gated_norm_backward(&s);
-}
-
 // ---- shapes of linear attention -------------------------------------------------------------------------------------
 enum { MOST_SPANS = 24 };
 

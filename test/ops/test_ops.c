@@ -101,6 +101,7 @@ TEST(norms_of_constant_rows) { // neither 0/0 nor a variance below 0
         const OpShape s = {.n = 1, .C = C, .norm = {1e-6, 0.0, c % 2 ? NORM_LAYER : NORM_RMS}};
         case_of(", no residual", "all elements %g, %s", constant, c % 2 ? "layernorm" : "rmsnorm");
         drawn("x", constant, 0.0);
+        if (c % 2) varied.slack = 1e6; // the mean of the reference is rounded; b is what counts
         case_norm_forward(&s);
         if (c % 2) expect_near(tensor_of("out"), tensor_of("b")->values);
     }

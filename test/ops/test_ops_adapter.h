@@ -60,35 +60,33 @@ TEST(scale) {
 }
 
 // ---- dropout --------------------------------------------------------------------------------------------------------
-enum { ELSEWHERE, ON_ITSELF, ADDED, DROPOUT_VARIANTS };
-
-static void dropout_case(size_t n, size_t width, size_t first_row, double rate, uint64_t seed, int variant) {
-    const OpShape s = {
-        .n = n, .C = width, .first = first_row, .factor = rate, .seed = seed, .accumulate = variant == ADDED};
-    const double kept_share = 1.0 - rate, count = (double)(n * width);
-    double kept = 0.0;
-    case_of(variant == ON_ITSELF ? ", out is in" : "", "from row %zu, rate %g, accumulate %d", first_row, rate,
-            s.accumulate);
-    case_dropout(&s);
-    const Guarded *in = tensor_of("in"), *out = variant == ON_ITSELF ? in : tensor_of("out");
-    for (size_t i = 0; i < n * width; i++) {
-        const int keeps = reference_keeps(seed, rate, first_row * width + i);
-        kept += keeps;
-        if (!keeps && result(out, i) != expected(out)[i])
-            test_fail("element %zu is dropped, but %g", i, result(out, i));
-    }
-    if (rate == 0.0 && variant != ADDED) expect_exactly(out, in->values);
-    if (fabs(kept - kept_share * count) > 5.0 * sqrt(kept_share * rate * count))
-        test_fail("%g of %g kept", kept, count);
-}
-
 TEST(dropout) {
     static const size_t shapes[][3] = {{1, 1, 0},   {1, 7, 3},    {3, 8, 1000000}, {5, 16, 7},
                                        {7, 33, 64}, {16, 64, 12}, {33, 100, 5},    {130, 257, 40}};
     static const double rates[] = {0.1, 0.0, 0.5, 0.05, 0.9};
-    for (size_t s = 0; s < DROPOUT_VARIANTS * 5 * COUNT_OF(shapes); s++) {
-        const size_t *shape = shapes[s / (DROPOUT_VARIANTS * 5)];
-        dropout_case(shape[0], shape[1], shape[2], rates[s % 5], test_random(), (int)(s / 5 % DROPOUT_VARIANTS));
+    for (size_t k = 0; k < 3 * 5 * COUNT_OF(shapes); k++) {
+        const size_t *shape = shapes[k / 15], variant = k / 5 % 3; // 1: in place; 2: accumulating
+        const OpShape s = {.n = shape[0],
+                           .C = shape[1],
+                           .first = shape[2],
+                           .factor = rates[k % 5],
+                           .seed = test_random(),
+                           .accumulate = variant == 2};
+        const double kept_share = 1.0 - s.factor, count = (double)(s.n * s.C);
+        double kept = 0.0;
+        case_of(variant == 1 ? ", out is in" : "", "from row %zu, rate %g, accumulate %d", s.first, s.factor,
+                s.accumulate);
+        case_dropout(&s);
+        const Guarded *in = tensor_of("in"), *out = variant == 1 ? in : tensor_of("out");
+        for (size_t i = 0; i < s.n * s.C; i++) {
+            const int keeps = reference_keeps(s.seed, s.factor, s.first * s.C + i);
+            kept += keeps;
+            if (!keeps && result(out, i) != expected(out)[i])
+                test_fail("element %zu is dropped, but %g", i, result(out, i));
+        }
+        if (s.factor == 0.0 && variant < 2) expect_exactly(out, in->values);
+        if (fabs(kept - kept_share * count) > 5.0 * sqrt(kept_share * s.factor * count))
+            test_fail("%g of %g kept", kept, count);
     }
 }
 

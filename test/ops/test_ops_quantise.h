@@ -62,28 +62,30 @@ TEST(dequantise) {
         }
 }
 
-static void quantised_case(QuantFormat f, size_t n, size_t C, size_t OC, size_t first, size_t stride, int with_bias,
-                           int residual) {
-    static const char *const residuals[] = {", no residual", "", ", out is residual"};
-    const OpShape s = {.n = n, .C = C, .OC = OC, .first = first, .stride = stride, .bias = with_bias, .format = f};
-    case_of(residuals[residual], "from row %zu stride=%zu %s%s blocks of %zu, rounded to %s, bias=%d", first, stride,
-            quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding), with_bias);
-    case_linear_forward_quantised(&s);
-}
-
 TEST(linear_forward_quantised) {
     static const size_t shapes[][3] = {{1, 64, 6},   {1, 1, 1},    {2, 256, 13}, {1, 63, 13},
                                        {3, 513, 7},  {1, 4160, 9}, {9, 256, 11}, {5, 2048, 6},
                                        {33, 96, 50}, {2, 384, 60}, {2, 7, 5}};
     static const size_t blocks[] = {64, 32, 64, 4096, 128};
     static const DType roundings[] = {DTYPE_BF16, DTYPE_FP32, DTYPE_FP16};
+    static const char *const variants[] = {
+        ", no bias, no residual",     ", no residual",     ", no bias, no residual",    ", no bias", "", ", no bias",
+        ", no bias, out is residual", ", out is residual", ", no bias, out is residual"};
     for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
         const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
         const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
         const QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
                                ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
-        quantised_case(f, shape[0], shape[1], shape[2], s % 7 < 4 ? 0 : test_random_below(20),
-                       shape[2] + (s % 2 ? test_random_below(9) : 0), s % 3 == 1, (int)(s / 2 % 3));
+        const OpShape of_case = {.n = shape[0],
+                                 .C = shape[1],
+                                 .OC = shape[2],
+                                 .format = f,
+                                 .first = s % 7 < 4 ? 0 : test_random_below(20),
+                                 .stride = shape[2] + (s % 2 ? test_random_below(9) : 0)};
+        case_of(variants[s % 3 + 3 * (s / 2 % 3)], "from row %zu stride=%zu %s%s blocks of %zu, rounded to %s",
+                of_case.first, of_case.stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block,
+                dtype_name(f.rounding));
+        case_linear_forward_quantised(&of_case);
     }
 }
 
