@@ -1,7 +1,7 @@
 /*
-What a check of an op stands on (doctor_ops.h): tensors in device memory, and a sample of their rows and columns (Dim)
-that the reference computes. Inputs are random; outputs and scratch hold NaN beforehand, and none may be left in an
-output. Guards around every tensor must be as before, and so must inputs.
+The driver of the op cases (llmc/ops/op_cases.h) for the verb `doctor`: tensors in device memory, and a sample of their
+rows and columns (Dim) that the reference computes. Inputs are random. Outputs and scratch start as NaN, and none may
+stay in an output. Guards around every tensor must not change, nor may inputs.
 */
 #ifndef LLMC_DOCTOR_CHECK_H
 #define LLMC_DOCTOR_CHECK_H

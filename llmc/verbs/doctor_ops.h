@@ -1,6 +1,6 @@
 /*
-The ops that the verb `doctor` checks, every op of a pass and of an optimizer's step, at the shapes of a model: what it
-makes of the cases in llmc/ops/op_cases.h.
+The shapes of a model at which the verb `doctor` runs the op cases (llmc/ops/op_cases.h): every op of a pass and of an
+optimizer's step.
 */
 #ifndef LLMC_DOCTOR_OPS_H
 #define LLMC_DOCTOR_OPS_H
