@@ -261,11 +261,11 @@ static void cuda_on_cpu_turn_order(void) {}
 
 // Every tensor of the case is laid out anew, so results of an earlier CALL must be compared before the next.
 #define CALL(call)                                                                                                     \
-    for (int again = 0; again < 2; again++) {                                                                       \
+    for (int again = 0; again < 2; again++) {                                                                          \
         tensors_load();                                                                                                \
-        if (again)  cuda_on_cpu_turn_order();                                                                          \
+        if (again) cuda_on_cpu_turn_order();                                                                           \
         call;                                                                                                          \
-        if (again)  cuda_on_cpu_turn_order();                                                                          \
+        if (again) cuda_on_cpu_turn_order();                                                                           \
         tensors_check(again);                                                                                          \
     }
 
