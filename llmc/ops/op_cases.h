@@ -10,7 +10,7 @@ ON_DEVICE, ON_REFERENCE, expect(tensor, slack, scale of terms that cancel), sums
 #include "op_dims.h"
 #include "ops_reference.h"
 
-// What cases are made of. A case reads what its op has; 0 elsewhere.
+// The sizes and settings of a case. A case reads those of its op; the others are 0.
 typedef struct {
     size_t n, C, OC, V, FF;         // tokens; columns in and out; a vocabulary; an MLP's width
     size_t before, stride;          // columns OC follow `before` others in rows of `stride` elements
@@ -33,14 +33,14 @@ typedef struct {
 
 static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
 
-// Each index of d stands for `each` columns of a dimension of `size`, which begin `before` columns later.
+// Widens each index of d to `each` columns of a dimension of `size` that begin `before` columns later.
 static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
     size_t *at = (size_t *)check_allocate(d.count * each * sizeof(size_t));
     for (size_t i = 0; i < d.count * each; i++) at[i] = before + dim_at(d, i / each) * each + i % each;
     return dim_of(size, d.count * each, at);
 }
 
-// Rows of `stride` elements, of which columns d follow `before` others; a sample has some of the others, too.
+// Makes rows of `stride` elements in which columns d follow `before` others. A sample has some of the others, too.
 static Dim part_of_row(Dim d, size_t before, size_t stride) {
     const size_t behind = before + d.size;
     const Dim left = some_of(before, 16), right = some_of(stride - behind, 16);
@@ -52,7 +52,7 @@ static Dim part_of_row(Dim d, size_t before, size_t stride) {
     return row;
 }
 
-// n tokens: the rest of a document with `before` tokens before it; with documents a short one and one more after it.
+// Makes spans of n tokens: the rest of a document after `before` tokens; with `documents` a short one and one more.
 static Spans usual_spans(size_t n, size_t before, int documents) {
     const size_t cut[4] = {0, documents ? n - n / 8 - n / 4 : n, n - n / 4, n};
     Span *span = (Span *)check_allocate(3 * sizeof(Span));
@@ -83,7 +83,7 @@ static Tensor *tensor_scratch(size_t count) {
     return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
 }
 
-// What the op overwrites: nothing else is in a row, or others, which stay.
+// Makes a product's result: whole rows, or columns of rows whose other elements must stay.
 static Tensor *tensor_product(const char *name, Dim rows, Dim row) {
     return row.own == row.size ? tensor_out(name, rows, row) : tensor_inout(name, rows, row);
 }
@@ -117,7 +117,7 @@ static void case_embedding_backward(const OpShape *s) {
     expect(dw, 1, 0);
 }
 
-// To V rows, of which n are written in falling order
+// Writes n of V rows, in falling order.
 static void case_scatter_rows(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const Dim N = all_of(s->n), V = all_of(s->V), C = some_of(s->C, 32);
@@ -148,7 +148,7 @@ static void case_dequantise(const OpShape *s) {
     expect(out, 1, 0);
 }
 
-// A row behind the product's own is decoded with it: `first` rows stand before them.
+// Multiplies by rows of a larger matrix: `first` rows stand before them, and up to two after.
 static void case_linear_forward_quantised(const OpShape *s) {
     check_begin("%zux%zux%zu", s->n, s->C, s->OC);
     const Dim N = all_of(s->n), C = all_of(s->C), OC = all_of(s->OC), whole = part_of_row(OC, 0, s->stride);
@@ -235,7 +235,7 @@ static void case_scale(const OpShape *s) {
     expect(x, 1, 0);
 }
 
-// The sample has the last rows: an element's fate goes by its number.
+// Samples the last rows: what is dropped depends on an element's index.
 static void case_dropout(const OpShape *s) {
     check_begin("%zu x %zu", s->n, s->C);
     const size_t rows = some_of(s->n, 40).count;
@@ -369,7 +369,7 @@ static AttentionCase attention_sample(const OpShape *s, int backward) {
     return a;
 }
 
-// Range `range` of two, as when ranks pass keys round.
+// Selects range `range` of two, as when ranks pass keys round.
 static void attention_range(AttentionCase *a, int range) {
     const size_t middle = a->keys.size / 2 + a->keys.size / 5;
     a->shape.partial = 1, a->shape.accumulate = range;
@@ -429,7 +429,7 @@ static Tensor *tensor_master(Dim count) {
     return check.ops->stored == DTYPE_BF16 ? tensor_make(TENSOR_CHANGED, "master", DTYPE_FP32, all_of(1), count) : NULL;
 }
 
-// From moments of 0: weights by the formula, scales as the largest magnitudes of blocks.
+// Steps from moments of 0: weights follow the formula, scales are the largest magnitudes of blocks.
 static void case_adamw_in_8_bits(size_t n) {
     AdamW step = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, 42, 0, 100, NULL, NULL};
     check_begin("%zu, moments in 8 bits", n);

@@ -67,7 +67,7 @@ static void case_conv_forward(const OpShape *s) {
     expect(columns, 1, 0);
 }
 
-// Gradients of the last tokens, as calls behind find them: 0 for those of documents that have ended
+// Makes gradients of the last tokens, as later calls leave them: 0 for documents that have ended.
 static void *dcolumns_of(const DeltaShape *shape, DType type) {
     const Span *last = &shape->spans.span[shape->spans.count - 1];
     const size_t W = delta_channels(shape), count = (shape->taps - 1) * W;

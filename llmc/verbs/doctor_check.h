@@ -112,7 +112,7 @@ static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim row
     return t;
 }
 
-// Elements that the reference takes as they are; doubles are what they are.
+// Makes an input whose elements the reference takes unconverted: indices, records, doubles.
 static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *elements) {
     Tensor *t = tensor_given(TENSOR_READ, name, type, n, all_of(1), elements);
     t->raw = type != DTYPE_FP64;
@@ -127,7 +127,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     return tensor_raw(name, DTYPE_FP32, n, index);
 }
 
-// A tensor between its guards as it is before the op; the caller frees it.
+// Returns a tensor and its guards as they are before the op. The caller frees it.
 static char *tensor_image(const Tensor *t) {
     const size_t size = dtype_size(t->type), count = tensor_count(t);
     char *image = (char *)checked_malloc(tensor_bytes(t) + 2 * GUARD, "a check"), *to = image + GUARD;
@@ -152,7 +152,7 @@ struct AnyPointer { // as void * is in C: becomes whatever pointer is wanted
 typedef void *AnyPointer;
 #endif
 
-// The elements behind `column` elements of the op's tensor, or `in_sample` of the reference's
+// Skips `column` elements of the op's tensor, or `in_sample` of the reference's.
 static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
     const AnyPointer memory = {!t                   ? NULL
                                : check.on_reference ? (void *)((char *)t->twin + in_sample * sizeof(double))
@@ -238,7 +238,7 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 #define REFERENCE(op)        reference_##op
 #define SCRATCH_FOR(op, ...) check.ops->op##_scratch(__VA_ARGS__)
 
-// From now on the op set finds in a tensor what it has put there.
+// Keeps what the op has written: an input of the next call.
 static void tensor_keep(Tensor *t) {
     void *elements = check_allocate(tensor_bytes(t));
     check.ops->copy_out(elements, t->memory + GUARD, tensor_bytes(t));

@@ -206,7 +206,7 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
     va_end(arguments);
 }
 
-// The newest tensor of a name, or NULL.
+// Returns the newest tensor of a name, or NULL.
 static Guarded *tensor_of(const char *name) {
     Guarded *t = testing.tensors;
     while (t && strcmp(t->name, name) != 0) t = t->next;
@@ -241,7 +241,7 @@ static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *eleme
     return guarded_bytes(INPUT, name, other ? other->elements : elements, dtype_size(type), n.size);
 }
 
-// masked: a fourth are -1; the last and the first row are among several.
+// Draws n rows below `limit`, the last one among several. masked: a fourth are -1, and row 0 is among them.
 static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
     int32_t *index = (int32_t *)case_memory(n.size * sizeof(int32_t));
     if (edit_of(LEFT_OUT, name)) return NULL;
@@ -252,7 +252,7 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     return tensor_raw(name, DTYPE_FP32, n, index);
 }
 
-// From now on the op finds in a tensor what it has put there.
+// Keeps what the op has written: an input of the next call.
 static void tensor_keep(Tensor *t) {
     double *values = case_doubles(t->count);
     memcpy(t->before, t->after, t->bytes);
