@@ -38,7 +38,6 @@ static struct {
     size_t rows, wrong, not_checked;
     const char *lost;       // a row behind which the device does not work; NULL: it does
     const Machine *machine; // whose rates are expected here; NULL: unknown
-    size_t peak;            // of this process when the verb began
     // The row that is running, for the thread that watches.
     pthread_mutex_t lock;
     const char *running;
@@ -215,17 +214,16 @@ static void doctor_row(const char *name, void (*look)(DoctorRow *row, size_t i),
 // ---- what there is -------------------------------------------------------------------------------------------------
 __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, Finding finding, const char *format,
                                                               ...) {
-    char text[sizeof(doctor.row[0].text)];
     DoctorRow row = {0};
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
+    vsnprintf(row.text, sizeof(row.text), format, arguments);
     va_end(arguments);
+    make_printable(row.text);
     snprintf(row.name, sizeof(row.name), "%s", name);
-    row.value = NAN;
-    doctor_say(&row, finding, "%s", text);
-    if (!strncmp(name, "device", 6) && ops_device->stored == DTYPE_BF16 && machine_of_device(text))
-        doctor.machine = machine_of_device(text);
+    row.finding = finding, row.value = NAN;
+    if (!strncmp(name, "device", 6) && ops_device->stored == DTYPE_BF16 && machine_of_device(row.text))
+        doctor.machine = machine_of_device(row.text);
     doctor_add(&row);
 }
 
@@ -456,7 +454,9 @@ static void look_at_attention(DoctorRow *row, size_t i) {
 static void look_at_op(DoctorRow *row, size_t i) {
     check.ops = doctor.ops, check.on_reference = 0;
     check.worst = 0, *check.about = 0, *check.fault = 0;
-    op_checks[i].run(&doctor.config, doctor.options->seq_len);
+    OpShape shape;
+    for (size_t k = 0; op_shape(op_cases[i].name, &doctor.config, doctor.options->seq_len, k, &shape); k++)
+        op_cases[i].run(&shape);
     check_end();
     doctor_value(row, check.worst, "");
     if (*check.fault)
@@ -496,7 +496,6 @@ static void doctor_begin(const Options *o) {
     options_check_dtype(o, ops_device->stored);
     doctor.options = o, doctor.text = o->json && is_main_rank() ? stderr : stdout;
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
-    doctor.peak = ops_device->memory_peak();
     if (!doctor.ops) doctor.ops = ops_device;
     if (!(doctor.patience > 0)) doctor.patience = 120;
     pthread_mutex_init(&doctor.lock, NULL);
@@ -514,7 +513,7 @@ static int verb_doctor(const Options *o) {
     doctor_row("products", look_at_products, 0, 0);
     doctor_row("attention forward", look_at_attention, 0, 0);
     doctor_row("attention backward", look_at_attention, 1, 0);
-    for (size_t i = 0; i < OP_CHECKS; i++) doctor_row(op_checks[i].name, look_at_op, i, 0);
+    for (size_t i = 0; i < OP_CASES; i++) doctor_row(op_cases[i].name, look_at_op, i, 0);
     for (size_t i = 0; i < COLLECTIVES && dist_ranks() > 1; i++)
         doctor_row(collectives[i].name, look_at_collective, i, 1);
     doctor_end();

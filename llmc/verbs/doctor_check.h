@@ -1,23 +1,15 @@
 /*
-What a check of an op stands on (doctor_ops.h): tensors in device memory, and a sample of their rows and columns (Dim)
-that the reference computes. Inputs are random; outputs and scratch hold NaN beforehand, and none may be left in an
-output. Guards around every tensor must be as before, and so must inputs.
+The driver of the op cases (llmc/ops/op_cases.h) for the verb `doctor`: tensors in device memory, and a sample of their
+rows and columns (Dim) that the reference computes. Inputs are random. Outputs and scratch start as NaN, and none may
+stay in an output. Guards around every tensor must not change, nor may inputs.
 */
 #ifndef LLMC_DOCTOR_CHECK_H
 #define LLMC_DOCTOR_CHECK_H
-#include "llmc/ops/ops_reference.h"
+#include "llmc/base/random.h"
+#include "llmc/ops/op_dims.h"
+#include "llmc/ops/ops.h"
 
 enum { GUARD = 4096, RANDOM_ELEMENTS = 1048573 }; // bytes; a prime, so that rows of a tensor differ
-#define CHECK_BLOCK ((size_t)8 << 20)             // bytes on their way to or from the device
-
-// ---- a sample ------------------------------------------------------------------------------------------------------
-// A dimension of the op's tensors: its size, and those indices that the reference's tensors have.
-typedef struct {
-    size_t size, count;
-    const size_t *at; // [count] ascending; NULL: all
-} Dim;
-
-typedef enum { TENSOR_READ, TENSOR_CHANGED, TENSOR_WRITTEN, TENSOR_SCRATCH } TensorUse;
 
 typedef struct Tensor {
     const char *name;
@@ -41,6 +33,7 @@ static struct {
     uint64_t drawn;             // random numbers so far
     size_t terms;               // that the op's matrix instructions add up for an element
     int joins;                  // bias, residual and old output that a library adds to them
+    int rounded;                // operands, to bf16
     int on_reference;           // whose turn it is
     double worst;               // largest error as a share of what is allowed
     char about[160];            // the shapes so far
@@ -64,14 +57,6 @@ __attribute__((format(printf, 1, 2))) static void check_fail(const char *format,
 
 static uint64_t check_below(uint64_t below) { return random_below(5, 0, check.drawn++, below); }
 
-static Dim all_of(size_t size) {
-    const Dim dim = {size, size, NULL};
-    return dim;
-}
-
-static size_t dim_at(Dim d, size_t i) { return d.at ? d.at[i] : i; }
-static size_t len(Dim d) { return check.on_reference ? d.count : d.size; }
-
 // At most `most` of them: the first and last two, both sides of multiples of 64, others at random.
 static Dim some_of(size_t size, size_t most) {
     size_t *at = (size_t *)check_allocate(most * sizeof(size_t)), count = 0;
@@ -86,16 +71,7 @@ static Dim some_of(size_t size, size_t most) {
         memmove(at + place + 1, at + place, (count - place) * sizeof(*at));
         at[place] = wanted, count++;
     }
-    const Dim dim = {size, count, at};
-    return dim;
-}
-
-// Each index of d stands for `each` columns of a dimension of `size`, which begin `before` columns later.
-static Dim columns_of(Dim d, size_t each, size_t before, size_t size) {
-    size_t *at = (size_t *)check_allocate(d.count * each * sizeof(size_t));
-    for (size_t i = 0; i < d.count * each; i++) at[i] = before + dim_at(d, i / each) * each + i % each;
-    const Dim dim = {size, d.count * each, at};
-    return dim;
+    return dim_of(size, count, at);
 }
 
 // ---- tensors -------------------------------------------------------------------------------------------------------
@@ -130,24 +106,16 @@ static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows
     return check.tensors = t;
 }
 
-static Tensor *tensor_in(const char *name, Dim rows, Dim cols) {
-    return tensor_make(TENSOR_READ, name, check.ops->stored, rows, cols);
-}
-static Tensor *tensor_out(const char *name, Dim rows, Dim cols) {
-    return tensor_make(TENSOR_WRITTEN, name, check.ops->stored, rows, cols);
-}
-static Tensor *tensor_inout(const char *name, Dim rows, Dim cols) {
-    return tensor_make(TENSOR_CHANGED, name, check.ops->stored, rows, cols);
-}
-static Tensor *tensor_sums(const char *name, Dim rows, Dim cols) {
-    return tensor_make(TENSOR_CHANGED, name, check.ops->summed, rows, cols);
-}
-static Tensor *tensor_scratch(size_t count) {
-    return tensor_make(TENSOR_SCRATCH, "scratch", check.ops->summed, all_of(count), all_of(1));
-}
 static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim rows, Dim cols, const void *elements) {
     Tensor *t = tensor_make(use, name, type, rows, cols);
     t->given = elements;
+    return t;
+}
+
+// Makes an input whose elements the reference takes unconverted: indices, records, doubles.
+static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *elements) {
+    Tensor *t = tensor_given(TENSOR_READ, name, type, n, all_of(1), elements);
+    t->raw = type != DTYPE_FP64;
     return t;
 }
 
@@ -156,27 +124,23 @@ static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked)
     int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
     for (size_t i = 0; i < n.size; i++)
         index[i] = i == 0 ? (int32_t)limit - 1 : i % 4 == 1 ? (masked ? -1 : 0) : (int32_t)check_below(limit);
-    Tensor *t = tensor_given(TENSOR_READ, name, DTYPE_FP32, n, all_of(1), index);
-    t->raw = 1;
-    return t;
+    return tensor_raw(name, DTYPE_FP32, n, index);
 }
 
-// Elements [begin, begin + count) as they are before the op.
-static void tensor_fill(const Tensor *t, size_t begin, size_t count, char *to) {
-    const size_t size = dtype_size(t->type);
-    const char *random = NULL;
-    if (t->use == TENSOR_WRITTEN || t->use == TENSOR_SCRATCH) {
-        memset(to, 0xff, count * size); // NaN in every type
-    } else if (t->given) {
-        memcpy(to, (const char *)t->given + begin * size, count * size);
-    } else {
-        random = (const char *)random_elements(t->type);
-        for (size_t done = 0, n; done < count; done += n) {
-            const size_t from = (t->first + begin + done) % RANDOM_ELEMENTS;
-            n = min_size(count - done, RANDOM_ELEMENTS - from);
-            memcpy(to + done * size, random + from * size, n * size);
-        }
+// Returns a tensor and its guards as they are before the op. The caller frees it.
+static char *tensor_image(const Tensor *t) {
+    const size_t size = dtype_size(t->type), count = tensor_count(t);
+    char *image = (char *)checked_malloc(tensor_bytes(t) + 2 * GUARD, "a check"), *to = image + GUARD;
+    memset(image, 0xff, tensor_bytes(t) + 2 * GUARD); // NaN in every type
+    if (t->use == TENSOR_WRITTEN || t->use == TENSOR_SCRATCH) return image;
+    if (t->given) memcpy(to, t->given, tensor_bytes(t));
+    const char *random = t->given ? NULL : (const char *)random_elements(t->type);
+    for (size_t done = 0, n; done < count && !t->given; done += n) {
+        const size_t from = (t->first + done) % RANDOM_ELEMENTS;
+        n = min_size(count - done, RANDOM_ELEMENTS - from);
+        memcpy(to + done * size, random + from * size, n * size);
     }
+    return image;
 }
 
 #ifdef __cplusplus
@@ -188,43 +152,30 @@ struct AnyPointer { // as void * is in C: becomes whatever pointer is wanted
 typedef void *AnyPointer;
 #endif
 
-static AnyPointer of(const Tensor *t) {
-    const AnyPointer memory = {!t ? NULL : check.on_reference ? t->twin : (void *)(t->memory + GUARD)};
+// Skips `column` elements of the op's tensor, or `in_sample` of the reference's.
+static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
+    const AnyPointer memory = {!t                   ? NULL
+                               : check.on_reference ? (void *)((char *)t->twin + in_sample * sizeof(double))
+                                                    : (void *)(t->memory + GUARD + column * dtype_size(t->type))};
     return memory;
 }
+static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 
-// The reference's tensor, as the op's is before: its values in double, or its elements.
-static void tensor_twin(Tensor *t) {
-    char element[8];
-    t->twin = check_allocate(sample_count(t) * 8),
-    t->found = (double *)check_allocate(sample_count(t) * sizeof(double));
-    for (size_t i = 0; i < sample_count(t); i++) {
-        tensor_fill(t, sample_at(t, i), 1, element);
+// Loads a tensor, and lays out the reference's: its values in double, or its elements.
+static void tensor_load(Tensor *t) {
+    char *image = tensor_image(t);
+    const size_t samples = t->use == TENSOR_SCRATCH ? 0 : sample_count(t);
+    check.ops->copy_in(t->memory, image, tensor_bytes(t) + 2 * GUARD);
+    t->twin = check_allocate(samples * 8), t->found = (double *)check_allocate(samples * 8);
+    for (size_t i = 0; i < samples; i++)
         if (t->raw)
-            memcpy((char *)t->twin + 4 * i, element, 4);
+            memcpy((char *)t->twin + 4 * i, image + GUARD + 4 * sample_at(t, i), 4);
         else
-            ((double *)t->twin)[i] = element_to_double(element, t->type, 0);
-    }
+            ((double *)t->twin)[i] = element_to_double(image + GUARD, t->type, sample_at(t, i));
+    free(image);
 }
 
-static void check_load(void) {
-    char *block = (char *)checked_malloc(CHECK_BLOCK, "a check");
-    for (Tensor *t = check.tensors; t; t = t->next) {
-        const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size;
-        memset(block, 0xff, GUARD);
-        check.ops->copy_in(t->memory, block, GUARD);
-        check.ops->copy_in(t->memory + GUARD + tensor_bytes(t), block, GUARD);
-        for (size_t i = 0, n; i < tensor_count(t); i += n) {
-            n = min_size(each, tensor_count(t) - i);
-            tensor_fill(t, i, n, block);
-            check.ops->copy_in(t->memory + GUARD + i * size, block, n * size);
-        }
-        if (t->use != TENSOR_SCRATCH) tensor_twin(t);
-    }
-    free(block);
-}
-
-// The first element of a block that is NaN or infinite; n: none
+// The first of n elements that is NaN or infinite; n: none
 static size_t first_not_finite(const char *block, DType type, size_t n) {
     size_t i = 0;
     if (type == DTYPE_BF16)
@@ -235,40 +186,25 @@ static size_t first_not_finite(const char *block, DType type, size_t n) {
 }
 
 // Reads a tensor back: its sample, and what must hold for every tensor.
-static void tensor_read(Tensor *t, char *block, char *before) {
-    const size_t size = dtype_size(t->type), each = CHECK_BLOCK / size, count = tensor_count(t);
-    memset(before, 0xff, GUARD);
-    for (int behind = 0; behind < 2; behind++) {
-        check.ops->copy_out(block, t->memory + (behind ? GUARD + tensor_bytes(t) : 0), GUARD);
-        if (memcmp(block, before, GUARD) != 0) check_fail("writes %s %s", behind ? "behind" : "before", t->name);
-    }
-    if (t->use == TENSOR_SCRATCH) return;
-    for (size_t i = 0, n, s = 0; i < count; i += n) {
-        n = min_size(each, count - i);
-        if (t->use == TENSOR_READ && i > 0 && i + n < count) continue; // of large inputs both ends
-        check.ops->copy_out(block, t->memory + GUARD + i * size, n * size);
-        if (t->use == TENSOR_READ) {
-            tensor_fill(t, i, n, before);
-            if (memcmp(block, before, n * size) != 0) check_fail("changes its input %s", t->name);
-            continue;
-        }
-        const size_t bad = first_not_finite(block, t->type, n);
-        if (bad < n) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, i + bad, count);
-        for (; s < sample_count(t) && sample_at(t, s) < i + n; s++)
-            t->found[s] = element_to_double(block, t->type, sample_at(t, s) - i);
-    }
-}
-
-static void check_read(void) {
-    char *block = (char *)checked_malloc(2 * CHECK_BLOCK, "a check");
-    for (Tensor *t = check.tensors; t; t = t->next) tensor_read(t, block, block + CHECK_BLOCK);
-    free(block);
+static void tensor_read(Tensor *t) {
+    const int output = t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN;
+    const size_t bytes = tensor_bytes(t), count = tensor_count(t);
+    char *before = tensor_image(t), *now = (char *)checked_malloc(bytes + 2 * GUARD, "a check");
+    check.ops->copy_out(now, t->memory, bytes + 2 * GUARD);
+    if (memcmp(now, before, GUARD) != 0) check_fail("writes before %s", t->name);
+    if (memcmp(now + GUARD + bytes, before + GUARD + bytes, GUARD) != 0) check_fail("writes behind %s", t->name);
+    if (t->use == TENSOR_READ && memcmp(now, before, bytes + GUARD) != 0) check_fail("changes its input %s", t->name);
+    const size_t bad = output ? first_not_finite(now + GUARD, t->type, count) : count;
+    if (bad < count) check_fail("%s[%zu] of %zu is NaN, infinite or not written", t->name, bad, count);
+    for (size_t i = 0; i < sample_count(t) && output; i++)
+        t->found[i] = element_to_double(now + GUARD, t->type, sample_at(t, i));
+    free(before), free(now);
 }
 
 // Ends a case: its tensors and its memory go.
 static void check_end(void) {
     for (Tensor *t = check.tensors; t; t = t->next) check.ops->release(t->memory, tensor_bytes(t) + 2 * GUARD);
-    check.tensors = NULL, check.terms = 0, check.joins = 0;
+    check.tensors = NULL, check.terms = 0, check.joins = 0, check.rounded = 0;
     while (check.blocks) {
         void *next = *(void **)check.blocks;
         free(check.blocks);
@@ -288,10 +224,10 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
 
 #define ON_DEVICE(call)                                                                                                \
     do {                                                                                                               \
-        check_load();                                                                                                  \
+        for (Tensor *t = check.tensors; t; t = t->next) tensor_load(t);                                                \
         call;                                                                                                          \
         check.ops->finish();                                                                                           \
-        check_read();                                                                                                  \
+        for (Tensor *t = check.tensors; t; t = t->next) tensor_read(t);                                                \
     } while (0)
 #define ON_REFERENCE(call)                                                                                             \
     do {                                                                                                               \
@@ -299,27 +235,33 @@ __attribute__((format(printf, 1, 2))) static void check_begin(const char *format
         call;                                                                                                          \
         check.on_reference = 0;                                                                                        \
     } while (0)
-#define CHECK(op, ...)                                                                                                 \
-    do {                                                                                                               \
-        ON_DEVICE(check.ops->op(__VA_ARGS__));                                                                         \
-        ON_REFERENCE(reference_##op(__VA_ARGS__));                                                                     \
-    } while (0)
+#define REFERENCE(op)        reference_##op
+#define SCRATCH_FOR(op, ...) check.ops->op##_scratch(__VA_ARGS__)
+
+// Keeps what the op has written: an input of the next call.
+static void tensor_keep(Tensor *t) {
+    void *elements = check_allocate(tensor_bytes(t));
+    check.ops->copy_out(elements, t->memory + GUARD, tensor_bytes(t));
+    t->given = elements, t->use = TENSOR_READ;
+}
 
 // ---- comparison ----------------------------------------------------------------------------------------------------
+static void sums_of(size_t terms, int joins) { check.terms = terms, check.joins = joins; }
+
 // Relative error of arithmetic inside an op. A GPU's matrix instructions truncate sums of bf16 products, at most 2^-24
 // for each eight of them (Fasi et al. 2021); they, and a CPU's, take attention's weights rounded to bf16.
 static int check_gpu(void) { return check.ops->stored == DTYPE_BF16 && !strcmp(check.ops->name, "cuda"); }
-static double check_arithmetic(int attention) {
-    const int bf16 = check.ops->stored == DTYPE_BF16, gpu = check_gpu();
-    return (check.ops->summed == DTYPE_FP64 ? 1e-13 : 2e-6) + (gpu ? (double)check.terms / 8 * 0x1p-24 : 0) +
-           (bf16 && attention ? 0x1p-9 : 0);
+static double check_arithmetic(void) {
+    return (check.ops->summed == DTYPE_FP64 ? 1e-13 : 2e-6) + (check_gpu() ? (double)check.terms / 8 * 0x1p-24 : 0) +
+           (check.rounded ? 0x1p-9 : 0);
 }
+static int rounds_operands(void) { return check.rounded = check.ops->stored == DTYPE_BF16; }
 
 // Holds what the op left in t against the reference: each element within one rounding to its type and ten times the
-// arithmetic error, as a share of the sample's root mean square or of `scale`: the size of terms that cancel. cuBLASLt
-// may round a product before it adds what is there (seen on an H100).
-static void expect_close(const Tensor *t, double relative, double scale) {
-    const double *expected = t ? (const double *)t->twin : NULL;
+// arithmetic error (slack times it), as a share of the sample's root mean square or of `scale`: the size of terms that
+// cancel. cuBLASLt may round a product before it adds what is there (seen on an H100).
+static void expect(const Tensor *t, double slack, double scale) {
+    const double *expected = t ? (const double *)t->twin : NULL, relative = slack * check_arithmetic();
     const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;
     const double early = rounding > 0 && check_gpu() ? 4 * 0x1p-9 * check.joins : 0;
     double size = 0;
@@ -336,6 +278,13 @@ static void expect_close(const Tensor *t, double relative, double scale) {
     }
 }
 
-static void expect(const Tensor *t, double scale) { expect_close(t, check_arithmetic(0), scale); }
+static void expect_tokens(const Tensor *t) {
+    for (size_t i = 0; i < sample_count(t); i++) {
+        const float found = (float)t->found[i]; // the bits of an id
+        int32_t id, expected = ((const int32_t *)t->twin)[i];
+        memcpy(&id, &found, sizeof(id));
+        if (id != expected) check_fail("row %zu draws token %d, not %d", i, id, expected);
+    }
+}
 
 #endif

@@ -45,6 +45,7 @@ typedef struct Guarded {
     size_t offset, bytes;          // of element 0 in the allocation; of the whole allocation
     unsigned char *before, *after; // host images of the allocation: as laid out, as the op left it
     void *twin;                    // what a reference has in its place (test/ops/cases.h)
+    size_t stride, first, own;     // columns of the op in rows of `stride` elements; own 0: all
     const Ops *ops;                // where it lives; a test program without tensors need not link an op set
     struct Guarded *next;
 } Guarded;
@@ -58,6 +59,8 @@ static struct {
     int begun, skipped;
     int aligned;     // of every second case element 0 of every tensor is, to 256 bytes, else every second is off by one
     int all_aligned; // every case
+    size_t terms;    // that an op's matrix products add up for an element
+    int joins;       // bias, residual and old output that join such a sum
     double operands; // relative error of operands that an op rounds: attention's weights, to bf16
     double worst;    // largest error of the running test as a share of what is allowed
     Guarded *tensors; // of the running case
@@ -111,7 +114,7 @@ static void case_end(void) {
         free(testing.blocks);
         testing.blocks = next;
     }
-    testing.about[0] = 0;
+    testing.about[0] = 0, testing.terms = 0, testing.joins = 0;
 }
 
 __attribute__((format(printf, 1, 2))) static void test_case(const char *format, ...) {
@@ -258,12 +261,12 @@ static void cuda_on_cpu_turn_order(void) {}
 
 // Every tensor of the case is laid out anew, so results of an earlier CALL must be compared before the next.
 #define CALL(call)                                                                                                     \
-    for (int second = 0; second < 2; second++) {                                                                       \
+    for (int again = 0; again < 2; again++) {                                                                          \
         tensors_load();                                                                                                \
-        if (second) cuda_on_cpu_turn_order();                                                                          \
+        if (again) cuda_on_cpu_turn_order();                                                                           \
         call;                                                                                                          \
-        if (second) cuda_on_cpu_turn_order();                                                                          \
-        tensors_check(second);                                                                                         \
+        if (again) cuda_on_cpu_turn_order();                                                                           \
+        tensors_check(again);                                                                                          \
     }
 
 // ---- comparison -----------------------------------------------------------------------------------------------------
@@ -273,37 +276,25 @@ static double rms(const double *x, size_t count) {
     return count ? sqrt(sum / (double)count) : 0.0;
 }
 
-static int is_gpu_product(const Guarded *t) { // dbias: plain additions
-    return !EMULATED && !strcmp(ops_device->name, "cuda") && ops_device->stored == DTYPE_BF16 &&
-           !strncmp(testing.test, "linear", 6) && strcmp(t->name, "dbias") != 0;
+static int on_gpu_in_bf16(void) {
+    return !EMULATED && !strcmp(ops_device->name, "cuda") && ops_device->stored == DTYPE_BF16;
 }
 
 // A GPU's matrix instructions truncate: fp32 sums of bf16 products lose up to 2^-23 at every step, always towards zero,
 // so the error of a sum grows with its length, not with the root of that (Fasi et al. 2021, "Numerical behavior of
 // NVIDIA tensor cores"). A step adds 8 products or more and loses half of that on average: at most (K / 8) 2^-24 of a
-// sum of K, as partial sums are no larger. For results of the tests `linear*`, whose cases are named by n, C and OC.
-static double truncation_error(const Guarded *t) {
-    const char *sizes = strstr(testing.about, "n=");
-    size_t n, C, OC;
-    if (!is_gpu_product(t)) return 0.0;
-    if (!sizes || sscanf(sizes, "n=%zu C=%zu OC=%zu", &n, &C, &OC) != 3) return 0.0;
-    return (double)n * (double)C * (double)OC / (double)t->count / 8.0 * 0x1p-24; // of the three, t has two: K is left
-}
+// sum of K, as partial sums are no larger.
+static double truncation_error(void) { return on_gpu_in_bf16() ? (double)testing.terms / 8.0 * 0x1p-24 : 0.0; }
 
 // Some of cuBLASLt's kernels, and bias_add, round before each of bias, residual and old output joins a product (seen on
 // an H100): half a unit for each that a case has. A product alone is rounded once.
 static double early_rounding(const Guarded *t) {
-    const char *about = testing.about;
-    if (!is_gpu_product(t) || t->type != DTYPE_BF16) return 0.0;
-    if (!strncmp(about, "adapter", 7)) return 0x1p-9;
-    if (!strncmp(about, "linear_backward", 15)) return strstr(about, "accumulate=1") ? 0x1p-9 : 0.0;
-    if (strncmp(about, "linear_forward", 14) != 0) return 0.0;
-    return (!!strstr(about, "bias=1") + !strstr(about, "residual=0")) * 0x1p-9;
+    return on_gpu_in_bf16() && t->type == DTYPE_BF16 ? testing.joins * 0x1p-9 : 0.0;
 }
 
 // Relative L2 error of the arithmetic inside ops, and the largest relative error of one rounding to `type`.
-static double arithmetic_error(const Guarded *t) {
-    return testing.operands + truncation_error(t) + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
+static double arithmetic_error(void) {
+    return testing.operands + truncation_error() + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
 }
 static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
@@ -313,7 +304,7 @@ static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 
 // underflow.
 static void expect_within(const Guarded *t, const double *expected, double slack, double scale) {
     double size = fmax(rms(expected, t->count), fmax(scale, 1e-34)), sum = 0.0, worst = 0.0;
-    double relative = slack * arithmetic_error(t);
+    double relative = slack * arithmetic_error();
     double rounding = slack * rounding_error(t->type) * 1.001, arithmetic = relative * size;
     double early = slack * early_rounding(t) * size;
     for (size_t i = 0; i < t->count; i++) {

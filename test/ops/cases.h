@@ -1,7 +1,7 @@
 /*
-A case of each op: its tensors, its call, and what it is held against. The call is written once and made twice, by the
-op set and by a reference: by ops_reference.h in double (test_ops.c), by op set "cpu" (test_gpu_large.c). Whoever
-includes this defines
+The tests' driver of the op cases (llmc/ops/op_cases.h): guarded tensors (testing.h), every element against a reference
+that is ops_reference.h in double (test_ops.c) or op set "cpu" (test_gpu_large.c). A case is varied by the names of its
+tensors: left out, the same as another, drawn or given otherwise. Whoever includes this defines
 
     REFERENCE(op)         the reference's function
     TWINS_ARE_DOUBLE      of its tensors; otherwise they are of the op set's types
@@ -11,6 +11,7 @@ includes this defines
 #ifndef TEST_OPS_CASES_H
 #define TEST_OPS_CASES_H
 #include "test/base/testing.h"
+#include "llmc/ops/op_dims.h"
 
 static const Ops *ops; // == ops_device
 
@@ -28,24 +29,46 @@ static Guarded *normal(GuardedRole role, const char *name, DType type, size_t co
 
 static Guarded *input(const char *name, size_t count) { return normal(INPUT, name, ops->stored, count, 0.0, 1.0); }
 static Guarded *output(const char *name, size_t count) { return guarded_poison(CHANGED, name, ops->stored, count); }
-static Guarded *in_place(const char *name, size_t count) { return normal(CHANGED, name, ops->stored, count, 0.0, 1.0); }
 static Guarded *accumulated(const char *name, size_t count) {
     return normal(CHANGED, name, ops->summed, count, 0.0, 1.0);
 }
 static Guarded *sums_out(const char *name, size_t count) { return guarded_poison(CHANGED, name, ops->summed, count); }
 static Guarded *scratch_of(size_t count) { return guarded_poison(SCRATCH, "scratch", ops->summed, count); }
 
-static Guarded *indices(const char *name, size_t n, size_t limit) { // the largest is among several
-    int32_t *index = (int32_t *)case_memory(n * sizeof(int32_t));
-    for (size_t t = 0; t < n; t++) index[t] = (int32_t)test_random_below(limit);
-    if (n > 1) index[test_random_below(n)] = (int32_t)limit - 1;
-    return guarded_bytes(INPUT, name, index, 4, n);
+// Of rows of `stride` elements, keeps columns [first, first + own): NaN beside those of an input, which nobody reads,
+// tiny values beside others, which nobody writes.
+static Guarded *keep_columns(Guarded *t, size_t first, size_t own, size_t stride) {
+    const double beside = t->role == INPUT ? NAN : 0x1p-100;
+    for (size_t i = 0; i < t->count; i++)
+        if (i % stride < first || i % stride >= first + own) {
+            element_write(t->before + t->offset, t->type, i, beside);
+            if (t->values) ((double *)t->values)[i] = beside;
+        }
+    t->stride = stride, t->first = first, t->own = own;
+    return t;
+}
+
+static Guarded *rows_of(GuardedRole role, const char *name, size_t n, size_t width, size_t stride, double deviation) {
+    return keep_columns(normal(role, name, ops->stored, n * stride, 0.0, deviation), 0, width, stride);
 }
 
 // ---- a call and its twin --------------------------------------------------------------------------------------------
-static int on_twins; // whose turn it is
+typedef Guarded Tensor;
+typedef void *AnyPointer;
 
-static void *of(const Guarded *t) { return !t ? NULL : on_twins ? t->twin : t->data; }
+static struct {
+    const Ops *ops;
+    int on_reference; // whose turn it is
+} check;
+
+static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
+    const int twin = check.on_reference;
+    (void)in_sample;
+    return !t ? NULL
+              : (char *)(twin ? t->twin : t->data) +
+                    column * (twin && TWINS_ARE_DOUBLE ? sizeof(double) : dtype_size(t->type));
+}
+static AnyPointer of(const Tensor *t) { return columns(t, 0, 0); }
 
 // Values of a tensor before the op.
 static const double *doubles_of(const Guarded *t) {
@@ -56,30 +79,27 @@ static const double *doubles_of(const Guarded *t) {
 
 static void twins_lay_out(void) {
     for (Guarded *t = testing.tensors; t; t = t->next) {
-        const size_t bytes = t->count * (TWINS_ARE_DOUBLE && t->role != INPUT ? sizeof(double) : dtype_size(t->type));
-        if (TWINS_ARE_DOUBLE && t->values) {
-            t->twin = case_copy(t->values, t->count);
-        } else {
-            t->twin = case_memory(bytes);
-            if (TWINS_ARE_DOUBLE && t->role != INPUT)
-                memset(t->twin, 0xff, bytes); // NaN
-            else
-                memcpy(t->twin, t->before + t->offset, bytes);
-        }
+        const size_t size = dtype_size(t->type), bytes = t->count * (TWINS_ARE_DOUBLE ? sizeof(double) : size);
+        t->twin = case_memory(bytes);
+        if (TWINS_ARE_DOUBLE && t->values)
+            memcpy(t->twin, t->values, bytes);
+        else if (TWINS_ARE_DOUBLE && t->role != INPUT)
+            memset(t->twin, 0xff, bytes); // NaN
+        else
+            memcpy(t->twin, t->before + t->offset, t->count * size);
     }
 }
 
-#define ON_TWINS(call)                                                                                                 \
+#define ON_DEVICE(call)                                                                                                \
     do {                                                                                                               \
+        CALL(call);                                                                                                    \
         twins_lay_out();                                                                                               \
-        on_twins = 1;                                                                                                  \
-        call;                                                                                                          \
-        on_twins = 0;                                                                                                  \
     } while (0)
-#define BOTH(op, ...)                                                                                                  \
+#define ON_REFERENCE(call)                                                                                             \
     do {                                                                                                               \
-        CALL(ops->op(__VA_ARGS__));                                                                                    \
-        ON_TWINS(REFERENCE(op)(__VA_ARGS__));                                                                          \
+        check.on_reference = 1;                                                                                        \
+        call;                                                                                                          \
+        check.on_reference = 0;                                                                                        \
     } while (0)
 
 // Values that the reference left in t.
@@ -90,175 +110,155 @@ static double *expected(const Guarded *t) {
     return values;
 }
 
-// Holds a result against the reference's; NULL: there is none. slack and scale as in expect_within.
-static void expect(const Guarded *t, double slack, double scale) {
-    if (t) expect_within(t, expected(t), SLACK * slack, scale);
+static void expect_same(const Guarded *t) {
+    double *rounded = case_copy(expected(t), t->count);
+    for (size_t i = 0; i < t->count; i++) rounded[i] = round_to(t->type, rounded[i]);
+    expect_exactly(t, rounded);
 }
 
-static void expect_same(const Guarded *t) { expect_exactly(t, expected(t)); }
-
-// ---- embedding ------------------------------------------------------------------------------------------------------
-static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType dw_type, double scale) {
-    test_case("n=%zu rows=%zu C=%zu %s wpe, dw %s, scale %g", n, rows, C, with_wpe ? "with" : "without",
-              dtype_name(dw_type), scale);
-    Guarded *tokens = indices("tokens", n, rows), *position = with_wpe ? indices("position", n, n) : NULL;
-    Guarded *wte = input("wte", rows * C), *wpe = with_wpe ? input("wpe", n * C) : NULL, *out = output("out", n * C);
-    BOTH(embedding_forward, of(out), of(tokens), of(position), of(wte), of(wpe), n, C, scale);
-    expect(out, 1.0, 0.0);
-    if (!with_wpe && scale == 1.0) expect_same(out);
-
-    Guarded *dx = input("dx", n * C), *dw = normal(CHANGED, "dw", dw_type, rows * C, 0.0, 1.0);
-    Guarded *scratch = scratch_of(SCRATCH_FOR(embedding_backward, n, rows, C));
-    BOTH(embedding_backward, of(dw), dw_type, of(dx), of(tokens), n, rows, C, scale, rows / 3, of(scratch));
-    const double *now = expected(dw), *before = doubles_of(dw);
-    expect(dw, 1.0, TWINS_ARE_DOUBLE ? 0.0 : 1.0);
-    for (size_t i = 0; i < rows * C; i++) // rows without a token keep their bits
-        if (now[i] == before[i] && result(dw, i) != before[i]) test_fail("dw[%zu] was changed", i);
-}
-
-// ---- norms ----------------------------------------------------------------------------------------------------------
-enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 4 };
-
-static Norm norm_of(NormKind kind, size_t n) { // an offset as Gemma has it
-    const Norm norm = {1e-5, kind == NORM_RMS && n % 2 ? 1.0 : 0.0, kind};
-    return norm;
-}
-
-static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant) {
-    static const char *const variants[] = {"", ", out is x", ", with a residual", ", out is residual"};
-    test_case("%s_forward n=%zu C=%zu mean %g%s", kind == NORM_LAYER ? "layernorm" : "rmsnorm", n, C, mean,
-              variants[variant]);
-    Guarded *x = normal(variant == OUT_IS_X ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), *w = input("w", C);
-    Guarded *b = kind == NORM_LAYER ? input("b", C) : NULL;
-    Guarded *residual = variant == WITH_RESIDUAL     ? input("residual", n * C)
-                        : variant == OUT_IS_RESIDUAL ? in_place("residual", n * C)
-                                                     : NULL;
-    Guarded *out = variant == OUT_IS_X ? x : variant == OUT_IS_RESIDUAL ? residual : output("out", n * C);
-    BOTH(norm_forward, of(out), of(x), of(w), of(b), of(residual), n, C, norm_of(kind, n));
-    expect(out, slack, 0.0);
-}
-
-// dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and
-// where x - mean has cancelled.
-static double norm_gradient_size(Norm norm, const double *dout, const double *x, const double *w, size_t n, size_t C) {
-    double sum = 0.0;
-    for (size_t t = 0; t < n; t++) {
-        double square = 0.0, mean = 0.0, deviation = 0.0;
-        for (size_t i = 0; i < C && norm.kind == NORM_LAYER; i++) mean += x[t * C + i] / (double)C;
-        for (size_t i = 0; i < C; i++) deviation += (x[t * C + i] - mean) * (x[t * C + i] - mean) / (double)C;
-        const double scale = 1.0 / sqrt(deviation + norm.eps);
-        for (size_t i = 0; i < C; i++) square += pow(dout[t * C + i] * (w[i] + norm.offset), 2.0);
-        sum += square * pow(scale * (1.0 + fabs(mean) * scale), 2.0) / (double)(n * C);
-    }
-    return sqrt(sum);
-}
-
-enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
-
-// alone: without dw and db, for which there is no scratch then
-static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
-    static const char *const variants[] = {"", ", accumulating", ", dx is dout", ", dx is x"};
-    const Norm norm = norm_of(kind, n);
-    test_case("%s_backward n=%zu C=%zu mean %g%s%s", kind == NORM_LAYER ? "layernorm" : "rmsnorm", n, C, mean,
-              variants[variant], alone ? ", dx alone" : "");
-    Guarded *x = normal(variant == DX_IS_X ? CHANGED : INPUT, "x", ops->stored, n * C, mean, 1.0), *w = input("w", C);
-    Guarded *dout = variant == DX_IS_DOUT ? in_place("dout", n * C) : input("dout", n * C);
-    Guarded *dw = alone ? NULL : accumulated("dw", C), *db = alone || kind == NORM_RMS ? NULL : accumulated("db", C);
-    Guarded *dx = variant == DX_IS_DOUT   ? dout
-                  : variant == DX_IS_X    ? x
-                  : variant == ACCUMULATE ? in_place("dx", n * C)
-                                          : output("dx", n * C);
-    Guarded *scratch = alone ? NULL : scratch_of(SCRATCH_FOR(norm_backward, n, C));
-    BOTH(norm_backward, of(dx), of(dw), of(db), of(dout), of(x), of(w), n, C, norm, variant == ACCUMULATE, of(scratch));
-    expect(dx, slack, norm_gradient_size(norm, doubles_of(dout), doubles_of(x), doubles_of(w), n, C));
-    expect(dw, slack, sqrt((double)n));
-    expect(db, slack, sqrt((double)n));
-}
-
-// ---- rows with something between them ------------------------------------------------------------------------------
-// [n,width], rows `stride` apart: between those of an input NaN, which nobody reads, between others tiny values, which
-// nobody writes.
-static Guarded *rows_of(GuardedRole role, const char *name, size_t n, size_t width, size_t stride, double deviation) {
-    Guarded *t = normal(role, name, ops->stored, n * stride, 0.0, deviation);
-    const double between = role == INPUT ? NAN : 0x1p-100;
-    for (size_t i = 0; i < t->count; i++)
-        if (i % stride >= width) {
-            element_write(t->before + t->offset, t->type, i, between);
-            if (t->values) ((double *)t->values)[i] = between;
-        }
-    return t;
-}
-
-// Elements outside of columns [column, column + width) keep their bits.
-static void expect_between(const Guarded *t, size_t column, size_t width, size_t stride) {
+// Elements outside of columns [first, first + own) keep their bits.
+static void expect_beside(const Guarded *t, size_t first, size_t own, size_t stride) {
     const size_t size = dtype_size(t->type);
     for (size_t i = 0; i < t->count; i++)
-        if ((i % stride < column || i % stride >= column + width) &&
+        if ((i % stride < first || i % stride >= first + own) &&
             memcmp(t->before + t->offset + i * size, t->after + t->offset + i * size, size))
             test_fail("%s[%zu, %zu] was changed", t->name, i / stride, i % stride);
 }
 
-// ---- linear ---------------------------------------------------------------------------------------------------------
-static void linear_forward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int residual) {
-    test_case("linear_forward n=%zu C=%zu OC=%zu stride=%zu bias=%d residual=%d", n, C, OC, stride, with_bias,
-              residual); // 2: out is residual
-    Guarded *x = input("x", n * C), *weight = input("weight", OC * C), *bias = with_bias ? input("bias", OC) : NULL;
-    Guarded *added = residual ? rows_of(residual == 2 ? CHANGED : INPUT, "residual", n, OC, stride, 1.0) : NULL;
-    Guarded *out = residual == 2  ? added
-                   : stride == OC ? output("out", n * OC)
-                                  : rows_of(CHANGED, "out", n, OC, stride, 1.0);
-    BOTH(linear_forward, of(out), of(x), of(weight), of(bias), of(added), n, C, OC, stride);
-    expect(out, 1.0, sqrt((double)C));
-    expect_between(out, 0, OC, stride);
+// ---- how a case is varied -------------------------------------------------------------------------------------------
+typedef enum { LEFT_OUT, ANOTHER, DRAWN, GIVEN } EditKind;
+
+typedef struct {
+    EditKind kind;
+    char name[20], other[20]; // ANOTHER: tensor `name` is `other`, which the case makes first
+    double mean, deviation;
+    const void *elements; // doubles; of what the reference takes as it is, the elements
+} Edit;
+
+static struct {
+    Edit edit[8];
+    size_t edits;
+    double slack;             // times every tensor's
+    int exactly;              // results are the reference's, rounded once
+    Norm norm;                // of dx_scale
+    double (*dx_scale)(void); // instead of the case's; NULL: this
+    const Guarded *dx;
+} varied;
+
+static Edit *vary(EditKind kind, const char *name) {
+    Edit *e = &varied.edit[varied.edits++];
+    if (varied.edits > COUNT_OF(varied.edit)) test_fail("more than %zu edits", COUNT_OF(varied.edit));
+    memset(e, 0, sizeof(*e));
+    e->kind = kind;
+    snprintf(e->name, sizeof(e->name), "%s", name);
+    return e;
+}
+static void drawn(const char *name, double mean, double deviation) {
+    Edit *e = vary(DRAWN, name);
+    e->mean = mean, e->deviation = deviation;
+}
+static void left_out(const char *name) { vary(LEFT_OUT, name); }
+static void given(const char *name, const void *elements) { vary(GIVEN, name)->elements = elements; }
+
+static const Edit *edit_of(EditKind kind, const char *name) {
+    for (size_t i = 0; i < varied.edits; i++)
+        if (varied.edit[i].kind == kind && !strcmp(varied.edit[i].name, name)) return &varied.edit[i];
+    return NULL;
 }
 
-static void linear_backward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int accumulate) {
-    test_case("linear_backward n=%zu C=%zu OC=%zu stride=%zu bias=%d accumulate=%d", n, C, OC, stride, with_bias,
-              accumulate);
-    Guarded *x = input("x", n * C), *weight = input("weight", OC * C);
-    Guarded *dout = rows_of(INPUT, "dout", n, OC, stride, 1.0);
-    Guarded *dx = accumulate ? in_place("dx", n * C) : output("dx", n * C);
-    BOTH(linear_backward_input, of(dx), of(dout), of(weight), n, C, OC, stride, accumulate);
-    expect(dx, 1.0, sqrt((double)OC));
-    Guarded *dweight = accumulated("dweight", OC * C), *dbias = with_bias ? accumulated("dbias", OC) : NULL;
-    BOTH(linear_backward_weight, of(dweight), of(dbias), of(dout), of(x), n, C, OC, stride);
-    expect(dweight, 1.0, sqrt((double)n));
-    expect(dbias, 1.0, sqrt((double)n));
-}
-
-// ---- rotary position embedding --------------------------------------------------------------------------------------
-static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta, size_t positions, int interleaved) {
-    test_case("n=%zu heads=%zu HD=%zu R=%zu theta=%g positions to %zu, interleaved %d", n, heads, HD, R, theta,
-              positions, interleaved);
-    float *frequencies = (float *)case_memory(R / 2 * sizeof(float));
-    for (size_t i = 0; i < R / 2; i++) frequencies[i] = (float)pow(theta, -2.0 * (double)i / (double)R);
-    Guarded *position = indices("position", n, positions);
-    Guarded *frequency = guarded_bytes(INPUT, "inverse_frequency", frequencies, 4, R / 2);
-    Guarded *x = in_place("x", n * heads * HD);
-    for (int back = 0; back < 2; back++) {
-        const Rotation how = {back ? 1.13f : 1, interleaved, interleaved == back ? 0 : 0.1, 100};
-        BOTH(rope, of(x), of(position), of(frequency), n, heads, HD, R, how, back);
-        expect(x, 1.0, 0.0);
+// Begins a case. variant: ", out is x, no bias" says what it is and makes it so.
+__attribute__((format(printf, 2, 3))) static void case_of(const char *variant, const char *format, ...) {
+    char text[sizeof(testing.about)], first[20], second[20];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    test_case("%s%s", text, variant);
+    memset(&varied, 0, sizeof(varied));
+    varied.slack = 1.0, check.ops = ops;
+    for (const char *part = variant; (part = strstr(part, ", ")); part += 2) {
+        if (sscanf(part, ", no %19[^,]", first) == 1)
+            left_out(first);
+        else if (sscanf(part, ", %19s is %19[^,]", first, second) == 2)
+            memcpy(vary(ANOTHER, first)->other, second, sizeof(second));
     }
 }
 
-// ---- activations ----------------------------------------------------------------------------------------------------
-// values: of what goes in; NULL: random ones
-static void activation_case(ActivationKind kind, const double *values, size_t n, size_t FF, int same) {
-    static const char *const names[] = {"swiglu", "gelu", "geglu"};
-    const size_t count = n * (kind == ACTIVATION_GELU ? FF : 2 * FF);
-    test_case("%s n=%zu FF=%zu of %g%s", names[kind], n, FF, values ? values[0] : NAN, same ? ", din is in" : "");
-    Guarded *in = values ? guarded_values(same ? CHANGED : INPUT, "in", ops->stored, values, count)
-                         : normal(same ? CHANGED : INPUT, "in", ops->stored, count, 0.0, 3.0);
-    Guarded *out = output("out", n * FF), *dout = input("dout", n * FF), *din = same ? in : output("din", count);
-    BOTH(activation_forward, of(out), of(in), kind, n, FF);
-    expect(out, 1.0, 0.0);
-    BOTH(activation_backward, of(din), of(dout), of(in), kind, n, FF);
-    expect(din, 1.0, 0.0);
+// ---- what the cases ask of a driver ---------------------------------------------------------------------------------
+static void *check_allocate(size_t bytes) { return case_memory(bytes); }
+static uint64_t check_below(uint64_t below) { return test_random_below(below); }
+static Dim some_of(size_t size, size_t most) {
+    (void)most;
+    return all_of(size);
+}
+static int rounds_operands(void) { return testing.operands > 0.0; }
+static void sums_of(size_t terms, int joins) { testing.terms = terms, testing.joins = joins; }
+#define check_fail test_fail
+
+__attribute__((format(printf, 1, 2))) static void check_begin(const char *format, ...) {
+    const size_t used = strlen(testing.about);
+    va_list arguments;
+    va_start(arguments, format);
+    if (used + 2 < sizeof(testing.about)) {
+        memcpy(testing.about + used, ": ", 3);
+        vsnprintf(testing.about + used + 2, sizeof(testing.about) - used - 2, format, arguments);
+    }
+    va_end(arguments);
 }
 
-// ---- loss head ------------------------------------------------------------------------------------------------------
-enum { NO_WEIGHT, ZERO_WEIGHT, RANDOM_WEIGHT };
+// Returns the newest tensor of a name, or NULL.
+static Guarded *tensor_of(const char *name) {
+    Guarded *t = testing.tensors;
+    while (t && strcmp(t->name, name) != 0) t = t->next;
+    return t;
+}
+
+static Tensor *tensor_make(TensorUse use, const char *name, DType type, Dim rows, Dim cols) {
+    const size_t count = rows.size * cols.size;
+    const Edit *other = edit_of(ANOTHER, name), *values = edit_of(GIVEN, name), *draw = edit_of(DRAWN, name);
+    GuardedRole role = use == TENSOR_READ ? INPUT : use == TENSOR_SCRATCH ? SCRATCH : CHANGED;
+    if (edit_of(LEFT_OUT, name)) return NULL;
+    for (size_t i = 0; i < varied.edits; i++)
+        if (varied.edit[i].kind == ANOTHER && !strcmp(varied.edit[i].other, name)) role = CHANGED;
+    Guarded *t = other    ? tensor_of(other->other)
+                 : values ? guarded_values(role, name, type, (const double *)values->elements, count)
+                 : use == TENSOR_WRITTEN || use == TENSOR_SCRATCH
+                     ? guarded_poison(role, name, type, count)
+                     : normal(role, name, type, count, draw ? draw->mean : 0.0, draw ? draw->deviation : 1.0);
+    if (!strcmp(name, "dx")) varied.dx = t;
+    return cols.own && cols.own < cols.size && !other ? keep_columns(t, cols.first, cols.own, cols.size) : t;
+}
+
+static Tensor *tensor_given(TensorUse use, const char *name, DType type, Dim rows, Dim cols, const void *elements) {
+    double *values = case_doubles(rows.size * cols.size);
+    for (size_t i = 0; i < rows.size * cols.size; i++) values[i] = element_to_double(elements, type, i);
+    if (!edit_of(GIVEN, name)) given(name, values);
+    return tensor_make(use, name, type, rows, cols);
+}
+
+static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *elements) {
+    const Edit *other = edit_of(GIVEN, name);
+    return guarded_bytes(INPUT, name, other ? other->elements : elements, dtype_size(type), n.size);
+}
+
+// Draws n rows below `limit`, the last one among several. masked: a fourth are -1, and row 0 is among them.
+static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
+    int32_t *index = (int32_t *)case_memory(n.size * sizeof(int32_t));
+    if (edit_of(LEFT_OUT, name)) return NULL;
+    for (size_t t = 0; t < n.size; t++)
+        index[t] = masked && test_random_below(4) == 0 ? -1 : (int32_t)test_random_below(limit);
+    if (n.size > 1 && masked) index[1] = 0;
+    if (n.size > 1) index[masked ? 0 : test_random_below(n.size)] = (int32_t)limit - 1;
+    return tensor_raw(name, DTYPE_FP32, n, index);
+}
+
+// Keeps what the op has written: an input of the next call.
+static void tensor_keep(Tensor *t) {
+    double *values = case_doubles(t->count);
+    memcpy(t->before, t->after, t->bytes);
+    for (size_t i = 0; i < t->count; i++) values[i] = result(t, i);
+    t->values = values, t->role = INPUT;
+}
 
 // Each to 1e-5 of its size or 1e-6 nats.
 static void expect_entropy(const Guarded *entropy) {
@@ -271,54 +271,172 @@ static void expect_entropy(const Guarded *entropy) {
     }
 }
 
-// values: logits; NULL: random ones. A masked token's results are exactly 0.
+// Holds a result against the reference's; NULL: there is none. slack and scale as in expect_within.
+static void expect(const Guarded *t, double slack, double scale) {
+    if (!t) return;
+    if (varied.dx_scale && t == varied.dx) scale = varied.dx_scale();
+    if (varied.exactly)
+        expect_same(t);
+    else if (!strcmp(t->name, "entropy"))
+        expect_entropy(t);
+    else
+        expect_within(t, expected(t), SLACK * slack * varied.slack, scale);
+    if (t->own) expect_beside(t, t->first, t->own, t->stride);
+}
+
+static void expect_tokens(const Guarded *t) {
+    for (size_t i = 0; i < t->count; i++) {
+        const int32_t found = ((int32_t *)(void *)(t->after + t->offset))[i], wanted = ((int32_t *)t->twin)[i];
+        if (found != wanted) test_fail("row %zu draws token %d, not %d", i, found, wanted);
+    }
+}
+
+#include "llmc/ops/op_cases.h"
+
+// ---- embedding ------------------------------------------------------------------------------------------------------
+static void embedding_case(size_t n, size_t rows, size_t C, int with_wpe, DType dw_type, double scale) {
+    const OpShape s = {
+        .n = n, .C = C, .V = rows, .positions = n, .learned = with_wpe, .factor = scale, .type = dw_type};
+    case_of(with_wpe ? "" : ", no position", "dw %s, scale %g", dtype_name(dw_type), scale);
+    varied.exactly = !with_wpe && scale == 1.0;
+    case_embedding_forward(&s);
+    varied.exactly = 0;
+    case_embedding_backward(&s);
+    const Guarded *dw = tensor_of("dw");
+    const double *now = expected(dw), *before = doubles_of(dw);
+    for (size_t i = 0; i < rows * C; i++) // rows without a token keep their bits
+        if (now[i] == before[i] && result(dw, i) != before[i]) test_fail("dw[%zu] was changed", i);
+}
+
+// ---- norms ----------------------------------------------------------------------------------------------------------
+enum { OUT_ALONE, OUT_IS_X, WITH_RESIDUAL, OUT_IS_RESIDUAL, LAYERNORM_FORWARDS = 2, RMSNORM_FORWARDS = 4 };
+enum { SEPARATE, ACCUMULATE, DX_IS_DOUT, DX_IS_X, NORM_VARIANTS };
+
+static OpShape norm_shape(NormKind kind, size_t n, size_t C, int accumulate) { // an offset as Gemma has it
+    const OpShape s = {
+        .n = n, .C = C, .accumulate = accumulate, .norm = {1e-5, kind == NORM_RMS && n % 2 ? 1.0 : 0.0, kind}};
+    return s;
+}
+
+static void norm_forward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant) {
+    static const char *const variants[] = {", no residual", ", out is x, no residual", "", ", out is residual"};
+    const OpShape s = norm_shape(kind, n, C, 0);
+    case_of(variants[variant], "forward, mean %g", mean);
+    drawn("x", mean, 1.0);
+    varied.slack = slack;
+    case_norm_forward(&s);
+}
+
+// dx is a difference of terms of this size: what its rounding is measured by where they cancel (C of 1 and 2), and
+// where x - mean has cancelled.
+static double norm_gradient_size(void) {
+    const double *dout = doubles_of(tensor_of("dout")), *x = doubles_of(tensor_of("x")),
+                 *w = doubles_of(tensor_of("w"));
+    const size_t C = tensor_of("w")->count, n = tensor_of("x")->count / C;
+    const Norm norm = varied.norm;
+    double sum = 0.0;
+    for (size_t t = 0; t < n; t++) {
+        double square = 0.0, mean = 0.0, deviation = 0.0;
+        for (size_t i = 0; i < C && norm.kind == NORM_LAYER; i++) mean += x[t * C + i] / (double)C;
+        for (size_t i = 0; i < C; i++) deviation += (x[t * C + i] - mean) * (x[t * C + i] - mean) / (double)C;
+        const double scale = 1.0 / sqrt(deviation + norm.eps);
+        for (size_t i = 0; i < C; i++) square += pow(dout[t * C + i] * (w[i] + norm.offset), 2.0);
+        sum += square * pow(scale * (1.0 + fabs(mean) * scale), 2.0) / (double)(n * C);
+    }
+    return sqrt(sum);
+}
+
+// alone: without dw and db, for which there is no scratch then
+static void norm_backward_case(NormKind kind, size_t n, size_t C, double mean, double slack, int variant, int alone) {
+    static const char *const variants[] = {"", "", ", dx is dout", ", dx is x"};
+    const OpShape s = norm_shape(kind, n, C, variant == ACCUMULATE);
+    case_of(variants[variant], "backward, mean %g, accumulate %d%s", mean, s.accumulate, alone ? ", dx alone" : "");
+    if (alone) left_out("dw"), left_out("db"), left_out("scratch");
+    drawn("x", mean, 1.0);
+    varied.slack = slack, varied.dx_scale = norm_gradient_size, varied.norm = s.norm;
+    case_norm_backward(&s);
+}
+
+// ---- linear: residual 2: out is residual ----------------------------------------------------------------------------
+static void linear_forward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int residual) {
+    const OpShape s = {.n = n, .C = C, .OC = OC, .stride = stride, .bias = with_bias, .joined = residual > 0};
+    case_of(residual == 2 ? ", out is residual" : "", "forward, stride=%zu bias=%d residual=%d", stride, with_bias,
+            residual);
+    case_linear_forward(&s);
+}
+
+static void linear_backward_case(size_t n, size_t C, size_t OC, size_t stride, int with_bias, int accumulate) {
+    const OpShape s = {.n = n, .C = C, .OC = OC, .stride = stride, .bias = with_bias, .accumulate = accumulate};
+    case_of("", "backward, stride=%zu bias=%d accumulate=%d", stride, with_bias, accumulate);
+    case_linear_backward_input(&s);
+    case_linear_backward_weight(&s);
+}
+
+// ---- rotary position embedding, activations -------------------------------------------------------------------------
+static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta, size_t positions, int interleaved) {
+    case_of("", "R=%zu theta=%g positions to %zu, interleaved %d", R, theta, positions, interleaved);
+    for (int back = 0; back < 2; back++) {
+        const OpShape s = {.n = n,
+                           .NH = heads,
+                           .HD = HD,
+                           .R = R,
+                           .positions = positions,
+                           .factor = theta,
+                           .back = back,
+                           .rotation = {back ? 1.13f : 1, interleaved, interleaved == back ? 0 : 0.1, 100}};
+        case_rope(&s);
+    }
+}
+
+// values: of what goes in; NULL: random ones
+static void activation_case(ActivationKind kind, const double *values, size_t n, size_t FF, int same) {
+    static const char *const names[] = {"swiglu", "gelu", "geglu"};
+    const OpShape s = {.n = n, .FF = FF, .activation = kind};
+    case_of(same ? ", din is in" : "", "%s of %g", names[kind], values ? values[0] : NAN);
+    drawn("in", 0.0, 3.0);
+    if (values) given("in", values);
+    case_activation_forward(&s);
+    case_activation_backward(&s);
+}
+
+// ---- loss head ------------------------------------------------------------------------------------------------------
+enum { NO_WEIGHT, ZERO_WEIGHT, RANDOM_WEIGHT };
+
+// values: logits of one row; NULL: random ones. targets NULL: random ones. A masked token's results are exactly 0.
 static void logprob_case(const double *values, const int32_t *targets, int weights, size_t n, size_t V,
-                         double temperature, double size, int with_entropy) {
-    static const char *const names[] = {"no weight", "weight 0", "weights"};
-    const GuardedRole role = weights == NO_WEIGHT ? INPUT : CHANGED;
-    const size_t stride = values ? V : (V + 7) / 8 * 8 + n % 2; // of values there is one row
-    test_case("logprob n=%zu V=%zu temperature %g, %s%s", n, V, temperature, names[weights],
-              with_entropy ? ", entropy" : "");
-    Guarded *logits = values ? guarded_values(role, "logits", ops->stored, values, n * V)
-                             : rows_of(role, "logits", n, V, stride, 3.0);
-    Guarded *target = guarded_bytes(INPUT, "targets", targets, 4, n), *logp = sums_out("logp", n);
-    Guarded *entropy = with_entropy ? sums_out("entropy", n) : NULL, *weight = NULL;
-    if (weights != NO_WEIGHT)
-        weight = guarded_normal(INPUT, "weight", ops->summed, n, 0.0, weights == ZERO_WEIGHT ? 0.0 : 1.0);
-    BOTH(logprob, of(logp), of(entropy), of(logits), of(target), of(weight), n, V, stride, temperature);
-    expect_between(logits, 0, V, stride);
-    expect(logp, 1.0, size);
-    if (entropy) expect_entropy(entropy);
+                         double temperature, int with_entropy) {
+    static const char *const variants[] = {
+        ", no weight, no entropy", ", no entropy", ", no entropy", ", no weight", "", ""};
+    const OpShape s = {.n = n, .V = V, .factor = temperature, .stride = values ? V : (V + 7) / 8 * 8 + n % 2};
+    case_of(variants[weights + 3 * with_entropy], "temperature %g, weights %d", temperature, weights);
+    drawn("logits", 0.0, 3.0);
+    drawn("weight", 0.0, weights == ZERO_WEIGHT ? 0.0 : 1.0);
+    if (values) given("logits", values);
+    if (targets) given("targets", targets);
+    case_logprob(&s);
+    const Guarded *logp = tensor_of("logp"), *entropy = tensor_of("entropy"), *target = tensor_of("targets");
+    if (weights != RANDOM_WEIGHT) expect_same(tensor_of("logits"));
     for (size_t t = 0; t < n; t++)
-        if (targets[t] < 0 && (result(logp, t) != 0.0 || (entropy && result(entropy, t) != 0.0)))
+        if (((const int32_t *)(const void *)(target->before + target->offset))[t] < 0 &&
+            (result(logp, t) != 0.0 || (entropy && result(entropy, t) != 0.0)))
             test_fail("logp[%zu] or entropy of a masked token is not 0", t);
-    if (weights == ZERO_WEIGHT) expect_same(logits);
-    if (weights == RANDOM_WEIGHT) expect(logits, 1.0, V < 3 ? 1.0 : 0.0); // of one or two words, 1 - softmax cancels
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
 // values: logits; NULL: random ones, of which `apart` says how many share a value (0: none)
 static Guarded *draw_case(const double *values, const double *uniform, size_t n, size_t V, double apart,
-                          const SamplingSettings *s) {
-    const size_t stride = (V + 7) / 8 * 8 + n % 2;
-    test_case("draw n=%zu V=%zu temperature %g, top-k %zu, top-p %g", n, V, s->temperature, s->top_k, s->top_p);
-    Guarded *logits = rows_of(INPUT, "logits", n, V, stride, 3.0),
-            *token = guarded_poison(CHANGED, "token", DTYPE_FP32, n);
-    for (size_t i = 0; i < n * stride && (values || apart > 0.0); i++) {
-        if (i % stride >= V) continue;
-        const double x = element_to_double(logits->before + logits->offset, logits->type, i);
-        const double value = values ? values[i / stride * V + i % stride] : apart * floor(x / apart);
-        element_write(logits->before + logits->offset, logits->type, i, value);
-        if (logits->values) ((double *)logits->values)[i] = round_to(logits->type, value);
+                          const SamplingSettings *settings) {
+    const OpShape s = {.n = n, .V = V, .stride = (V + 7) / 8 * 8 + n % 2, .sampling = *settings};
+    case_of("", "temperature %g, top-k %zu, top-p %g", settings->temperature, settings->top_k, settings->top_p);
+    double *logits = case_doubles(n * s.stride);
+    for (size_t i = 0; i < n * s.stride; i++) {
+        const double x = 3.0 * test_normal();
+        logits[i] = i % s.stride >= V ? NAN : values ? values[i / s.stride * V + i % s.stride] : x;
+        if (!values && apart > 0.0) logits[i] = apart * floor(logits[i] / apart);
     }
-    Guarded *number = guarded_bytes(INPUT, "uniform", uniform, 8, n), *scratch = scratch_of(SCRATCH_FOR(draw, V));
-    BOTH(draw, of(token), of(logits), of(number), n, V, stride, s, of(scratch));
-    for (size_t t = 0; t < n; t++) {
-        const int32_t found = ((int32_t *)(void *)(token->after + token->offset))[t];
-        if (found != ((int32_t *)token->twin)[t])
-            test_fail("row %zu: %.17g draws token %d, not %d", t, uniform[t], found, ((int32_t *)token->twin)[t]);
-    }
-    return token;
+    given("logits", logits), given("uniform", uniform);
+    case_draw(&s);
+    return tensor_of("token");
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
@@ -355,39 +473,25 @@ static void expect_untouched(const Guarded *t, const char *seen, size_t row) {
             test_fail("%s[%zu] belongs to no key of these spans, but was changed", t->name, i);
 }
 
-// dout . v - delta: two sums of HD products, which nearly cancel in short documents. Of few keys roundings of operands
-// hardly average out.
-static double inner_slack(size_t HD) {
-    return fmax(1.0, sqrt((double)HD / 128.0)) * (testing.operands > 0.0 ? 2.0 : 1.0);
-}
-
 // Forward and backward of spans of a stream of N tokens. amplitude: of q and k; slack: how much their size costs in
 // accuracy.
 static void attention_spans_case(Spans spans, size_t N, Heads heads, double amplitude, double slack) {
-    const size_t NH = heads.NH, NKV = heads.NKV, HD = heads.HD, n = spans_rows(spans), row = NKV * HD;
+    const size_t row = heads.NKV * heads.HD;
     const char *seen = seen_by(spans, N);
-    const AttentionShape shape = {spans, NH, NKV, HD, 1.0 / sqrt((double)HD), all_keys, 0, 0};
-    slack *= inner_slack(HD);
-    Guarded *q = normal(INPUT, "q", ops->stored, n * NH * HD, 0.0, amplitude);
-    Guarded *k = guarded_values(INPUT, "k", ops->stored, values_of_seen(N, seen, row, amplitude), N * row);
-    Guarded *v = guarded_values(INPUT, "v", ops->stored, values_of_seen(N, seen, row, 1.0), N * row);
-    Guarded *out = output("out", n * NH * HD), *lse = sums_out("lse", n * NH);
-    Guarded *scratch = scratch_of(SCRATCH_FOR(attention, n, NH, NKV, HD));
-    BOTH(attention_forward, of(out), of(lse), of(q), of(k), of(v), &shape, of(scratch));
-    expect(out, slack, 0.0);
-    expect(lse, slack, 1.0);
-
-    Guarded *given_out = guarded_values(INPUT, "given out", ops->stored, expected(out), out->count);
-    Guarded *given_lse = guarded_values(INPUT, "given lse", ops->summed, expected(lse), lse->count);
-    Guarded *dout = input("dout", out->count), *dq = output("dq", out->count);
-    Guarded *dk = accumulated("dk", N * row), *dv = accumulated("dv", N * row);
-    BOTH(attention_backward, of(dq), of(dk), of(dv), of(dout), of(given_out), of(q), of(k), of(v), of(given_lse),
-         &shape, of(scratch));
-    expect(dq, slack, 0.3 * amplitude);
-    expect(dk, slack, 0.3 * amplitude);
-    expect(dv, slack, 0.3);
-    expect_untouched(dk, seen, row);
-    expect_untouched(dv, seen, row);
+    const OpShape s = {.n = spans_rows(spans),
+                       .NH = heads.NH,
+                       .NKV = heads.NKV,
+                       .HD = heads.HD,
+                       .positions = N,
+                       .factor = amplitude,
+                       .spans = spans};
+    varied.slack = slack;
+    drawn("q", 0.0, amplitude);
+    given("k", values_of_seen(N, seen, row, amplitude)), given("v", values_of_seen(N, seen, row, 1.0));
+    case_attention_forward(&s);
+    case_attention_backward(&s);
+    expect_untouched(tensor_of("dk"), seen, row);
+    expect_untouched(tensor_of("dv"), seen, row);
 }
 
 #endif

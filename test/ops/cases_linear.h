@@ -5,56 +5,6 @@ Cases of the ops of linear attention and of the gate of attention's output, as t
 #define TEST_OPS_CASES_LINEAR_H
 #include "cases.h"
 
-// ---- the gate of attention's output ---------------------------------------------------------------------------------
-static void split_heads_case(size_t n, size_t heads, size_t HD, int join) {
-    test_case("split_heads n=%zu heads=%zu HD=%zu%s", n, heads, HD, join ? ", join" : "");
-    Guarded *both = join ? output("joined", 2 * n * heads * HD) : input("joined", 2 * n * heads * HD);
-    Guarded *left = join ? input("first", n * heads * HD) : output("first", n * heads * HD);
-    Guarded *right = join ? input("second", n * heads * HD) : output("second", n * heads * HD);
-    BOTH(split_heads, of(both), of(left), of(right), n, heads, HD, join);
-    expect_same(both), expect_same(left), expect_same(right);
-}
-
-// gates: NULL: random ones. same: out is x; dx is dout and dgate is gate
-static void gate_case(const double *gates, size_t count, int same) {
-    test_case("gate count=%zu of %g%s", count, gates ? gates[0] : NAN, same ? ", in place" : "");
-    Guarded *x = same ? in_place("x", count) : input("x", count), *out = same ? x : output("out", count);
-    Guarded *gate = gates ? guarded_values(same ? CHANGED : INPUT, "gate", ops->stored, gates, count)
-                          : normal(same ? CHANGED : INPUT, "gate", ops->stored, count, 0.0, 3.0);
-    BOTH(gate_forward, of(out), of(x), of(gate), count);
-    expect(out, 1.0, 0.0);
-    Guarded *dout = same ? in_place("dout", count) : input("dout", count), *dx = same ? dout : output("dx", count);
-    Guarded *dgate = same ? gate : output("dgate", count);
-    BOTH(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), count);
-    expect(dx, 1.0, 0.0);
-    expect(dgate, 1.0, 0.0);
-}
-
-// ---- the gated norm -------------------------------------------------------------------------------------------------
-enum { GATED_NORM_SEPARATE, GATED_NORM_IN_PLACE, GATED_NORM_DX_ALONE, GATED_NORM_VARIANTS };
-
-// stride: of rows of z and dz
-static void gated_norm_case(size_t n, size_t heads, size_t V, size_t stride, double slack, int variant) {
-    static const char *const variants[] = {"", ", in place", ", dx alone"};
-    const size_t count = n * heads * V;
-    const int same = variant == GATED_NORM_IN_PLACE, alone = variant == GATED_NORM_DX_ALONE;
-    test_case("gated_norm n=%zu heads=%zu V=%zu stride=%zu%s", n, heads, V, stride, variants[variant]);
-    Guarded *x = same ? in_place("x", count) : input("x", count), *out = same ? x : output("out", count);
-    Guarded *z = rows_of(INPUT, "z", n, heads * V, stride, 2.0), *w = input("w", V);
-    BOTH(gated_norm_forward, of(out), of(x), of(z), of(w), n, heads, V, stride, 1e-5);
-    expect(out, slack, 0.0);
-    Guarded *dout = same ? in_place("dout", count) : input("dout", count), *dx = same ? dout : output("dx", count);
-    Guarded *dz = alone ? NULL : rows_of(CHANGED, "dz", n, heads * V, stride, 1.0);
-    Guarded *dw = alone ? NULL : accumulated("dw", V);
-    Guarded *scratch = scratch_of(SCRATCH_FOR(gated_norm_backward, n, heads, V));
-    BOTH(gated_norm_backward, of(dx), of(dz), of(dw), of(dout), of(x), of(z), of(w), n, heads, V, stride, 1e-5,
-         of(scratch));
-    expect(dx, slack, V < 3 ? 5.0 : 1.0); // of rows of one or two the terms cancel
-    expect(dz, slack, 1.0);
-    expect(dw, slack, sqrt((double)(n * heads)));
-    if (dz) expect_between(dz, 0, heads * V, stride);
-}
-
 // ---- shapes of linear attention -------------------------------------------------------------------------------------
 enum { MOST_SPANS = 24 };
 
@@ -82,8 +32,8 @@ static const char *spans_text(Spans spans) {
 }
 
 static void delta_case(const char *op, const DeltaShape *shape, const char *variant) {
-    test_case("%s HK=%zu HV=%zu K=%zu V=%zu taps=%zu stride=%zu, tokens before and in spans%s%s", op, shape->HK,
-              shape->HV, shape->K, shape->V, shape->taps, shape->stride, spans_text(shape->spans), variant);
+    case_of("", "%s HK=%zu HV=%zu K=%zu V=%zu taps=%zu stride=%zu, tokens before and in spans%s%s", op, shape->HK,
+            shape->HV, shape->K, shape->V, shape->taps, shape->stride, spans_text(shape->spans), variant);
 }
 
 // What a slot holds before a call: a state that the slot's first span goes on from; no span comes; or anything
@@ -143,7 +93,7 @@ static void conv_forward_case(const DeltaShape *shape) {
     delta_case("conv_forward", shape, "");
     Guarded *x = rows_of(INPUT, "x", n, W, shape->stride, 1.0), *weight = input("weight", W * shape->taps);
     Guarded *out = output("out", n * W), *columns = columns_before(CHANGED, shape, slots);
-    BOTH(conv_forward, of(out), of(columns), of(x), of(weight), shape);
+    CHECK(conv_forward, of(out), of(columns), of(x), of(weight), shape);
     expect(out, 2.0, 1.0);
     expect_same(columns);
     expect_slots_untouched(columns, shape, (shape->taps - 1) * W);
@@ -167,10 +117,10 @@ static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
     Guarded *columns = columns_before(INPUT, shape, 1), *dcolumns = dcolumns_behind(shape);
     Guarded *dweight = with_dweight ? accumulated("dweight", W * taps) : NULL;
     Guarded *scratch = scratch_of(SCRATCH_FOR(conv_backward, shape));
-    BOTH(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape,
-         of(scratch));
+    CHECK(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape,
+          of(scratch));
     expect(dx, 2.0, 1.0);
-    expect_between(dx, 0, W, shape->stride);
+    expect_beside(dx, 0, W, shape->stride);
     expect(dweight, 2.0, sqrt((double)n));
     expect(dcolumns, 2.0, 1.0);
     for (size_t i = 0; i < dcolumns->count; i++)
@@ -239,8 +189,8 @@ static void delta_forward_case(const DeltaShape *shape, GatesKind gates, int wha
     Guarded *state = states_of(CHANGED, "state", ops->summed, shape, slots_of_case(shape), each);
     Guarded *transfer = what & DELTA_WITH_TRANSFER ? accumulated("transfer", HV * K * K) : NULL;
     Guarded *scratch = scratch_of(SCRATCH_FOR(delta_forward, shape));
-    BOTH(delta_forward, of(out), of(state), of(transfer), of(in.x), of(in.b), of(in.a), of(in.A_log), of(in.dt_bias),
-         shape, of(scratch));
+    CHECK(delta_forward, of(out), of(state), of(transfer), of(in.x), of(in.b), of(in.a), of(in.A_log), of(in.dt_bias),
+          shape, of(scratch));
     expect(out, slack, 0.0);
     expect(state, slack, 0.0);
     expect(transfer, slack, 1.0); // what a state keeps of the one before, by terms of the size of 1 that cancel
@@ -268,15 +218,15 @@ static void delta_backward_case(const DeltaShape *shape, GatesKind gates, int wh
     Guarded *da = rows ? rows_of(CHANGED, "da", n, HV, stride, 1.0) : NULL;
     Guarded *ddt_bias = all ? accumulated("ddt_bias", HV) : NULL;
     Guarded *scratch = scratch_of(SCRATCH_FOR(delta_backward, shape));
-    BOTH(delta_backward, of(dx), of(db), of(da), of(dA_log), of(ddt_bias), of(dstate), of(dout), of(in.x), of(in.b),
-         of(in.a), of(in.A_log), of(in.dt_bias), of(state), shape, of(scratch));
+    CHECK(delta_backward, of(dx), of(db), of(da), of(dA_log), of(ddt_bias), of(dstate), of(dout), of(in.x), of(in.b),
+          of(in.a), of(in.A_log), of(in.dt_bias), of(state), shape, of(scratch));
     expect(dx, slack, 1.0);
     expect(db, slack, 1.0);
     expect(da, slack, 1.0);
     expect(dA_log, slack, sqrt((double)n));
     expect(ddt_bias, slack, sqrt((double)n));
     expect(dstate, slack, 1.0);
-    if (db) expect_between(db, 0, HV, stride), expect_between(da, 0, HV, stride);
+    if (db) expect_beside(db, 0, HV, stride), expect_beside(da, 0, HV, stride);
     for (size_t i = 0; i < each && slot_of(shape, 0) == SLOT_ANYTHING; i++)
         if (result(dstate, i) != 0.0) test_fail("dstate[%zu] is not 0, but a document begins", i);
 }

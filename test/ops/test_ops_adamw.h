@@ -47,8 +47,8 @@ static void adamw_case(State *state, DType gradient_type, DType moment_type, int
     double unit = ops->summed == DTYPE_FP64 && !with_master ? 1e-15 : 1.2e-7;
     double moment_unit = moment_type == DTYPE_BF16 ? 0x1p-7 : moment_type == DTYPE_FP32 ? 1.2e-7 : 1e-15;
     double arithmetic = ops->summed == DTYPE_FP64 ? 1e-14 : 2e-6;
-    test_case("gradient %s, moments %s, %s master, count=%zu, step %d", dtype_name(gradient_type),
-              dtype_name(moment_type), with_master ? "with" : "without", count, (int)step);
+    case_of("", "gradient %s, moments %s, %s master, count=%zu, step %d", dtype_name(gradient_type),
+            dtype_name(moment_type), with_master ? "with" : "without", count, (int)step);
     Guarded *g = guarded_normal(INPUT, "gradient", gradient_type, count, 0.0, 2.0);
     Guarded *master = with_master ? guarded_values(CHANGED, "master", DTYPE_FP32, state->w, count) : NULL;
     Guarded *w = with_master ? output("w", count) : guarded_values(CHANGED, "w", ops->stored, state->w, count);
@@ -107,8 +107,8 @@ TEST(adamw_parts) {
         DType moment = pairing & 1 ? DTYPE_BF16 : DTYPE_FP32, gradient = pairing & 2 ? DTYPE_BF16 : ops->summed;
         Guarded *t[5];
         unsigned char *parts[5];
-        test_case("gradient %s, moments %s, %s master", dtype_name(gradient), dtype_name(moment),
-                  pairing & 4 ? "with" : "without");
+        case_of("", "gradient %s, moments %s, %s master", dtype_name(gradient), dtype_name(moment),
+                pairing & 4 ? "with" : "without");
         double *squares = case_doubles(COUNT);
         for (int i = 0; i < COUNT; i++) squares[i] = 0.1 + test_uniform();
         t[0] = guarded_normal(CHANGED, "w", ops->stored, COUNT, 0.0, 1.0);
@@ -134,7 +134,7 @@ TEST(adamw_parts) {
 TEST(adamw_bf16_moments_follow) {
     enum { STEPS = 1500, COUNT = 400 };
     double path_m = 0.0, path_v = 0.0, mean_m = 0.0, mean_v = 0.0;
-    test_case("%d steps", STEPS);
+    case_of("", "%d steps", STEPS);
     double *zeros = case_doubles(COUNT);
     Guarded *w = guarded_values(CHANGED, "w", ops->stored, zeros, COUNT);
     Guarded *g = guarded_values(INPUT, "gradient", ops->stored, zeros, COUNT);
@@ -189,7 +189,7 @@ TEST(adamw_stochastic_rounding) {
     for (uint64_t seed = 0; seed < 6; seed++)
         for (size_t f = 0; f < 10; f++) {
             double p = fractions[f], deviation = sqrt((double)COUNT * p * (1.0 - p));
-            test_case("fraction %g, seed %d", p, (int)seed);
+            case_of("", "fraction %g, seed %d", p, (int)seed);
             Guarded *w = rounded_step(COUNT, start, p * unit, 1 + (int64_t)f, seed * 1000003u);
             if (ops->stored != DTYPE_BF16) { // nothing to round at random: all alike, whatever the seed
                 for (size_t i = 0; i < COUNT; i++)
@@ -208,7 +208,7 @@ TEST(adamw_stochastic_rounding) {
     // chance.
     for (size_t f = 0; f < 3; f++) {
         static unsigned char first[COUNT];
-        test_case("independence of %s", f == 0 ? "steps" : f == 1 ? "seeds" : "elements");
+        case_of("", "independence of %s", f == 0 ? "steps" : f == 1 ? "seeds" : "elements");
         Guarded *w = rounded_step(COUNT, start, 0.5 * unit, 5, 7);
         for (size_t i = 0; i < COUNT; i++) first[i] = result(w, i) == start;
         if (f < 2) w = rounded_step(COUNT, start, 0.5 * unit, f == 0 ? 6 : 5, f == 1 ? 8 : 7);
@@ -216,7 +216,7 @@ TEST(adamw_stochastic_rounding) {
         if (fabs((double)same - 0.5 * COUNT) > 5.0 * 0.5 * sqrt((double)COUNT))
             test_fail("%zu of %d choices agree, expected half", same, COUNT);
     }
-    test_case("weights that do not move");
+    case_of("", "weights that do not move");
     if (count_of(rounded_step(COUNT, start, 0.0, 1, 1), start) != COUNT) test_fail("a weight moved at learning rate 0");
 }
 

@@ -14,28 +14,21 @@ static const size_t adapter_shapes[][5] = {
     {17, 16, 48, 48, 0},   {33, 5, 100, 7, 22},  {64, 32, 128, 0, 64},   {65, 64, 96, 96, 1},
     {100, 13, 129, 2, 60}, {300, 8, 1100, 8, 4}, {1045, 16, 70, 30, 10}, {40, 300, 300, 5, 0}};
 
-static void *column_of(const Guarded *t, size_t column) {
-    return (char *)of(t) + column * (on_twins ? sizeof(double) : dtype_size(t->type));
-}
-
 static void adapter_case(const size_t *shape, int with_zeros, int backward) {
-    const size_t n = shape[0], r = shape[1], OC = shape[2], column = shape[3], width = column + OC + shape[4];
-    test_case("adapter n=%zu C=%zu OC=%zu, columns from %zu of %zu%s", n, r, OC, column, width,
-              with_zeros && !backward ? ", b = 0" : "");
-    Guarded *h = input("h", n * r);
-    Guarded *b = normal(INPUT, "b", ops->stored, OC * r, 0.0, with_zeros && !backward ? 0.0 : 1.0);
-    if (backward) {
-        Guarded *dout = input("dout", n * width), *dh = output("dh", n * r), *db = accumulated("db", OC * r);
-        BOTH(linear_backward_input, of(dh), column_of(dout, column), of(b), n, r, OC, width, 0);
-        expect(dh, 1.0, sqrt((double)OC));
-        BOTH(linear_backward_weight, of(db), NULL, column_of(dout, column), of(h), n, r, OC, width);
-        expect(db, 1.0, sqrt((double)n));
-        return;
-    }
-    Guarded *out = in_place("out", n * width);
-    BOTH(linear_forward, column_of(out, column), of(h), of(b), NULL, column_of(out, column), n, r, OC, width);
-    expect(out, 1.0, sqrt((double)r));
-    expect_between(out, column, with_zeros ? 0 : OC, width);
+    const size_t OC = shape[2], column = shape[3];
+    const OpShape s = {.n = shape[0],
+                       .C = shape[1],
+                       .OC = OC,
+                       .before = column,
+                       .stride = column + OC + shape[4],
+                       .joined = !backward};
+    case_of(backward ? "" : ", out is residual", "adapter, columns from %zu of %zu%s", column, s.stride,
+            with_zeros ? ", b = 0" : "");
+    if (with_zeros) drawn("weight", 0.0, 0.0);
+    if (!backward) case_linear_forward(&s);
+    if (!backward && with_zeros) expect_beside(tensor_of("residual"), column, 0, s.stride);
+    if (backward) case_linear_backward_input(&s);
+    if (backward) case_linear_backward_weight(&s);
 }
 
 static void adapter_cases(int backward) {
@@ -46,7 +39,7 @@ static void adapter_cases(int backward) {
     for (size_t s = 0; s < 60; s++) {
         const size_t shape[] = {1 + test_random_below(70), 1 + test_random_below(40), 1 + test_random_below(130),
                                 test_random_below(40), test_random_below(40)};
-        adapter_case(shape, s % 4 == 0, backward);
+        adapter_case(shape, s % 4 == 0 && !backward, backward);
     }
 }
 
@@ -58,47 +51,42 @@ TEST(scale) {
     static const size_t counts[] = {1, 2, 7, 8, 15, 16, 17, 33, 1000, 4099, 70001};
     static const double factors[] = {2.0, 1.0, -0.3, 0.0};
     for (size_t c = 0; c < 8 * COUNT_OF(counts); c++) {
-        const size_t count = counts[c / 8];
-        const double factor = factors[c % 4];
-        const DType type = c / 4 % 2 ? ops->summed : ops->stored;
-        test_case("%zu of %s by %g", count, dtype_name(type), factor);
-        Guarded *x = normal(CHANGED, "x", type, count, 0.0, 1.0);
-        BOTH(scale, of(x), type, factor, count);
-        expect(x, 1.0, 0.0);
-        if (factor == 2.0 || factor == 1.0) expect_same(x);
+        const OpShape s = {
+            .n = 1, .C = counts[c / 8], .factor = factors[c % 4], .type = c / 4 % 2 ? ops->summed : ops->stored};
+        case_of("", "%s by %g", dtype_name(s.type), s.factor);
+        varied.exactly = s.factor >= 1.0;
+        case_scale(&s);
     }
 }
 
 // ---- dropout --------------------------------------------------------------------------------------------------------
-enum { ELSEWHERE, ON_ITSELF, ADDED, DROPOUT_VARIANTS };
-
-static void dropout_case(size_t n, size_t width, size_t first_row, double rate, uint64_t seed, int variant) {
-    static const char *const variants[] = {"", ", out is in", ", accumulating"};
-    const double kept_share = 1.0 - rate, count = (double)(n * width);
-    double kept = 0.0;
-    test_case("n=%zu width=%zu from row %zu, rate %g%s", n, width, first_row, rate, variants[variant]);
-    Guarded *in = variant == ON_ITSELF ? in_place("in", n * width) : input("in", n * width);
-    Guarded *out = variant == ON_ITSELF ? in : variant == ADDED ? in_place("out", n * width) : output("out", n * width);
-    BOTH(dropout, of(out), of(in), n, width, first_row, rate, seed, variant == ADDED);
-    expect(out, 1.0, 0.0);
-    for (size_t i = 0; i < n * width; i++) {
-        const int keeps = reference_keeps(seed, rate, first_row * width + i);
-        kept += keeps;
-        if (!keeps && result(out, i) != expected(out)[i])
-            test_fail("element %zu is dropped, but %g", i, result(out, i));
-    }
-    if (rate == 0.0 && variant != ADDED) expect_exactly(out, in->values);
-    if (fabs(kept - kept_share * count) > 5.0 * sqrt(kept_share * rate * count))
-        test_fail("%g of %g kept", kept, count);
-}
-
 TEST(dropout) {
     static const size_t shapes[][3] = {{1, 1, 0},   {1, 7, 3},    {3, 8, 1000000}, {5, 16, 7},
                                        {7, 33, 64}, {16, 64, 12}, {33, 100, 5},    {130, 257, 40}};
     static const double rates[] = {0.1, 0.0, 0.5, 0.05, 0.9};
-    for (size_t s = 0; s < DROPOUT_VARIANTS * 5 * COUNT_OF(shapes); s++) {
-        const size_t *shape = shapes[s / (DROPOUT_VARIANTS * 5)];
-        dropout_case(shape[0], shape[1], shape[2], rates[s % 5], test_random(), (int)(s / 5 % DROPOUT_VARIANTS));
+    for (size_t k = 0; k < 3 * 5 * COUNT_OF(shapes); k++) {
+        const size_t *shape = shapes[k / 15], variant = k / 5 % 3; // 1: in place; 2: accumulating
+        const OpShape s = {.n = shape[0],
+                           .C = shape[1],
+                           .first = shape[2],
+                           .factor = rates[k % 5],
+                           .seed = test_random(),
+                           .accumulate = variant == 2};
+        const double kept_share = 1.0 - s.factor, count = (double)(s.n * s.C);
+        double kept = 0.0;
+        case_of(variant == 1 ? ", out is in" : "", "from row %zu, rate %g, accumulate %d", s.first, s.factor,
+                s.accumulate);
+        case_dropout(&s);
+        const Guarded *in = tensor_of("in"), *out = variant == 1 ? in : tensor_of("out");
+        for (size_t i = 0; i < s.n * s.C; i++) {
+            const int keeps = reference_keeps(s.seed, s.factor, s.first * s.C + i);
+            kept += keeps;
+            if (!keeps && result(out, i) != expected(out)[i])
+                test_fail("element %zu is dropped, but %g", i, result(out, i));
+        }
+        if (s.factor == 0.0 && variant < 2) expect_exactly(out, in->values);
+        if (fabs(kept - kept_share * count) > 5.0 * sqrt(kept_share * s.factor * count))
+            test_fail("%g of %g kept", kept, count);
     }
 }
 
@@ -108,7 +96,7 @@ TEST(dropout_is_of_places) {
     const size_t N = 61, width = 24;
     size_t i, same = 0;
     for (size_t c = 0; c < COUNT_OF(chunks); c++) {
-        test_case("chunks of %zu", chunks[c]);
+        case_of("", "chunks of %zu", chunks[c]);
         Guarded *in = guarded_normal(INPUT, "in", ops->stored, N * width, 10.0, 1.0);
         Guarded *whole = output("whole", N * width), *cut = output("cut", N * width),
                 *other = output("other", N * width);
@@ -136,16 +124,16 @@ TEST(scatter_rows) {
                                        {33, 70, 1}, {70, 90, 96}, {200, 1000, 130}}; // n, rows of out, width
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
         const size_t n = shapes[s][0], rows = shapes[s][1], width = shapes[s][2];
-        test_case("n=%zu rows=%zu width=%zu", n, rows, width);
+        const OpShape s = {.n = n, .V = rows, .C = width};
+        case_of("", "%zu rows", rows);
+        varied.exactly = 1;
         int32_t *row = (int32_t *)case_memory(rows * sizeof(*row));
         for (size_t i = 0; i < rows; i++) { // a shuffle, of which the first n are taken
             size_t j = test_random_below(i + 1);
             row[i] = row[j], row[j] = (int32_t)i;
         }
-        Guarded *in = input("in", n * width), *out = in_place("out", rows * width);
-        Guarded *to = guarded_bytes(INPUT, "row", row, 4, n);
-        BOTH(scatter_rows, of(out), of(in), of(to), n, width);
-        expect_same(out);
+        given("row", row);
+        case_scatter_rows(&s);
     }
 }
 

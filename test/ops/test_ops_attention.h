@@ -40,8 +40,8 @@ static size_t sum_of(const size_t *lengths, size_t documents) {
 static void attention_chunk_case(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads,
                                  double amplitude, double slack) {
     size_t N = sum_of(lengths, documents);
-    test_case("chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0, t1,
-              N, documents, heads.NH, heads.NKV, heads.HD, amplitude, case_window);
+    case_of("", "chunk %zu to %zu of %zu tokens, %zu documents, NH=%zu NKV=%zu HD=%zu, amplitude %g, window %zu", t0,
+            t1, N, documents, heads.NH, heads.NKV, heads.HD, amplitude, case_window);
     Span *span = (Span *)case_memory(documents * sizeof(Span));
     attention_spans_case(spans_of(lengths, documents, t0, t1, span), N, heads, amplitude, slack);
 }
@@ -50,8 +50,8 @@ static void attention_chunk_case(const size_t *lengths, size_t documents, size_t
 // other documents' later keys, and they come in no order of the stream.
 static void attention_gaps_case(size_t count, size_t most, size_t room, Heads heads) {
     size_t row = 0;
-    test_case("%zu spans of up to %zu queries in documents of %zu, NH=%zu NKV=%zu HD=%zu, window %zu", count, most,
-              room, heads.NH, heads.NKV, heads.HD, case_window);
+    case_of("", "%zu spans of up to %zu queries in documents of %zu, NH=%zu NKV=%zu HD=%zu, window %zu", count, most,
+            room, heads.NH, heads.NKV, heads.HD, case_window);
     Span *span = (Span *)case_memory(count * sizeof(Span));
     Spans spans = {0};
     spans.span = span, spans.count = count, spans.window = case_window;
@@ -166,9 +166,9 @@ static OneHead one_head(size_t begin, size_t end, size_t HD, double scale, doubl
 TEST(attention_long_sums) {
     const size_t T = EMULATED ? 200000 / 9 : 200000;
     const double reference_error = ops->stored == DTYPE_FP64 ? 20.0 : 1.0;
-    test_case("%zu keys", T);
+    case_of("", "%zu keys", T);
     const OneHead h = one_head(T - 3, T, 8, 1.0, 0.003, 2.0, 0.3);
-    BOTH(attention_forward, of(h.out), of(h.lse), of(h.q), of(h.k), of(h.v), &h.shape, of(h.scratch));
+    CHECK(attention_forward, of(h.out), of(h.lse), of(h.q), of(h.k), of(h.v), &h.shape, of(h.scratch));
     expect(h.out, ops->stored == DTYPE_FP32 ? 0.15 : reference_error, 0.0);
     expect(h.lse, reference_error, 0.0);
 }
@@ -186,7 +186,7 @@ TEST(attention_nan_shows) {
     enum { TOKENS = 150, HD = 20, BAD = 97 };
     for (size_t p = 0; p < 2 * COUNT_OF(payloads); p++) {
         const int key = (int)(p % 2);
-        test_case("NaN with payload %d in a %s", (int)payloads[p / 2], key ? "key" : "query");
+        case_of("", "NaN with payload %d in a %s", (int)payloads[p / 2], key ? "key" : "query");
         const OneHead h = one_head(0, TOKENS, HD, 0.2, 1.0, 0.0, 1.0);
         set_nan(key ? h.k : h.q, BAD * HD + 3, payloads[p / 2]);
         tensors_load();
@@ -245,8 +245,8 @@ TEST(attention_scratch_of_any_threads) {
         set_threads(threads[i]);
         for (size_t h = 0; h < HEAD_SHAPES; h++) {
             size_t least = 0;
-            test_case("%d threads, NH=%zu NKV=%zu HD=%zu", threads[i], head_shapes[h].NH, head_shapes[h].NKV,
-                      head_shapes[h].HD);
+            case_of("", "%d threads, NH=%zu NKV=%zu HD=%zu", threads[i], head_shapes[h].NH, head_shapes[h].NKV,
+                    head_shapes[h].HD);
             for (n = 1; n < 20000; n += 1 + n / 50) {
                 size_t now = ops_device->attention_scratch(n, head_shapes[h].NH, head_shapes[h].NKV, head_shapes[h].HD);
                 if (now < least) test_fail("n = %zu needs less than fewer queries: %zu after %zu", n, now, least);

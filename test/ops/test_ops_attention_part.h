@@ -126,7 +126,7 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
     PartCase c = part_case(spans, N, heads, parts, amplitude);
     const size_t queries = c.q->count;
     double *out = case_doubles(queries), *lse = case_doubles(c.n * NH), *dq = case_doubles(queries);
-    slack *= inner_slack(HD);
+    slack *= attention_slack(HD);
     AttentionShape first = part_shape(&c, &c.part[0], 0), whole = first;
     whole.keys = all_keys;
     CALL(part_forward(&c, &c.part[0], 0));
@@ -160,8 +160,8 @@ static void attention_parts_case(Spans spans, size_t N, Heads heads, size_t part
 static void chunk_in_parts(const size_t *lengths, size_t documents, size_t t0, size_t t1, Heads heads, size_t parts,
                            double amplitude, double slack) {
     const size_t N = sum_of(lengths, documents);
-    test_case("%zu parts of %zu tokens, %zu documents, queries %zu to %zu, NH=%zu NKV=%zu HD=%zu, window %zu", parts, N,
-              documents, t0, t1, heads.NH, heads.NKV, heads.HD, case_window);
+    case_of("", "%zu parts of %zu tokens, %zu documents, queries %zu to %zu, NH=%zu NKV=%zu HD=%zu, window %zu", parts,
+            N, documents, t0, t1, heads.NH, heads.NKV, heads.HD, case_window);
     Span *span = (Span *)case_memory(documents * sizeof(Span));
     attention_parts_case(spans_of(lengths, documents, t0, t1, span), N, heads, parts, amplitude, slack);
 }

@@ -101,8 +101,23 @@ TEST(reference_gradients_of_delta) {
 // ---- gates and the gated norm ---------------------------------------------------------------------------------------
 TEST(split_heads) {
     static const size_t shapes[][3] = {{1, 1, 1}, {1, 3, 2}, {3, 2, 5}, {7, 4, 16}, {5, 3, 64}, {33, 2, 257}};
-    for (size_t s = 0; s < 2 * COUNT_OF(shapes); s++)
-        split_heads_case(shapes[s / 2][0], shapes[s / 2][1], shapes[s / 2][2], (int)s % 2);
+    for (size_t i = 0; i < 2 * COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i / 2];
+        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .back = (int)i % 2};
+        case_of("", "split");
+        varied.exactly = 1;
+        case_split_heads(&s);
+    }
+}
+
+// gates NULL: random ones
+static void gate_case(const double *gates, size_t count, int same) {
+    const OpShape s = {.n = 1, .NH = 1, .HD = count};
+    case_of(same ? ", out is x, dx is dout, dgate is gate" : "", "gate of %g", gates ? gates[0] : NAN);
+    drawn("gate", 0.0, 3.0);
+    if (gates) given("gate", gates);
+    case_gate_forward(&s);
+    case_gate_backward(&s);
 }
 
 TEST(gate) {
@@ -115,11 +130,17 @@ TEST(gate) {
 TEST(gated_norm) {
     static const size_t shapes[][3] = {{1, 1, 1},  {3, 2, 2},   {1, 4, 7},   {5, 3, 16},   {2, 6, 33},  {9, 2, 64},
                                        {4, 3, 96}, {3, 5, 128}, {65, 1, 17}, {33, 16, 32}, {2, 2, 1025}};
-    for (size_t s = 0; s < COUNT_OF(shapes); s++)
-        for (int variant = 0; variant < GATED_NORM_VARIANTS; variant++) {
-            const size_t width = shapes[s][1] * shapes[s][2], stride = (s + (size_t)variant) % 3 ? width + s : width;
-            if (EMULATED && (s + (size_t)variant) % 3) continue;
-            gated_norm_case(shapes[s][0], shapes[s][1], shapes[s][2], stride, 1.0, variant);
+    static const char *const variants[] = {"", ", out is x, dx is dout", ", no dz, no dw"};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++)
+        for (size_t variant = 0; variant < COUNT_OF(variants); variant++) {
+            const size_t HV = shapes[i][1], V = shapes[i][2], stride = HV * V + ((i + variant) % 3 ? i : 0);
+            const OpShape s = {
+                .n = shapes[i][0], .norm = {1e-5, 0.0, NORM_RMS}, .delta = {.HV = HV, .V = V, .stride = stride}};
+            if (EMULATED && (i + variant) % 3) continue;
+            case_of(variants[variant], "gated norm, stride=%zu", stride);
+            drawn("z", 0.0, 2.0);
+            case_gated_norm_forward(&s);
+            case_gated_norm_backward(&s);
         }
 }
 

@@ -109,7 +109,7 @@ static void expect_moments(const char *name, const Guarded *codes, const uint8_t
 TEST(moments_quantiser) {
     static const MomentState zeros;
     const MomentState *expected = &moment_file()->quantised;
-    test_case("codes and scales");
+    case_of("", "codes and scales");
     AdamW s = moment_step(1);
     s.beta1 = s.beta2 = 0;
     const MomentTensors t = moment_tensors(&zeros, moment_values(0, 8), moment_gradients(0));
@@ -124,7 +124,7 @@ TEST(moments_steps) {
     static const MomentState zeros;
     for (int step = 1; step <= MOMENT_STEPS; step++) { // each from what bitsandbytes has before it
         const MomentStep *expected = &file->step[step - 1];
-        test_case("step %d", step);
+        case_of("", "step %d", step);
         double *weights = moment_values(0, 8);
         for (size_t i = 0; i < MOMENTS && at; i++) weights[i] = (double)at->weights[i];
         const MomentTensors t = moment_tensors(at ? &at->moments : &zeros, weights, moment_gradients(step));
@@ -150,7 +150,7 @@ TEST(moments_parts) {
     static const size_t cut[PARTS + 1] = {0, MOMENT_BLOCK - BEFORE, 3 * MOMENT_BLOCK - BEFORE, MOMENTS};
     const MomentState *from = &moment_file()->step[1].moments;
     unsigned char *whole[7];
-    test_case("three parts");
+    case_of("", "three parts");
     const MomentTensors t = moment_tensors(from, moment_values(0, 8), moment_gradients(3));
     Guarded *const all[] = {t.w, t.master, t.gradient, t.m, t.v, t.m_scales, t.v_scales};
     CALL(moment_call(&t, moment_step(3), 0, MOMENTS, BEFORE));

@@ -29,14 +29,16 @@ static uint8_t *random_record(QuantFormat f, size_t n) {
 }
 
 static void dequantise_case(QuantFormat f, size_t n) {
-    test_case("n=%zu %s%s blocks of %zu, rounded to %s", n, quant_type_names[f.type], f.nested ? " nested" : "",
-              f.block, dtype_name(f.rounding));
+    const OpShape s = {.count = n, .format = f};
+    case_of("", "%s blocks of %zu, rounded to %s", f.nested ? "nested" : "plain", f.block, dtype_name(f.rounding));
     const uint8_t *bytes = random_record(f, n);
     float *values = (float *)case_memory(n * sizeof(float));
     const size_t size = dtype_size(ops->stored);
     unsigned char *wanted = (unsigned char *)case_memory(n * size);
-    Guarded *record = guarded_bytes(INPUT, "record", bytes, 4, quant_parts(f, n).bytes / 4), *out = output("out", n);
-    BOTH(dequantise, of(out), of(record), &f, n);
+    varied.exactly = 1;
+    given("record", bytes);
+    case_dequantise(&s);
+    const Guarded *out = tensor_of("out");
     quant_decode(values, f, bytes, n);
     elements_from_float(wanted, ops->stored, values, n);
     for (size_t i = 0; i < n; i++)
@@ -60,42 +62,30 @@ TEST(dequantise) {
         }
 }
 
-static void quantised_case(QuantFormat f, size_t n, size_t C, size_t OC, size_t first, size_t stride, int with_bias,
-                           int residual) {
-    test_case("n=%zu C=%zu OC=%zu from row %zu stride=%zu %s%s blocks of %zu, rounded to %s, bias=%d residual=%d", n, C,
-              OC, first, stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block, dtype_name(f.rounding),
-              with_bias,
-              residual); // 2: out is residual
-    const size_t rows = first + OC + first % 3, count = rows * C;
-    const QuantParts p = quant_parts(f, count);
-    float *values = (float *)case_memory(count * sizeof(float));
-    uint8_t *bytes = (uint8_t *)case_memory(p.bytes);
-    for (size_t i = 0; i < count; i++) values[i] = (float)test_normal();
-    quant_encode(bytes, f, values, count);
-    Guarded *x = input("x", n * C), *record = guarded_bytes(INPUT, "record", bytes, 4, p.bytes / 4);
-    Guarded *bias = with_bias ? input("bias", OC) : NULL;
-    Guarded *added = residual ? rows_of(residual == 2 ? CHANGED : INPUT, "residual", n, OC, stride, 1.0) : NULL;
-    Guarded *out = residual == 2  ? added
-                   : stride == OC ? output("out", n * OC)
-                                  : rows_of(CHANGED, "out", n, OC, stride, 1.0);
-    BOTH(linear_forward_quantised, of(out), of(x), of(record), &f, rows, first, of(bias), of(added), n, C, OC, stride);
-    expect(out, 1.0, sqrt((double)C));
-    expect_between(out, 0, OC, stride);
-}
-
 TEST(linear_forward_quantised) {
     static const size_t shapes[][3] = {{1, 64, 6},   {1, 1, 1},    {2, 256, 13}, {1, 63, 13},
                                        {3, 513, 7},  {1, 4160, 9}, {9, 256, 11}, {5, 2048, 6},
                                        {33, 96, 50}, {2, 384, 60}, {2, 7, 5}};
     static const size_t blocks[] = {64, 32, 64, 4096, 128};
     static const DType roundings[] = {DTYPE_BF16, DTYPE_FP32, DTYPE_FP16};
+    static const char *const variants[] = {
+        ", no bias, no residual",     ", no residual",     ", no bias, no residual",    ", no bias", "", ", no bias",
+        ", no bias, out is residual", ", out is residual", ", no bias, out is residual"};
     for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
         const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
         const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
         const QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
                                ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
-        quantised_case(f, shape[0], shape[1], shape[2], s % 7 < 4 ? 0 : test_random_below(20),
-                       shape[2] + (s % 2 ? test_random_below(9) : 0), s % 3 == 1, (int)(s / 2 % 3));
+        const OpShape of_case = {.n = shape[0],
+                                 .C = shape[1],
+                                 .OC = shape[2],
+                                 .format = f,
+                                 .first = s % 7 < 4 ? 0 : test_random_below(20),
+                                 .stride = shape[2] + (s % 2 ? test_random_below(9) : 0)};
+        case_of(variants[s % 3 + 3 * (s / 2 % 3)], "from row %zu stride=%zu %s%s blocks of %zu, rounded to %s",
+                of_case.first, of_case.stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block,
+                dtype_name(f.rounding));
+        case_linear_forward_quantised(&of_case);
     }
 }
 

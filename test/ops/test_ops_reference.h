@@ -145,7 +145,7 @@ static double slope_of(const Problem *p, double *const *x, const double *dout, d
 // Inputs whose elements an op does not read have no slope, and no gradient.
 static void expect_gradients(const Problem *p) {
     double *x[MOST_INPUTS], *d[MOST_INPUTS];
-    test_case("%s", p->name);
+    case_of("", "%s", p->name);
     const double *dout = normals(p->outputs);
     for (size_t k = 0; k < MOST_INPUTS; k++) x[k] = normals(p->inputs[k]), d[k] = case_doubles(p->inputs[k]);
     p->backward(d, dout, x);

@@ -61,11 +61,11 @@ static void expect_rows(const char *model) {
     static Options options;
     ops = ops_planted(), options.seq_len = 16;
     doctor.ops = &ops, doctor.options = &options, doctor.config = config_from_text(model, "a test", EXIT_USAGE);
-    for (size_t i = 0; i < OP_CHECKS; i++)
+    for (size_t i = 0; i < OP_CASES; i++)
         for (size_t trial = 0; trial < 4; trial++) {
             DoctorRow row = {0};
-            test_case("%s of %.5s, %s", op_checks[i].name, model, trial ? "one element off" : "right");
-            planted = trial ? op_checks[i].name : NULL;
+            test_case("%s of %.5s, %s", op_cases[i].name, model, trial ? "one element off" : "right");
+            planted = trial ? op_cases[i].name : NULL;
             look_at_op(&row, i);
             if (row.finding != (trial ? FINDING_WRONG : FINDING_OK)) test_fail("its row says: %s", row.text);
         }
@@ -149,15 +149,15 @@ static const char *expect_doctor(const Ops *ops, int code, const char *name, con
 TEST(rows_stand_for_themselves) {
     Ops ops = ops_planted();
     test_case("all is well");
-    expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CHECKS + 10);
+    expect_doctor(&ops, 0, "scale", "16 x 16", 0, OP_CASES + 10);
     test_case("a slow disk");
     ops.await_transfer = await_slowly;
-    const char *slow = strstr(expect_doctor(&ops, 0, "disk", "295 GB, take ", 0, OP_CHECKS + 11), "note   disk");
+    const char *slow = strstr(expect_doctor(&ops, 0, "disk", "295 GB, take ", 0, OP_CASES + 11), "note   disk");
     if (!slow || !strstr(slow, "GB/s written")) test_fail("a slow disk is no note");
     ops.await_transfer = ops_device->await_transfer;
     test_case("an op ends the program");
     ops.scale = scale_that_dies;
-    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CHECKS + 10);
+    expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CASES + 10);
     test_case("an op hangs");
     ops.scale = scale_that_hangs;
     expect_doctor(&ops, 1, "scale", "hangs", 1, 9);
@@ -166,7 +166,7 @@ TEST(rows_stand_for_themselves) {
     expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, 9);
     test_case("the device is full");
     ops = ops_planted(), ops.allocate = allocate_nothing;
-    expect_doctor(&ops, 1, "products", "end what else uses it", OP_CHECKS + 5, OP_CHECKS + 10);
+    expect_doctor(&ops, 1, "products", "end what else uses it", OP_CASES + 5, OP_CASES + 10);
     test_case("no device");
     ops = ops_planted(), ops.device_problem = no_device;
     expect_doctor(&ops, 0, "machine", "", 0, 1);

@@ -1,0 +1,26 @@
+/*
+Dimensions of the tensors of op cases (op_cases.h): their sizes, and the indices that the reference computes. A driver
+that computes every element samples nothing.
+*/
+#ifndef LLMC_OP_DIMS_H
+#define LLMC_OP_DIMS_H
+#include <stddef.h>
+
+typedef struct {
+    size_t size, count;
+    const size_t *at;             // [count] indices of the sample, ascending; NULL: all
+    size_t own, first, in_sample; // columns of the op, which begin here in a row and in a sampled row; own 0: all
+} Dim;
+
+// CHANGED holds values before the op, WRITTEN nothing that may last.
+typedef enum { TENSOR_READ, TENSOR_CHANGED, TENSOR_WRITTEN, TENSOR_SCRATCH } TensorUse;
+
+static Dim dim_of(size_t size, size_t count, const size_t *at) {
+    const Dim dim = {size, count, at, 0, 0, 0};
+    return dim;
+}
+static Dim all_of(size_t size) { return dim_of(size, size, NULL); }
+
+static size_t dim_at(Dim d, size_t i) { return d.at ? d.at[i] : i; }
+
+#endif
