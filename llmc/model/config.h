@@ -195,7 +195,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
         break;
     case KEY_LAYER_TYPES:
         snprintf(letters, sizeof(letters), "%sf", config->family->layer_types);
-        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
+        if (!*value || strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"

@@ -208,8 +208,8 @@ static const char *const state_names[STATES] = {"weights",        "first moments
                                                 "master weights", "scales of first", "scales of second"};
 
 typedef struct {
-    double loss[TRAINED_STEPS], norm[TRAINED_STEPS];
-    unsigned char *values[STATES]; // of this rank, memory of the case; NULL: there are none
+    double loss[TRAINED_STEPS + 1], norm[TRAINED_STEPS]; // the last loss: of a forward pass alone
+    unsigned char *values[STATES];                       // of this rank, memory of the case; NULL: there are none
     size_t bytes[STATES];
     Moved moved;
     size_t peak[PLACES], planned[PLACES];
@@ -235,6 +235,7 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
     step.seed = 5;
     optimizer_step(memory, &r->state, NULL);
+    t.loss[TRAINED_STEPS] = forward_only(&r->s, &c->batch[case_own(c, settings.world).begin], 40, NULL);
     memset(&memory->moved, 0, sizeof(memory->moved));
     for (size_t i = 0; i < TRAINED_STEPS; i++) {
         const Parameter *bad;

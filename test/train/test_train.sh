@@ -110,12 +110,7 @@ STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 orders="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --lr 1e-2 --schedule constant --chunk 24 --logits-chunk 20"
 sparse="$orders --method spaco --keep-chunks 0.5"
-succeeds train $sparse --steps 4 --out "$WORK/sparse"
-succeeds train $sparse --steps 2 --out "$WORK/sparse-parts"
-succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights host --inputs host --update forward
-for file in model optimizer; do
-    check "$file of spaco in two parts" cmp -s "$WORK/sparse/checkpoint-00000004/$file.bin" "$WORK/sparse-parts/checkpoint-00000004/$file.bin"
-done
+in_two_parts sparse 4 '--weights host --inputs host --update forward' $sparse
 for other in "${sparse%0.5}0.25" "$orders --method seco"; do
     refuses 1 'was trained with --keep-chunks 0.5, now it is ' train $other --steps 6 --out "$WORK/sparse-parts" --resume
     check 'and no note says that it goes on' [ -z "$(grep '^note: --method' "$WORK/err")" ]
@@ -154,13 +149,6 @@ if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
         END { if (NR < 80) print "only", NR, "words" }')
     check "losses, norms and learning rates are those of 88e0adb: $far" [ -z "$far" ]
 fi
-
-# ---- accumulation ----------------------------------------------------------------------------------------------------------------
-succeeds bp --init $TINY --seq-len 40 --batch 4 --json
-loss=$(json loss) norm=$(json grad_norm)
-succeeds bp --init $TINY --seq-len 40 --batch 1 --grad-accum 4 --method full --json
-check '4 micro-batches of 1 are one batch of 4' close "$loss" "$(json loss)" $same_loss
-check '4 micro-batches of 1 have its gradient' close "$norm" "$(json grad_norm)" $same_gradient
 
 # ---- what is not finite -----------------------------------------------------------------------------------------------------------
 refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is step|tensor' \

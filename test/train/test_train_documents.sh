@@ -5,8 +5,6 @@
 same_loss=1e-5 same_gradient=1e-4
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
 
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" || { fail 'the writer of shards does not compile'; finish; exit 1; }
-make_documents() { "$WORK/make_documents" "$@" || fail "make_documents $*"; }
 lengths() { # seed: of 60 documents, most of them short, few long
     awk -v s="$1" 'BEGIN { srand(s); for (i = 0; i < 60; i++) printf "%d,", 2 + exp(3 + 2.2 * (rand() + rand() + rand() - 1.5)) }'
 }
@@ -150,11 +148,8 @@ succeeds train $large --config "$WORK/auto" --data "$WORK/seven.bin" --out none
 check 'so does one of its options' [ "$(length)" = 2048 ]
 
 # ---- llm.c's shards, shuffled ------------------------------------------------------------------------------------------------------------
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc" --schedule constant
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 3 --shuffle on --out "$WORK/llmc-half" --schedule constant
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc-half" --schedule constant --resume
-check 'shuffled micro-batches resume' cmp -s "$WORK/llmc/checkpoint-00000006/model.bin" "$WORK/llmc-half/checkpoint-00000006/model.bin"
-refuses 1 'the run began with "--shuffle"' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc-half" --schedule constant --resume
+in_two_parts llmc 6 '' --init $TINY --data $SHARD --seq-len 64 --shuffle on --schedule constant
+refuses 1 'the run began with "--shuffle"' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc" --schedule constant --resume
 
 # ---- the loss by position ------------------------------------------------------------------------------------------------------------------
 model=$WORK/straight/checkpoint-00000014/model.bin

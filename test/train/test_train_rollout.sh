@@ -2,9 +2,7 @@
 # Online GRPO as a user runs it: rewards rise, plan and resuming hold, of the model and of adapters, with several updates to a rollout;
 # a reward command that fails ends the run, with the last checkpoint whole, or loses its groups alone.
 . test/cli.sh
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" ||
-    { fail 'the writer of shards does not compile'; finish; exit 1; }
-"$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts || fail 'no shard of prompts'
+make_documents "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
 
 # Worth 1 where the first id of the completion begins with 1 to 4, about half of all that are possible.
 cat >"$WORK/reward.sh" <<'END'
@@ -135,7 +133,7 @@ check 'a line for each completion of three steps' [ "$(wc -l <"$WORK/kept-a/roll
 check 'each is JSON, and a sum of its rewards' awk '
     { first = $0; sub(/.*"first": /, "", first); whole = $0; sub(/.*"whole": /, "", whole); sum = $0; sub(/.*"reward": /, "", sum)
       wanted = first + (whole ~ /^null/ ? 0 : -0.5 * whole); if (wanted != sum + 0) bad = 1 } END { exit bad || !NR }' "$WORK/kept-a/rollouts.jsonl"
-"$WORK/make_documents" "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
+make_documents "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
 set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$reward" --stop-ids 7,9
 succeeds train "$@" --steps 4 --out "$WORK/asked-a"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
