@@ -1,6 +1,6 @@
 """Objectives end to end against PyTorch's autograd: losses, gradients and metrics of `bp` and `eval`, the values of `logprobs`,
 AdamW's steps in `train`, and what rollouts write; each objective with each family of models, of which half train adapters. More
-settings of the objectives are in golden/objectives.json. The formulas are here once more, in float64 and of whole documents, which
+settings of the objectives are in golden/objectives.json and test_trl_steps.py. The formulas are here once more, in float64 and of whole documents, which
 go through transformers' models one at a time. test_objectives_torch.py TRAIN WORK: the program, an empty folder.
 """
 import contextlib
@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
-from checks import WORK, check, close, train
+from checks import WORK, check, close, train, write_shard
 
 sys.path[1:1] = ["test/golden", "data"]
 
@@ -86,18 +86,6 @@ def documents_of(rng, vocabulary, kind, sizes):
     return made
 
 
-def write_shard(stem, kind, vocabulary, documents):
-    writer = shards.ShardWriter(WORK, stem, kind, vocabulary, 0, "random", 10**9)
-    ids, counts, values, table = encode.pack(documents, np.dtype("<u2"))
-    of_sample = np.bincount([d.sample for d in documents]).tolist()
-    writer.add(np.concatenate(ids), np.concatenate(counts), table, of_sample, np.concatenate(values) if kind == shards.ADVANTAGES else None)
-    path = writer.path()
-    writer.close()
-    os.rename(path + ".tmp", path)
-    writer.forget_old()
-    return path
-
-
 # ---- models ----------------------------------------------------------------------------------------------------------------
 def score(model, documents, temperature=1.0, **known):
     """Documents with their values under a model, and those of the reference or the old policy where they are known."""
@@ -136,12 +124,8 @@ def of_pairs(loss_of, reward, logps, rounding=lambda d: 0.0):
     return formula
 
 
-def dpo(beta=0.1, ipo=False):
-    def loss_of(c, r):
-        total = Document.mean if ipo else Document.sum
-        h = total(c, c.logp - c.reference) - total(r, r.logp - r.reference)
-        return (h - 1 / (2 * beta)) ** 2 if ipo else -F.logsigmoid(beta * h)
-    return of_pairs(loss_of, lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp),
+def dpo(beta=0.1):
+    return of_pairs(lambda c, r: -F.logsigmoid(beta * (c.sum(c.logp - c.reference) - r.sum(r.logp - r.reference))), lambda d: beta * d.sum(d.logp - d.reference), lambda d: d.sum(d.logp),
                     lambda d: beta * 2.0**-24 * d.sum(abs(d.logp) + abs(d.reference)))
 
 
@@ -164,7 +148,7 @@ def advantage_of(d, documents, scale):
     return (d.reward - rewards.mean()) / (rewards.std() + 1e-4 if scale else 1) * torch.ones_like(d.m)
 
 
-def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, most=0, scale=True, correction=True, cispo=False):
+def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, most=0, scale=True, correction=True):
     def formula(documents):
         tokens, loss = sum(d.m.sum() for d in documents), 0
         totals = dict.fromkeys(("ratio", "entropy"), 0.0)
@@ -173,23 +157,20 @@ def policy(normalisation="grpo", beta=0.0, low=0.2, high=0.2, sequence=False, mo
             A = advantage_of(d, documents, scale)
             over = d.logp - (d.logp.detach() if d.old is None else d.old)
             r = (d.mean(over).exp() if sequence else over.exp()) * torch.ones_like(over)
-            each = -r.detach().clamp(max=high) * A * d.logp if cispo else -torch.minimum(r * A, r.clamp(1 - low, 1 + high) * A)
+            each = -torch.minimum(r * A, r.clamp(1 - low, 1 + high) * A)
             if d.reference is not None:
                 k3 = ((d.reference - d.logp).exp() - (d.reference - d.logp) - 1) * (r if correction else 1)
                 each = each + beta * k3
                 totals["kl"] = totals.get("kl", 0) + d.sum(k3)
             totals["ratio"] += d.sum(r)
             totals["entropy"] += d.sum(d.entropy)
-            outside = ((r < 1 - low) & (A < 0) & (not cispo), (r > (high if cispo else 1 + high)) & (A > 0))
+            outside = ((r < 1 - low) & (A < 0), (r > 1 + high) & (A > 0))
             clipped += [float((d.mean if sequence else d.sum)(side.to(F64))) for side in outside]
             loss += {"grpo": d.mean(each) / len(documents), "dr_grpo": d.sum(each) / (len(documents) * max(most, 1)),
-                     "bnpo": d.sum(each) / tokens, "dapo": d.sum(each) / tokens}[normalisation]
+                     "bnpo": d.sum(each) / tokens}[normalisation]
         metrics = {key: total / tokens for key, total in totals.items()}
         clipped = clipped / (len(documents) if sequence else float(tokens))
-        if cispo:
-            metrics["cispo_clip_ratio"] = clipped[1]
-        else:
-            metrics |= {"clip_ratio/low_mean": clipped[0], "clip_ratio/high_mean": clipped[1], "clip_ratio/region_mean": clipped.sum()}
+        metrics |= {"clip_ratio/low_mean": clipped[0], "clip_ratio/high_mean": clipped[1], "clip_ratio/region_mean": clipped.sum()}
         lengths = [float((d.m > 0).sum()) for d in documents]
         metrics |= {"completions/mean_length": np.mean(lengths), "completions/min_length": min(lengths),
                     "completions/max_length": max(lengths)}
@@ -220,10 +201,7 @@ CASES = [
     Case("tokens", "ppo --beta 0.2 --normalisation bnpo", policy("bnpo", 0.2), "reference old", 0.8),
 ]
 MORE = [  # with the first model
-    Case("pairs", "dpo --dpo-loss ipo --beta 0.4", dpo(0.4, ipo=True), "reference"),
     Case("groups", "grpo --beta 0.05 --kl-correction off", policy(beta=0.05, correction=False), "reference old"),
-    Case("groups", "cispo --beta 0.05 --clip-high 1.01", policy("bnpo", 0.05, high=1.01, cispo=True), "reference old"),
-    Case("groups", "grpo --normalisation dapo", policy("dapo", high=0.28), "old", 1.5),
     Case("groups", "grpo --normalisation dr_grpo --max-new-tokens 50", policy("dr_grpo", most=50, scale=False), "old"),
 ]
 
@@ -244,7 +222,7 @@ class Bench:
         for data, kind, sizes in (("pairs", shards.PAIRS, [2] * 5), ("groups", shards.GROUPS, [2, 3, 4, 3]),
                                   ("tokens", shards.ADVANTAGES, [1] * 6)):
             made = documents_of(rng, self.vocabulary, kind, sizes)
-            self.shard[data] = write_shard(f"{self.name}-{data}", kind, self.vocabulary, made)
+            self.shard[data] = write_shard(f"{self.name}-{data}", kind, self.vocabulary, made, sizes)
             cut = slice(seq_len + 1)
             made = [replace(d, ids=d.ids[cut], counts=d.counts[cut], values=d.values[cut] if data == "tokens" else None) for d in made]
             left_out = {d.sample for d in made if not d.counts.any()}  # pairs and groups that are cut before all that counts
@@ -346,14 +324,6 @@ def follow(what, run, steps, model, formula_of):
     near_tensors(f"{what}: steps", *({n: t[n].to(F64) - start[n] for n in t} for t in (ours, trainable(model))), 2e-3)
 
 
-def trained(bench):
-    """Three steps of dpo; its reference is the model as it was."""
-    run, model, documents = f"{WORK}/{bench.name}-dpo", bench.policy(), bench.documents["pairs"]
-    train("train", *bench.options(CASES[1]), *STEPS, "--steps", 3, "--quiet", "--out", run)
-    reference = reference_of(model, documents)
-    follow(f"{bench.name}, training with dpo", run, 3, model, lambda step: dpo()(score(model, documents, reference=reference)))
-
-
 # ---- rollouts ------------------------------------------------------------------------------------------------------------------
 RECORDER = """import json, sys
 with open(sys.argv[1], "w") as record:
@@ -372,7 +342,7 @@ def rollouts(bench, rng):
     with open(recorder, "w") as file:
         file.write(RECORDER)
     train("train", *bench.weights, "--objective", "grpo", "--rollout", "--batch", 2, "--group-size", 3, "--seq-len", 24,
-          "--data", write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts), "--max-new-tokens", 12,
+          "--data", write_shard(f"{bench.name}-prompts", shards.PROMPTS, bench.vocabulary, prompts, [1] * 4), "--max-new-tokens", 12,
           "--temperature", temperature, "--stop-ids", "5,17,33", *STEPS, "--steps", 4, "--updates", 2, "--quiet",
           "--out", run, "--reward-command", f"{sys.executable} {recorder} {record}")
     with open(record) as file:
@@ -400,6 +370,5 @@ with rmsnorm_in_the_models_dtype():
         bench = Bench(arguments[0], 100 + number, *arguments[1:])
         for case in CASES + MORE * (number == 0):
             bench.objective(case)
-        trained(bench)
         rollouts(bench, np.random.default_rng(200 + number))
 close()

@@ -208,8 +208,8 @@ static const char *const state_names[STATES] = {"weights",        "first moments
                                                 "master weights", "scales of first", "scales of second"};
 
 typedef struct {
-    double loss[TRAINED_STEPS + 1], norm[TRAINED_STEPS]; // the last loss: of a forward pass alone
-    unsigned char *values[STATES];                       // of this rank, memory of the case; NULL: there are none
+    double forward, loss[TRAINED_STEPS], norm[TRAINED_STEPS]; // forward: the loss of a forward pass alone
+    unsigned char *values[STATES];                            // of this rank, memory of the case; NULL: there are none
     size_t bytes[STATES];
     Moved moved;
     size_t peak[PLACES], planned[PLACES];
@@ -235,7 +235,6 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
     step.learning_rate = 0.02, step.beta1 = 0.9, step.beta2 = 0.95, step.epsilon = 0.03, step.weight_decay = 0.1;
     step.seed = 5;
     optimizer_step(memory, &r->state, NULL);
-    t.loss[TRAINED_STEPS] = forward_only(&r->s, &c->batch[case_own(c, settings.world).begin], 40, NULL);
     memset(&memory->moved, 0, sizeof(memory->moved));
     for (size_t i = 0; i < TRAINED_STEPS; i++) {
         const Parameter *bad;
@@ -266,7 +265,9 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
 static Trained train(const Case *c, RunSettings settings) {
     static TinyRun r;
     case_begin(&r, c, settings);
-    const Trained t = train_begun(&r, c, settings);
+    const double forward = forward_only(&r.s, &c->batch[case_own(c, settings.world).begin], 40, NULL);
+    Trained t = train_begun(&r, c, settings);
+    t.forward = forward;
     tiny_end(&r);
     return t;
 }
@@ -305,6 +306,7 @@ static void expect_same(const Case *c, const Levels *levels, const Trained *expe
     const Trained found = train(c, case_settings(c, levels, 1));
     const char *differs = difference(&found, expected);
     if (differs) test_fail("%s have other bits than with all on the device", differs);
+    if (found.forward != expected->forward) test_fail("loss %g of a forward pass alone", found.forward);
     expect_planned(levels, &found);
 }
 
