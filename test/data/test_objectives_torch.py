@@ -6,7 +6,6 @@ go through transformers' models one at a time. test_objectives_torch.py TRAIN WO
 import contextlib
 import functools
 import json
-import os
 import sys
 from dataclasses import dataclass, replace
 
