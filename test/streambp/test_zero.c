@@ -8,7 +8,6 @@ says, and memory what the plan says. All memory begins as NaN, so that what a ra
 #define UPDATE_SLICE ((size_t)500)
 #define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
 #include "llmc/files/gradients.h"
-#include "llmc/files/weights.h"
 #include "rank_runs.h"
 #include "test/base/child.h"
 
@@ -356,26 +355,7 @@ TEST(passes_without_gradients) {
     }
 }
 
-// ---- weights come, gradients go -------------------------------------------------------------------------------------
-TEST(initial_weights_by_portions) {
-    for (size_t m = 0; m < MODELS; m++) {
-        Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
-        const Model *model = &c.tiny.model;
-        const Sharding own = sharding_of(world, ZERO_NONE);
-        const size_t bytes = model->elements * dtype_size(model->dtype);
-        void *memory = ops_device->allocate(bytes);
-        weights_init_random(model, own, ops_device, memory, 3);
-        weights_check_finite(model, own, ops_device, PLACE_DEVICE, memory);
-        double *together = read_shards(model, world, own, memory, model->dtype);
-        weights_init_random(model, sharding_whole(), ops_device, memory, 3);
-        double *whole = device_read(ops_device, memory, model->dtype, model->elements);
-        assert_memory_equal(together, whole, model->elements * sizeof(double));
-        free(whole), free(together);
-        ops_device->release(memory, bytes);
-        case_free(&c);
-    }
-}
-
+// ---- gradients ------------------------------------------------------------------------------------------------------
 // Whichever rank has it, all name the same parameter.
 TEST(bad_gradients_are_named) {
     Case c = case_make(0, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);

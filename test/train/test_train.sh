@@ -157,13 +157,6 @@ refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is st
 last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
 
-# ---- a checkpoint is a model -----------------------------------------------------------------------------------------------------
-model=$WORK/straight/checkpoint-00000012/model.bin
-succeeds eval --model "$model" --data $SHARD --seq-len 64 --batch 2 --val-steps 2 --json
-check 'eval gives the last validation loss' \
-    close "$(json loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" $same_loss
-succeeds sample --model "$model" --prompt-ids 1,2,3 --max-new-tokens 8 --top-k 10 --top-p 0.9 --json
-
 # ---- a limit on address space is an error line ------------------------------------------------------------------------------------
 # oneDNN and the OpenMP runtime die where an allocation of theirs is refused. Below 110,000 kB the loader may end the program.
 if [ $TEST_DEVICE = cpu ]; then
