@@ -185,13 +185,4 @@ for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 
         awk -v p="$planned" -v m="$peak" -v b=$beside \
         'BEGIN { d = m - p; if (d < 0) d = -d; exit !(d <= 0.02 * p + b * 1048576) }'
 done
-
-# ---- the bar moves within a step, on a terminal alone ----------------------------------------------------------------------------------
-if command -v script >/dev/null; then
-    TERM=xterm script -qec "$TRAIN_PLAIN train --init $big --data $SHARD --seq-len 4096 --steps 2 --lr 0 --threads 1 --out none" /dev/null </dev/null >"$WORK/out"
-    check 'several shares of one step' [ "$(grep -aoE "training +[0-9]+ %" "$WORK/out" | sort -u | wc -l)" -gt 3 ]
-    check 'and a line without a bar behind it' grep -aq 'step 2/2  loss' "$WORK/out"
-else
-    skip 'the bar on a terminal' 'there is no script (util-linux)'
-fi
 finish
