@@ -110,9 +110,7 @@ TEST(failures_leave_nothing) {
     expect_nothing_at(c.to);
 }
 
-// The process is killed when it has written this many files.
-static size_t end_after;
-
+// The process is killed when it has written three files.
 static void convert_and_end(const void *context) {
     const Conversion *c = (const Conversion *)context;
     WeightSource *source = weights_open(c->from);
@@ -121,7 +119,7 @@ static void convert_and_end(const void *context) {
     OutputFile file;
     folder_open(&folder, c->to, 1000, 30, hf_is_written_name, 0);
     hf_write_config(&write, &folder);
-    for (size_t i = 0; i < end_after; i++) {
+    for (size_t i = 0; i < 3; i++) {
         Progress progress = progress_begin(NULL, "", 0, 1);
         double done = 0;
         hf_write_shard(&write, i, i + 1, &folder, &progress, &done);
@@ -135,7 +133,6 @@ static void convert_and_end(const void *context) {
 // Leftovers of a kill are cleared away by the next conversion to that place, but for what somebody else put there.
 TEST(leftovers_of_kills) {
     Conversion c = {GOLDEN "llama", NULL, fresh_place("folder"), NULL, 1, 0};
-    end_after = 3;
     for (int theirs = 0; theirs < 2; theirs++) {
         run_command("rm -rf '%s' '%s'.*", c.to, c.to);
         for (int kills = 0; kills < 2; kills++) { // the second clears away what the first left

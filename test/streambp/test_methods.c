@@ -326,32 +326,4 @@ TEST(documents_do_not_see_each_other) {
     }
 }
 
-// A packed sequence is the sum of its documents, each by itself.
-TEST(packed_documents_are_those_alone) {
-    if (EMULATED) test_skip("the tests of the ops cut calls and documents on emulated kernels");
-    static const size_t length[] = {9, 1, 2, 3, 21, 1, 7}, chunks[] = {1, 5, 9, 44};
-    enum { DOCUMENTS = COUNT_OF(length) };
-    FOR_MODELS(i, 1) {
-        TinyCase c = tiny_case(models[i], 0);
-        Batch alone[DOCUMENTS];
-        c.batch = tiny_batch(length, DOCUMENTS, c.model.config.vocab_size, 0, 11);
-        for (size_t d = 0; d < DOCUMENTS; d++) {
-            alone[d] = tiny_batch(&length[d], 1, c.model.config.vocab_size, 0, 11);
-            memcpy(alone[d].tokens, c.batch.tokens + c.batch.document_start[d], length[d] * sizeof(int32_t));
-            memcpy(alone[d].targets, c.batch.targets + c.batch.document_start[d], length[d] * sizeof(int32_t));
-        }
-        c.settings.gradient_type = dtype_of_sums(c.model.dtype);
-        TinyResult expected = tiny_case_run(&c, METHOD_FULL, 0, 0, alone, DOCUMENTS);
-        for (size_t j = thinned() ? 3 : 0; j < COUNT_OF(chunks); j++) {
-            test_case("%.40s..., chunk %zu", models[i], chunks[j]);
-            TinyResult packed = tiny_case_run(&c, METHOD_STREAM, chunks[j], 20, &c.batch, 1);
-            tiny_expect_same(&c.model, packed, expected, bound(), 0, 0.01);
-            free(packed.gradient);
-        }
-        free(expected.gradient);
-        for (size_t d = 0; d < DOCUMENTS; d++) batch_free(&alone[d]);
-        tiny_case_free(&c);
-    }
-}
-
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }
