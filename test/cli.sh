@@ -55,6 +55,13 @@ make_documents() { # arguments of test/data/make_documents.c, which is built fir
     [ -x "$WORK/make_documents" ] || ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents"
     "$WORK/make_documents" "$@" || fail "make_documents $*"
 }
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//; s/"time".*//'; }
+same_checkpoint() { # folder, folder, step: the weights and the optimizer's state hold the same bits
+    for file in "$1/checkpoint-$(printf %08d "$3")"/*[ns]; do # .bin, .safetensors
+        [ "${file##*.}" = json ] || cmp -s "$file" "$2${file#"$1"}" || return 1
+    done
+}
+same_run() { same_checkpoint "$@" && [ "$(steps_of "$1")" = "$(steps_of "$2")" ]; }
 # Trains at once in $WORK/NAME and in two parts in $WORK/NAME-parts: the last checkpoints hold the same bits.
 in_two_parts() { # name, steps, options of the second part, arguments
     parts=$1 steps=$2 more=$3
@@ -62,9 +69,7 @@ in_two_parts() { # name, steps, options of the second part, arguments
     succeeds train "$@" --steps $steps --out "$WORK/$parts"
     succeeds train "$@" --steps $((steps / 2)) --out "$WORK/$parts-parts"
     succeeds train "$@" --steps $steps --out "$WORK/$parts-parts" --resume $more
-    for file in "$WORK/$parts/checkpoint-$(printf %08d $steps)"/*[ns]; do # .bin, .safetensors
-        [ "${file##*.}" = json ] || check "$parts in two parts: ${file##*/}" cmp -s "$file" "$WORK/$parts-parts${file#"$WORK/$parts"}"
-    done
+    check "$parts in two parts" same_checkpoint "$WORK/$parts" "$WORK/$parts-parts" $steps
 }
 next_works() { # out or err: both commands that a run ends with
     sed -n '/^next /,$s/^next \{5\}\|^ \{9\}//p' "$WORK/$1" >"$WORK/next"

@@ -195,7 +195,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
         break;
     case KEY_LAYER_TYPES:
         snprintf(letters, sizeof(letters), "%sf", config->family->layer_types);
-        if (!*value || strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
+        if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"
@@ -315,6 +315,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
+    if (!given) die_with(code, "%s: layer_types= names no kind of layer", where);
     for (period = 1; period < L; period++) {
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;

@@ -186,15 +186,15 @@ static void mend_logprobs(unsigned char *bytes, size_t count) {
     memcpy(bytes, &header, sizeof(header));
 }
 
-// Makes the header end where the data of the golden file begins.
-#define QUANTISED_DATA 56320 // bytes
-static void mend_quantised(unsigned char *bytes, size_t count) {
-    if (count > 8 + QUANTISED_DATA) put(bytes, count - 8 - QUANTISED_DATA, 8);
+// Makes the header end where the data of the golden file begins, of so many bytes.
+static void mend_header_before(unsigned char *bytes, size_t count, size_t data) {
+    if (count > 8 + data) put(bytes, count - 8 - data, 8);
 }
 
-#define SAFETENSOR  HF_SINGLE_FILE
-#define HEADER_OF   GOLDEN "mistral-full/" SAFETENSOR
-#define HEADER_DATA 55680 // bytes after its header
+static void mend_header(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 55680); }
+static void mend_quantised(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 56320); }
+
+#define SAFETENSOR HF_SINGLE_FILE
 
 // ---- targets --------------------------------------------------------------------------------------------------------
 // The input as text, zero-terminated; to be freed.
@@ -236,19 +236,6 @@ static void open_scaling(const char *path) {
 static void open_folder(const char *path) {
     (void)path;
     weights_close(weights_open(scratch_folder()));
-}
-
-// The input is a header, to which the rest of the file is made.
-static void open_header(const char *path) {
-    static char file[8 + FUZZ_BYTES + FUZZ_BYTES];
-    InputFile input = input_open(path);
-    const uint64_t header = input.bytes;
-    memset(file, 0, sizeof(file));
-    memcpy(file, &header, 8);
-    input_read(&input, 0, file + 8, header);
-    input_close(&input);
-    write_file(scratch_path(SAFETENSOR), file, 8 + header + HEADER_DATA);
-    open_folder(path);
 }
 
 static void open_weights(const char *path) { weights_close(weights_open(path)); }
@@ -404,14 +391,24 @@ static const Target targets[] = {
      NULL,
      {"=yarn,factor=4", "=linear,factor=2.5", "=q_proj,v_proj", "=all"},
      NULL},
-    {"safetensors", SAFETENSOR, open_folder, NULL, {HEADER_OF}, GOLDEN "mistral-full/config.json"},
+    {"safetensors",
+     SAFETENSOR,
+     open_folder,
+     NULL,
+     {GOLDEN "mistral-full/" SAFETENSOR},
+     GOLDEN "mistral-full/config.json"},
     {"quantised",
      SAFETENSOR,
      open_quantised,
      mend_quantised,
      {GOLDEN "qwen3-nf4/" SAFETENSOR},
      GOLDEN "qwen3-nf4/config.json"},
-    {"header", "header", open_header, NULL, {NULL}, GOLDEN "mistral-full/config.json"},
+    {"header",
+     SAFETENSOR,
+     open_folder,
+     mend_header,
+     {GOLDEN "mistral-full/" SAFETENSOR},
+     GOLDEN "mistral-full/config.json"},
     {"index",
      "model.safetensors.index.json",
      open_folder,
@@ -514,21 +511,10 @@ static void each_logprobs(const Target *t, TakeInput take) {
     take(t, &file, sizeof(file));
 }
 
-static void each_header(const Target *t, TakeInput take) {
-    size_t count;
-    uint64_t header;
-    char *bytes = input_read_text(HEADER_OF, SIZE_MAX, &count);
-    memcpy(&header, bytes, 8);
-    if (count - 8 - header != HEADER_DATA) fuzz_found("%zu bytes of data", (size_t)(count - 8 - header));
-    take(t, bytes + 8, header);
-    free(bytes);
-}
-
 static void each_seed(const Target *t, TakeInput take) {
     char pattern[256];
     if (t->open == open_shard) each_kind(t, take);
     if (t->open == open_logprobs) each_logprobs(t, take);
-    if (t->open == open_header) each_header(t, take);
     for (size_t i = 0; i < COUNT_OF(t->seeds) && t->seeds[i]; i++)
         if (*t->seeds[i] == '=')
             take(t, t->seeds[i] + 1, strlen(t->seeds[i]) - 1);

@@ -39,12 +39,6 @@ check 'a plan is for no more than the data holds' [ "$all" = "$(json total_bytes
 # ---- a run -----------------------------------------------------------------------------------------------------------------------
 common="--init $TINY --data $WORK/train-*.bin --val-data $WORK/val-00000.bin --val-every 5 --seq-len 128 --batch 2 --grad-accum 3
     --steps 14 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7"
-steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//; s/"time".*//'; }
-same_run() {
-    cmp -s "$1/checkpoint-00000014/model.bin" "$2/checkpoint-00000014/model.bin" &&
-        cmp -s "$1/checkpoint-00000014/optimizer.bin" "$2/checkpoint-00000014/optimizer.bin" &&
-        [ "$(steps_of "$1")" = "$(steps_of "$2")" ]
-}
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight"
@@ -62,7 +56,7 @@ check 'one epoch is as many steps as it has sequences' [ "$(json steps)" = $((se
 cp -r "$WORK/straight" "$WORK/again"
 rm -r "$WORK/again/checkpoint-00000012" "$WORK/again/checkpoint-00000014"
 succeeds train $common --out "$WORK/again" --resume
-check 'a resumed run ends in the same bits' same_run "$WORK/straight" "$WORK/again"
+check 'a resumed run ends in the same bits' same_run "$WORK/straight" "$WORK/again" 14
 refuses 1 'was trained with --shuffle on, now it is off' train $common --out "$WORK/again" --resume --shuffle off
 refuses 1 'was trained with --long split, now it is truncate' train $common --out "$WORK/again" --resume --long truncate
 refuses 1 'was trained with --seed 7, now it is 8' train $(echo "$common" | sed 's/--seed 7/--seed 8/') --out "$WORK/again" --resume
@@ -97,8 +91,7 @@ steps=$(((samples + 12) / 13 + 5))
 succeeds train $sampled --steps $steps --out "$WORK/sampled-on"
 rm -r "$WORK/sampled/checkpoint-"*[!48] # from a step within the epoch, over its end
 succeeds train $sampled --steps $steps --out "$WORK/sampled" --resume
-check 'steps of samples resume to the bit' cmp -s "$WORK/sampled/checkpoint-$(printf %08d $steps)/model.bin" \
-    "$WORK/sampled-on/checkpoint-$(printf %08d $steps)/model.bin"
+check 'steps of samples resume to the bit' same_checkpoint "$WORK/sampled" "$WORK/sampled-on" $steps
 refuses 1 'was trained with --samples 13, now it is 12' train $(echo "$sampled" | sed 's/--samples 13/--samples 12/') --steps $steps --out "$WORK/sampled" --resume
 refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3 --out none
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
