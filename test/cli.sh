@@ -51,6 +51,26 @@ refuses() {
 json() { # key of the one-line object in $WORK/out: its number or text
     sed -n 's|.*"'"$1"'": "\{0,1\}\([^",}]*\).*|\1|p' "$WORK/out" | head -n 1
 }
+make_documents() { # arguments of test/data/make_documents.c, which is built first
+    [ -x "$WORK/make_documents" ] || ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents"
+    "$WORK/make_documents" "$@" || fail "make_documents $*"
+}
+steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//; s/"time".*//'; }
+same_checkpoint() { # folder, folder, step: the weights and the optimizer's state hold the same bits
+    for file in "$1/checkpoint-$(printf %08d "$3")"/*[ns]; do # .bin, .safetensors
+        [ "${file##*.}" = json ] || cmp -s "$file" "$2${file#"$1"}" || return 1
+    done
+}
+same_run() { same_checkpoint "$@" && [ "$(steps_of "$1")" = "$(steps_of "$2")" ]; }
+# Trains at once in $WORK/NAME and in two parts in $WORK/NAME-parts: the last checkpoints hold the same bits.
+in_two_parts() { # name, steps, options of the second part, arguments
+    parts=$1 steps=$2 more=$3
+    shift 3
+    succeeds train "$@" --steps $steps --out "$WORK/$parts"
+    succeeds train "$@" --steps $((steps / 2)) --out "$WORK/$parts-parts"
+    succeeds train "$@" --steps $steps --out "$WORK/$parts-parts" --resume $more
+    check "$parts in two parts" same_checkpoint "$WORK/$parts" "$WORK/$parts-parts" $steps
+}
 next_works() { # out or err: both commands that a run ends with
     sed -n '/^next /,$s/^next \{5\}\|^ \{9\}//p' "$WORK/$1" >"$WORK/next"
     check "what to type next: $(cat "$WORK/next")" [ "$(wc -l <"$WORK/next")-$(sh -e "$WORK/next" >/dev/null 2>&1; echo $?)" = 2-0 ]

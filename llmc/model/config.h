@@ -314,6 +314,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
+    if (!given) die_with(code, "%s: layer_types= names no kind of layer", where);
     for (period = 1; period < L; period++) {
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
         if (l == L) break;

@@ -1,14 +1,12 @@
 /*
 One driver for damaged files. A row of a table damages one file of a folder and says how the program refuses it; the
 driver damages the file, opens it, compares, and puts the file back. All rows run in one child process: a refusal (die)
-returns to the driver, so that a row takes no process of its own. Whatever is damaged at random must not crash, hang or
-take memory.
+returns to the driver, so that a row takes no process of its own. test_fuzz.c damages files at random.
 */
 #ifndef TEST_DAMAGE_H
 #define TEST_DAMAGE_H
 #include "child.h"
 #include "llmc/base/file.h"
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 // clang-format off
@@ -198,13 +196,6 @@ static void expect_flips_found(const DamageSuite *suite, const char *file, size_
 }
 
 // ---- at random ------------------------------------------------------------------------------------------------------
-typedef struct {
-    const DamageSuite *suite;
-    const char *file;
-    size_t limit, tries;      // bytes of the file's beginning, where damage may lie
-    size_t *running, *opened; // shared with the parent
-} RandomDamage;
-
 // One or two changes: a bit, a byte, a piece taken out, doubled or cut off, a number put in its place.
 static size_t damage_at_random(char *file, size_t bytes, size_t limit) {
     static const char *const numbers[] = {"-1", "0",    "1e999", "18446744073709551616", "0.5", "[]",
@@ -230,43 +221,6 @@ static size_t damage_at_random(char *file, size_t bytes, size_t limit) {
         }
     }
     return bytes;
-}
-
-static void random_damage_rows(const void *context) {
-    const RandomDamage *r = (const RandomDamage *)context;
-    const struct rlimit limit = {60, 60}; // seconds of processor time: a hang ends here
-    struct rusage usage;
-    char path[1024], folder[1024];
-    size_t before;
-    setrlimit(RLIMIT_CPU, &limit);
-    if (!freopen("/dev/null", "w", stderr)) exit(1);
-    snprintf(path, sizeof(path), "%s/%s", r->suite->folder, r->file);
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
-    char *bytes = input_read_text(path, SIZE_MAX, &before), *copy = (char *)malloc(before + 1024);
-    if (!copy) exit(1);
-    for (*r->running = 0; *r->running < r->tries; ++*r->running) {
-        memcpy(copy, bytes, before);
-        const size_t count = damage_at_random(copy, before, r->limit);
-        if (r->suite->mend && test_random_below(4)) r->suite->mend(path, copy, count, before);
-        write_file(path, copy, count);
-        *r->opened += run_caught(r->suite->body, r->suite->context ? r->suite->context : folder) == 0;
-    }
-    write_file(path, bytes, before);
-    getrusage(RUSAGE_SELF, &usage);
-    if (usage.ru_maxrss > 1 << 20) die("took %ld KiB of memory", usage.ru_maxrss);
-}
-
-// Returns how many files could still be read.
-static size_t expect_random_damage_survived(const DamageSuite *suite, const char *file, size_t limit, size_t tries) {
-    size_t *shared = (size_t *)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    const RandomDamage r = {suite, file, limit, tries, &shared[0], &shared[1]};
-    assert_true((void *)shared != MAP_FAILED);
-    const Child *child = run_child(random_damage_rows, &r);
-    if (child->code)
-        test_fail("%s: damage %zu ended the program with %d: %s", file, shared[0], child->code, child->out);
-    const size_t opened = shared[1];
-    munmap(shared, 4096);
-    return opened;
 }
 
 #endif

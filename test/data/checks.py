@@ -30,6 +30,21 @@ def train(*arguments):
     return run.stdout
 
 
+def write_shard(stem, kind, vocabulary, documents, of_sample):
+    """The path of a shard of encode.Documents. of_sample: how many each sample has. data/ is in sys.path."""
+    import encode
+    import numpy as np
+    import shards
+    writer = shards.ShardWriter(WORK, stem, kind, vocabulary, 0, "tests", 10**9)
+    ids, counts, values, table = encode.pack(documents, np.dtype("<u2"))
+    writer.add(np.concatenate(ids), np.concatenate(counts), table, of_sample, np.concatenate(values) if kind == shards.ADVANTAGES else None)
+    path = writer.path()
+    writer.close()
+    os.rename(path + ".tmp", path)
+    writer.forget_old()
+    return path
+
+
 def close():
     print(f"{passed} passed, {failed} failed, 0 skipped")
     raise SystemExit(failed > 0)

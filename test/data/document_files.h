@@ -163,25 +163,4 @@ static void refused_together(const char *a, const char *b, const char *words) {
     refused_by(open_two, paths, words);
 }
 
-// Any damage to one of `rounds` images ends in all the data or in one line. make(round, documents): an undamaged image,
-// the settings set.
-static void expect_random_images_survived(size_t rounds, size_t least, size_t most,
-                                          ShardImage (*make)(size_t round, size_t *documents)) {
-    size_t refusals = 0, documents;
-    for (size_t round = 0; round < rounds; round++) {
-        ShardImage image = make(round, &documents);
-        for (size_t i = test_random_below(3); i > 0; i--)
-            image.bytes[test_random_below(image.size)] ^= (unsigned char)(1u << test_random_below(8));
-        if (test_random_below(2)) shard_image_seal(&image, documents); // as a writer with a fault would
-        if (!test_random_below(4)) image.size = test_random_below(image.size) + 1;
-        const Child *child = run_child(read_all, write_image("damaged.bin", image));
-        if (child->code == EXIT_RUNTIME && count_lines(child->err) >= 1)
-            refusals++;
-        else if (child->code != 0)
-            test_fail("round %zu: exit %d: %s", round, child->code, child->err);
-    }
-    printf("             %zu of %zu refused\n", refusals, rounds);
-    assert_in_range(refusals, least, most);
-}
-
 #endif

@@ -68,10 +68,6 @@ static void copy_target(Stream *p, size_t to, const Stream *s, size_t from) {
     p->logp[to] = s->logp[from], p->entropy[to] = s->entropy[from];
 }
 
-static void copy_document(Stream *p, size_t to, const Stream *s, size_t from) {
-    p->batch.group[to] = s->batch.group[from], p->batch.reward[to] = s->batch.reward[from];
-}
-
 // These documents of s, in this order.
 static Stream stream_of(const Stream *s, const size_t *document, size_t documents) {
     const size_t *start = s->batch.document_start;
@@ -82,7 +78,7 @@ static Stream stream_of(const Stream *s, const size_t *document, size_t document
     for (size_t d = 0; d < documents; d++) {
         for (size_t i = 0; i < length[d]; i++)
             copy_target(&p, p.batch.document_start[d] + i, s, start[document[d]] + i);
-        copy_document(&p, d, s, document[d]);
+        p.batch.group[d] = s->batch.group[document[d]], p.batch.reward[d] = s->batch.reward[document[d]];
     }
     return p;
 }

@@ -318,19 +318,4 @@ TEST(what_prefers_nothing_is_told) {
     }
 }
 
-// Pairs, groups, values and plain documents in turn.
-static ShardImage image_of_round(size_t round, size_t *documents) {
-    static const ObjectiveKind kinds[] = {OBJECTIVE_DPO, OBJECTIVE_GRPO, OBJECTIVE_PPO, OBJECTIVE_SFT};
-    static Objective objective;
-    static MadeDocument document[12];
-    objective = objective_of(kinds[round % 4]);
-    const MadeShard made = made_kind(objective_data[objective.kind]);
-    refusal_settings = answer_settings(1, 16, &objective);
-    if (kind_has_groups(made.kind)) refusal_settings.long_documents = LONG_TRUNCATE;
-    *documents = made_groups(&made, document, 0, 3, made.kind == KIND_GROUPS ? 4 : 2, 20);
-    return shard_image(&made, document, *documents);
-}
-
-TEST(random_damage_of_shards) { expect_random_images_survived(400, 150, 390, image_of_round); }
-
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -371,23 +371,6 @@ TEST(files_named_twice) {
     expect_refused(opened_twice, paths, EXIT_RUNTIME, "twice.bin are the same file, which would count twice");
 }
 
-static void read_damaged(const void *path) {
-    const Opening o = {(const char *)path, 1 + test_random_below(3), 1 + test_random_below(2000), 96, 2};
-    open_and_read(&o);
-}
-
-// Any damage to the header, and any length, ends in a batch or in one line.
-TEST(random_damage) {
-    size_t bytes;
-    const char *golden = read_whole(GOLDEN16, &bytes), *path = scratch_path("damaged.bin");
-    const DamageSuite suite = {scratch_folder(), read_damaged, path, NULL, 1};
-    write_file(path, golden, bytes);
-    size_t opened = expect_random_damage_survived(&suite, "damaged.bin", 12, 200);
-    opened += expect_random_damage_survived(&suite, "damaged.bin", bytes, 100);
-    printf("             %zu of 300 refused\n", 300 - opened);
-    assert_in_range(300 - opened, 101, 289);
-}
-
 // ---- batches without data -------------------------------------------------------------------------------------------
 TEST(random_batches) {
     enum { B = 4, T = 1000, V = 50 };

@@ -223,32 +223,6 @@ TEST(streams_and_their_order_do_not_matter) {
     }
 }
 
-// Each target of s as two of half its weight.
-static Stream stream_in_halves(const Stream *s) {
-    size_t *length = (size_t *)case_memory(s->batch.documents * sizeof(*length));
-    for (size_t d = 0; d < s->batch.documents; d++)
-        length[d] = 2 * (s->batch.document_start[d + 1] - s->batch.document_start[d]);
-    Stream halves = stream_allocate(length, s->batch.documents);
-    halves.batch.kl = s->batch.kl;
-    for (size_t t = 0; t < halves.batch.N; t++) {
-        copy_target(&halves, t, s, t / 2);
-        halves.batch.loss_weight[t] /= 2;
-    }
-    for (size_t d = 0; d < s->batch.documents; d++) copy_document(&halves, d, s, d);
-    return halves;
-}
-
-TEST(two_halves_are_one_target) {
-    Evaluated e;
-    for (size_t i = 0; evaluated_at(i, &e); i++) {
-        Stream halves = stream_in_halves(&e.s);
-        double *half = case_doubles(2 * e.N), Z = normaliser(&e.o, &halves, 1);
-        expect_close("loss", 0, evaluate(&e.o, &halves, Z, half, NULL), e.loss, 1, precision());
-        for (size_t t = 0; t < 2 * e.N; t++)
-            expect_close("weight", t, 2 * half[t], e.weight[t / 2], rms(e.weight, e.N), precision());
-    }
-}
-
 TEST(metrics_of_completions) {
     static const size_t length[] = {3, 2, 1};
     Objective o = make_policy(OBJECTIVE_GRPO, NORMALISE_GRPO, 0);

@@ -46,42 +46,21 @@ TEST(round_trip) {
                             i < 2 && (i + moments) % 2 == 0);
 }
 
-// Resumes scratch "out" at its last step.
-typedef struct {
-    const char *model;
-    DType dtype;
-} Resumption;
-
-static void resume_body(const void *context) {
-    const Resumption *r = (const Resumption *)context;
-    TrainedTensors t = trained_open_adapters(r->model, r->dtype, DTYPE_FP32, r->dtype == DTYPE_FP32);
-    RunState run = run_state(0);
-    CheckpointFolder folder;
-    checkpoint_open(&folder, scratch_path("out"), 2, 1);
-    if (folder.last == CHECKPOINT_NONE) die("nothing to resume from");
-    checkpoint_load(&folder, folder.last, &t, &run);
-}
-
-static const Resumption usual = {usual_model, DTYPE_FP32};
-
 TEST(damage_is_found) {
     static const char *const files[] = {ADAPTER_FILE_NAME, ADAPTER_CONFIG_NAME, MANIFEST_NAME};
+    const Resumption r = usual_resumption(1);
     save_usual_adapters();
-    expect_checkpoint_damage_found(resume_body, &usual, files, COUNT_OF(files));
+    expect_checkpoint_damage_found(resume_body, &r, files, COUNT_OF(files));
 }
 
 TEST(other_runs_are_refused) { // more of them in test_adapter_cli.sh
-    static const struct {
-        Resumption run;
-        const char *words;
-    } cases[] = {
-        {{usual_model, DTYPE_BF16}, "holds adapters in fp32, this run uses bf16"},
-        {{"llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33",
-          DTYPE_FP32},
-         "has shape [20, 3], but rank 3 and this base ask for [24, 3]"},
-    };
+    Resumption r = usual_resumption(1);
     save_usual_adapters();
-    for (size_t i = 0; i < COUNT_OF(cases); i++) expect_refused(resume_body, &cases[i].run, 1, cases[i].words);
+    r.dtype = DTYPE_BF16, r.master = 0;
+    expect_refused(resume_body, &r, 1, "holds adapters in fp32, this run uses bf16");
+    r = usual_resumption(1);
+    r.model = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
+    expect_refused(resume_body, &r, 1, "has shape [20, 3], but rank 3 and this base ask for [24, 3]");
 }
 
 // ---- adapter_config.json --------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 /*
 Wrong files of weights: each is refused with exit code 1 and one line that names what is wrong, before anything is
-computed with it. Then golden files with random damage: whatever comes of it, never a crash, a hang or a huge
-allocation.
+computed with it. Random damage is in test_fuzz.c.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"
@@ -14,16 +13,6 @@ static void mend_weights(const char *path, char *bytes, size_t count, size_t bef
     FlatHeader *header = (FlatHeader *)(void *)bytes;
     mend_safetensors(path, bytes, count, before);
     if (text_ends_with(path, "flat.bin") && count >= sizeof(*header)) header->checksum = flat_checksum(header);
-}
-
-static void open_and_read(const void *path) {
-    WeightSource *source = weights_open((const char *)path);
-    for (size_t i = 0; i < source->model.parameter_count; i++) {
-        size_t elements = parameter_elements(&source->model.parameters[i]), count = min_size(elements, 4096);
-        float values[4096];
-        weights_read(source, i, elements - count, count, DTYPE_FP32, values);
-    }
-    weights_close(source);
 }
 
 // Copies of golden folders to be damaged. Returns the suite that opens the folder of a row.
@@ -403,41 +392,6 @@ TEST(wrong_llmc_files) {
     const DamageSuite suite = {scratch_folder(), open_and_read, scratch_path(LLMC), NULL, 0};
     run_command("cp --no-preserve=mode '%s' '%s'", GOLDEN "gpt2/gpt2_llmc_bf16.bin", scratch_path(LLMC));
     expect_damage_found(&suite, rows, COUNT_OF(rows));
-}
-
-// ---- at random ------------------------------------------------------------------------------------------------------
-// 100 times as many files as asked for: STREAMBP_DAMAGE=50 for a long run.
-TEST(random_damage) {
-    static const struct {
-        const char *file;
-        size_t limit; // bytes of the file's beginning, where damage may lie
-    } victims[] = {
-        {CONFIG_JSON, 1u << 20},
-        {"gpt2/config.json", 1u << 20},
-        {"qwen2/config.json", 1u << 20},
-        {"llama-tied/" HF_SINGLE_FILE, 2024},
-        {"gpt2-hub/" HF_SINGLE_FILE, 2416},
-        {"llama-sharded/" HF_INDEX_FILE, 1u << 20},
-        {"llama-sharded/model-00002-of-00004.safetensors", 640},
-        {"flat.bin", 400},
-        {"gpt2_llmc.bin", 40},
-    };
-    const char *wanted = getenv("STREAMBP_DAMAGE");
-    const size_t tries = 100 * (wanted ? (size_t)atol(wanted) : 1);
-    DamageSuite suite = golden_copies("llama gpt2 qwen2 llama-tied gpt2-hub llama-sharded");
-    size_t opened = 0, v;
-    WeightSource *source = weights_open(GOLDEN "qwen3");
-    weights_convert(source, scratch_path("golden/flat.bin"), DTYPE_FP32);
-    weights_close(source);
-    run_command("cp --no-preserve=mode '%s' '%s'", GOLDEN "gpt2/gpt2_llmc_fp32.bin",
-                scratch_path("golden/gpt2_llmc.bin"));
-    for (v = 0; v < COUNT_OF(victims); v++) {
-        char path[PATH_MAX];
-        path_join(path, suite.folder, victims[v].file);
-        suite.context = text_ends_with(path, ".bin") ? path : NULL;
-        opened += expect_random_damage_survived(&suite, victims[v].file, victims[v].limit, tries);
-    }
-    if (opened == 0 || opened * 2 > v * tries) test_fail("%zu of %zu could be read", opened, v * tries);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

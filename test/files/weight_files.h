@@ -299,6 +299,17 @@ static void write_formula_model(const char *folder, const Model *model, const ch
 }
 
 // ---- opening, in a child process ------------------------------------------------------------------------------------
+// Reads the end of each parameter, too.
+static void open_and_read(const void *path) {
+    WeightSource *source = weights_open((const char *)path);
+    for (size_t i = 0; i < source->model.parameter_count; i++) {
+        const size_t elements = parameter_elements(&source->model.parameters[i]), count = min_size(elements, 4096);
+        float values[4096];
+        weights_read(source, i, elements - count, count, DTYPE_FP32, values);
+    }
+    weights_close(source);
+}
+
 static void open_model(const void *path) { weights_close(weights_open((const char *)path)); }
 
 static void expect_bad(const char *path, const char *words) { expect_refused(open_model, path, 1, words); }

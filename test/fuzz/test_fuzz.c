@@ -90,7 +90,7 @@ __attribute__((noreturn)) static void fuzz_exit(int code) {
 #define calloc fuzz_calloc
 #define free   fuzz_free
 #define exit   fuzz_exit
-#include "test/base/damage.h"
+#include "test/files/weight_files.h"
 #include "test/data/shard_writer.h"
 #include "llmc/train/trainer_setup.h"
 static const Ops no_ops = {.name = "none", .libraries = "", .stored = DTYPE_FP32, .summed = DTYPE_FP32};
@@ -136,12 +136,13 @@ static void mend_flat(unsigned char *bytes, size_t count) {
 
 static void mend_shard(unsigned char *bytes, size_t count) {
     ShardImage image = {bytes, count, TOKEN_SHARD_HEADER, 0, 0, 0, 0};
-    uint64_t documents, ids, masks, columns, first, tokens;
+    uint64_t documents, ids, masks, values, columns, first, tokens;
     uint32_t id_bytes;
     if (count < TOKEN_SHARD_HEADER) return;
     put(bytes + 24, count, 8);
     memcpy(&documents, bytes + 32, 8), memcpy(&id_bytes, bytes + 64, 4);
     memcpy(&ids, bytes + 96, 8), memcpy(&masks, bytes + 104, 8), memcpy(&columns, bytes + 192, 8);
+    memcpy(&values, bytes + 112, 8);
     if (documents > (count - TOKEN_SHARD_HEADER) / TOKEN_SHARD_ENTRY) return;
     crc32_prepare();
     for (size_t d = 0; d < documents; d++) {
@@ -150,7 +151,10 @@ static void mend_shard(unsigned char *bytes, size_t count) {
         if (id_bytes > 4 || first > count || tokens > count || ids > count || masks > count) break;
         if (ids + (first + tokens) * id_bytes > count || masks + first + tokens > count) break;
         uint32_t crc = crc32_of(0, bytes + ids + first * id_bytes, tokens * id_bytes);
-        put(entry + 44, crc32_of(crc, bytes + masks + first, tokens), 4);
+        crc = crc32_of(crc, bytes + masks + first, tokens);
+        if (values && values < count && 4 * (first + tokens) <= count - values)
+            crc = crc32_of(crc, bytes + values + 4 * first, 4 * tokens);
+        put(entry + 44, crc, 4);
     }
     if (columns && columns < count && documents * TOKEN_SHARD_COLUMNS <= count - columns) image.columns = columns;
     for (size_t d = 0; image.columns && d < documents; d++) {
@@ -182,10 +186,15 @@ static void mend_logprobs(unsigned char *bytes, size_t count) {
     memcpy(bytes, &header, sizeof(header));
 }
 
-#define GOLDEN      "test/golden/"
-#define SAFETENSOR  "model.safetensors"
-#define HEADER_OF   GOLDEN "mistral-full/" SAFETENSOR
-#define HEADER_DATA 55680 // bytes behind its header
+// Makes the header end where the data of the golden file begins, of so many bytes.
+static void mend_header_before(unsigned char *bytes, size_t count, size_t data) {
+    if (count > 8 + data) put(bytes, count - 8 - data, 8);
+}
+
+static void mend_header(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 55680); }
+static void mend_quantised(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 56320); }
+
+#define SAFETENSOR HF_SINGLE_FILE
 
 // ---- targets --------------------------------------------------------------------------------------------------------
 // The input as text, zero-terminated; to be freed.
@@ -229,20 +238,12 @@ static void open_folder(const char *path) {
     weights_close(weights_open(scratch_folder()));
 }
 
-// The input is a header, to which the rest of the file is made.
-static void open_header(const char *path) {
-    static char file[8 + FUZZ_BYTES + FUZZ_BYTES];
-    InputFile input = input_open(path);
-    const uint64_t header = input.bytes;
-    memset(file, 0, sizeof(file));
-    memcpy(file, &header, 8);
-    input_read(&input, 0, file + 8, header);
-    input_close(&input);
-    write_file(scratch_path(SAFETENSOR), file, 8 + header + HEADER_DATA);
-    open_folder(path);
-}
-
 static void open_weights(const char *path) { weights_close(weights_open(path)); }
+
+static void open_quantised(const char *path) {
+    (void)path;
+    open_and_read(scratch_folder());
+}
 
 static void open_data_as(const char *path, DataUse use, size_t B) {
     DataSettings settings = {0};
@@ -269,7 +270,8 @@ static void open_shard(const char *path) {
     InputFile file = input_open(path);
     input_read(&file, 0, kind, min_size(file.bytes, sizeof(kind)));
     input_close(&file);
-    open_data_as(path, kind[68] == KIND_PROMPTS ? DATA_PROMPTS : kind[68] ? DATA_READS : DATA_TRAINS, 2);
+    const int reads = kind[68] || kind[112] || kind[113]; // values begin at a multiple of 64
+    open_data_as(path, kind[68] == KIND_PROMPTS ? DATA_PROMPTS : reads ? DATA_READS : DATA_TRAINS, 2);
 }
 
 static void open_llmc_shard(const char *path) { open_data_as(path, DATA_TRAINS, 3); }
@@ -389,8 +391,24 @@ static const Target targets[] = {
      NULL,
      {"=yarn,factor=4", "=linear,factor=2.5", "=q_proj,v_proj", "=all"},
      NULL},
-    {"safetensors", SAFETENSOR, open_folder, NULL, {HEADER_OF}, GOLDEN "mistral-full/config.json"},
-    {"header", "header", open_header, NULL, {NULL}, GOLDEN "mistral-full/config.json"},
+    {"safetensors",
+     SAFETENSOR,
+     open_folder,
+     NULL,
+     {GOLDEN "mistral-full/" SAFETENSOR},
+     GOLDEN "mistral-full/config.json"},
+    {"quantised",
+     SAFETENSOR,
+     open_quantised,
+     mend_quantised,
+     {GOLDEN "qwen3-nf4/" SAFETENSOR},
+     GOLDEN "qwen3-nf4/config.json"},
+    {"header",
+     SAFETENSOR,
+     open_folder,
+     mend_header,
+     {GOLDEN "mistral-full/" SAFETENSOR},
+     GOLDEN "mistral-full/config.json"},
     {"index",
      "model.safetensors.index.json",
      open_folder,
@@ -462,12 +480,14 @@ static void each_kind(const Target *t, TakeInput take) {
     static const uint32_t id[] = {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24};
     static const unsigned char counts[22] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     static const unsigned char none[22] = {0};
-    for (uint32_t k = KIND_DOCUMENTS; k <= KIND_LABELS; k++) { // KIND_VALUES stands for prompts with columns
-        const uint32_t kind = k == KIND_VALUES ? KIND_PROMPTS : k;
-        const MadeShard made = {kind % 2 ? 2 : 4, 96, 0, kind, "some tokenizer", 0, k == KIND_VALUES};
+    static const float value[22] = {0, 0.5f, -1};
+    enum { WITH_COLUMNS = KIND_LABELS + 1 };
+    for (uint32_t k = KIND_DOCUMENTS; k <= WITH_COLUMNS; k++) {
+        const uint32_t kind = k == WITH_COLUMNS ? KIND_PROMPTS : k == KIND_VALUES ? KIND_DOCUMENTS : k;
+        const MadeShard made = {kind % 2 ? 2 : 4, 96, 0, kind, "some tokenizer", k == KIND_VALUES, k == WITH_COLUMNS};
         MadeDocument document[4];
         for (size_t d = 0; d < 4; d++) {
-            const MadeDocument one = {d ? 3 + d : 22, id, kind == KIND_PROMPTS ? none : counts, NULL, 2,
+            const MadeDocument one = {d ? 3 + d : 22, id, kind == KIND_PROMPTS ? none : counts, value, 2,
                                       d / 2,          1,  d ? "{\"level\": 3}" : "{}"};
             document[d] = one;
         }
@@ -491,21 +511,10 @@ static void each_logprobs(const Target *t, TakeInput take) {
     take(t, &file, sizeof(file));
 }
 
-static void each_header(const Target *t, TakeInput take) {
-    size_t count;
-    uint64_t header;
-    char *bytes = input_read_text(HEADER_OF, SIZE_MAX, &count);
-    memcpy(&header, bytes, 8);
-    if (count - 8 - header != HEADER_DATA) fuzz_found("%zu bytes of data", (size_t)(count - 8 - header));
-    take(t, bytes + 8, header);
-    free(bytes);
-}
-
 static void each_seed(const Target *t, TakeInput take) {
     char pattern[256];
     if (t->open == open_shard) each_kind(t, take);
     if (t->open == open_logprobs) each_logprobs(t, take);
-    if (t->open == open_header) each_header(t, take);
     for (size_t i = 0; i < COUNT_OF(t->seeds) && t->seeds[i]; i++)
         if (*t->seeds[i] == '=')
             take(t, t->seeds[i] + 1, strlen(t->seeds[i]) - 1);
@@ -560,7 +569,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
 }
 #else
 // ---- without it: seeds, and so many changes of each -----------------------------------------------------------------
-#define FUZZ_CHANGES 40
+#define FUZZ_CHANGES 100
 
 static size_t *inputs; // of all targets, shared with the child that tries them
 
@@ -569,9 +578,9 @@ static void try_changes(const Target *t, const void *bytes, size_t count) {
     const size_t kept = min_size(count, FUZZ_BYTES);
     fuzz_one(t, bytes, kept);
     ++*inputs;
-    for (size_t i = 0; i < (count > 4096 ? FUZZ_CHANGES / 4 : FUZZ_CHANGES); i++, ++*inputs) {
+    for (size_t i = 0; i < (count > 4096 ? FUZZ_CHANGES / 2 : FUZZ_CHANGES); i++, ++*inputs) {
         memcpy(copy, bytes, kept);
-        fuzz_one(t, copy, damage_at_random(copy, kept, min_size(kept, 2048)));
+        fuzz_one(t, copy, damage_at_random(copy, kept, i % 4 ? min_size(kept, 2048) : kept));
     }
 }
 

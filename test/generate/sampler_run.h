@@ -34,12 +34,7 @@ static const char *const models[] = {
 
 typedef struct {
     Model model;
-    RunSettings settings;
-    Plan plan;
-    void *memory;
-    Arena arena[PLACES];
-    StreamBP s;
-    OptimizerState state;
+    TinyRun tiny;
     Sampler sampler;
 } Run;
 
@@ -50,17 +45,14 @@ static RunSettings sampling_run(size_t chunk, size_t cache_tokens) {
     return settings;
 }
 
-// Plans, allocates exactly the plan, and fills it with NaN. batch NULL: nothing but generation.
+// batch NULL: nothing but generation.
 static Run *run_open(const Config *config, RunSettings settings, const Batch *batch) {
     Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
     static const Batch none = {0};
     run->model = model_build(config, ops_device->stored);
-    settings.model = &run->model, run->settings = settings;
-    run->plan = plan_make(&settings, batch ? batch : &none);
-    run->memory = poisoned_memory(ops_device, run->plan.total_bytes);
-    arena_init(run->arena, run->memory, run->plan.total_bytes);
+    settings.model = &run->model;
     sampler_allocate(&run->sampler, &run->model, settings.cache_tokens);
-    run_begin(&run->s, &run->state, &settings, ops_device, run->arena, batch ? batch : &none);
+    tiny_begin(&run->tiny, ops_device, settings, NULL, NULL, batch ? batch : &none);
     return run;
 }
 
@@ -70,15 +62,14 @@ static Run *run_of(size_t i, RunSettings settings, const Batch *batch, double fa
     Run *run = run_open(&config, settings, batch);
     double *weights = tiny_weights(&run->model, 5);
     weights[run->model.model_offset[FINAL_NORM_WEIGHT]] *= factor;
-    device_write(ops_device, run->s.memory.weights, run->model.dtype, weights, run->model.elements);
+    device_write(ops_device, run->tiny.s.memory.weights, run->model.dtype, weights, run->model.elements);
     free(weights);
     return run;
 }
 
 static void run_close(Run *run) {
     sampler_free(&run->sampler);
-    run_end(&run->s);
-    ops_device->release(run->memory, run->plan.total_bytes);
+    tiny_end(&run->tiny);
     model_free(&run->model);
     free(run);
 }
@@ -88,7 +79,7 @@ static size_t vocabulary(size_t i) { return config_from_text(models[i], "test", 
 // A text from ids[prompt] on, in place; nothing may allocate meanwhile.
 static void generate(Run *run, int32_t *ids, size_t prompt, size_t count, const SamplingSettings *settings) {
     allocation_guard = 1;
-    sampler_begin(&run->sampler, &run->s);
+    sampler_begin(&run->sampler, &run->tiny.s);
     sampler_feed(&run->sampler, ids, prompt);
     for (size_t t = prompt; t < count; t++) ids[t] = sampler_next(&run->sampler, settings);
     sampler_end(&run->sampler);

@@ -16,8 +16,9 @@ static double *full_forward(size_t i, const Batch *text) {
     Run *run = run_of(i, sampling_run(5, 1), text, 1);
     for (size_t v = 0; v < V; v++) {
         for (size_t t = 0; t < T; t++) text->targets[t] = (int32_t)v;
-        forward_only(&run->s, text, 1, NULL);
-        for (size_t t = 0; t < T; t++) logp[t * V + v] = element_to_double(run->s.host_sums, ops_device->summed, t);
+        forward_only(&run->tiny.s, text, 1, NULL);
+        for (size_t t = 0; t < T; t++)
+            logp[t * V + v] = element_to_double(run->tiny.s.host_sums, ops_device->summed, t);
     }
     run_close(run);
     return logp;
@@ -41,19 +42,19 @@ TEST(cache_equals_full_pass) {
         for (size_t c = 0; c < COUNT_OF(chunks); c++) {
             Run *run = run_of(i, sampling_run(chunks[c], T), NULL, 1);
             for (size_t t = 1; t <= T; t++) { // all of it as a prompt
-                sampler_begin(&run->sampler, &run->s);
+                sampler_begin(&run->sampler, &run->tiny.s);
                 sampler_feed(&run->sampler, text.tokens, t);
                 expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
                 sampler_end(&run->sampler);
             }
-            sampler_begin(&run->sampler, &run->s);
+            sampler_begin(&run->sampler, &run->tiny.s);
             sampler_feed(&run->sampler, text.tokens, 4); // four, then one by one
             for (size_t t = 4; t <= T; t++) {
                 expect_logp(sampler_logits(&run->sampler), logp + (t - 1) * V, V, t - 1);
                 if (t < T) sampler_feed(&run->sampler, text.tokens + t, 1);
             }
             sampler_end(&run->sampler);
-            sampler_begin(&run->sampler, &run->s); // two, then others, which are taken back
+            sampler_begin(&run->sampler, &run->tiny.s); // two, then others, which are taken back
             sampler_feed(&run->sampler, text.tokens, 2);
             sampler_feed(&run->sampler, text.tokens + 1, T - 2);
             const size_t kept = sampler_rewind(&run->sampler, 2);
@@ -101,7 +102,7 @@ TEST(greedy_text_of_golden_models) {
         golden_ids(folder, "greedy", expected, GREEDY);
         WeightSource *source = weights_open(folder);
         Run *run = run_open(&source->config, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
-        weights_load(source, &run->model, sharding_whole(), ops_device, run->s.memory.weights);
+        weights_load(source, &run->model, sharding_whole(), ops_device, run->tiny.s.memory.weights);
         weights_close(source);
         generate(run, text, PROMPTED, PROMPTED + GREEDY, &greedy);
         assert_memory_equal(text + PROMPTED, expected, sizeof(expected));
@@ -153,7 +154,7 @@ TEST(feeding_goes_on) {
     Run *run = run_of(1, sampling_run(3, CAPACITY), NULL, 1);
     int32_t text[CAPACITY] = {1, 4, 2, 7};
     double expected[17];
-    sampler_begin(&run->sampler, &run->s);
+    sampler_begin(&run->sampler, &run->tiny.s);
     sampler_feed(&run->sampler, text, 4);
     text[4] = sampler_next(&run->sampler, &greedy);
     text[5] = sampler_next(&run->sampler, &greedy);
@@ -161,7 +162,7 @@ TEST(feeding_goes_on) {
     sampler_feed(&run->sampler, more, 3);
     memcpy(expected, sampler_logits(&run->sampler), vocabulary(1) * sizeof(double));
     sampler_end(&run->sampler);
-    sampler_begin(&run->sampler, &run->s);
+    sampler_begin(&run->sampler, &run->tiny.s);
     sampler_feed(&run->sampler, text, 9);
     const double *logits = sampler_logits(&run->sampler);
     for (size_t v = 0; v < vocabulary(1); v++) expect_logit(logits[v], expected[v], v, 8);
@@ -177,11 +178,11 @@ static void plan_is_run(size_t i, size_t chunk, size_t capacity, Method method, 
     run_settings.method = method, run_settings.backward = run_settings.optimizer = batch != NULL;
     Run *run = run_of(i, run_settings, batch, 1);
     generate(run, text, capacity, capacity + 1, &settings);
-    if (batch) forward_backward(&run->s, batch, 1, 1, NULL);
+    if (batch) forward_backward(&run->tiny.s, batch, 1, 1, NULL);
     generate(run, text, 1, capacity + 1, &settings);
-    if (run->arena->peak != run->plan.total_bytes)
+    if (run->tiny.arena->peak != run->tiny.plan.total_bytes)
         test_fail("%.30s..., chunk %zu, cache %zu: used %zu bytes at most, planned %zu", models[i], chunk, capacity,
-                  run->arena->peak, run->plan.total_bytes);
+                  run->tiny.arena->peak, run->tiny.plan.total_bytes);
     run_close(run);
 }
 
@@ -242,7 +243,7 @@ static void start_and_continue(const void *context) {
     const Refused *refused = (const Refused *)context;
     int32_t text[64] = {0};
     Run *run = run_of(0, sampling_run(3, refused->capacity), NULL, refused->factor);
-    sampler_begin(&run->sampler, &run->s);
+    sampler_begin(&run->sampler, &run->tiny.s);
     if (refused->fed) text[refused->fed - 1] = refused->id;
     sampler_feed(&run->sampler, text, refused->fed);
     for (size_t t = 0; t < 8; t++) sampler_next(&run->sampler, &settings);

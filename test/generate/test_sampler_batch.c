@@ -44,7 +44,7 @@ static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const
         Completion *text = &texts->text[i];
         settings.seed = text->seed;
         text->tokens = 0, text->ended = 0;
-        sampler_begin(&run->sampler, &run->s);
+        sampler_begin(&run->sampler, &run->tiny.s);
         sampler_feed(&run->sampler, text->prompt, text->prompt_tokens);
         while (text->tokens < text->room && !text->ended) {
             int32_t id = sampler_next(&run->sampler, &settings);
@@ -58,13 +58,13 @@ static void write_alone(Run *run, Texts *texts, SamplingSettings settings, const
 static void write_together(Run *run, size_t slots, Texts *texts, SamplingSettings settings, const uint32_t *end_ids,
                            size_t end_count) {
     SamplerBatch sampler;
-    size_t used = run->arena->used, regions = run->arena->regions;
+    size_t used = run->tiny.arena->used, regions = run->tiny.arena->regions;
     sampler_batch_allocate(&sampler, &run->model, slots, TOKENS);
     allocation_guard = 1;
-    sampler_batch(&sampler, &run->s, texts->text, TEXTS, &settings, end_ids, end_count);
+    sampler_batch(&sampler, &run->tiny.s, texts->text, TEXTS, &settings, end_ids, end_count);
     allocation_guard = 0;
     sampler_batch_free(&sampler);
-    assert_true(run->arena->used == used && run->arena->regions == regions);
+    assert_true(run->tiny.arena->used == used && run->tiny.arena->regions == regions);
 }
 
 static void expect_texts(const Texts *found, const Texts *expected) {
@@ -118,7 +118,7 @@ static void compare_logits(size_t i, size_t slots) {
     int32_t *text = (int32_t *)case_memory(slots * TOKENS * sizeof(int32_t)), next[8];
     Cache cache;
     for (b = 0; b < slots; b++) {
-        sampler_begin(&run->sampler, &run->s);
+        sampler_begin(&run->sampler, &run->tiny.s);
         for (t = 0; t < TOKENS; t++) {
             text[b * TOKENS + t] = (int32_t)random_below(21, b, t, V);
             sampler_feed(&run->sampler, &text[b * TOKENS + t], 1);
@@ -127,8 +127,8 @@ static void compare_logits(size_t i, size_t slots) {
         sampler_end(&run->sampler);
     }
     cache_allocate(&cache, slots, TOKENS);
-    cache_begin(&cache, &run->s);
-    for (b = 0; b < slots; b++) cache_feed(&cache, &run->s, b, text + b * TOKENS, 1 + b % 3);
+    cache_begin(&cache, &run->tiny.s);
+    for (b = 0; b < slots; b++) cache_feed(&cache, &run->tiny.s, b, text + b * TOKENS, 1 + b % 3);
     for (;;) { // some of those that have tokens left, in any order
         for (b = 0, active = 0; b < slots; b++) {
             size_t slot = (b * 5 + 3) % slots;
@@ -138,8 +138,8 @@ static void compare_logits(size_t i, size_t slots) {
         for (b = 0, t = 0; b < slots; b++) t += cache.used[b] == TOKENS;
         if (t == slots) break;
         if (!active) continue;
-        cache_step(&cache, &run->s, listed, next, active);
-        cache_logits(&cache, &run->s, stored);
+        cache_step(&cache, &run->tiny.s, listed, next, active);
+        cache_logits(&cache, &run->tiny.s, stored);
         for (b = 0; b < active; b++) {
             const double *expected = alone + (listed[b] * TOKENS + cache.used[listed[b]] - 1) * V;
             for (size_t v = 0; v < V; v++)
@@ -147,7 +147,7 @@ static void compare_logits(size_t i, size_t slots) {
                              cache.used[listed[b]] - 1);
         }
     }
-    cache_end(&cache, &run->s);
+    cache_end(&cache, &run->tiny.s);
     cache_free(&cache);
     run_close(run);
 }
@@ -174,16 +174,16 @@ TEST(plan_and_training) {
             double loss[2], *gradient[2];
             test_case("%.30s..., %zu slots", models[i], slots[k]);
             for (size_t round = 0; round < 2; round++) {
-                run->s.ops->zero(run->s.memory.gradients, elements * dtype_size(ops_device->stored));
-                loss[round] = forward_backward(&run->s, &batch, 13, 1, NULL);
-                gradient[round] = device_read(ops_device, run->s.memory.gradients, ops_device->stored, elements);
+                run->tiny.s.ops->zero(run->tiny.s.memory.gradients, elements * dtype_size(ops_device->stored));
+                loss[round] = forward_backward(&run->tiny.s, &batch, 13, 1, NULL);
+                gradient[round] = device_read(ops_device, run->tiny.s.memory.gradients, ops_device->stored, elements);
                 if (!round) write_together(run, slots[k], some_texts(&texts, vocabulary(i)), settings, NULL, 0);
             }
             if (loss[0] != loss[1]) test_fail("loss %.17g, then %.17g", loss[0], loss[1]);
             assert_memory_equal(gradient[0], gradient[1], elements * sizeof(double));
-            if (run->arena->peak > run->plan.total_bytes ||
-                (slots[k] == 7 && run->arena->peak != run->plan.total_bytes))
-                test_fail("used %zu bytes at most, planned %zu", run->arena->peak, run->plan.total_bytes);
+            if (run->tiny.arena->peak > run->tiny.plan.total_bytes ||
+                (slots[k] == 7 && run->tiny.arena->peak != run->tiny.plan.total_bytes))
+                test_fail("used %zu bytes at most, planned %zu", run->tiny.arena->peak, run->tiny.plan.total_bytes);
             free(gradient[0]), free(gradient[1]);
             run_close(run);
         }
@@ -212,7 +212,7 @@ static void complete_two(const void *context) {
     Run *run = run_of(0, settings, NULL, refused->factor);
     sampler_batch_allocate(&sampler, &run->model, 3, refused->capacity);
     prompt[refused->prompt_tokens] = refused->id;
-    sampler_batch(&sampler, &run->s, text, 2, &greedy, NULL, 0);
+    sampler_batch(&sampler, &run->tiny.s, text, 2, &greedy, NULL, 0);
     sampler_batch_free(&sampler);
     run_close(run);
 }

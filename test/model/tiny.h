@@ -122,8 +122,6 @@ static void *poisoned(const Ops *ops, void *memory, size_t bytes) {
     return memory;
 }
 
-static void *poisoned_memory(const Ops *ops, size_t bytes) { return poisoned(ops, ops->allocate(bytes), bytes); }
-
 // Attention's outputs: computed again (0), saved on the device (1), in host memory (2)
 static void tiny_keep(RunSettings *settings, size_t keep) {
     settings->keep = keep > 0, settings->place[PLACED_KEPT] = keep == 2 ? PLACE_HOST : PLACE_DEVICE;
@@ -146,7 +144,7 @@ static void tiny_begin(TinyRun *r, const Ops *ops, RunSettings settings, const d
                        const Batch *largest) {
     memset(r, 0, sizeof(*r));
     r->ops = ops, r->settings = settings, r->plan = plan_make(&settings, largest);
-    r->memory = poisoned_memory(ops, r->plan.total_bytes);
+    r->memory = poisoned(ops, ops->allocate(r->plan.total_bytes), r->plan.total_bytes);
     if (r->plan.arena[PLACE_HOST].peak)
         r->host = poisoned(ops, ops->host_allocate(r->plan.arena[PLACE_HOST].peak), r->plan.arena[PLACE_HOST].peak);
     if (r->plan.disk_bytes) r->disk = poisoned(ops, ops->disk_allocate("/tmp", r->plan.disk_bytes), r->plan.disk_bytes);

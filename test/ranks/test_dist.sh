@@ -89,8 +89,7 @@ in_training STOP
 ends 1 'rank 0 on [^ ]*: rank 1 on [^ ]* has not come to .* for [0-9]+ s and does not answer' "a rank that is stopped"
 
 # A single document that 2 ranks share is one's whole work, for longer than --timeout; the other waits.
-if ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lcjson -lm -o "$WORK/make_documents" &&
-    "$WORK/make_documents" "$WORK/long.bin" 96 6000 5; then pass; else fail "make_documents.c does not compile"; fi
+make_documents "$WORK/long.bin" 96 6000 5
 PROGRAM=$(realpath "${TRAIN_PLAIN:-$TRAIN}")
 ranks 2 bp --init "$(echo $TINY | sed s/layers=2/layers=12/)" --data "$WORK/long.bin" --seq-len 6000 --chunk 128 --timeout 1 --json
 check "a rank with all the work: exit $status: $(grep '^train: ' "$WORK/err")" [ $status = 0 ]

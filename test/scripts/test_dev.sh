@@ -7,9 +7,8 @@ builds() { # name, command...
     shift
     if "$@" >"$WORK/output" 2>&1; then pass; else fail "$name does not build"; tail -n 20 "$WORK/output"; fi
 }
-folder=build/cpu-fp32$(case ${CC%% *} in cc | gcc | */cc | */gcc) ;; *) echo "-$(basename "${CC%% *}")" ;; esac)
 with_make() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 CC="$CC" ONEDNN= "$@"; }
-make_target() { with_make "$folder/$1"; }
+make_target() { with_make BUILD=build/test-dev CFLAGS=-O0 "build/test-dev/$1"; } # only compiling and linking are tested
 on_cpu() { # source: the kernels' playground on the CPU; make dev-cuda-check runs its checks, sanitized
     $CXX -std=c++20 -x c++ -DCUDA_ON_CPU -D_GNU_SOURCE -DPRECISION_BF16 -Wall -Wextra -Werror -Wno-unused-function \
         -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -O0 -I. "$1" -lm -o "$WORK/program"

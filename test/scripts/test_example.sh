@@ -101,30 +101,27 @@ else
     skip "the example's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
 fi
 
-# ---- a run that is stopped by Ctrl-C and goes on, of all weights, of adapters, of adapters over 4 bits --------------------------------
+# ---- a run of adapters over 4 bits that is stopped by Ctrl-C and goes on; others are in test_stop.sh ----------------------------------
 train=$(grep 'train --model' "$WORK/section" | sed 's/--seq-len [0-9]*/--seq-len 512/; s/--samples [0-9]*/--samples 4/; s/--out run//')
-number=0
-for way in '' '--lora-rank 4' '--lora-rank 4 --base nf4'; do
-    out=stopped$((number += 1))
-    here "$(echo "$train" | sed 's/train /train plan /') $way"
-    (cd "$HERE" && eval "exec env --default-signal=INT $train $way --steps 300 --out $out" >"$WORK/out" 2>"$WORK/err") &
-    for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
-    kill -INT $!
-    wait $!
-    check "Ctrl-C: exit 130 $way" [ $? = 130 ]
-    says err "stopped by SIGINT after step .* of 300: it is saved in $out/checkpoint-"
-    sed -n '/^go on with:$/,$ { s/\\$//; p }' "$WORK/err" | tail -n +2 | tr -d '\n' >"$WORK/go_on"
-    check 'it prints a command' grep -q -- '--resume' "$WORK/go_on"
-    (cd "$HERE" && eval "exec env --default-signal=TERM $(cat "$WORK/go_on")" >"$WORK/out" 2>"$WORK/err") &
-    for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
-    kill -TERM $!
-    wait $!
-    check "which goes on $way" [ $? = 143 ]
-    here "./train eval --model $out --data 'shards/val-*.bin' --seq-len 512"
-    here "./train sample --model $out --chat --prompt 'What is two and two?' --temperature 0"
-    here "./train convert --model $out --out $out-hf"
-    check 'with its tokenizer' cmp -s "$MODEL/tokenizer.json" "$HERE/$out-hf/tokenizer.json"
-done
+way='--lora-rank 4 --base nf4' out=stopped
+here "$(echo "$train" | sed 's/train /train plan /') $way"
+(cd "$HERE" && eval "exec env --default-signal=INT $train $way --steps 300 --out $out" >"$WORK/out" 2>"$WORK/err") &
+for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+kill -INT $!
+wait $!
+check "Ctrl-C: exit 130 $way" [ $? = 130 ]
+says err "stopped by SIGINT after step .* of 300: it is saved in $out/checkpoint-"
+sed -n '/^go on with:$/,$ { s/\\$//; p }' "$WORK/err" | tail -n +2 | tr -d '\n' >"$WORK/go_on"
+check 'it prints a command' grep -q -- '--resume' "$WORK/go_on"
+(cd "$HERE" && eval "exec env --default-signal=TERM $(cat "$WORK/go_on")" >"$WORK/out" 2>"$WORK/err") &
+for _ in $(seq 200); do ! grep -q '^step  *[1-9]' "$WORK/out" || break; sleep 0.05; done
+kill -TERM $!
+wait $!
+check "which goes on $way" [ $? = 143 ]
+here "./train eval --model $out --data 'shards/val-*.bin' --seq-len 512"
+here "./train sample --model $out --chat --prompt 'What is two and two?' --temperature 0"
+here "./train convert --model $out --out $out-hf"
+check 'with its tokenizer' cmp -s "$MODEL/tokenizer.json" "$HERE/$out-hf/tokenizer.json"
 
 # ---- adapters, pairs, rewards ---------------------------------------------------------------------------------------------------------
 place adapters Qwen3-8B

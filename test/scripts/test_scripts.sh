@@ -189,8 +189,7 @@ done
 refuses 2 '^train: no model: ' plan --seq-len 64
 
 # ---- recipes ------------------------------------------------------------------------------------------------------------------
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" &&
-    "$WORK/make_documents" "$WORK/prompts.bin" 96 4096 1 0 prompts || fail 'no shard of prompts'
+make_documents "$WORK/prompts.bin" 96 4096 1 0 prompts
 PROMPTS=$WORK/prompts.bin scripts/recipes/plans.sh >"$WORK/out" 2>"$WORK/err"
 check 'every recipe fits into its card, as its comment says' [ $? = 0 ]
 cat "$WORK/err"

@@ -1,12 +1,10 @@
 /*
 Models from Hugging Face against transformers in float64: loss and every parameter's gradient, for each method and
-several chunk sizes, over packed documents with masks (test/golden/README.md). And the gradients we write are those,
-under the same names and in the same shapes. Under mpirun the ranks share each stream, but for the run of method full
-that bf16 is held against.
+several chunk sizes, over packed documents with masks (test/golden/README.md). Under mpirun the ranks share each stream,
+but for the run of method full that bf16 is held against. How gradients are written is in test_weights.c.
 */
-#include "llmc/files/gradients.h"
 #include "llmc/ranks/dist.h"
-#include "test/base/child.h"
+#include "test/base/testing.h"
 #include "test/model/tiny.h"
 #include "llmc/files/weights.h"
 
@@ -234,54 +232,8 @@ TEST(qwen2_fp16) { ALONE(FOLDER("qwen2-fp16")); }
 TEST(qwen3_bf16) { ALONE(FOLDER("qwen3-bf16")); }
 #endif
 
-// Gradients as gradients_write writes them have transformers' names and shapes, and these values.
-static void written(const char *folder, const char *reference_path) {
-    const double allowed = ops_device->stored == DTYPE_BF16 ? 0.1 : 1e-5;
-    const char *out = scratch_path("gradients.safetensors");
-    Golden g;
-    golden_open(&g, folder, reference_path);
-    const Model *model = &g.model;
-    const size_t bytes = model->elements * dtype_size(model->dtype);
-    void *device = ops_device->allocate(bytes);
-    double *values = (double *)checked_malloc(model->elements * sizeof(double), "gradients");
-    device_write(ops_device, device, model->dtype, g.full.gradient, model->elements);
-    gradients_write(out, NULL, model, world_alone(), ops_device, device, model->dtype);
-    Reference found = reference_open(out);
-    assert_int_equal(found.list.count, model->parameter_count);
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        char name[192];
-        snprintf(name, sizeof(name), "grad.%s", p->name);
-        const SafeTensor *expected = safetensors_find(&g.reference.list, name);
-        const SafeTensor *tensor = safetensors_find(&found.list, p->name);
-        if (!tensor) test_fail("%s was not written", p->name);
-        if (strcmp(tensor->dtype, "F32") != 0) test_fail("%s was written as %s", p->name, tensor->dtype);
-        if (tensor->rank != expected->rank ||
-            memcmp(tensor->shape, expected->shape, tensor->rank * sizeof(uint64_t)) != 0)
-            test_fail("%s has shape %s, not %s", p->name, shape_text(tensor->shape, tensor->rank),
-                      shape_text(expected->shape, expected->rank));
-        reference_gradient(&found, p->name, p, values + p->offset);
-        const double error = tiny_difference(p, values, g.gradients);
-        if (!(error <= allowed)) test_fail("%s: written gradient is off by %.3g", p->name, error);
-    }
-    free(values);
-    ops_device->release(device, bytes);
-    reference_close(&found);
-    golden_close(&g);
-}
-
-TEST(gradients_are_written) {
-    static const char *const models[] = {"gpt2", "llama", "qwen3", "gemma3", "qwen3_5"};
-    for (size_t i = 0; i < (EMULATED || dist_ranks() > 1 ? 1 : COUNT_OF(models)); i++) {
-        char folder[64], reference[96];
-        snprintf(folder, sizeof(folder), GOLDEN "%s", models[i]);
-        snprintf(reference, sizeof(reference), "%s/reference.safetensors", folder);
-        written(folder, reference);
-    }
-}
-
 int main(int argc, char **argv) {
     dist_start();
     dist_split(dist_ranks());
-    RUN_LISTED(argc, argv, scratch_remove);
+    RUN_LISTED(argc, argv, NULL);
 }

@@ -265,18 +265,4 @@ TEST(dropout_follows_a) {
     }
 }
 
-TEST(names) {
-    static const char *const expected[] = {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight",
-                                           "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"};
-    for (size_t m = 0; m < 2; m++) {
-        TinyCase c = case_make(m, 0);
-        const Parameter *a = &c.lora.table.parameters[0], *b = &c.lora.table.parameters[1];
-        assert_string_equal(a->name, expected[m]);
-        assert_int_equal(a->rows, 3), assert_int_equal(b->cols, 3);
-        assert_int_equal(a->cols, c.model.config.hidden_size);
-        assert_int_equal(b->rows, m ? 30 : 72); // c_attn holds queries, keys and values
-        tiny_case_free(&c);
-    }
-}
-
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

@@ -2,11 +2,10 @@
 stream = checkpoint = full, for every parameter: over families, ratios of query to key/value heads, chunk sizes,
 documents that end on and around chunk boundaries, masked chunks and documents, accumulation. In the double build the
 bound is 1e-12. And full is held against finite differences of the loss, so that not all three are wrong together.
+Places are in test_places.c.
 */
-#include "llmc/train/optimizer.h"
 #include "test/base/testing.h"
 #include "test/model/tiny.h"
-#include "test/ops/fence.h"
 
 static double bound(void) {
     return ops_device->stored == DTYPE_FP64 ? 1e-12 : ops_device->stored == DTYPE_FP32 ? 2e-5 : 0.05;
@@ -413,113 +412,6 @@ TEST(documents_do_not_see_each_other) {
             free(found.gradient), free(other.gradient);
             tiny_case_free(&c);
         }
-    }
-}
-
-// A packed sequence is the sum of its documents, each by itself.
-TEST(packed_documents_are_those_alone) {
-    if (EMULATED) test_skip("the tests of the ops cut calls and documents on emulated kernels");
-    static const size_t length[] = {9, 1, 2, 3, 21, 1, 7}, chunks[] = {1, 5, 9, 44};
-    enum { DOCUMENTS = COUNT_OF(length) };
-    FOR_MODELS(i, 1) {
-        TinyCase c = tiny_case(models[i], 0);
-        Batch alone[DOCUMENTS];
-        c.batch = tiny_batch(length, DOCUMENTS, c.model.config.vocab_size, 0, 11);
-        for (size_t d = 0; d < DOCUMENTS; d++) {
-            alone[d] = tiny_batch(&length[d], 1, c.model.config.vocab_size, 0, 11);
-            memcpy(alone[d].tokens, c.batch.tokens + c.batch.document_start[d], length[d] * sizeof(int32_t));
-            memcpy(alone[d].targets, c.batch.targets + c.batch.document_start[d], length[d] * sizeof(int32_t));
-        }
-        c.settings.gradient_type = dtype_of_sums(c.model.dtype);
-        TinyResult expected = tiny_case_run(&c, METHOD_FULL, 0, 0, alone, DOCUMENTS);
-        for (size_t j = thinned() ? 3 : 0; j < COUNT_OF(chunks); j++) {
-            test_case("%.40s..., chunk %zu", models[i], chunks[j]);
-            TinyResult packed = tiny_case_run(&c, METHOD_STREAM, chunks[j], 20, &c.batch, 1);
-            tiny_expect_same(&c.model, packed, expected, bound(), 0, 0.01);
-            free(packed.gradient);
-        }
-        free(expected.gradient);
-        for (size_t d = 0; d < DOCUMENTS; d++) batch_free(&alone[d]);
-        tiny_case_free(&c);
-    }
-}
-
-// ---- places ---------------------------------------------------------------------------------------------------------
-static void expect_moved(const TinyRun *r, const Moved *before) {
-    for (size_t i = 0; i < PHASES * WAYS; i++) {
-        const double found = r->s.memory.moved.bytes[i / WAYS][i % WAYS] - before->bytes[i / WAYS][i % WAYS];
-        const double planned = r->plan.moved.bytes[i / WAYS][i % WAYS];
-        if (i / WAYS < PHASE_UPDATE && fabs(found - planned) > 1e-9 * planned)
-            test_fail("phase %zu, way %zu: %.1f bytes moved, planned %.1f", i / WAYS, i % WAYS, found, planned);
-    }
-}
-
-// Two steps of some micro-batches: losses, the last gradient and its norm
-static TinyResult placed_run(const Ops *ops, const TinyCase *c, RunSettings settings, const Batch *batches,
-                             size_t count, double *norm) {
-    TinyResult result = {0, NULL, tiny_table(c)->elements};
-    const Parameter *bad;
-    TinyRun r;
-    settings.backward = 1;
-    tiny_begin(&r, ops, settings, c->weights, c->adapters, &batches[0]);
-    for (size_t i = 0; i < 2 * count; i++) {
-        if (i % count == 0) grads_zero(&r.s.memory);
-        result.loss += forward_only(&r.s, &batches[i % count], 40, NULL);
-        const Moved before = r.s.memory.moved;
-        result.loss += forward_backward(&r.s, &batches[i % count], 40, (i + 1) % count == 0, NULL);
-        if (count == 1) expect_moved(&r, &before);
-    }
-    for (int place = 0; place < PLACES; place++)
-        if (r.arena[place].peak != r.plan.arena[place].peak)
-            test_fail("%s: %zu bytes, planned %zu", place_names[place], r.arena[place].peak, r.plan.arena[place].peak);
-    *norm = gradient_norm(&r.s.memory, &bad);
-    result.gradient = device_read(ops, r.s.memory.gradients, settings.gradient_type, result.elements);
-    tiny_end(&r);
-    return result;
-}
-
-// Weights and gradients elsewhere than on the device change no bit, whatever else is there; memory and bytes moved are
-// the plan's.
-TEST(weights_and_gradients_elsewhere) {
-    static const char *const kinds[] = {"qwen3,tie_word_embeddings=true", "llama",
-                                        "gemma3,sliding_window=9,layer_types=sf,query_pre_attn_scalar=6",
-                                        ("qwen3_5,layer_types=lfl,partial_rotary_factor=0.34,linear_num_key_heads=1,"
-                                         "linear_num_value_heads=2,linear_key_head_dim=4,linear_value_head_dim=3"),
-                                        "gpt2,max_position_embeddings=64"};
-    const size_t length[] = {17, 5, 11}, shorter[] = {8, 5};
-    if (EMULATED) test_skip("op set \"cpu\" has the same places, and takes a hundredth of the time");
-    for (size_t i = 0; i < (all_cases() ? 300u : 24u); i++) {
-        const size_t layers = 1 + test_random_below(6), count = 1 + test_random_below(3);
-        const size_t chunk = 1 + test_random_below(33), kind = i % COUNT_OF(kinds), places = test_random_below(8);
-        char text[512];
-        snprintf(text, sizeof(text), "%s,num_hidden_layers=%zu,hidden_size=12,num_attention_heads=2,vocab_size=19%s",
-                 kinds[kind], layers, kind < 4 ? ",intermediate_size=10,num_key_value_heads=1,head_dim=6" : "");
-        TinyCase c = tiny_case(text, test_random_below(3) ? 0 : 3);
-        const size_t V = c.model.config.vocab_size;
-        Batch batches[3] = {tiny_batch(length, 3, V, 1, 5), tiny_batch(shorter, 2, V, 1, 6),
-                            tiny_batch(shorter, 1, V, 1, 7)};
-        const DType types[] = {c.model.dtype, dtype_of_sums(c.model.dtype), DTYPE_BF16};
-        double norm[2];
-        c.settings.gradient_type = types[test_random_below(3)];
-        c.settings.inputs_every = 1 + test_random_below(4);
-        RunSettings settings = tiny_settings(&c, (Method)(i % 2), chunk, 1 + chunk / 2);
-        settings.accumulates = count > 1 && test_random_below(4);
-        TinyResult expected = placed_run(ops_device, &c, settings, batches, count, &norm[0]);
-        settings.place[PLACED_INPUTS] = (Place)test_random_below(PLACES);
-        settings.place[PLACED_WEIGHTS] = (Place)((places + 1) / 3);
-        settings.place[PLACED_GRADIENTS] = (Place)((places + 1) % 3);
-        test_case(
-            "%.6s, %zu layers, adapters of rank %zu, input of every %zu on %s, weights on %s, gradients %s on %s, "
-            "%zu micro-batches%s, chunk %zu",
-            text, layers, c.lora.rank, settings.inputs_every, place_names[settings.place[PLACED_INPUTS]],
-            place_names[settings.place[PLACED_WEIGHTS]], dtype_name(settings.gradient_type),
-            place_names[settings.place[PLACED_GRADIENTS]], count, settings.accumulates ? " accumulated" : "", chunk);
-        TinyResult found = placed_run(ops_fenced(), &c, settings, batches, count, &norm[1]);
-        tiny_expect_bits(found, expected, "weights or gradients elsewhere");
-        if (norm[0] != norm[1] || !(norm[0] > 0)) test_fail("norm %.17g, on the device %.17g", norm[1], norm[0]);
-        free(expected.gradient), free(found.gradient);
-        for (size_t j = 0; j < COUNT_OF(batches); j++) batch_free(&batches[j]);
-        tiny_case_free(&c);
     }
 }
 

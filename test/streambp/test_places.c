@@ -208,8 +208,8 @@ static const char *const state_names[STATES] = {"weights",        "first moments
                                                 "master weights", "scales of first", "scales of second"};
 
 typedef struct {
-    double loss[TRAINED_STEPS], norm[TRAINED_STEPS];
-    unsigned char *values[STATES]; // of this rank, memory of the case; NULL: there are none
+    double forward, loss[TRAINED_STEPS], norm[TRAINED_STEPS]; // forward: the loss of a forward pass alone
+    unsigned char *values[STATES];                            // of this rank, memory of the case; NULL: there are none
     size_t bytes[STATES];
     Moved moved;
     size_t peak[PLACES], planned[PLACES];
@@ -265,7 +265,9 @@ static Trained train_begun(TinyRun *r, const Case *c, RunSettings settings) {
 static Trained train(const Case *c, RunSettings settings) {
     static TinyRun r;
     case_begin(&r, c, settings);
-    const Trained t = train_begun(&r, c, settings);
+    const double forward = forward_only(&r.s, &c->batch[case_own(c, settings.world).begin], 40, NULL);
+    Trained t = train_begun(&r, c, settings);
+    t.forward = forward;
     tiny_end(&r);
     return t;
 }
@@ -304,6 +306,7 @@ static void expect_same(const Case *c, const Levels *levels, const Trained *expe
     const Trained found = train(c, case_settings(c, levels, 1));
     const char *differs = difference(&found, expected);
     if (differs) test_fail("%s have other bits than with all on the device", differs);
+    if (found.forward != expected->forward) test_fail("loss %g of a forward pass alone", found.forward);
     expect_planned(levels, &found);
 }
 

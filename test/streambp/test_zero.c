@@ -8,7 +8,6 @@ says, and memory what the plan says. All memory begins as NaN, so that what a ra
 #define UPDATE_SLICE ((size_t)500)
 #define MOMENT_SMALL 50 // so that small models have moments in 8 bits, too
 #include "llmc/files/gradients.h"
-#include "llmc/files/weights.h"
 #include "rank_runs.h"
 #include "test/base/child.h"
 
@@ -119,13 +118,14 @@ static void stages_agree(Case *c) {
 }
 
 // Every family with every objective; adapters, methods and accumulation by turns, so that all pairs meet. Three or four
-// ranks take a third of the cases.
+// ranks take a third of the cases, bf16 those of one family: the next test has the others.
 TEST(families_and_objectives) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_GRPO};
     for (size_t m = 0; m < MODELS; m++)
         for (size_t k = 0; k < COUNT_OF(kinds); k++)
             for (size_t lora = 0; lora < 2; lora++) {
                 if (!all_cases() && (lora != (m + k) % 2 || (world.ranks > 2 && (2 * m + k) % 3))) continue;
+                if (!all_cases() && ops_device->stored == DTYPE_BF16 && m != 1) continue;
                 static const Method methods[] = {METHOD_STREAM, METHOD_SECO, METHOD_FULL, METHOD_MST,
                                                  METHOD_CHECKPOINT};
                 Case c = case_make(m, kinds[k], (int)lora, methods[(m + 2 * k + lora) % 5], (m / 2 + k) % 2 ? 3 : 1);
@@ -357,26 +357,7 @@ TEST(passes_without_gradients) {
     }
 }
 
-// ---- weights come, gradients go -------------------------------------------------------------------------------------
-TEST(initial_weights_by_portions) {
-    for (size_t m = 0; m < MODELS; m++) {
-        Case c = case_make(m, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);
-        const Model *model = &c.tiny.model;
-        const Sharding own = sharding_of(world, ZERO_NONE);
-        const size_t bytes = model->elements * dtype_size(model->dtype);
-        void *memory = ops_device->allocate(bytes);
-        weights_init_random(model, own, ops_device, memory, 3);
-        weights_check_finite(model, own, ops_device, PLACE_DEVICE, memory);
-        double *together = read_shards(model, world, own, memory, model->dtype);
-        weights_init_random(model, sharding_whole(), ops_device, memory, 3);
-        double *whole = device_read(ops_device, memory, model->dtype, model->elements);
-        assert_memory_equal(together, whole, model->elements * sizeof(double));
-        free(whole), free(together);
-        ops_device->release(memory, bytes);
-        case_free(&c);
-    }
-}
-
+// ---- gradients ------------------------------------------------------------------------------------------------------
 // Whichever rank has it, all name the same parameter.
 TEST(bad_gradients_are_named) {
     Case c = case_make(0, OBJECTIVE_SFT, 0, METHOD_STREAM, 1);

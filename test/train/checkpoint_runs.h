@@ -258,6 +258,29 @@ static void save_body(const void *context) {
     save_step_of(&t, saving->out, saving->keep, saving->step, saving->resume);
 }
 
+// Resumes scratch "out" at its last step.
+typedef struct {
+    const char *model;
+    DType dtype, moments;
+    int master, adapters;
+    RunState run;
+} Resumption;
+
+static Resumption usual_resumption(int adapters) {
+    const Resumption r = {usual_model, DTYPE_FP32, DTYPE_FP32, 1, adapters, run_state(0)};
+    return r;
+}
+
+static void resume_body(const void *context) {
+    const Resumption *r = (const Resumption *)context;
+    TrainedTensors t = trained_open_as(r->adapters, r->model, r->dtype, r->moments, r->master);
+    RunState run = r->run;
+    CheckpointFolder folder;
+    checkpoint_open(&folder, scratch_path("out"), 2, 1);
+    if (folder.last == CHECKPOINT_NONE) die("nothing to resume from");
+    checkpoint_load(&folder, folder.last, &t, &run);
+}
+
 // Files of scratch "out"'s checkpoint with one bit flipped, a byte shorter, a byte longer, empty and missing: `resume`,
 // which dies where there is no complete checkpoint, says which file it is. Only of DONE it may be told otherwise.
 static void expect_checkpoint_damage_found(ChildBody resume, const void *context, const char *const *files,

@@ -1,10 +1,8 @@
 /*
 The optimizer over the parameter table: the norm and the name of a gradient that is not finite, clipping, the formula
 and who decays, element by element for every pairing of types, random bits of each parameter's own, initialisation. The
-op itself is held against its reference in test_ops.c. What lies in host memory or on disk is stepped to the same bits,
-in slices.
+op itself is held against its reference in test_ops.c, places in test_places.c.
 */
-#define UPDATE_SLICE ((size_t)700)
 #define MOMENT_SMALL 300 // so that small models have moments in 8 bits, too
 #include "test/base/testing.h"
 #include "test/ops/fence.h"
@@ -28,16 +26,13 @@ typedef struct {
     DType gradient_type, moment_type;
     void *weights, *gradients;
     OptimizerState state;
-    size_t floats; // beside moments in 8 bits
-    Place place[PLACED];
-    Arena arena[PLACES]; // of the slots
+    Arena arena[PLACES];
 } Bench;
 
 static Residency bench_residency(Bench *b) {
     Residency r = {0};
     r.model = &b->model, r.ops = b->ops, r.arena = b->arena;
     r.weights = (char *)b->weights, r.gradients = (char *)b->gradients, r.gradient_type = b->gradient_type;
-    memcpy(r.place, b->place, sizeof(r.place));
     return r;
 }
 
@@ -48,32 +43,16 @@ static void device_fill(const Ops *ops, void *device, DType type, const double *
 }
 
 // Full of NaN
-static void *bench_elements(const Bench *b, Placed placed, DType type, size_t count) {
+static void *bench_elements(const Bench *b, DType type, size_t count) {
     const size_t bytes = count * dtype_size(type);
-    void *memory = b->place[placed] == PLACE_DISK   ? b->ops->disk_allocate("/tmp", bytes)
-                   : b->place[placed] == PLACE_HOST ? b->ops->host_allocate(bytes)
-                                                    : b->ops->allocate(bytes);
+    void *memory = b->ops->allocate(bytes);
     assert_non_null(memory);
     b->ops->copy_in(memory, memset(case_memory(bytes), 0xff, bytes), bytes);
     return memory;
 }
 
-static void *bench_tensor(const Bench *b, Placed placed, DType type) {
-    return bench_elements(b, placed, type, b->model.elements);
-}
-
-static void bench_release_elements(const Bench *b, Placed placed, DType type, void *memory, size_t count) {
-    const size_t bytes = count * dtype_size(type);
-    if (b->place[placed] == PLACE_DISK)
-        b->ops->disk_release(memory, bytes);
-    else if (b->place[placed] == PLACE_HOST)
-        b->ops->host_release(memory, bytes);
-    else
-        b->ops->release(memory, bytes);
-}
-
-static void bench_release(const Bench *b, Placed placed, DType type, void *memory) {
-    bench_release_elements(b, placed, type, memory, b->model.elements);
+static void bench_release(const Bench *b, void *memory, DType type, size_t count) {
+    if (memory) b->ops->release(memory, count * dtype_size(type));
 }
 
 // Of int8 the codes
@@ -92,33 +71,21 @@ static double *normal_values(size_t count, double mean, double deviation) {
     return values;
 }
 
-enum { SLOT_BYTES = 7 * UPDATE_SLOTS * (2 * UPDATE_SLICE * sizeof(double) + ARENA_ALIGNMENT) };
-
-// places: in base 3 those of optimizer, gradients and weights
-static Bench bench_open_placed(const char *text, int places, DType dtype, DType gradient_type, DType moment_type,
-                               int master) {
+static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master) {
     Config config = config_from_text(text, "test", EXIT_USAGE);
     Bench b = {0};
     b.ops = ops_fenced(), b.model = model_build(&config, dtype);
-    b.place[PLACED_WEIGHTS] = (Place)(places / 9), b.place[PLACED_GRADIENTS] = (Place)(places / 3 % 3);
-    b.place[PLACED_OPTIMIZER] = (Place)(places % 3);
     b.gradient_type = gradient_type, b.moment_type = b.state.moment_type = moment_type;
-    b.weights = bench_tensor(&b, PLACED_WEIGHTS, dtype);
-    b.gradients = bench_tensor(&b, PLACED_GRADIENTS, gradient_type);
-    b.state.m = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
-    b.state.v = bench_tensor(&b, PLACED_OPTIMIZER, moment_type);
-    if (master) b.state.master = (float *)bench_tensor(&b, PLACED_OPTIMIZER, DTYPE_FP32);
+    const size_t n = b.model.elements, floats = moment_floats_all(&b.model, sharding_whole());
+    b.weights = bench_elements(&b, dtype, n), b.gradients = bench_elements(&b, gradient_type, n);
+    b.state.m = bench_elements(&b, moment_type, n), b.state.v = bench_elements(&b, moment_type, n);
+    if (master) b.state.master = (float *)bench_elements(&b, DTYPE_FP32, n);
     if (moment_type == DTYPE_INT8) {
-        b.floats = moment_floats_all(&b.model, sharding_whole());
-        b.state.m_scales = (float *)bench_elements(&b, PLACED_OPTIMIZER, DTYPE_FP32, b.floats);
-        b.state.v_scales = (float *)bench_elements(&b, PLACED_OPTIMIZER, DTYPE_FP32, b.floats);
+        b.state.m_scales = (float *)bench_elements(&b, DTYPE_FP32, floats);
+        b.state.v_scales = (float *)bench_elements(&b, DTYPE_FP32, floats);
     }
-    arena_init(b.arena, b.ops->allocate(SLOT_BYTES), SLOT_BYTES);
+    arena_plan(b.arena);
     return b;
-}
-
-static Bench bench_open(const char *text, DType dtype, DType gradient_type, DType moment_type, int master) {
-    return bench_open_placed(text, 0, dtype, gradient_type, moment_type, master);
 }
 
 // gradients: NULL, or those of the first step
@@ -130,14 +97,11 @@ static void bench_begin(Bench *b, const double *weights, const double *gradients
 }
 
 static void bench_close(Bench *b) {
-    bench_release(b, PLACED_WEIGHTS, b->model.dtype, b->weights);
-    bench_release(b, PLACED_GRADIENTS, b->gradient_type, b->gradients);
-    bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.m);
-    bench_release(b, PLACED_OPTIMIZER, b->moment_type, b->state.v);
-    if (b->state.master) bench_release(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.master);
-    if (b->floats) bench_release_elements(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.m_scales, b->floats);
-    if (b->floats) bench_release_elements(b, PLACED_OPTIMIZER, DTYPE_FP32, b->state.v_scales, b->floats);
-    b->ops->release(b->arena->base, SLOT_BYTES);
+    const size_t n = b->model.elements, floats = moment_floats_all(&b->model, sharding_whole());
+    bench_release(b, b->weights, b->model.dtype, n), bench_release(b, b->gradients, b->gradient_type, n);
+    bench_release(b, b->state.m, b->moment_type, n), bench_release(b, b->state.v, b->moment_type, n);
+    bench_release(b, b->state.master, DTYPE_FP32, n);
+    bench_release(b, b->state.m_scales, DTYPE_FP32, floats), bench_release(b, b->state.v_scales, DTYPE_FP32, floats);
     model_free(&b->model);
 }
 
@@ -326,51 +290,6 @@ TEST(moments_in_8_bits) {
         for (size_t i = 0; i < n; i++) apart += !(fabs(found[i] - expected[0][i]) <= 4e-6 * fmax(1, fabs(found[i])));
         if (apart > n / 500) test_fail("%zu of %zu weights are others", apart, n);
         bench_close(&b);
-    }
-}
-
-// ---- places ---------------------------------------------------------------------------------------------------------
-// All that the optimizer has after three steps
-static double *placed_steps(const char *model, int places, int types, const double *weights, const double *gradients,
-                            size_t *bytes) {
-    const DType stored = ops_device->stored;
-    const DType moment_type = types & 4 ? DTYPE_INT8 : types & 1 ? DTYPE_BF16 : DTYPE_FP32;
-    Bench b = bench_open_placed(model, places, stored, types & 2 ? ops_device->summed : stored, moment_type, types & 2);
-    const size_t n = b.model.elements;
-    double *all = case_doubles(4 * n + 2 * b.floats);
-    bench_begin(&b, weights, gradients);
-    for (int64_t step = 1; step <= 3; step++) {
-        const AdamW s = usual_step(step);
-        bench_step(&b, &s);
-    }
-    memcpy(all, host_values(b.ops, b.weights, stored, n), n * sizeof(double));
-    memcpy(all + n, host_values(b.ops, b.state.m, moment_type, n), n * sizeof(double));
-    memcpy(all + 2 * n, host_values(b.ops, b.state.v, moment_type, n), n * sizeof(double));
-    if (types & 2) memcpy(all + 3 * n, host_values(b.ops, b.state.master, DTYPE_FP32, n), n * sizeof(double));
-    for (int v = 0; v < 2 && b.floats; v++)
-        memcpy(all + 4 * n + (size_t)v * b.floats,
-               host_values(b.ops, v ? b.state.v_scales : b.state.m_scales, DTYPE_FP32, b.floats),
-               b.floats * sizeof(double));
-    *bytes = (4 * n + 2 * b.floats) * sizeof(double);
-    bench_close(&b);
-    return all;
-}
-
-TEST(places_change_no_bit) {
-    for (size_t types = 0; types < 2 * COUNT_OF(models); types++) {
-        const size_t k = types % COUNT_OF(models);
-        const Config config = config_from_text(models[k], "test", EXIT_USAGE);
-        Model model = model_build(&config, ops_device->stored);
-        size_t n = model.elements, bytes;
-        test_case("%.8s, types %zu", models[k], types);
-        const double *weights = normal_values(n, 0.3, 1.0), *gradients = normal_values(n, 0.0, 2.0);
-        const double *expected = placed_steps(models[k], 0, (int)types, weights, gradients, &bytes);
-        for (int places = 1; places < 27; places++) {
-            if (!all_cases() && places % 4 != (int)k) continue;
-            const double *found = placed_steps(models[k], places, (int)types, weights, gradients, &bytes);
-            if (memcmp(found, expected, bytes) != 0) test_fail("places %d: other bits", places);
-        }
-        model_free(&model);
     }
 }
 

@@ -100,29 +100,6 @@ TEST(resumed_run_has_the_same_bits) {
 }
 
 // ---- what differs is refused by name --------------------------------------------------------------------------------
-typedef struct {
-    const char *model;
-    DType dtype, moments;
-    int master;
-    RunState run;
-} Resumption;
-
-// Resumes scratch "out" at its last step.
-static void resume_body(const void *context) {
-    const Resumption *r = (const Resumption *)context;
-    TrainedTensors t = trained_open(r->model, r->dtype, r->moments, r->master);
-    RunState run = r->run;
-    CheckpointFolder folder;
-    checkpoint_open(&folder, scratch_path("out"), 2, 1);
-    if (folder.last == CHECKPOINT_NONE) die("nothing to resume from");
-    checkpoint_load(&folder, folder.last, &t, &run);
-}
-
-static Resumption usual_resumption(void) {
-    Resumption r = {usual_model, DTYPE_FP32, DTYPE_FP32, 1, run_state(0)};
-    return r;
-}
-
 static void expect_resumes(const Resumption *r, const char *noted) {
     const Child *child = run_child(resume_body, r);
     if (child->code != 0) test_fail("exit code %d: %s", child->code, child->err);
@@ -133,7 +110,7 @@ static void expect_resumes(const Resumption *r, const char *noted) {
 static Resumption with_setting(size_t i, const char *name, const char *value, SettingChange change) {
     static RunSetting settings[USUAL_SETTINGS];
     const RunSetting now = {name, value, change, NULL};
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     memcpy(settings, usual_settings, sizeof(settings));
     settings[i] = now, r.run.settings = settings;
     return r;
@@ -150,7 +127,7 @@ TEST(settings_must_agree) {
          "was trained with the model num_hidden_layers=2, now it is num_hidden_layers=3;"},
         {2, "--data of fingerprint", "\"quoted\"\t\\", "--data of fingerprint 00ff, now it is \"quoted\""},
         {1, "--batch", "8192", "lacks the setting --batch: the run began without it, or with another"}};
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     save_usual();
     expect_resumes(&r, NULL);
     r.run.setting_count = USUAL_SETTINGS - 1;
@@ -234,18 +211,18 @@ TEST(biased_gradients_are_refused) {
 }
 
 TEST(types_must_agree) {
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     save_usual();
     r.moments = DTYPE_BF16;
     expect_refused(resume_body, &r, 1,
                    "optimizer.bin: holds moments in fp32, this run has bf16; resume with the same --moments");
     r.moments = DTYPE_INT8;
     expect_refused(resume_body, &r, 1, "holds moments in fp32, this run has int8; resume with the same --moments");
-    r = usual_resumption(), r.master = 0;
+    r = usual_resumption(0), r.master = 0;
     expect_refused(resume_body, &r, 1, "was saved with master weights; resume with --master fp32");
-    r = usual_resumption(), r.dtype = DTYPE_BF16;
+    r = usual_resumption(0), r.dtype = DTYPE_BF16;
     expect_refused(resume_body, &r, 1, "model.bin: holds fp32 weights, this program trains in bf16");
-    r = usual_resumption();
+    r = usual_resumption(0);
     r.model = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
     expect_refused(resume_body, &r, 1, "holds another model: intermediate_size=20, not intermediate_size=24");
 }
@@ -289,7 +266,7 @@ TEST(schedule_must_agree_so_far) {
     TrainedTensors t = trained_open(usual_model, DTYPE_FP32, DTYPE_FP32, 1);
     trained_fill(&t, 7);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        Resumption r = usual_resumption();
+        Resumption r = usual_resumption(0);
         RunState run = run_state(7);
         CheckpointFolder folder;
         test_case("case %zu", i);
@@ -331,14 +308,14 @@ TEST(earlier_schedule_stays) {
 // ---- damage ---------------------------------------------------------------------------------------------------------
 TEST(damage_is_found) {
     static const char *const files[] = {"model.bin", "optimizer.bin", "state.json", MANIFEST_NAME};
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     save_usual();
     expect_checkpoint_damage_found(resume_body, &r, files, COUNT_OF(files));
 }
 
 // Files that are each whole, but do not belong together, or not under this name.
 TEST(mixed_up_files_are_refused) {
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     Saving saving = {scratch_path("out"), 2, 9, 1};
     size_t count;
     save_usual();
@@ -378,7 +355,7 @@ TEST(other_states_are_refused) {
         WHOLE_TEXT("state.json", "{" BEGUN "\"seconds\": 1, \"settings\": {\"the model\": 3}}",
                    "state.json: \"the model\" is not text"),
     };
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     const DamageSuite suite = {scratch_path("out/checkpoint-00000007"), resume_body, &r, mend_manifest, 0};
     save_usual();
     expect_damage_found(&suite, rows, COUNT_OF(rows));
@@ -388,7 +365,7 @@ TEST(other_states_are_refused) {
 TEST(checkpoints_of_version_1_are_refused) {
     static const char *const seals[] = {"model.bin 5208 0123456789abcdef\noptimizer.bin 9 0123456789abcdef\n",
                                         "adapter_model.safetensors 5208 0123456789abcdef\n"};
-    Resumption r = usual_resumption();
+    Resumption r = usual_resumption(0);
     save_usual();
     copy_folder(scratch_path("out/checkpoint-00000007"), scratch_path("out/checkpoint-00000009"));
     for (size_t i = 0; i < 2; i++) {

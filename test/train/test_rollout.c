@@ -38,7 +38,7 @@ __attribute__((noreturn)) static void answer(const char *how, const char *path) 
         fwrite(line, 1, (size_t)got, copy);
         if (!strcmp(how, "dies") && answers++ == 10) exit(9);
         if (!strcmp(how, "fails")) exit(8);
-        printf("%.9g\n", strcmp(how, "same") ? (double)reward_of_line(object) : 3.5);
+        printf("%.9g\n", (double)reward_of_line(object));
         fflush(stdout);
         cJSON_Delete(object);
     }
@@ -392,15 +392,6 @@ TEST(a_step_written_ahead) {
         }
         rolling_close(first), rolling_close(now), rolling_close(resumed);
     }
-}
-
-TEST(groups_without_spread) {
-    Rolling *r = rolling_open(rollout_settings(), "same", "bytes");
-    size_t sequences = step(r, 1);
-    assert_true(sequences > 0 && metric(&r->rollout, "frac_reward_zero_std") == 1 &&
-                metric(&r->rollout, "reward_std") == 0);
-    for (size_t t = 0; t < r->rollout.sequence[0].N; t++) assert_true(r->rollout.sequence[0].advantage[t] == 0);
-    rolling_close(r);
 }
 
 // ---- the text of a tokenizer ----------------------------------------------------------------------------------------

@@ -78,8 +78,7 @@ wait $process
 check 'a second signal ends at once' [ $? = 130 -a -z "$(last_step "$WORK/twice")" -a "$(grep -c '^stopped' "$WORK/err")" = 0 ]
 
 # ---- completions and their rewards -------------------------------------------------------------------------------------------------
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" && "$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts ||
-    fail 'no shard of prompts'
+make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 rollout="--init $TINY --data $WORK/prompts.bin --rollout --objective grpo --group-size 6 --batch 4 --steps 1000 --grace 0"
 answers='n=0; while read -r line; do n=$((n + 1)); [ $n -le 24 ] || sleep 47; echo $((n % 2)); done'
 begin $rollout --seq-len 32 --max-new-tokens 4 --out "$WORK/asks" --reward-command "$answers"

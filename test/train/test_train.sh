@@ -11,12 +11,6 @@ beside=48 # MiB in use beside the plan
 common="--init $TINY --data $SHARD --val-data $SHARD --val-steps 2 --val-every 5 --seq-len 64 --batch 2 --grad-accum 2
     --steps 12 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7
     --sample-every 5 --prompt-ids 1,2,3 --max-new-tokens 8"
-steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"tokens".*//; s/"time".*//'; }
-same_run() { # folder, folder: the last checkpoints hold the same bits, and the losses logged are the same
-    cmp -s "$1/checkpoint-00000012/model.bin" "$2/checkpoint-00000012/model.bin" &&
-        cmp -s "$1/checkpoint-00000012/optimizer.bin" "$2/checkpoint-00000012/optimizer.bin" &&
-        [ "$(steps_of "$1")" = "$(steps_of "$2")" ]
-}
 
 # ---- a run, without any allocation of ours after the first step -----------------------------------------------------------
 STREAMBP_ALLOCATION_GUARD=1
@@ -60,7 +54,7 @@ bytes=4
 check 'what it keeps in host memory is told' [ "$(json host_bytes)" = $((2 * 128 * 4 * (8 * bytes + 4) + (16 << 20))) ] # the last: what passes to a disk
 echo "killed $kills times"
 check 'it was killed at least once' [ $kills -gt 0 ]
-check 'after kill -9 the run ends in the same bits' same_run "$WORK/straight" "$WORK/killed"
+check 'after kill -9 the run ends in the same bits' same_run "$WORK/straight" "$WORK/killed" 12
 check 'a record of the options for each part of the run of which steps are left, 7 at most' \
     awk '/"options"/ { n++ } END { exit !(n >= 1 && n <= 7) }' "$WORK/killed/log.jsonl"
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
@@ -110,12 +104,7 @@ STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 orders="--init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --lr 1e-2 --schedule constant --chunk 24 --logits-chunk 20"
 sparse="$orders --method spaco --keep-chunks 0.5"
-succeeds train $sparse --steps 4 --out "$WORK/sparse"
-succeeds train $sparse --steps 2 --out "$WORK/sparse-parts"
-succeeds train $sparse --steps 4 --out "$WORK/sparse-parts" --resume --weights host --inputs host --update forward
-for file in model optimizer; do
-    check "$file of spaco in two parts" cmp -s "$WORK/sparse/checkpoint-00000004/$file.bin" "$WORK/sparse-parts/checkpoint-00000004/$file.bin"
-done
+in_two_parts sparse 4 '--weights host --inputs host --update forward' $sparse
 for other in "${sparse%0.5}0.25" "$orders --method seco"; do
     refuses 1 'was trained with --keep-chunks 0.5, now it is ' train $other --steps 6 --out "$WORK/sparse-parts" --resume
     check 'and no note says that it goes on' [ -z "$(grep '^note: --method' "$WORK/err")" ]
@@ -155,26 +144,12 @@ if [ $TEST_DEVICE-$TEST_PRECISION = cpu-fp32 ]; then # the type of its weights
     check "losses, norms and learning rates are those of 88e0adb: $far" [ -z "$far" ]
 fi
 
-# ---- accumulation ----------------------------------------------------------------------------------------------------------------
-succeeds bp --init $TINY --seq-len 40 --batch 4 --json
-loss=$(json loss) norm=$(json grad_norm)
-succeeds bp --init $TINY --seq-len 40 --batch 1 --grad-accum 4 --method full --json
-check '4 micro-batches of 1 are one batch of 4' close "$loss" "$(json loss)" $same_loss
-check '4 micro-batches of 1 have its gradient' close "$norm" "$(json grad_norm)" $same_gradient
-
 # ---- what is not finite -----------------------------------------------------------------------------------------------------------
 refuses 1 'step [0-9]+.*(not finite|NaN|Inf|nan|inf).*last good checkpoint is step|tensor' \
     train --init $TINY --data $SHARD --seq-len 64 --steps 30 --lr 100 --any-lr --grad-clip 0 --schedule constant --weight-decay 90 \
     --epsilon 1e-30 --save-every 1 --out "$WORK/diverged"
 last=$(ls "$WORK/diverged" | grep checkpoint | tail -n 1)
 check 'the last checkpoint before is complete' [ -f "$WORK/diverged/$last/DONE" ]
-
-# ---- a checkpoint is a model -----------------------------------------------------------------------------------------------------
-model=$WORK/straight/checkpoint-00000012/model.bin
-succeeds eval --model "$model" --data $SHARD --seq-len 64 --batch 2 --val-steps 2 --json
-check 'eval gives the last validation loss' \
-    close "$(json loss)" "$(grep val_loss "$WORK/straight/log.jsonl" | tail -n 1 | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')" $same_loss
-succeeds sample --model "$model" --prompt-ids 1,2,3 --max-new-tokens 8 --top-k 10 --top-p 0.9 --json
 
 # ---- a limit on address space is an error line ------------------------------------------------------------------------------------
 # oneDNN and the OpenMP runtime die where an allocation of theirs is refused. Below 110,000 kB the loader may end the program.
@@ -204,13 +179,4 @@ for options in '--seq-len 4096' '--seq-len 4096 --method checkpoint' '--seq-len 
         awk -v p="$planned" -v m="$peak" -v b=$beside \
         'BEGIN { d = m - p; if (d < 0) d = -d; exit !(d <= 0.02 * p + b * 1048576) }'
 done
-
-# ---- the bar moves within a step, on a terminal alone ----------------------------------------------------------------------------------
-if command -v script >/dev/null; then
-    TERM=xterm script -qec "$TRAIN_PLAIN train --init $big --data $SHARD --seq-len 4096 --steps 2 --lr 0 --threads 1 --out none" /dev/null </dev/null >"$WORK/out"
-    check 'several shares of one step' [ "$(grep -aoE "training +[0-9]+ %" "$WORK/out" | sort -u | wc -l)" -gt 3 ]
-    check 'and a line without a bar behind it' grep -aq 'step 2/2  loss' "$WORK/out"
-else
-    skip 'the bar on a terminal' 'there is no script (util-linux)'
-fi
 finish

@@ -5,8 +5,6 @@
 same_loss=1e-5 same_gradient=1e-4
 [ $TEST_PRECISION = bf16 ] && same_loss=2e-3 same_gradient=2e-2
 
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" || { fail 'the writer of shards does not compile'; finish; exit 1; }
-make_documents() { "$WORK/make_documents" "$@" || fail "make_documents $*"; }
 lengths() { # seed: of 60 documents, most of them short, few long
     awk -v s="$1" 'BEGIN { srand(s); for (i = 0; i < 60; i++) printf "%d,", 2 + exp(3 + 2.2 * (rand() + rand() + rand() - 1.5)) }'
 }
@@ -41,12 +39,6 @@ check 'a plan is for no more than the data holds' [ "$all" = "$(json total_bytes
 # ---- a run -----------------------------------------------------------------------------------------------------------------------
 common="--init $TINY --data $WORK/train-*.bin --val-data $WORK/val-00000.bin --val-every 5 --seq-len 128 --batch 2 --grad-accum 3
     --steps 14 --lr 1e-2 --warmup 3 --chunk 24 --logits-chunk 20 --save-every 2 --keep-checkpoints 3 --seed 7"
-steps_of() { grep -v '"options"' "$1/log.jsonl" | sed 's/"seconds".*//; s/"time".*//'; }
-same_run() {
-    cmp -s "$1/checkpoint-00000014/model.bin" "$2/checkpoint-00000014/model.bin" &&
-        cmp -s "$1/checkpoint-00000014/optimizer.bin" "$2/checkpoint-00000014/optimizer.bin" &&
-        [ "$(steps_of "$1")" = "$(steps_of "$2")" ]
-}
 STREAMBP_ALLOCATION_GUARD=1
 export STREAMBP_ALLOCATION_GUARD
 succeeds train $common --out "$WORK/straight"
@@ -64,7 +56,7 @@ check 'one epoch is as many steps as it has sequences' [ "$(json steps)" = $((se
 cp -r "$WORK/straight" "$WORK/again"
 rm -r "$WORK/again/checkpoint-00000012" "$WORK/again/checkpoint-00000014"
 succeeds train $common --out "$WORK/again" --resume
-check 'a resumed run ends in the same bits' same_run "$WORK/straight" "$WORK/again"
+check 'a resumed run ends in the same bits' same_run "$WORK/straight" "$WORK/again" 14
 refuses 1 'was trained with --shuffle on, now it is off' train $common --out "$WORK/again" --resume --shuffle off
 refuses 1 'was trained with --long split, now it is truncate' train $common --out "$WORK/again" --resume --long truncate
 refuses 1 'was trained with --seed 7, now it is 8' train $(echo "$common" | sed 's/--seed 7/--seed 8/') --out "$WORK/again" --resume
@@ -99,8 +91,7 @@ steps=$(((samples + 12) / 13 + 5))
 succeeds train $sampled --steps $steps --out "$WORK/sampled-on"
 rm -r "$WORK/sampled/checkpoint-"*[!48] # from a step within the epoch, over its end
 succeeds train $sampled --steps $steps --out "$WORK/sampled" --resume
-check 'steps of samples resume to the bit' cmp -s "$WORK/sampled/checkpoint-$(printf %08d $steps)/model.bin" \
-    "$WORK/sampled-on/checkpoint-$(printf %08d $steps)/model.bin"
+check 'steps of samples resume to the bit' same_checkpoint "$WORK/sampled" "$WORK/sampled-on" $steps
 refuses 1 'was trained with --samples 13, now it is 12' train $(echo "$sampled" | sed 's/--samples 13/--samples 12/') --steps $steps --out "$WORK/sampled" --resume
 refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3 --out none
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
@@ -150,11 +141,8 @@ succeeds train $large --config "$WORK/auto" --data "$WORK/seven.bin" --out none
 check 'so does one of its options' [ "$(length)" = 2048 ]
 
 # ---- llm.c's shards, shuffled ------------------------------------------------------------------------------------------------------------
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc" --schedule constant
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 3 --shuffle on --out "$WORK/llmc-half" --schedule constant
-succeeds train --init $TINY --data $SHARD --seq-len 64 --steps 6 --shuffle on --out "$WORK/llmc-half" --schedule constant --resume
-check 'shuffled micro-batches resume' cmp -s "$WORK/llmc/checkpoint-00000006/model.bin" "$WORK/llmc-half/checkpoint-00000006/model.bin"
-refuses 1 'the run began with "--shuffle"' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc-half" --schedule constant --resume
+in_two_parts llmc 6 '' --init $TINY --data $SHARD --seq-len 64 --shuffle on --schedule constant
+refuses 1 'the run began with "--shuffle"' train --init $TINY --data $SHARD --seq-len 64 --steps 8 --out "$WORK/llmc" --schedule constant --resume
 
 # ---- the loss by position ------------------------------------------------------------------------------------------------------------------
 model=$WORK/straight/checkpoint-00000014/model.bin

@@ -11,10 +11,6 @@ common="--init $wide --moments int8 --data $SHARD --seq-len 64 --batch 2 --grad-
     --save-every 2 --keep-checkpoints 9 --seed 7"
 disk="--weights disk --gradients disk --optimizer disk --inputs disk --keep attention --keep-on disk --disk $DISK"
 host='--weights host --gradients host --optimizer host --inputs host --inputs-every 2'
-same_run() { # folder: its last checkpoint holds the bits of a run that had everything on the device
-    cmp -s "$WORK/straight/checkpoint-00000010/model.bin" "$1/checkpoint-00000010/model.bin" &&
-        cmp -s "$WORK/straight/checkpoint-00000010/optimizer.bin" "$1/checkpoint-00000010/optimizer.bin"
-}
 nothing_stays() { [ -z "$(ls -A $DISK)" ]; }
 begin() { "$TRAIN" train $common "$@" >"$WORK/out" 2>"$WORK/err" & process=$!; }
 reaches() { # folder, step: waits for its checkpoint, or for the end of the run
@@ -32,8 +28,8 @@ mv $DISK $DISK-gone
 check 'a run whose folder goes away ends well' wait $process
 check 'the other one, too' wait $second
 mv $DISK-gone $DISK
-check 'in the same bits' same_run "$WORK/first"
-check 'both of them' same_run "$WORK/second"
+check 'in the same bits' same_checkpoint "$WORK/straight" "$WORK/first" 10
+check 'both of them' same_checkpoint "$WORK/straight" "$WORK/second" 10
 
 # ---- killed at moments, and resumed with other places ------------------------------------------------------------------------------
 kills=0
@@ -73,7 +69,7 @@ limited=$( (
 check "a limit on the size of files: $limited" [ "$limited" = 0 ]
 check 'no half step' [ "$(checkpoints)" = "$left" ]
 succeeds train $common --out "$WORK/killed" --resume $disk --inputs-every 2
-check 'the run goes on to the same bits' same_run "$WORK/killed"
+check 'the run goes on to the same bits' same_checkpoint "$WORK/straight" "$WORK/killed" 10
 check 'no half checkpoint is left' [ -z "$(ls "$WORK/killed" | grep -E 'partial|removed|tmp')" ]
 check 'nothing stays' nothing_stays
 

@@ -2,9 +2,7 @@
 # Online GRPO as a user runs it: rewards rise, plan and resuming hold, of the model and of adapters, with several updates to a rollout;
 # a reward command that fails ends the run, with the last checkpoint whole, or loses its groups alone.
 . test/cli.sh
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" ||
-    { fail 'the writer of shards does not compile'; finish; exit 1; }
-"$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts || fail 'no shard of prompts'
+make_documents "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
 
 # Worth 1 where the first id of the completion begins with 1 to 4, about half of all that are possible.
 cat >"$WORK/reward.sh" <<'END'
@@ -16,13 +14,7 @@ any="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 4 --ma
     --schedule constant --seed 5"
 common="$any --objective grpo --group-size 6"
 reward="sh $WORK/reward.sh"
-same_run() { # folder, folder, step: the last checkpoints hold the same bits
-    for file in "$1/$3"/*.bin "$1/$3"/*.safetensors; do
-        [ ! -f "$file" ] || cmp -s "$file" "$2/$3/${file##*/}" || return 1
-    done
-    [ "$(losses "$1")" = "$(losses "$2")" ]
-}
-losses() { sed -n 's/.*\("step": [0-9]*, "loss": [^,]*\),.*\("reward": [^,]*\),.*/\1 \2/p' "$1/log.jsonl"; }
+steps_of() { sed -n 's/.*\("step": [0-9]*, "loss": [^,]*\),.*\("reward": [^,]*\),.*/\1 \2/p' "$1/log.jsonl"; }
 rewards() { sed -n 's/.*"reward": \([^,}]*\).*/\1/p' "$1/log.jsonl"; }
 
 STREAMBP_ALLOCATION_GUARD=1 # nothing of ours is allocated after the first step
@@ -45,7 +37,7 @@ for options in 'grpo' 'grpo --lora-rank 3 --beta 0.1 --lora-dropout 0.2' 'gspo -
     succeeds train "$@" --steps 8 --out "$folder-a"
     succeeds train "$@" --steps 4 --out "$folder-b" --reference-on host
     succeeds train "$@" --steps 8 --out "$folder-b" --resume --reference-on disk --weights host --disk build
-    check "resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
+    check "resumed to the bit: $options" same_run "$folder-a" "$folder-b" 8
 done
 check 'the reference is the model at the start' awk 'NR > 2 && !($1 > 0) { bad = 1 } END { exit bad || NR != 8 }' <<END
 $(sed -n 's/.*"kl": \([^,}]*\).*/\1/p' "$folder-b/log.jsonl")
@@ -94,7 +86,7 @@ for options in '--updates 1' '--updates 2 --beta 0.1' '--lora-rank 3'; do
     check "a step's completions wait: $options" grep -q rollout.bin "$folder-a/checkpoint-00000006/DONE"
     check "killed while the next rewards are asked for: $options" killed "$folder-b" 75 "$@"
     succeeds train "$@" --resume --out "$folder-b" --reward-command "$reward"
-    check "killed and resumed to the bit: $options" same_run "$folder-a" "$folder-b" checkpoint-00000008
+    check "killed and resumed to the bit: $options" same_run "$folder-a" "$folder-b" 8
 done
 set -- --init "$TINY" --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 4 --max-new-tokens 4 --schedule constant --seed 5 \
     --objective grpo --group-size 6 --steps 3 --quiet
@@ -103,7 +95,7 @@ for options in '1e-2 --overlap' '0 --overlap' 0 1e-2; do
     mkdir -p "$folder-lines"
     succeeds train "$@" --lr $options --out "$folder" --reward-command "sh $WORK/kills.sh $folder-lines 0"
 done
-check 'without a learning rate --overlap changes no bit' same_run "$WORK/rate0overlap" "$WORK/rate0" checkpoint-00000003
+check 'without a learning rate --overlap changes no bit' same_run "$WORK/rate0overlap" "$WORK/rate0" 3
 first_two() { sed 48q "$WORK/rate$1-lines/lines" | cksum; }
 check 'the second step was written before the first update' [ "$(first_two 1e2overlap)" = "$(first_two 0)" ]
 check 'without --overlap it is not' [ "$(first_two 1e2)" != "$(first_two 0)" ]
@@ -127,7 +119,7 @@ check 'a table of two completions a step' [ "$(grep -c ' > ' "$WORK/out")" = 24 
 check 'rewards by name' grep -q '"rewards/first/mean": .*"rewards/whole/std": ' "$WORK/kept-a/log.jsonl"
 succeeds train "$@" --steps 4 --out "$WORK/kept-c" --reward-command "$reward" "$length"
 succeeds train "$@" --steps 8 --out "$WORK/kept-c" --reward-command "$reward" "$length" --resume
-check 'resumed to the bit, by two commands' same_run "$WORK/kept-a" "$WORK/kept-c" checkpoint-00000008
+check 'resumed to the bit, by two commands' same_run "$WORK/kept-a" "$WORK/kept-c" 8
 for file in rollouts.jsonl rollouts.1.jsonl; do
     check "$file is that of a run that was never stopped" cmp "$WORK/kept-a/$file" "$WORK/kept-c/$file"
 done
@@ -135,7 +127,7 @@ check 'a line for each completion of three steps' [ "$(wc -l <"$WORK/kept-a/roll
 check 'each is JSON, and a sum of its rewards' awk '
     { first = $0; sub(/.*"first": /, "", first); whole = $0; sub(/.*"whole": /, "", whole); sum = $0; sub(/.*"reward": /, "", sum)
       wanted = first + (whole ~ /^null/ ? 0 : -0.5 * whole); if (wanted != sum + 0) bad = 1 } END { exit bad || !NR }' "$WORK/kept-a/rollouts.jsonl"
-"$WORK/make_documents" "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
+make_documents "$WORK/asked.bin" 96 4,10,16,2,5 3 0 prompts # longer ones than those of the run
 set -- $common --val-data "$WORK/asked.bin" --val-every 2 --reward-command "$reward" --stop-ids 7,9
 succeeds train "$@" --steps 4 --out "$WORK/asked-a"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
@@ -144,7 +136,7 @@ run plan $common --steps 4 --val-data "$WORK/asked.bin"
 check 'plan = run, with validation' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 succeeds train "$@" --overlap --steps 4 --out "$WORK/asked-ahead"
 succeeds train $common --overlap --steps 4 --reward-command "$reward" --stop-ids 7,9 --out "$WORK/asked-none"
-check 'validation changes no bit' cmp -s "$WORK/asked-ahead/checkpoint-00000004/model.bin" "$WORK/asked-none/checkpoint-00000004/model.bin"
+check 'validation changes no bit' same_checkpoint "$WORK/asked-ahead" "$WORK/asked-none" 4
 succeeds train "$@" --steps 2 --out "$WORK/asked-b"
 succeeds train "$@" --resume --steps 4 --out "$WORK/asked-b"
 validations() { sed -n 's/.*"val_prompts": 5, \("val_reward": .*\), "time".*/\1/p' "$1/log.jsonl"; }

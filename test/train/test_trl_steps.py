@@ -3,11 +3,10 @@ computes in float32 whatever the model is; here log-probabilities and entropies 
 test_trl_steps.py TRAIN WORK: the program of the double build, an empty folder.
 """
 import json
-import os
 import sys
 import unittest.mock
 
-from checks import WORK, check, close, train
+from checks import WORK, check, close, train, write_shard
 
 sys.path[1:1] = ["test/golden", "data"]
 
@@ -50,21 +49,14 @@ def rows_of(rng, vocabulary):
     return rows
 
 
-def write_shard(kind, rows, vocabulary, group=1):
+def shard_of(kind, rows, vocabulary, group=1):
     documents, columns = [], ("chosen_ids", "rejected_ids") if kind == shards.PAIRS else ("completion_ids",)
     for row in rows:
         prompt = row["prompt_ids"]
         for completion in (row[column] for column in columns):
             counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
             documents.append(encode.Document(np.array(prompt + completion), counts.astype(np.uint8), len(prompt), float(row.get("label", 0))))
-    writer = shards.ShardWriter(WORK, f"kind-{kind}", kind, vocabulary, 0, "words", 10**9)
-    ids, counts, _, table = encode.pack(documents, np.dtype("<u2"))
-    writer.add(np.concatenate(ids), np.concatenate(counts), table, [len(columns) * group] * (len(rows) // group))
-    path = writer.path()
-    writer.close()
-    os.rename(path + ".tmp", path)
-    writer.forget_old()
-    return path
+    return write_shard(f"kind-{kind}", kind, vocabulary, documents, [len(columns) * group] * (len(rows) // group))
 
 
 class Head:
@@ -134,7 +126,7 @@ def compare(what, trainer_kind, config, columns, more, kind, options, exact):
     trainer.lines = []
     trainer.train()
 
-    shard = write_shard(kind, trainer.train_dataset, vocabulary)
+    shard = shard_of(kind, trainer.train_dataset, vocabulary)
     train("train", "--model", MODEL, "--data", shard, "--any-tokenizer", *options, "--seq-len", LENGTH - 1, "--long", "truncate", "--batch",
           BATCH, "--samples", BATCH, "--shuffle", "off", "--steps", STEPS, "--lr", LR, *SAME, "--out", run, "--quiet")
     steps_agree(what, run, trainer, exact)
@@ -180,7 +172,7 @@ def compare_groups(what, options, exact, **more):
     if trainer.ref_model:
         trainer.ref_model.double()
     trainer.train()
-    shard = write_shard(shards.GROUPS, rows, vocabulary, group)
+    shard = shard_of(shards.GROUPS, rows, vocabulary, group)
     train("train", "--model", MODEL, "--data", shard, "--any-tokenizer", *options, "--seq-len", LENGTH, "--batch", prompts * group, "--samples",
           prompts, "--shuffle", "off", "--steps", STEPS, "--lr", LR, "--max-new-tokens", LENGTH, *SAME, "--out", run, "--quiet")
     steps_agree(what, run, trainer, exact, 1e-6)

@@ -1,19 +1,18 @@
 """Random hybrid models against transformers in float64: loss and every gradient of `bp`, over packed documents, which transformers has
 one at a time. Head counts are odd, value heads more than key heads, layers of linear attention one, all or some; test_transformers.py
-runs these, 60 with ALL_CASES=1. And the hub's kind of folder, of which the text model is read.
+runs these, 60 with ALL_CASES=1.
 """
 import json
 import os
 import sys
 
-from checks import GOLDEN, WORK, check, train
+from checks import WORK, check, train, write_shard
 
 sys.path[1:1] = ["test/golden", "data"]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration  # noqa: E402
 
 import encode  # noqa: E402
 import make_golden  # noqa: E402
@@ -52,21 +51,14 @@ def random_config(rng, trial):
         tie_word_embeddings=bool(rng.integers(2)), attention_bias=pick(False, False, True))
 
 
-def write_shard(stem, vocabulary, rng, lengths):
+def random_shard(stem, vocabulary, rng, lengths):
     """Documents at random of so many inputs, each with one id more; the last target of each counts."""
     documents = []
     for length in lengths:
         counts = (rng.random(length + 1) < 0.8).astype(np.uint8)
         counts[0], counts[-1] = 0, 1
         documents.append(encode.Document(rng.integers(0, vocabulary, length + 1), counts))
-    writer = shards.ShardWriter(WORK, stem, shards.DOCUMENTS, vocabulary, 0, "random", 10**9)
-    ids, counts, _, table = encode.pack(documents, np.dtype("<u2"))
-    writer.add(np.concatenate(ids), np.concatenate(counts), table, [1] * len(documents), None)
-    path = writer.path()
-    writer.close()
-    os.rename(path + ".tmp", path)
-    writer.forget_old()
-    return path, documents
+    return write_shard(stem, shards.DOCUMENTS, vocabulary, documents, [1] * len(documents)), documents
 
 
 def reference(folder, documents, dtype=torch.float64):
@@ -111,31 +103,13 @@ def random_hybrid(trial):
     config, folder = random_config(rng, trial), f"{WORK}/hybrid-{trial}"
     make_golden.random_model(make_golden.Case(folder, config, trial)).save_pretrained(folder)
     lengths = rng.choice(LENGTHS, rng.integers(2, 5)).tolist()
-    path, documents = write_shard(f"hybrid-{trial}", config.vocab_size, rng, lengths)
+    path, documents = random_shard(f"hybrid-{trial}", config.vocab_size, rng, lengths)
     chunk, logits_chunk = rng.choice(CHUNKS, 2)
     kinds = "".join(kind[0] for kind in config.layer_types)
     agree(f"hybrid {trial}, layers {kinds}, documents of {lengths}, chunks {chunk} and {logits_chunk}",
           one_pass(folder, path, "--batch", len(lengths), "--chunk", chunk, "--logits-chunk", logits_chunk), folder, documents)
 
 
-def hub_folder():
-    """A composite model with a vision tower, around a text model that is known: the same loss and gradients, to the bit."""
-    source, folder = f"{GOLDEN}/qwen3_5", f"{WORK}/hub"
-    text = make_golden.load_model(source, torch.float32, "sdpa")
-    vision = dict(depth=1, hidden_size=16, intermediate_size=24, num_heads=2, patch_size=4, out_hidden_size=text.config.hidden_size,
-                  num_position_embeddings=16)
-    model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text.config.to_dict(), vision_config=vision))
-    model.model.language_model.load_state_dict(text.model.state_dict())
-    model.lm_head.load_state_dict(text.lm_head.state_dict())
-    model.save_pretrained(folder)
-    path, _ = write_shard("hub", text.config.vocab_size, np.random.default_rng(1), (65, 1, 63))
-    (loss, gradients), (expected, known) = (one_pass(f, path, "--batch", 3, "--chunk", 7) for f in (folder, source))
-    check("hub: loss", loss == expected, f"{loss}, not {expected}")
-    same = {name.replace("model.language_model.", "model."): g for name, g in gradients.items()}
-    check("hub: gradients", same.keys() == known.keys() and all(torch.equal(same[n], known[n]) for n in known))
-
-
 def trials():
     for trial in range(60 if os.environ.get("ALL_CASES") else 4):
         random_hybrid(trial)
-    hub_folder()

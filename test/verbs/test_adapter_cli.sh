@@ -10,11 +10,6 @@ succeeds convert --init $TINY --seed 3 --out "$base"
 data="--data $SHARD --seq-len 64"
 common="--model $base $data --lora-rank 4 --lora-dropout 0.1 --lora-targets q_proj,v_proj,down_proj,up_proj --batch 2 --steps 12
     --lr 2e-2 --warmup 3 --save-every 2 --keep-checkpoints 3 --seed 7"
-same_run() { # folder, folder
-    for file in adapter_model.safetensors adapter_config.json optimizer.bin; do
-        cmp -s "$1/checkpoint-00000012/$file" "$2/checkpoint-00000012/$file" || return 1
-    done
-}
 
 # ---- a run, without any allocation of ours after the first step ---------------------------------------------------------------
 STREAMBP_ALLOCATION_GUARD=1
@@ -30,30 +25,19 @@ check 'and its base' grep -q "\"base_model_name_or_path\": \"$base\"" "$adapter/
 moments=int8
 [ $TEST_PRECISION = bf16 ] && moments=bf16
 parts="$(echo $common | sed 's/--steps 12//') --schedule constant --master none --moments $moments --quiet"
-succeeds train $parts --steps 12 --out "$WORK/straight"
-succeeds train $parts --steps 6 --out "$WORK/parts"
-succeeds train $parts --steps 12 --out "$WORK/parts" --resume
-check 'a resumed run has the same bits' same_run "$WORK/straight" "$WORK/parts"
-succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/straight-on"
-says out '^run      sft, .*, lr 0.0001 (auto: adapters), 4 steps$'
+in_two_parts straight 12 '' $parts
+in_two_parts on-from-adapters 4 '' --model "$base" --adapter "$adapter" $data --schedule constant
+says out '^run      sft, .*, lr 0.0001 (as it began), 4 steps$'
 next_works out
 refuses 2 "beside the model or in $adapter, or --tokenizer FILE" sample --model "$base" --adapter "$adapter" --chat --prompt hello
-succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --schedule constant --out "$WORK/parts-on" --quiet
-succeeds train --model "$base" --adapter "$adapter" $data --steps 4 --schedule constant --out "$WORK/parts-on" --quiet --resume
-check 'and one that went on from adapters' cmp -s "$WORK/straight-on/checkpoint-00000004/adapter_model.safetensors" \
-    "$WORK/parts-on/checkpoint-00000004/adapter_model.safetensors"
 
 # ---- layers that differ ---------------------------------------------------------------------------------------------------------
 varied="--model $base $data --lora-rank 4 --lora-layers 1 --lora-rank-pattern q_proj=2,.*mlp[.].*=3 --lora-alpha-pattern k_proj=1"
 on="--lr 1e-2 --schedule constant --quiet"
-succeeds train $varied $on --steps 4 --out "$WORK/varied"
+in_two_parts varied 4 '' $varied $on
 succeeds bp $varied
 says out '^adapters rank 2 to 4, '
-succeeds train $varied $on --steps 2 --out "$WORK/varied-parts"
-refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj=2/q_proj=5/') $on --steps 4 --out "$WORK/varied-parts" --resume
-succeeds train $varied $on --steps 4 --out "$WORK/varied-parts" --resume
-check 'a resumed run has the same bits, layers differ' cmp -s "$WORK/varied/checkpoint-00000004/adapter_model.safetensors" \
-    "$WORK/varied-parts/checkpoint-00000004/adapter_model.safetensors"
+refuses 1 'was trained with LoRA .*layers=' train $(echo $varied | sed 's/q_proj=2/q_proj=5/') $on --steps 5 --out "$WORK/varied" --resume
 check 'the adapter says its ranks' grep -q '"rank_pattern": {"down_proj": 3, "gate_proj": 3, "q_proj": 2, "up_proj": 3}' \
     "$WORK/varied/checkpoint-00000004/adapter_config.json"
 refuses 2 "lora-rank-pattern: 'layers.9.*' matches no module that has an adapter" bp --model $base $data --lora-rank 4 --lora-rank-pattern 'layers.9.*=2'
@@ -71,11 +55,7 @@ refuses 2 'modules_to_save has norm, which is not supported; embed_tokens and lm
     --lora-modules-to-save norm
 refuses 2 'but this model.s head is its embedding' bp --init $TINY,tie_word_embeddings=true $data --lora-rank 2 --lora-modules-to-save lm_head
 outer="--model $base $data --lora-rank 2 --lora-targets q_proj,embed_tokens,lm_head"
-succeeds train $outer $on --steps 4 --out "$WORK/outer"
-succeeds train $outer $on --steps 2 --out "$WORK/outer-parts"
-succeeds train $outer $on --steps 4 --out "$WORK/outer-parts" --resume
-check 'a resumed run has the same bits, adapters of embedding and head' cmp -s \
-    "$WORK/outer/checkpoint-00000004/adapter_model.safetensors" "$WORK/outer-parts/checkpoint-00000004/adapter_model.safetensors"
+in_two_parts outer 4 '' $outer $on
 check 'embedding and head are modules' grep -q '"target_modules": \["embed_tokens", "lm_head", "q_proj"\]' \
     "$WORK/outer/checkpoint-00000004/adapter_config.json"
 tied="--init $TINY,tie_word_embeddings=true"
@@ -157,7 +137,7 @@ succeeds eval --init $TINY --seed 3 --adapter "$adapter" $data --val-steps 4 --j
 check 'the base may be made anew' [ "$(json loss)" = "$loss" ]
 succeeds train --model "$base" --adapter "$adapter" $data --steps 2 --lr 1e-3 --out "$WORK/on" --quiet
 check 'training goes on with what the adapter says' grep -q 'rank=4,alpha=8,dropout=0.1' "$WORK/on/checkpoint-00000002/state.json"
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents" && "$WORK/make_documents" "$WORK/documents.bin" 96 40,64,51,33 4 10
+make_documents "$WORK/documents.bin" 96 40,64,51,33 4 10
 succeeds logprobs --model "$base" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/base.logprobs" --json
 key=$(json model_key)
 succeeds logprobs --model "$base" --adapter "$adapter" --data "$WORK/documents.bin" --seq-len 64 --out "$WORK/adapter.logprobs" --json
@@ -169,20 +149,17 @@ refuses 1 'holds a whole model, not adapters' eval --model "$base" --adapter "$W
 refuses 2 'lora-rank and --adapter exclude each other' train $common --adapter "$adapter" --out "$WORK/x"
 
 # ---- the reference of a run that goes on from adapters is the model with them ---------------------------------------------------
-"$WORK/make_documents" "$WORK/pairs.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
+make_documents "$WORK/pairs.bin" 96 40,64,51,33,60,45,58,20 4 10 pairs
 cp -r "$adapter" "$WORK/plain" && rm "$WORK/plain/DONE" && sed -i 's/"lora_dropout": 0.1/"lora_dropout": 0/' "$WORK/plain/adapter_config.json"
 pairs="--objective dpo --data $WORK/pairs.bin --seq-len 63"
 plain="--model $base --adapter $WORK/plain $pairs --lr 1e-3 --schedule constant"
 losses() { sed -n 's/^{"step": \([0-9]*\), "loss": \([-0-9.e]*\),.*/\1 \2/p' "$1/log.jsonl"; }
 succeeds bp --model "$base" --adapter "$WORK/plain" $pairs --json
 check 'a pass is its own reference' close "$(json loss)" 0.693147 1e-5
-succeeds train $plain --steps 4 --out "$WORK/dpo-straight"
+in_two_parts dpo 4 '' $plain
 says out '^reference  the model with the adapters of .*/plain, at the start$'
-check 'the first loss is ln 2' close "$(losses "$WORK/dpo-straight" | sed -n 's/^1 //p')" 0.693147 1e-5
-check 'and later ones are not' [ "$(losses "$WORK/dpo-straight" | sort -u -k2 | wc -l)" = 4 ]
-succeeds train $plain --steps 2 --out "$WORK/dpo-parts"
-succeeds train $plain --steps 4 --out "$WORK/dpo-parts" --resume
-check 'a resumed run has the same reference' [ "$(losses "$WORK/dpo-parts")" = "$(losses "$WORK/dpo-straight")" ]
+check 'the first loss is ln 2' close "$(losses "$WORK/dpo" | sed -n 's/^1 //p')" 0.693147 1e-5
+check 'and later ones are not' [ "$(losses "$WORK/dpo" | sort -u -k2 | wc -l)" = 4 ]
 refuses 1 'the run began with "reference", which this one lacks' train --model "$base" --lora-rank 4 $pairs --lr 1e-3 \
     --lora-targets q_proj,v_proj,down_proj,up_proj --schedule constant --steps 5 --out "$WORK/dpo-parts" --resume
 

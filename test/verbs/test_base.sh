@@ -61,12 +61,8 @@ check 'decoded folders are of no quantiser' [ "$(grep -c quantization_config "$W
 
 # ---- adapters ------------------------------------------------------------------------------------------------------------------
 train="--model $GOLDEN/qwen3-bf16 --lora-rank 4 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --lr 1e-2 --quiet --schedule constant"
-succeeds train $train --base nf4 --steps 4 --out "$WORK/straight"
-succeeds train $train --base nf4 --steps 2 --out "$WORK/parts"
-refuses 1 'was trained with --base nf4,' train $train --steps 4 --out "$WORK/parts" --resume
-succeeds train $train --base nf4 --steps 4 --out "$WORK/parts" --resume
-check 'a resumed run has the same bits' cmp -s "$WORK/straight/checkpoint-00000004/adapter_model.safetensors" \
-    "$WORK/parts/checkpoint-00000004/adapter_model.safetensors"
+in_two_parts straight 4 '' $train --base nf4
+refuses 1 'was trained with --base nf4,' train $train --steps 5 --out "$WORK/straight-parts" --resume
 adapter="--adapter $WORK/straight/checkpoint-00000004"
 eval="--data $SHARD --any-tokenizer --seq-len 48 --val-steps 2 --json"
 succeeds eval --model $GOLDEN/qwen3-bf16 --base nf4 $adapter $eval
@@ -86,8 +82,7 @@ succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8
 check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
 
 # ---- texts side by side ---------------------------------------------------------------------------------------------------------
-${CC:-cc} -D_GNU_SOURCE -O1 -I. test/data/make_documents.c -lm -o "$WORK/make_documents"
-check 'a shard of prompts' "$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
+make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 printf 'while read -r line; do echo "${#line}"; done\n' >"$WORK/reward.sh"
 rollout="--data $WORK/prompts.bin --any-tokenizer --rollout --objective grpo --group-size 3 --seq-len 32 --batch 2 --max-new-tokens 9
     --lora-rank 3 --steps 2 --lr 1e-2 --schedule constant --quiet"

@@ -6,7 +6,6 @@
 # ---- usage ------------------------------------------------------------------------------------------------------------------
 refuses 2 'init: unknown model .nothing.; .* info --help lists all' bp --init nothing
 refuses 2 'unknown model .qwen3-9b.; did you mean qwen3-4b' bp --init qwen3-9b
-refuses 2 "unknown option --zzzzzzzz; see $TRAIN bp --help" bp --zzzzzzzz
 refuses 2 'unknown key .hiddn_size.; did you mean hidden_size.; .* info --init llama shows' bp --init llama,hiddn_size=3
 refuses 2 'hidden_size=-8' bp --init llama,hidden_size=-8
 refuses 2 'rope_theta=nan' bp --init llama,rope_theta=nan
@@ -38,12 +37,10 @@ cp "$TRAIN" "$WORK/streambp" # messages call the program as it was called
 "$WORK/streambp" bp --chnk 1 2>"$WORK/err"
 says err '^streambp: unknown option --chnk; did you mean --chunk?; see .*/streambp bp --help$'
 refuses 1 'grads-out|No such file|/nowhere' bp --init $TINY --seq-len 8 --grads-out /nowhere/g.safetensors
-refuses 2 '--model is not an option of doctor' doctor --model $GOLDEN/llama
 succeeds doctor --init $TINY --seq-len 16 --json
 check 'doctor finds nothing wrong' [ "$(json wrong) $(json not_checked)" = '0 0' ]
 says err '^ok     adamw  ' ' rows, 0 wrong$'
 succeeds doctor --init $TINY --seq-len 3 --quiet
-refuses 2 '--dtype is double but this program' doctor --init $TINY --dtype double
 succeeds --version
 says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
 
@@ -125,15 +122,8 @@ bytes=$((36 * 20000 * 32 * (128 * 2 + 4)))
 kept --keep attention
 check 'kept on the device' [ "$(json kept_attention) $(json host_bytes)" = "$bytes 0" ]
 check 'which holds them beside the rest' [ "$(json total_bytes)" = $((without + bytes)) ]
-kept --keep attention --memory-limit $((without + bytes))
-check 'they stay on the device where they fit' [ "$(json host_bytes)" = 0 ]
 kept --keep attention --memory-limit $((without + bytes - 1))
-check 'and else in host memory' [ "$(json kept_attention) $(json host_bytes)" = "0 $bytes" ]
-check 'the longest is one with host memory' [ "$(json max_seq_len)" -ge 20000 ]
-host=$(json total_bytes)
-kept --keep attention --keep-on host
-check 'or where they are wanted there' [ "$(json total_bytes) $(json host_bytes)" = "$host $bytes" ]
-check 'with two chunks on the device' [ $((host - without)) -le $((2 * 4096 * 32 * (128 * 2 + 4))) ]
+check 'and in host memory where they do not fit' [ "$(json kept_attention) $(json host_bytes)" = "0 $bytes" ]
 kept --keep attention --keep-on device --memory-limit $((without + bytes - 1))
 check 'but not against a wish' [ "$(json host_bytes)" = 0 ]
 succeeds plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose
@@ -141,11 +131,6 @@ check 'the command that is echoed can be pasted' \
     [ "$(sed -n ':a;/\\$/{N;s/ *\\\n */ /;ba};s/^command  //p' "$WORK/out")" = \
     "$TRAIN plan --init qwen3-8b --dtype bf16 --seq-len 20000 --keep attention --keep-on host --verbose" ]
 check 'a plan tells people' grep -q '^placed   in host memory: kept attention 5.58 GiB' "$WORK/out"
-for keep in none 'attention' 'attention --keep-on host' 'attention --keep-on host --method checkpoint'; do
-    succeeds bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep
-    check "--keep $keep: the plan is that of the pass" [ "$(json plan_bytes) $(json host_bytes)" = \
-        "$(run plan --for bp --init $TINY --seq-len 64 --chunk 16 --json --keep $keep && echo "$(json total_bytes) $(json host_bytes)")" ]
-done
 # Places: as they are named, or where the planner puts things; the plan is that of the pass, to the byte in each place.
 placed() { # expected: places, inputs_every; arguments
     expected=$1 && shift
@@ -257,7 +242,6 @@ succeeds plan --init qwen3-8b --seq-len 100000 --method seco --machine h100,host
 check 'seco has no layer inputs to leave out' [ "$(json inputs_every)" = 1 ]
 succeeds plan --init qwen3-0.6b --zero 3
 says err 'zero 3 has no effect in a single process'
-refuses 2 '--sp 3: does not divide the 4 ranks' plan --init qwen3-0.6b --ranks 4 --sp 3
 refuses 2 '--batch 1 with --grad-accum 1: over 4 replicas .* would fit' plan --init qwen3-0.6b --ranks 4
 # Random pairs and groups: the policy is its own reference and its own past.
 succeeds bp --init $TINY --seq-len 50 --objective dpo --json
@@ -295,13 +279,10 @@ says out '"attention": "cudnn", "attention_library": "cuDNN", "deterministic": f
 says err '^attention  cuDNN, not deterministic, workspace of '
 # A profile: one more pass, of which nothing else changes.
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/plain.safetensors" --json
-sed 's/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //; s/, "executed.*//' "$WORK/out" >"$WORK/results"
 export STREAMBP_ALLOCATION_GUARD=1
 succeeds bp --init $TINY --seq-len 64 --chunk 16 --grads-out "$WORK/profiled.safetensors" --json --profile --machine h200
 unset STREAMBP_ALLOCATION_GUARD
 check '--profile changes no gradient' cmp -s "$WORK/plain.safetensors" "$WORK/profiled.safetensors"
-sed 's/, "executed.*//; s/, "seconds.*"grad_norm"/, "grad_norm"/; s/"peak_bytes": [0-9]*, //' "$WORK/out" >"$WORK/profiled_results"
-check 'nor another result' cmp -s "$WORK/results" "$WORK/profiled_results"
 tr '{' '\n' <"$WORK/out" >"$WORK/rows" # the object, then a row each
 check 'a row for each op' [ "$(grep -c '"op": "[a-z_]*".*"calls": .*"floor_seconds": ' "$WORK/rows")" -gt 20 ]
 counted=$(sed -n 's/.*"flops": \([0-9]*\), "bytes".*/\1/p' "$WORK/rows" | awk '{ sum += $1 } END { printf "%.0f", sum }')

@@ -9,9 +9,8 @@ if ! command -v mpirun >/dev/null; then
     finish
     exit 0
 fi
-for tool in data/make_documents files/compare_tensors; do
-    ${CC:-cc} -D_GNU_SOURCE -O1 -I. test/$tool.c -lcjson -lm -o "$WORK/${tool#*/}" || { fail "$tool does not compile"; finish; exit 1; }
-done
+${CC:-cc} -D_GNU_SOURCE -O1 -I. test/files/compare_tensors.c -lcjson -lm -o "$WORK/compare_tensors" ||
+    { fail 'compare_tensors.c does not compile'; finish; exit 1; }
 SANITIZED=$TRAIN
 TRAIN=${TRAIN_PLAIN:-$TRAIN} # most of it is arithmetic, which the programs of the table check for memory
 export OMP_NUM_THREADS=1
@@ -67,63 +66,44 @@ together() { # P, options of the world
     compared=$("$WORK/compare_tensors" "$WORK/ranks.safetensors" "$WORK/alone.safetensors" 1e-5 2>&1)
     check "gradients: $world_of: $compared" [ $? = 0 ]
 }
-each() { # worlds, behind -- those of ALL_CASES alone: C tests hold stages and sequence parallelism together (zero, sp)
-    with=${with:-together}
-    for world in "$@"; do
-        if [ "$world" != -- ]; then $with $world; elif [ -z "${ALL_CASES:-}" ]; then break; fi
-    done
-    with=
-}
-GPT2=gpt2,n_embd=32,n_layer=2,n_head=4,n_positions=64,vocab_size=96
-GEMMA=gemma3,hidden_size=32,intermediate_size=48,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=96,sliding_window=9,layer_types=sfs
-
+# Families, methods, stages and shared sequences are in test_zero.c, test_sp.c and test_golden.c.
 alone --init $TINY --seq-len 37 --batch 4 --grad-accum 3 --chunk 10 --logits-chunk 7
-each '3 --zero 1' '4 --sp 2 --zero 1 --profile' -- '2' '4 --zero 2' '2 --zero 3' '2 --sp 2' '3 --sp 3 --zero 3'
-alone --init $TINY --seq-len 45 --batch 4 --method full
-each '4 --sp 2 --zero 2' -- '2 --zero 1' '4 --zero 3 --profile'
-alone --init $GPT2 --seq-len 50 --batch 2 --grad-accum 2
-each '4 --zero 3' -- '2 --zero 2' '4 --sp 2'
-alone --init $GEMMA --seq-len 50 --batch 2 --grad-accum 2
-each '2 --sp 2' -- '2 --zero 3'
+together 3 --zero 1
+together 4 --sp 2 --zero 1 --profile
 alone --init $TINY --seq-len 64 --batch 2 --grad-accum 2 --data $SHARD
-each '4 --zero 2' -- '2' '2 --sp 2'
+together 4 --zero 2
 
 # Parts of packed documents: also where there are fewer documents than ranks.
-"$WORK/make_documents" "$WORK/train.bin" 96 "$(awk 'BEGIN { srand(4); for (i = 0; i < 80; i++) printf "%d,", 2 + 70 * rand() }')" 1 1
-"$WORK/make_documents" "$WORK/long.bin" 96 60,61,62 5
+make_documents "$WORK/train.bin" 96 "$(awk 'BEGIN { srand(4); for (i = 0; i < 80; i++) printf "%d,", 2 + 70 * rand() }')" 1 1
+make_documents "$WORK/long.bin" 96 60,61,62 5
 alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin"
-each '3 --zero 2' '4 --sp 2' -- '2 --zero 1' '4 --zero 3'
+together 4 --sp 2
 alone --init $TINY --seq-len 60 --samples 7 --data "$WORK/train.bin"
-each '3 --zero 2' -- '4 --sp 2'
+together 3 --zero 2
 alone --init $TINY --seq-len 64 --data "$WORK/long.bin"
-each '3 --zero 3' -- '2' '4 --sp 2 --zero 1'
+together 3 --zero 3
 
 # Objectives: pairs and groups are not cut.
-"$WORK/make_documents" "$WORK/pairs.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11 3 4 pairs
-"$WORK/make_documents" "$WORK/groups.bin" 96 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13 3 4 3
-"$WORK/make_documents" "$WORK/labels.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22 3 4 labels
-"$WORK/make_documents" "$WORK/values.bin" 96 20,25,15,9,23,25,14,30,8,12 3 4 advantages
+make_documents "$WORK/pairs.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22,17,19,26,11 3 4 pairs
+make_documents "$WORK/groups.bin" 96 20,25,15,9,23,25,14,30,8,12,21,22,17,19,26,11,9,13 3 4 3
+make_documents "$WORK/labels.bin" 96 20,30,15,9,33,25,14,40,8,12,31,22 3 4 labels
+make_documents "$WORK/values.bin" 96 20,25,15,9,23,25,14,30,8,12 3 4 advantages
 alone --init $TINY --seq-len 40 --batch 2 --grad-accum 2 --objective dpo --data "$WORK/pairs.bin"
-each '2 --sp 2' -- '2 --zero 1' '4 --zero 2'
+together 2 --sp 2
 margin=$(json rewards.margins)
 check 'metrics of pairs are those of all ranks' [ "$margin" = 0 ]
 alone --init $TINY --seq-len 40 --batch 2 --objective dpo --data "$WORK/pairs.bin" --lora-rank 3 --lora-dropout 0.3 --seed 5
-each '2 --zero 3' -- '4 --sp 2 --zero 1'
+together 2 --zero 3
 alone --init $TINY --seq-len 30 --batch 2 --grad-accum 2 --objective grpo --beta 0.1 --data "$WORK/groups.bin"
 reward=$(json reward) length=$(json completions/mean_length)
-each '2 --sp 2 --zero 3' -- '3 --zero 2' '4 --zero 1'
+together 2 --sp 2 --zero 3
 check 'rewards are those of all ranks' close "$(json reward)" "$reward" 1e-6
 check 'lengths are those of all ranks' close "$(json completions/mean_length)" "$length" 1e-6
 alone --init $TINY --seq-len 30 --batch 2 --objective ppo --data "$WORK/values.bin"
 together 3 --zero 2
-alone --init $TINY --seq-len 30 --batch 4 --objective gspo --group-size 3
-each '2' -- '2 --sp 2'
 alone --init $TINY --seq-len 64 --batch 4 --lora-rank 4 --lora-dropout 0.5
-each '4 --zero 3' '2 --sp 2' -- '2' '2 --sp 2'
-
-cp "$WORK/ranks.safetensors" "$WORK/before.safetensors"
+together 4 --zero 3
 together 2 --sp 2
-check 'the same ranks give the same bits' cmp -s "$WORK/ranks.safetensors" "$WORK/before.safetensors"
 
 # A rank does what the plan says; a reference that is computed in the pass counts, too.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
@@ -185,14 +165,9 @@ trained_together() { # P, options of the world
 }
 trained documents --init $TINY --data "$WORK/train.bin" --val-data "$WORK/long.bin" --val-every 4 --seq-len 60 --batch 3 --grad-accum 2 \
     --lr 1e-3 --warmup 2 --seed 3
-with=trained_together
-each '4 --sp 2 --zero 3' -- '3 --zero 2'
+trained_together 4 --sp 2 --zero 3
 trained samples --init $TINY --data "$WORK/train.bin" --seq-len 60 --samples 12 --lr 1e-3 --seed 3
 trained_together 3 --zero 2
-# Streams of many lengths: of a shorter one a rank may own more.
-"$WORK/make_documents" "$WORK/lengths.bin" 96 257,256,255,254,253,252,251,250
-trained lengths --init $TINY --data "$WORK/lengths.bin" --shuffle off --seq-len 256 --lr 1e-3
-trained_together 4 --sp 4
 trained text --init $TINY --data $SHARD --seq-len 32 --batch 4 --lr 1e-3 --sample-every 5 --prompt-ids 3,4 --max-new-tokens 5
 trained_together 4 --zero 3
 # Gone on with in the plain build, from behind the middle of a cosine.
@@ -251,7 +226,7 @@ go_on "$WORK/six" 1
 go_on "$WORK/six" 2 --zero 1 --optimizer host
 
 # ---- rollouts ---------------------------------------------------------------------------------------------------------------
-"$WORK/make_documents" "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
+make_documents "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
 cat >"$WORK/reward.sh" <<'END'
 while read -r line; do
     case $line in *'"completion_ids": ['[1-4]*) echo 1 ;; *) echo 0 ;; esac

@@ -113,6 +113,15 @@ def hub_folder(tied):
     return folder
 
 
+def same_gradients(folder, text):
+    """Of a composite model and of its text model alone, to the bit. Returns the first."""
+    for model in (folder, text):
+        train("bp", "--model", model, "--seq-len", "40", "--quiet", "--grads-out", f"{model}-grads")
+    ours, known = (load_file(f"{model}-grads") for model in (folder, text))
+    check(f"{folder}: gradients", ours.keys() == known.keys() and all(torch.equal(ours[k], known[k]) for k in known))
+    return ours
+
+
 def composite(tied):
     """The hub's folder comes back byte for byte, also by way of a flat file; its text model alone is that of transformers."""
     source = hub_folder(tied)
@@ -133,8 +142,7 @@ def composite(tied):
     ours, theirs = (m.state_dict() for m in both)
     check(f"{out}: weights beside images", all(torch.equal(ours[k], theirs[k]) for k in ours))
     convert("--model", f"{out}-text", "--dtype", "fp32", "--out", f"{out}-fp32")
-    train("bp", "--model", source, "--seq-len", "40", "--quiet", "--grads-out", f"{out}-grads")
-    gradients = {k: tuple(t.shape) for k, t in load_file(f"{out}-grads").items()}
+    gradients = {k: tuple(t.shape) for k, t in same_gradients(source, f"{out}-text").items()}
     parameters = {k: tuple(p.shape) for k, p in load(source)[0].named_parameters()}
     check(f"{out}: names and shapes of gradients", gradients == parameters, str(gradients.items() ^ parameters.items()))
     return f"{out}-fp32"
@@ -153,10 +161,7 @@ def beside_images(name, make, text, images):
     whole = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32).eval()
     alone = load(f"{out}-text")[0]
     check(f"{name}: logits of the text alone", torch.equal(logits(whole), logits(alone)))
-    train("bp", "--model", source, "--seq-len", "40", "--quiet", "--grads-out", f"{out}-grads")
-    train("bp", "--model", f"{out}-text", "--seq-len", "40", "--quiet", "--grads-out", f"{out}-known")
-    (ours, known) = (load_file(f"{out}-{what}") for what in ("grads", "known"))
-    check(f"{name}: gradients", all(torch.equal(ours[k], known[k]) for k in known) and ours.keys() == known.keys())
+    same_gradients(source, f"{out}-text")
 
 
 def scaled(name, text, scaling, source=None, **keys):
