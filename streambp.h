@@ -115,7 +115,7 @@ static void embedding_step(StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     size_t position = s->model->model_offset[POSITION_EMBEDDING];
     const Stored *wpe = position == ABSENT ? NULL : (const Stored *)at(w.weights, position, d.stored);
-    s->ops->embedding_forward(layer_input(s, 0, c.row), s->tokens + c.row, s->position + c.row,
+    s->ops->embedding_forward(layer_input(s, 0, c.row), s->now.tokens + c.row, s->now.position + c.row,
                               (const Stored *)w.weights, wpe, c.n, d.C, d.embedding_scale);
     embedding_adapter_forward(s, layer_input(s, 0, c.row), c.row, c.n, w);
     input_save(s, 0, c);
@@ -145,14 +145,14 @@ static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, Mode
 static void tables_backward(StreamBP *s, size_t row, size_t n, GroupSums dw) {
     Shapes d = shapes_of(s->model);
     embedding_adapter_backward(s, layer_input(s, d.L, row), row, n, dw);
-    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->tokens, d.V);
+    if (dw.tables && n) table_backward(s, row, n, dw, EMBEDDING, s->now.tokens, d.V);
     if (dw.tables && n && s->model->model_offset[POSITION_EMBEDDING] != ABSENT)
-        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->position, s->model->config.max_position_embeddings);
+        table_backward(s, row, n, dw, POSITION_EMBEDDING, s->now.position, s->model->config.max_position_embeddings);
 }
 
 static void embedding_backward(StreamBP *s) {
     GroupSums dw = grads_acquire(&s->memory, GROUP_EMBEDDING);
-    tables_backward(s, 0, s->rows, dw);
+    tables_backward(s, 0, s->now.rows, dw);
     grads_release(&s->memory, GROUP_EMBEDDING, dw);
 }
 
@@ -192,19 +192,20 @@ same visit. Weights of pairs and gspo wait for the log-probabilities of the whol
 static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
-    const int by_token = objective_weights_wait(&s->objective) == WEIGHTS_BY_TOKEN;
+    const int by_token = objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_TOKEN;
     HeadActivations h = head_forward(s, c, w);
-    const int32_t *targets = s->targets + c.row;
-    Summed *logp = summed_row(s, s->logp, c.row, 1);
-    Summed *entropy = s->entropy ? summed_row(s, s->entropy, c.row, 1) : NULL;
+    const int32_t *targets = s->now.targets + c.row;
+    Summed *logp = summed_row(s, s->now.logp, c.row, 1);
+    Summed *entropy = s->now.entropy ? summed_row(s, s->now.entropy, c.row, 1) : NULL;
     if (!dw || by_token)
-        s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, d.logits_stride, s->objective.temperature);
+        s->ops->logprob(logp, entropy, h.logits, targets, NULL, c.n, d.V, d.logits_stride,
+                        s->setup->objective.temperature);
     if (dw) {
         Stored *x = layer_input(s, d.L, c.row), *dlogits = h.logits, *dnorm_out = h.norm_out;
         Summed *dnorm_bias = dw->norm && h.norm_bias ? summed_row(s, dw->norm, 1, d.C) : NULL;
         if (by_token) sequence_chunk_weights(s, c);
-        s->ops->logprob(logp, NULL, dlogits, targets, summed_row(s, s->token_weight, c.row, 1), c.n, d.V,
-                        d.logits_stride, s->objective.temperature);
+        s->ops->logprob(logp, NULL, dlogits, targets, summed_row(s, s->now.token_weight, c.row, 1), c.n, d.V,
+                        d.logits_stride, s->setup->objective.temperature);
         if (dw->head)
             s->ops->linear_backward_weight(dw->head, NULL, dlogits, h.norm_out, c.n, d.C, d.V, d.logits_stride);
         Adapter adapter;
@@ -225,9 +226,9 @@ static void head_logprobs(StreamBP *s, GroupWeights w) {
 static void head_forward_backward(StreamBP *s) {
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     GroupSums dw = grads_acquire(&s->memory, GROUP_HEAD);
-    if (objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE) {
+    if (objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_SEQUENCE) {
         head_logprobs(s, w);
-        host_collect(s, s->host_sums, s->logp);
+        host_collect(s, s->now.host_sums, s->now.logp);
         sequence_weights(s);
     }
     for (size_t i = 0; i < logits_chunk_count(s); i++) head_step(s, visit(s, logits_chunk_at(s, i)), w, &dw);
@@ -263,14 +264,14 @@ static void restore_input(StreamBP *s, size_t l) {
     const double repeat = s->memory.layers_repeat;
     Range missing = {l / every * every, input_is_last(s, l) ? l % every : 0};
     inputs_await(s);
-    if (s->dry) {
+    if (s->setup->dry) {
         size_t layers = 0; // like l
         for (size_t i = 0; i < config->num_hidden_layers; i++)
             layers += layer_like(&s->memory, i) == l && !input_is_last(s, i);
         missing.begin = l, missing.count = layers > 0;
         s->memory.layers_repeat = (double)layers;
     }
-    if (missing.count) s->pass = PASS_RESTORE, s->memory.step = 1;
+    if (missing.count) s->now.pass = PASS_RESTORE, s->memory.step = 1;
     for (size_t i = missing.begin; i < missing.begin + missing.count; i++) {
         const size_t mark = push_layer_memory(s, i);
         GroupWeights w = weights_acquire(&s->memory, i);
@@ -279,7 +280,7 @@ static void restore_input(StreamBP *s, size_t l) {
         arena_pop(s->arena, mark);
     }
     inputs_await(s);
-    s->pass = PASS_BACKWARD, s->memory.step = -1;
+    s->now.pass = PASS_BACKWARD, s->memory.step = -1;
     s->memory.layers_repeat = repeat;
 }
 
@@ -325,7 +326,7 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     head_forward_backward(s);
     sequence_end(s);
     const double loss = sequence_loss(s, metrics);
-    s->pass = PASS_BACKWARD;
+    s->now.pass = PASS_BACKWARD;
     layers_backward(s);
     arena_pop(s->arena, kv_mark);
     saved_attention_pop(s);
@@ -363,7 +364,7 @@ static double forward_only(StreamBP *s, const Batch *batch, double Z, Metrics *m
 static void forward_policy(StreamBP *s, const Batch *batch, int reference, float *out) {
     const DType type = dtype_of_sums(s->model->dtype);
     forward_logprobs(s, batch, 1, reference);
-    for (size_t t = 0; t < batch->N; t++) out[t] = (float)value_at(s->host_sums, type, t);
+    for (size_t t = 0; t < batch->N; t++) out[t] = (float)value_at(s->now.host_sums, type, t);
 }
 
 #endif

@@ -153,9 +153,10 @@ static void bench_orders(size_t repeats, size_t T) {
                 seconds[turn] = pass_seconds(&pass[turn], 1);
             }
             for (size_t seed = 0; seed < SEEDS; seed++) {
-                pass[3].stream.sparse.seed = i * SEEDS + seed;
+                pass[3].stream.now.sparse.seed = i * SEEDS + seed;
                 sparse += pass_seconds(&pass[3], 1) / seconds[2] / (double)seeds;
-                for (size_t c = 0; c < chunks; c++) drawn += pass[3].stream.sparse.drawn[c] / (double)(chunks * seeds);
+                for (size_t c = 0; c < chunks; c++)
+                    drawn += pass[3].stream.now.sparse.drawn[c] / (double)(chunks * seeds);
             }
             for (size_t j = 1; j < 3; j++) ratio[j][i] = seconds[j] / seconds[0];
         }

@@ -103,12 +103,12 @@ static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
 static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
 
 // ---- one set for each layer: method full; chunk-major orders, for one chunk -----------------------------------------
-// Pushes the sets of all layers, s->rows tokens each.
+// Pushes the sets of all layers, s->now.rows tokens each.
 static void push_kept_activations(StreamBP *s, Activations *kept) {
     const size_t L = s->model->config.num_hidden_layers, attention = attention_layers_before(s, L);
-    push_activations(s, kept, 1u << PART_MIXER | 1u << PART_MLP, L * s->rows);
-    push_activations(s, kept, 1u << PART_ATTENTION, attention * s->rows);
-    push_activations(s, kept, 1u << PART_LINEAR, (L - attention) * s->rows);
+    push_activations(s, kept, 1u << PART_MIXER | 1u << PART_MLP, L * s->now.rows);
+    push_activations(s, kept, 1u << PART_ATTENTION, attention * s->now.rows);
+    push_activations(s, kept, 1u << PART_LINEAR, (L - attention) * s->now.rows);
 }
 
 // Returns layer l's set from row `row` on. Tensors of the other kind of mixer are NULL.
@@ -122,7 +122,7 @@ static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
         const ActivationRow *r = &rows[i];
         const size_t set = r->part == PART_MIXER || r->part == PART_MLP ? l : of_kind;
-        const size_t first = set * s->rows + row - s->inputs.begin;
+        const size_t first = set * s->now.rows + row - s->inputs.begin;
         if (r->width && parts >> r->part & 1)
             activation_set(&a, r, at(activation_get(s->kept, r), first * r->width, r->summed ? d.summed : d.stored));
     }

@@ -132,7 +132,7 @@ static void chunk_kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
 
 // Projects K, V of all tokens again, once per pass; dK = dV = 0. A layer with a window gets its keys in window_project.
 static void keys_begin(StreamBP *s, size_t l, GroupWeights w) {
-    s->kv.first = s->N;
+    s->kv.first = s->now.N;
     if (layer_slides(s, l)) return;
     zero_key_value_gradients(s, s->kv.rows[layer_window(&s->model->config, l) != 0]);
     for (size_t i = 0; i < chunk_count(s) && !keeps_activations(s); i++)
@@ -145,7 +145,7 @@ static void window_project(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Chunk part = c;
     for (size_t done = 0; done < missing.count; done += part.n) {
         part.row = part.token = missing.begin + done;
-        part.n = min_size(effective_chunk(s, s->chunk), missing.count - done);
+        part.n = min_size(effective_chunk(s, s->setup->chunk), missing.count - done);
         chunk_kv_project(s, l, part, w);
     }
 }

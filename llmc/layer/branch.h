@@ -78,7 +78,7 @@ static void norm1_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Group
 static Activations norm1_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     Activations a = {0};
-    if (keeps_activations(s) && s->pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
+    if (keeps_activations(s) && s->now.pass == PASS_BACKWARD) return kept_activations(s, l, c.row);
     a.mark = arena_mark(s->arena);
     if (d.pre_norms) a.norm1 = push_stored(s, SHARE_WORKSPACE, "first norm", c.n * d.C);
     norm1_forward(s, l, c, w, &a);

@@ -20,11 +20,11 @@ static size_t push_layer_memory(StreamBP *s, size_t l) {
     const size_t mark = arena_mark(s->arena);
     if (is_linear(s, l)) {
         push_states(s, 1, 1, 0);
-        if (s->pass == PASS_BACKWARD) push_state_gradients(s);
-        if (s->pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
+        if (s->now.pass == PASS_BACKWARD) push_state_gradients(s);
+        if (s->now.pass == PASS_FORWARD_ONLY) push_range_states(s, 1);
     } else {
-        if (!keeps_activations(s)) push_key_value(s, 1, s->N, layer_chunk(s), 0);
-        if (s->pass == PASS_BACKWARD) push_key_value_gradients(s);
+        if (!keeps_activations(s)) push_key_value(s, 1, s->now.N, layer_chunk(s), 0);
+        if (s->now.pass == PASS_BACKWARD) push_key_value_gradients(s);
     }
     return mark;
 }
@@ -38,7 +38,7 @@ static void push_saved_mixers(StreamBP *s) {
 // Method full: pushes K, V of all layers, and K before QK-norm.
 static void push_kept_keys(StreamBP *s) {
     const Shapes d = shapes_of(s->model);
-    push_key_value(s, d.L, s->N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
+    push_key_value(s, d.L, s->now.N, layer_chunk(s), d.qk_norm != QK_NORM_NONE);
 }
 
 // Pushes chunk c's activations up to the MLP, or returns those that method full keeps.

@@ -32,7 +32,7 @@ static void count_visits(StreamBP *s, double visits) {
 // ---- a chunk through all layers -------------------------------------------------------------------------------------
 // Runs chunk c forward through all layers. visits: chunks that it counts for in the dry run
 static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
-    const int again = s->pass == PASS_FORWARD;
+    const int again = s->now.pass == PASS_FORWARD;
     const Phase phase = again ? PHASE_BACKWARD : PHASE_FORWARD;
     count_visits(s, visits);
     s->memory.moved.phase = phase;
@@ -43,7 +43,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
     s->memory.moved.phase = phase;
     keys_await(s, m);
     m->slid = again ? first_key(0, c.token, m->border_rows + 1) : m->first;
-    if (!s->dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
+    if (!s->setup->dry) keys_ask(s, m, next_full(s, SIZE_MAX, 1), c);
     for (size_t i = 0; i < layer_count(s); i++) {
         const size_t l = visit_layer(s, layer_at(s, i));
         const int linear = layer_is_linear(&s->model->config, l);
@@ -65,7 +65,7 @@ static void chunk_forward(StreamBP *s, ChunkMemory *m, Chunk c, double visits) {
 
 // Runs the head on chunk c, in logits chunks. dw NULL: log-probabilities alone
 static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw) {
-    const size_t most = min_size(effective_chunk(s, s->logits_chunk), c.n), whole = c.n / most;
+    const size_t most = min_size(effective_chunk(s, s->setup->logits_chunk), c.n), whole = c.n / most;
     count_visits(s, visits);
     GroupWeights w = weights_acquire(&s->memory, GROUP_HEAD);
     for (size_t done = 0, n; done < c.n; done += n) {
@@ -133,44 +133,44 @@ static void chunks_draw(Sparse *sparse, size_t chunks) {
 // Runs pass 1, first to last: keeps K, V, windows and states. Computes log-probabilities for objectives that need those
 // of the whole sequence, and for spaco, whose pass 2 skips chunks.
 static void chunk_major_forward(StreamBP *s, ChunkMemory *m) {
-    const int waits = objective_weights_wait(&s->objective) == WEIGHTS_BY_SEQUENCE;
-    s->pass = PASS_FORWARD_FIRST;
+    const int waits = objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_SEQUENCE;
+    s->now.pass = PASS_FORWARD_FIRST;
     for (size_t i = 0; i < chunk_count(s); i++) {
         const Chunk c = visit(s, chunk_at(s, i));
         s->inputs.begin = c.row;
         chunk_forward(s, m, c, c.times);
-        if (waits || s->method == METHOD_SPACO) chunk_head(s, c, c.times, NULL);
+        if (waits || s->setup->method == METHOD_SPACO) chunk_head(s, c, c.times, NULL);
     }
     if (!waits) return;
-    host_collect(s, s->host_sums, s->logp);
+    host_collect(s, s->now.host_sums, s->now.logp);
     sequence_weights(s);
 }
 
 // Runs pass 2, last to first: each chunk forward again, then backward. factor: 1/q with method spaco, else 1
 static void chunk_major_backward(StreamBP *s, ChunkMemory *m, double factor) {
-    const int sparse = s->method == METHOD_SPACO;
-    m->first = s->N;
+    const int sparse = s->setup->method == METHOD_SPACO;
+    m->first = s->now.N;
     for (size_t i = chunk_count(s); i-- > 0;) {
-        if (sparse && !s->dry && !s->sparse.drawn[i]) {
+        if (sparse && !s->setup->dry && !s->now.sparse.drawn[i]) {
             state_gradients_zero(s, m);
             continue;
         }
         const Chunk c = visit(s, chunk_at(s, i));
-        const double visits = c.times * (sparse && s->dry ? s->sparse.keep : 1);
+        const double visits = c.times * (sparse && s->setup->dry ? s->now.sparse.keep : 1);
         const GroupSums head = grads_held(&s->memory, GROUP_HEAD);
         s->inputs.begin = c.row;
-        s->pass = PASS_FORWARD;
+        s->now.pass = PASS_FORWARD;
         chunk_forward(s, m, c, visits);
         chunk_head(s, c, visits, &head);
-        s->pass = PASS_BACKWARD;
+        s->now.pass = PASS_BACKWARD;
         chunk_backward(s, m, c, visits, factor);
     }
 }
 
-// Runs both passes over a sequence. With method spaco pass 2 visits only the chunks drawn in s->sparse.
+// Runs both passes over a sequence. With method spaco pass 2 visits only the chunks drawn in s->now.sparse.
 static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
-    const double factor = s->method == METHOD_SPACO ? 1 / s->sparse.keep : 1;
+    const double factor = s->setup->method == METHOD_SPACO ? 1 / s->now.sparse.keep : 1;
     Activations kept = {0};
     ChunkMemory m = {0};
     m.gradients_begin = 1;
@@ -179,12 +179,12 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     m.chunks = chunks_of_range(s, 0);
     push_keys_of_all(s, &m);
     push_states_of_all(s, &m);
-    s->rows = layer_chunk(s);
+    s->now.rows = layer_chunk(s);
     push_inputs(s);
     const size_t chunk_mark = arena_mark(s->arena);
     chunk_major_forward(s, &m);
 
-    s->pass = PASS_FORWARD;
+    s->now.pass = PASS_FORWARD;
     push_kept_activations(s, &kept);
     s->kept = &kept;
     s->ops->repeat(1);
@@ -197,9 +197,9 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
     keys_await(s, &m);
     s->kept = NULL;
     arena_pop(s->arena, chunk_mark);
-    s->inputs.begin = 0, s->rows = s->N;
+    s->inputs.begin = 0, s->now.rows = s->now.N;
     sequence_end(s);
-    s->Z = Z;
+    s->now.Z = Z;
     const double loss = sequence_loss(s, metrics);
     grads_release_held(&s->memory);
     grads_end(&s->memory);
@@ -208,7 +208,7 @@ static double chunk_major_walk(StreamBP *s, const Batch *batch, double Z, int la
 }
 
 static double chunk_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    if (s->method == METHOD_SPACO && !s->dry) chunks_draw(&s->sparse, batch->N / s->chunk + 1);
+    if (s->setup->method == METHOD_SPACO && !s->setup->dry) chunks_draw(&s->now.sparse, batch->N / s->setup->chunk + 1);
     return chunk_major_walk(s, batch, Z, last, metrics);
 }
 

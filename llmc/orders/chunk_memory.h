@@ -54,7 +54,7 @@ static void *push_kept(StreamBP *s, const char *name, size_t count, size_t size)
 }
 
 static void push_slots(StreamBP *s, ChunkMemory *m) {
-    const size_t count = s->N * shapes_of(s->model).KV;
+    const size_t count = s->now.N * shapes_of(s->model).KV;
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
         slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);
@@ -69,17 +69,17 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const size_t full = layers_of_kind(config, LAYER_FULL), windows = layers_of_kind(config, LAYER_WINDOW);
     const size_t window = max_size(window_of_model(config), 1), chunk = layer_chunk(s);
-    const size_t stride = min_size(m->chunks * (window - 1), s->N), each = 2 * (d.stored + d.summed);
+    const size_t stride = min_size(m->chunks * (window - 1), s->now.N), each = 2 * (d.stored + d.summed);
     const size_t sliding = (window - 1 + chunk) * each + (keys_off_device(s) ? 0 : stride * 2 * d.stored);
-    const int slides = windows && sliding < s->N * each;
+    const int slides = windows && sliding < s->now.N * each;
     const KeyValue none = {0};
     s->kv = none, s->kv.layers = 1;
-    s->kv.rows[0] = s->N, s->kv.rows[1] = slides ? window - 1 + chunk : s->N;
+    s->kv.rows[0] = s->now.N, s->kv.rows[1] = slides ? window - 1 + chunk : s->now.N;
     if (full) {
-        m->k[0] = (Stored *)push_kept(s, "keys of all layers", full * s->N * d.KV, d.stored);
-        m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->N * d.KV, d.stored);
-        m->dk[0] = (Summed *)push_kept(s, "gradient of keys of all layers", full * s->N * d.KV, d.summed);
-        m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->N * d.KV, d.summed);
+        m->k[0] = (Stored *)push_kept(s, "keys of all layers", full * s->now.N * d.KV, d.stored);
+        m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->now.N * d.KV, d.stored);
+        m->dk[0] = (Summed *)push_kept(s, "gradient of keys of all layers", full * s->now.N * d.KV, d.summed);
+        m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->now.N * d.KV, d.summed);
         if (keys_off_device(s)) push_slots(s, m);
     }
     if (!windows) return;
@@ -123,7 +123,7 @@ static void state_gradients_zero(StreamBP *s, const ChunkMemory *m) {
 static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const Config *config = &s->model->config;
-    const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->N,
+    const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->now.N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
         if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: in the slots, at pass 2's first chunk
@@ -150,16 +150,17 @@ typedef enum { ROWS_BEFORE, ROWS_OWN, ROWS_SEEN, ROWS_ARRIVED, ROWS_BORDER_OUT, 
 // Rows of the chunk of n tokens from `token` on
 static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what, size_t token, size_t n) {
     const size_t end = token + n, begin = first_key(0, token, m->border_rows + 1);
-    const size_t next = end < s->N ? first_key(0, end, m->border_rows + 1) : s->N; // KeyValue.first after this chunk
+    const size_t next =
+        end < s->now.N ? first_key(0, end, m->border_rows + 1) : s->now.N; // KeyValue.first after this chunk
     const Range before = {0, token}, own = {token, n}, seen = {0, end}, none = {0, 0};
-    const int by_token = m->border_stride == s->N;
+    const int by_token = m->border_stride == s->now.N;
     Range border = {by_token ? token : next, by_token ? n : end - next};
     switch (what) {
     case ROWS_BEFORE: return before;
     case ROWS_OWN: return own;
     case ROWS_SEEN: return seen;
-    case ROWS_ARRIVED: return end < s->N ? seen : none;
-    case ROWS_BORDER_OUT: return end < s->N ? border : none;
+    case ROWS_ARRIVED: return end < s->now.N ? seen : none;
+    case ROWS_BORDER_OUT: return end < s->now.N ? border : none;
     case ROWS_BORDER_IN: break;
     }
     border.begin = begin, border.count = min_size(next, token) - begin;
@@ -168,7 +169,7 @@ static Range moved_rows(const StreamBP *s, const ChunkMemory *m, MovedRows what,
 
 // Their mean number over the chunks that c counts for
 static double moved_mean(const StreamBP *s, const ChunkMemory *m, MovedRows what, Chunk c) {
-    const size_t whole = visits_shapes(s) && !c.index ? max_size(s->N / max_size(layer_chunk(s), 1), 1) : 1;
+    const size_t whole = visits_shapes(s) && !c.index ? max_size(s->now.N / max_size(layer_chunk(s), 1), 1) : 1;
     double rows = 0;
     for (size_t i = 0; i < whole; i++) rows += (double)moved_rows(s, m, what, c.token + i * c.n, c.n).count;
     return rows / (double)whole;
@@ -197,7 +198,7 @@ static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, S
 // K and V, or with `gradient` dK and dV, of full-attention layer l, between its slot and home
 static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows what, int gradient, int in) {
     const Shapes d = shapes_of(s->model);
-    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_in_kind(s, l) * s->N;
+    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_in_kind(s, l) * s->now.N;
     const Range rows = moved_rows(s, m, what, c.token, c.n);
     KeySlot *slot = key_slot(s, m, l);
     void *device[2] = {gradient ? (void *)slot->dk : slot->k, gradient ? (void *)slot->dv : slot->v};
@@ -214,11 +215,11 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
     const size_t bytes = d.KV * d.stored;
     Range rows = moved_rows(s, m, what, c.token, c.n);
     const size_t row =
-        number_in_kind(s, l) * m->border_stride + (m->border_stride == s->N ? rows.begin : index * m->border_rows);
+        number_in_kind(s, l) * m->border_stride + (m->border_stride == s->now.N ? rows.begin : index * m->border_rows);
     if (!m->border_rows) return; // a window of one key
     // spaco: the next chunk may be far away
-    if (in && !s->dry) rows.count = min_size(m->first, c.token) - rows.begin;
-    for (size_t i = 0; i < 2 && (rows.count || (s->dry && keys_off_device(s))); i++) {
+    if (in && !s->setup->dry) rows.count = min_size(m->first, c.token) - rows.begin;
+    for (size_t i = 0; i < 2 && (rows.count || (s->setup->dry && keys_off_device(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d.KV);
         Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
         if (keys_off_device(s))
@@ -234,12 +235,12 @@ static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Config *config = &s->model->config;
     const Shapes d = shapes_of(s->model);
     if (l >= config->num_hidden_layers || layer_kind(config, l) != LAYER_FULL || !keys_off_device(s)) return;
-    const int backward = s->pass == PASS_BACKWARD;
+    const int backward = s->now.pass == PASS_BACKWARD;
     KeySlot *slot = key_slot(s, m, l);
     if (!page_ask(s->ops, &slot->page, l)) return;
     slot_move(s, m, l, c, backward ? ROWS_SEEN : ROWS_BEFORE, 0, 1);
     if (!backward) return;
-    if (m->gradients_begin && !s->dry) {
+    if (m->gradients_begin && !s->setup->dry) {
         s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
         s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
     } else {
@@ -268,7 +269,7 @@ static void window_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const KeyValue current = s->kv;
     const int linear = l < config->num_hidden_layers && layer_is_linear(config, l);
-    if (s->pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
+    if (s->now.pass != PASS_FORWARD || l >= config->num_hidden_layers) return;
     if (linear ? !keys_off_device(s) : !layer_slides(s, l)) return;
     if (!page_ask(s->ops, &m->aside[1], l)) return;
     if (linear) {
@@ -309,13 +310,13 @@ static void keys_select(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     } else {
         rows_select(s, m, l);
         if (layer_slides(s, l))
-            s->kv.first = s->pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
+            s->kv.first = s->now.pass < PASS_FORWARD ? m->first : first_key(0, c.token, m->border_rows + 1);
     }
 }
 
 // Starts loading what the layers after l need, while l is computed. The dry run loads each at its own visit.
 static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int step) {
-    if (s->dry) return;
+    if (s->setup->dry) return;
     if (layer_kind(&s->model->config, l) == LAYER_FULL) keys_ask(s, m, next_full(s, l, step), c);
     window_ask(s, m, l + (size_t)step, c);
 }
@@ -338,7 +339,7 @@ static void keys_keep(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
 
 // Linear attention: pass 1 saves the state before chunk c, pass 2 restores it.
 static void states_show(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
-    const int keep = s->pass < PASS_FORWARD;
+    const int keep = s->now.pass < PASS_FORWARD;
     state_copy(s, kept_state(s, 0, 0), keep);
     if (keep && keys_off_device(s)) state_move(s, m, l, c, 0, s->linear.kept, s->linear.kept_columns);
 }

@@ -23,7 +23,7 @@ arrives in two parts: through queries, later through keys and values. Its backwa
 static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
     Shapes d = shapes_of(s->model);
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
-    const Range all = sequence_half(s->N, s->ranks, half);
+    const Range all = sequence_half(s->now.N, s->now.ranks, half);
     const size_t count = all.count * d.KV;
     int64_t ticket = 0;
     for (size_t i = 0; i < 2 && count; i++) {
@@ -38,8 +38,8 @@ static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
 // ---- layers with a window -------------------------------------------------------------------------------------------
 // Returns the tokens of rank `owner`'s range `part` that are in the halo of rank `seer`'s range `half`.
 static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner, size_t part) {
-    const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->N, s->ranks, seer, half);
-    const Range owned = sequence_part(s->N, s->ranks, owner, part);
+    const Range held = window_range_of_rank(s, seer, half), own = sequence_part(s->now.N, s->now.ranks, seer, half);
+    const Range owned = sequence_part(s->now.N, s->now.ranks, owner, part);
     const size_t begin = max_size(held.begin, owned.begin);
     const size_t end = min_size(held.begin + held.count - own.count, owned.begin + owned.count);
     const Range both = {begin, begin < end ? end - begin : 0};
@@ -49,10 +49,11 @@ static Range halo_part(const StreamBP *s, size_t seer, size_t half, size_t owner
 // Returns the mean number of halo tokens of a rank. For the dry run alone: else 0
 static double halo_mean(const StreamBP *s) {
     size_t tokens = 0;
-    for (size_t rank = 0; rank < s->ranks && s->dry; rank++)
+    for (size_t rank = 0; rank < s->now.ranks && s->setup->dry; rank++)
         for (size_t half = 0; half < 2; half++)
-            tokens += window_range_of_rank(s, rank, half).count - sequence_part(s->N, s->ranks, rank, half).count;
-    return (double)tokens / (double)s->ranks;
+            tokens +=
+                window_range_of_rank(s, rank, half).count - sequence_part(s->now.N, s->now.ranks, rank, half).count;
+    return (double)tokens / (double)s->now.ranks;
 }
 
 enum { HALO_MESSAGES = 16 }; // with one peer, each way: 2 halos from 2 ranges, K and V
@@ -75,7 +76,7 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
 static int64_t halos_gather(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const KeyValue *kv = &s->kv;
-    const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.stored;
+    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     int64_t ticket = 0;
     for (size_t i = 1; i < S; i++) {
@@ -98,8 +99,8 @@ static void halos_return(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
     const KeyValue *kv = &s->kv;
     const DType type = dtype_of_sums(s->model->dtype);
-    const size_t S = s->ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
-    const size_t most = min_size(s->rows, 2 * (window_of_model(&s->model->config) - 1));
+    const size_t S = s->now.ranks, rank = sequence_rank(s), row = d.KV * d.summed, mark = arena_mark(s->arena);
+    const size_t most = min_size(s->now.rows, 2 * (window_of_model(&s->model->config) - 1));
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     Summed *dk = push_summed(s, SHARE_KV, "gradient of keys from a peer", most * d.KV);
     Summed *dv = push_summed(s, SHARE_KV, "gradient of values from a peer", most * d.KV);

@@ -68,23 +68,23 @@ static void cache_begin(Cache *cache, StreamBP *s) {
     const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
     const int several = cache->slots > 1;
     cache->mark = arena_mark(s->arena);
-    cache->chunk = min_size(s->chunk, cache->capacity);
+    cache->chunk = min_size(s->setup->chunk, cache->capacity);
     memset(cache->used, 0, cache->slots * sizeof(size_t));
-    s->pass = PASS_FORWARD_ONLY;
-    s->batch = &cache->documents;
+    s->now.pass = PASS_FORWARD_ONLY;
+    s->now.batch = &cache->documents;
     sequence_split(s, 1); // every rank generates for itself
     push_key_value(s, s->model->config.num_hidden_layers, cache->tokens, several ? cache->tokens : cache->chunk, 0);
     if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
-    s->rows = max_size(cache->chunk, cache->slots);
+    s->now.rows = max_size(cache->chunk, cache->slots);
     push_inputs(s);
-    s->rows = s->N;
-    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
-    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
+    s->now.rows = s->now.N;
+    s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->tokens, sizeof(int32_t));
+    s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->tokens, sizeof(int32_t));
     cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a step", cache->slots, sizeof(int32_t));
     cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
     for (size_t b = 0; b < cache->slots; b++)
-        s->ops->copy_in(s->position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
+        s->ops->copy_in(s->now.position + b * cache->capacity, cache->position, cache->capacity * sizeof(int32_t));
 }
 
 // ---- ranks that gather weights for each other (ZeRO 3) --------------------------------------------------------------
@@ -128,7 +128,7 @@ static void cache_forward(StreamBP *s, const int32_t *tokens, Chunk c, const int
     const size_t KV = shapes_of(s->model).KV;
     Stored *kv[2] = {s->kv.k, s->kv.v};
     s->inputs.begin = c.row;
-    s->ops->copy_in(s->tokens + c.row, tokens, c.n * sizeof(int32_t));
+    s->ops->copy_in(s->now.tokens + c.row, tokens, c.n * sizeof(int32_t));
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
@@ -174,7 +174,7 @@ static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int3
         span->begin = span->document + position, span->end = span->begin + 1, span->row = i;
         cache->step_position[i] = (int32_t)position, cache->step_row[i] = (int32_t)span->begin;
     }
-    s->ops->copy_in(s->position + c.row, cache->step_position, n * sizeof(int32_t));
+    s->ops->copy_in(s->now.position + c.row, cache->step_position, n * sizeof(int32_t));
     s->ops->copy_in(cache->row, cache->step_row, n * sizeof(int32_t));
     cache_turn(cache, s, TURN_FORWARD);
     cache_forward(s, tokens, c, cache->row);
@@ -245,7 +245,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     s->ops->copy_in(cache->uniform, uniform, c.n * sizeof(double));
     for (size_t done = 0; done < cache->last.n; done += c.n) {
         size_t mark = arena_mark(s->arena);
-        c.row = c.token = cache->last.row + done, c.n = min_size(s->logits_chunk, cache->last.n - done);
+        c.row = c.token = cache->last.row + done, c.n = min_size(s->setup->logits_chunk, cache->last.n - done);
         Stored *logits = head_forward(s, c, w).logits;
         Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
         s->ops->draw(cache->token, logits, cache->uniform + done, c.n, d.V, d.logits_stride, settings, scratch);

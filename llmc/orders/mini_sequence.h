@@ -12,9 +12,9 @@ The default number of chunks is that paper's: FF/C for the MLP, V/C for the head
 #include "streambp.h"
 
 // Number of the MLP's chunks, and the index-th one
-static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->chunk)); }
+static size_t mlp_chunk_count(const StreamBP *s) { return range_chunks(s, 0, effective_chunk(s, s->setup->chunk)); }
 static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
-    return range_chunk(s, 0, index, effective_chunk(s, s->chunk));
+    return range_chunk(s, 0, index, effective_chunk(s, s->setup->chunk));
 }
 
 // Begins chunk c's MLP activations: y is its rows of all tokens' y.

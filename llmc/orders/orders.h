@@ -36,8 +36,8 @@ static const LayerLoops *loops_of(Method method, World world) {
 // Runs a micro-batch forward and backward. Returns its share of the accumulated batch's loss, whose denominator is Z.
 // Adds its gradients to the stored ones and its metrics to `metrics` (or NULL). last: it completes the step's gradient
 static double forward_backward(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
-    return method_is_chunk_major(s->method) ? chunk_major_pass(s, batch, Z, last, metrics)
-                                            : layer_major_pass(s, batch, Z, last, metrics);
+    return method_is_chunk_major(s->setup->method) ? chunk_major_pass(s, batch, Z, last, metrics)
+                                                   : layer_major_pass(s, batch, Z, last, metrics);
 }
 
 #endif

@@ -30,24 +30,25 @@ typedef struct {
 // Pushes a layer's tensors, or finds those that are kept. Backward loads attention's output where it was saved.
 static RingLayer ring_begin(StreamBP *s, size_t l) {
     Shapes d = shapes_of(s->model);
-    const Range all = {0, s->rows};
+    const Range all = {0, s->now.rows};
     RingLayer r = {0};
     if (keeps_activations(s)) {
         Activations a = kept_activations(s, l, 0);
         r.q = a.q, r.attention_out = a.attention_out, r.lse = a.lse;
     } else {
-        r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->rows * d.Q);
-        if (d.gated_attention) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->rows * d.Q);
+        r.q = push_stored(s, SHARE_WORKSPACE, "queries of one layer", s->now.rows * d.Q);
+        if (d.gated_attention) r.gate = push_stored(s, SHARE_WORKSPACE, "gates of one layer", s->now.rows * d.Q);
         if (saves_attention(s) && !saves_off_device(s)) {
             r.attention_out = saved_attention_out(s, l, 0), r.lse = saved_lse(s, l, 0);
         } else {
-            r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->rows * d.Q);
-            r.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->rows * d.NH);
+            r.attention_out = push_stored(s, SHARE_WORKSPACE, "attention output of one layer", s->now.rows * d.Q);
+            r.lse = push_summed(s, SHARE_WORKSPACE, "log-sum-exp of one layer", s->now.rows * d.NH);
             if (attention_saved(s)) saved_attention_move(s, l, all, 0, 1, r.attention_out, r.lse);
         }
     }
-    if (s->pass == PASS_BACKWARD)
-        r.dattention_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", s->rows * d.Q);
+    if (s->now.pass == PASS_BACKWARD)
+        r.dattention_out =
+            push_stored(s, SHARE_WORKSPACE, "gradient of one layer's attention output", s->now.rows * d.Q);
     return r;
 }
 
@@ -67,7 +68,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
 
 // Pushes the receive buffers: two, used in turn; two ranks need only one.
 static void push_passing(StreamBP *s, Block passing[2]) {
-    const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->ranks - 1);
+    const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->now.ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
         passing[i].v = push_stored(s, SHARE_KV, i ? "values that come next" : "values that pass by", count);
@@ -76,15 +77,15 @@ static void push_passing(StreamBP *s, Block passing[2]) {
 
 // Returns the rank whose block this rank has in a step.
 static size_t block_owner(const StreamBP *s, size_t step) {
-    return (sequence_rank(s) + s->ranks - step % s->ranks) % s->ranks;
+    return (sequence_rank(s) + s->now.ranks - step % s->now.ranks) % s->now.ranks;
 }
 
 // Sends this step's block to the next rank and receives the next step's from the previous rank. row: bytes of a row
 static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here, Block next, size_t row) {
-    const size_t S = s->ranks, rank = sequence_rank(s);
-    const size_t leaves = sequence_tokens(s->N, S, block_owner(s, step));
-    const size_t comes = sequence_tokens(s->N, S, block_owner(s, step + 1));
-    const double mean = 2 * (double)(s->N * row) / (double)S; // all blocks of a step: the sequence
+    const size_t S = s->now.ranks, rank = sequence_rank(s);
+    const size_t leaves = sequence_tokens(s->now.N, S, block_owner(s, step));
+    const size_t comes = sequence_tokens(s->now.N, S, block_owner(s, step + 1));
+    const double mean = 2 * (double)(s->now.N * row) / (double)S; // all blocks of a step: the sequence
     Messages p = {0};
     messages_add(&p, (rank + 1) % S, 1, here.k, here.v, leaves * row);
     messages_add(&p, (rank + S - 1) % S, 0, next.k, next.v, comes * row);
@@ -105,11 +106,11 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), owner = block_owner(s, step);
     const size_t row = d.KV * d.stored, sums_row = d.KV * d.summed;
-    const Range first = sequence_part(s->N, s->ranks, owner, 0);
+    const Range first = sequence_part(s->now.N, s->now.ranks, owner, 0);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention scratch",
-                                  s->ops->attention_scratch(min_size(layer_chunk(s), s->rows), d.NH, d.NKV, d.HD));
-    for (size_t half = 0; half < 2 && !(s->dry && step > 2); half++) {
-        const Range part = sequence_part(s->N, s->ranks, owner, half);
+                                  s->ops->attention_scratch(min_size(layer_chunk(s), s->now.rows), d.NH, d.NKV, d.HD));
+    for (size_t half = 0; half < 2 && !(s->setup->dry && step > 2); half++) {
+        const Range part = sequence_part(s->now.N, s->now.ranks, owner, half);
         const size_t skipped = part.begin - (half ? first.count : 0);
         Stored *k = (Stored *)token_0(block.k, skipped, row), *v = (Stored *)token_0(block.v, skipped, row);
         for (size_t i = 0; part.count && i < chunk_count(s); i++) {
@@ -143,8 +144,8 @@ static Block own_block(StreamBP *s, size_t l) {
 // q, own K, V -> attention_out, lse; if these were saved, only awaits their load.
 static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
-    const size_t mark = arena_mark(s->arena), count = s->rows * d.Q;
-    const Range all = {0, s->rows};
+    const size_t mark = arena_mark(s->arena), count = s->now.rows * d.Q;
+    const Range all = {0, s->now.rows};
     Block passing[2];
     int64_t ticket = 0;
     if (attention_saved(s)) {
@@ -153,10 +154,10 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
     }
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", count);
     push_passing(s, passing);
-    for (size_t step = 0; step < s->ranks; step++) {
+    for (size_t step = 0; step < s->now.ranks; step++) {
         const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         if (step) s->ops->await(ticket);
-        if (step + 1 < s->ranks)
+        if (step + 1 < s->now.ranks)
             ticket = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
         block_attention(s, r, here, sums, NULL, step);
     }
@@ -170,7 +171,7 @@ static void ring_forward(StreamBP *s, size_t l, const RingLayer *r) {
 static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
-    const size_t mark = arena_mark(s->arena), S = s->ranks, block = s->kv.rows[0] * d.KV;
+    const size_t mark = arena_mark(s->arena), S = s->now.ranks, block = s->kv.rows[0] * d.KV;
     Block found, travelling[2] = {{s->kv.dk, s->kv.dv}, {NULL, NULL}}, passing[2];
     int64_t keys = 0, gradients = 0;
     travelling[1].k = push_summed(s, SHARE_KV, "gradient of keys that pass by", block);
@@ -181,7 +182,7 @@ static void ring_backward(StreamBP *s, size_t l, const RingLayer *r) {
     for (size_t step = 0; step < S; step++) {
         const Block here = step ? passing[(step - 1) % 2] : own_block(s, l);
         const Block on = travelling[(S - step) % 2], next = travelling[(S - step - 1) % 2], to = step ? found : on;
-        const size_t count = sequence_tokens(s->N, S, block_owner(s, step)) * d.KV;
+        const size_t count = sequence_tokens(s->now.N, S, block_owner(s, step)) * d.KV;
         if (step) s->ops->await(keys);
         if (step + 1 < S) keys = block_pass(s, TRAFFIC_KEYS_VALUES, step, here, passing[step % 2], d.KV * d.stored);
         s->ops->zero(to.k, count * d.summed);
@@ -271,7 +272,7 @@ static void ring_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
         output_backward(s, l, c, w, dw, &a, dx, stored_row(s, r.dattention_out, c.row, d.Q));
         drop(s, &a);
     }
-    r.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->rows * d.Q);
+    r.dq = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", s->now.rows * d.Q);
     ring_backward(s, l, &r);
     for (size_t i = chunk_count(s); i-- > 0;) {
         const Chunk c = visit(s, chunk_at(s, i));

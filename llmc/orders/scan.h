@@ -28,12 +28,12 @@ sums of each layer; in backward the gradient of one layer's delta rule output, H
 
 // ---- the 2 S parts of a sequence, in its order ----------------------------------------------------------------------
 static size_t part_of_half(const StreamBP *s, size_t half) {
-    return half ? 2 * s->ranks - 1 - sequence_rank(s) : sequence_rank(s);
+    return half ? 2 * s->now.ranks - 1 - sequence_rank(s) : sequence_rank(s);
 }
 
 static Range part_at(const StreamBP *s, size_t part) {
-    const size_t S = s->ranks, half = part >= S;
-    return sequence_part(s->N, S, half ? 2 * S - 1 - part : part, half);
+    const size_t S = s->now.ranks, half = part >= S;
+    return sequence_part(s->now.N, S, half ? 2 * S - 1 - part : part, half);
 }
 
 static size_t part_end(const StreamBP *s, size_t part) { return part_at(s, part).begin + part_at(s, part).count; }
@@ -64,7 +64,7 @@ static void once_in_a_layer(StreamBP *s) {
 // ---- the convolution's inputs before a part -------------------------------------------------------------------------
 // Returns the last tokens of an own range, at most taps - 1: those that convolutions of later parts read.
 static Chunk tail_of_range(const StreamBP *s, size_t half) {
-    const Range own = s->own[half];
+    const Range own = s->now.own[half];
     const size_t n = min_size(own.count, shapes_of(s->model).taps - 1);
     return chunk_of(s, own.begin + own.count - n, n);
 }
@@ -77,7 +77,7 @@ static Linear tail_product(const StreamBP *s) {
 
 // All-gathers x[2 S,taps-1,W], where every rank has the rows of its own parts.
 static void columns_share(StreamBP *s, void *x, size_t size) {
-    const size_t columns = shapes_of(s->model).columns, count = s->ranks * columns;
+    const size_t columns = shapes_of(s->model).columns, count = s->now.ranks * columns;
     int64_t ticket = 0;
     for (size_t half = 0; half < 2; half++)
         ticket = ranks_gather(&s->memory, TRAFFIC_STATES, half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE,
@@ -91,9 +91,9 @@ static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena), halo = d.taps - 1;
     if (!d.columns) return;
-    Stored *tails = push_stored(s, SHARE_KV, "last inputs of all parts", 2 * s->ranks * d.columns);
+    Stored *tails = push_stored(s, SHARE_KV, "last inputs of all parts", 2 * s->now.ranks * d.columns);
     for (size_t half = 0; half < 2; half++) {
-        if (!s->own[half].count) continue;
+        if (!s->now.own[half].count) continue;
         const Chunk c = tail_of_range(s, half);
         once_in_a_layer(s);
         Activations a = norm1_activations(s, l, c, w);
@@ -104,7 +104,7 @@ static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
     columns_share(s, tails, d.stored);
     for (size_t half = 0; half < 2; half++) {
         size_t part = part_of_half(s, half);
-        const size_t begin = s->own[half].begin;
+        const size_t begin = s->now.own[half].begin;
         Stored *before = range_state(s, l, half).columns;
         for (size_t back = 1; back <= halo; back++) { // tokens begin - 1, begin - 2, ...
             Stored *row = stored_row(s, before, halo - back, d.W);
@@ -131,7 +131,7 @@ static void states_pass(StreamBP *s, size_t l, Summed *own, Summed *before, int 
     const Shapes d = shapes_of(s->model);
     const Chunk none = {0};
     const DeltaShape shape = delta_shape(s, none);
-    const size_t S = s->ranks, rank = sequence_rank(s), bytes = d.S * d.summed;
+    const size_t S = s->now.ranks, rank = sequence_rank(s), bytes = d.S * d.summed;
     const size_t first = back != 0, second = !first; // halves in the order of the walk
     Summed *const in[2] = {summed_row(s, before, first, d.S), summed_row(s, before, second, d.S)};
     Summed *const out[2] = {summed_row(s, own, first, d.S), summed_row(s, own, second, d.S)};
@@ -174,10 +174,10 @@ static void range_states_forward(StreamBP *s, size_t l, GroupWeights w) {
 
 static void scan_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
     const size_t size = layer_chunk(s);
-    if (s->pass != PASS_RESTORE) range_states_forward(s, l, w);
+    if (s->now.pass != PASS_RESTORE) range_states_forward(s, l, w);
     weights_prefetch(&s->memory, l);
     for (size_t half = 0; half < 2; half++) {
-        if (s->own[half].count) state_copy(s, range_state(s, l, half), 0);
+        if (s->now.own[half].count) state_copy(s, range_state(s, l, half), 0);
         for (size_t i = 0; i < range_chunks(s, half, size); i++) {
             const Chunk c = visit(s, range_chunk(s, half, i, size));
             Activations a = forward_activations(s, l, c, w);
@@ -232,7 +232,7 @@ static void scan_inputs_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
 static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, size_t half, Summed *dtails) {
     const Shapes d = shapes_of(s->model);
     const Chunk c = tail_of_range(s, half);
-    const size_t halo = d.taps - 1, end = c.token + c.n, parts = 2 * s->ranks;
+    const size_t halo = d.taps - 1, end = c.token + c.n, parts = 2 * s->now.ranks;
     once_in_a_layer(s);
     Activations a = norm1_activations(s, l, c, w);
     const size_t mark = arena_mark(s->arena);
@@ -256,7 +256,7 @@ static void tail_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw, s
 
 // Tells whether tail_backward needs tokens of chunk c.
 static int has_tail(const StreamBP *s, size_t half, Chunk c) {
-    const Range own = s->own[half];
+    const Range own = s->now.own[half];
     return c.token + c.n + shapes_of(s->model).taps - 1 > own.begin + own.count;
 }
 
@@ -265,10 +265,10 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     const size_t size = layer_chunk(s), mark = arena_mark(s->arena);
     Summed *own = push_summed(s, SHARE_KV, "gradient of a state, from own tokens", 2 * d.S);
     Summed *behind = push_summed(s, SHARE_KV, "gradient of the state behind a range", 2 * d.S);
-    Summed *dtails = push_summed(s, SHARE_KV, "gradient of inputs before all parts", 2 * s->ranks * d.columns);
-    Stored *ddelta_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's delta rule", s->rows * d.DVs);
+    Summed *dtails = push_summed(s, SHARE_KV, "gradient of inputs before all parts", 2 * s->now.ranks * d.columns);
+    Stored *ddelta_out = push_stored(s, SHARE_WORKSPACE, "gradient of one layer's delta rule", s->now.rows * d.DVs);
     for (size_t half = 0; half < 2; half++) {
-        if (!s->own[half].count) continue;
+        if (!s->now.own[half].count) continue;
         state_copy(s, range_state(s, l, half), 0);
         state_copy(s, kept_state(s, half, 0), 1);
     }
@@ -305,7 +305,7 @@ static void scan_layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums
     }
     if (d.columns) columns_share(s, dtails, d.summed); // 4. gradients of inputs that other parts read
     for (size_t half = 2; half-- > 0;) {
-        if (d.columns && s->own[half].count) tail_backward(s, l, w, dw, half, dtails);
+        if (d.columns && s->now.own[half].count) tail_backward(s, l, w, dw, half, dtails);
         for (size_t i = range_chunks(s, half, size); i-- > 0;) {
             const Chunk c = visit(s, range_chunk(s, half, i, size));
             if (has_tail(s, half, c)) input_done(s, l, c);

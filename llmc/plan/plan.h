@@ -54,33 +54,30 @@ static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t 
     return (N + count - 1) / count;
 }
 
-// Sets what the pass and its memory need to know of the run.
-static void run_configure(StreamBP *s, const RunSettings *settings, const Ops *ops, Arena arena[PLACES],
-                          const Batch *largest) {
-    const Model *model = settings->model;
-    s->model = model, s->ops = ops, s->arena = arena, s->loops = loops_of(settings->method, settings->world);
-    s->method = settings->method, s->sparse = settings->sparse;
-    s->objective = settings->objective;
-    if (s->objective.temperature == 0) s->objective.temperature = 1; // not set
-    s->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, largest->N, 0);
-    s->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, largest->N, 1);
-    s->even_chunks = !settings->chunk;
-    s->dry = ops->repeat == dry_repeat;
-    s->memory.visits = model->config.num_hidden_layers;
-    if (s->method == METHOD_STREAM || method_is_chunk_major(s->method))
-        s->memory.visits *= largest->N / world_sp(settings->world) / s->chunk + 1;
-    s->memory.model = model, s->memory.ops = ops, s->memory.arena = arena;
-    s->memory.gradient_type = settings->gradient_type;
-    s->memory.accumulates = settings->accumulates, s->memory.first = !settings->accumulates;
-    s->memory.lora = settings->lora, s->memory.storage = settings->storage;
-    s->memory.world = settings->world;
-    s->ring = settings->ring, s->keep = settings->keep;
-    s->memory.every = max_size(settings->inputs_every, 1);
-    memcpy(s->memory.place, settings->place, sizeof(s->memory.place));
-    s->every_chunk = settings->ridge > 0;
-    s->memory.plan = s->dry;
-    s->memory.layers_repeat = s->memory.chunk_repeat = 1;
-    s->host_tokens = largest->N, s->host_documents = largest->documents;
+// Decides what is fixed for the run; the caller frees it. frequency: device memory, [2] of the kinds of layers
+static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2], size_t longest) {
+    Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
+    setup->method = settings->method, setup->keep = settings->keep, setup->ring = settings->ring;
+    setup->objective = settings->objective;
+    if (setup->objective.temperature == 0) setup->objective.temperature = 1; // not set
+    setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
+    setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
+    setup->even_chunks = !settings->chunk;
+    setup->dry = ops->repeat == dry_repeat, setup->every_chunk = settings->ridge > 0;
+    memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));
+    return setup;
+}
+
+// Sets what the memory of weights and gradients needs to know of the run.
+static void residency_configure(Residency *r, const RunSettings *settings, const Ops *ops, Arena arena[PLACES]) {
+    r->model = settings->model, r->ops = ops, r->arena = arena, r->plan = ops->repeat == dry_repeat;
+    r->gradient_type = settings->gradient_type;
+    r->accumulates = settings->accumulates, r->first = !settings->accumulates;
+    r->lora = settings->lora, r->storage = settings->storage;
+    r->world = settings->world;
+    r->every = max_size(settings->inputs_every, 1);
+    memcpy(r->place, settings->place, sizeof(r->place));
+    r->layers_repeat = r->chunk_repeat = 1;
 }
 
 // Pushes what is trained and kept. Adapters, and the reference's, lie where the weights do.
@@ -118,17 +115,19 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, size_t N) {
     const Config *config = &settings->model->config;
     const size_t S = world_sp(settings->world), sum = dtype_size(dtype_of_sums(settings->model->dtype));
     const size_t rotary = rotary_width(config) / 2, parameters = trained_table(&s->memory)->parameter_count;
+    Sequence *now = &s->now;
     if (settings->backward)
         s->memory.squares = (double *)checked_calloc(parameters, sizeof(double), "squares of gradients");
-    s->host_sums = checked_calloc(N, sum, "values per token");
-    if (s->method == METHOD_SPACO) s->sparse.drawn = (uint8_t *)checked_calloc(N / s->chunk + 1, 1, "draws of chunks");
-    if (objective_has_entropy(&s->objective)) s->host_entropy = checked_calloc(N, sum, "entropies");
-    if (S > 1) s->host_gathered = checked_calloc((S + 1) * sequence_share_max(N, S), sum, "gathered values");
+    now->host_sums = checked_calloc(N, sum, "values per token");
+    if (settings->method == METHOD_SPACO)
+        now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
+    if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
+    if (S > 1) now->host_gathered = checked_calloc((S + 1) * sequence_share_max(N, S), sum, "gathered values");
     if (!shapes_of(settings->model).rotary) return;
     float *frequency = (float *)checked_calloc(rotary, sizeof(float), "rotary frequencies");
-    for (int kind = 0; kind < 2 && s->inverse_frequency[kind]; kind++) {
+    for (int kind = 0; kind < 2 && s->setup->inverse_frequency[kind]; kind++) {
         rope_frequencies(config, kind, frequency);
-        s->ops->copy_in(s->inverse_frequency[kind], frequency, rotary * sizeof(float));
+        s->ops->copy_in(s->setup->inverse_frequency[kind], frequency, rotary * sizeof(float));
     }
     free(frequency);
 }
@@ -139,23 +138,32 @@ static void run_begin(StreamBP *s, OptimizerState *state, const RunSettings *set
                       Arena arena[PLACES], const Batch *largest) {
     const Config *config = &settings->model->config;
     const int kinds = layers_of_kind(config, LAYER_WINDOW) ? 2 : 1;
+    float *frequency[2] = {NULL, NULL};
     memset(s, 0, sizeof(*s));
     memset(state, 0, sizeof(*state));
-    run_configure(s, settings, ops, arena, largest);
+    s->model = settings->model, s->ops = ops, s->arena = arena, s->loops = loops_of(settings->method, settings->world);
+    residency_configure(&s->memory, settings, ops, arena);
     ops->attention_choose(settings->attention);
     push_trained(&s->memory, state, settings);
     for (int kind = 0; kind < kinds; kind++)
-        s->inverse_frequency[kind] = (float *)arena_push(
+        frequency[kind] = (float *)arena_push(
             arena, SHARE_WORKSPACE, kind ? "rotary frequencies of layers with a window" : "rotary frequencies",
             rotary_width(config) / 2, sizeof(float));
-    s->span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1), sizeof(Span),
-                                     "spans");
-    if (!s->dry) run_begin_host(s, settings, largest->N);
+    s->setup = setup_make(settings, ops, frequency, largest->N);
+    s->memory.visits = config->num_hidden_layers;
+    if (settings->method == METHOD_STREAM || method_is_chunk_major(settings->method))
+        s->memory.visits *= largest->N / world_sp(settings->world) / s->setup->chunk + 1;
+    s->now.host_tokens = largest->N, s->now.host_documents = largest->documents;
+    s->now.sparse = settings->sparse;
+    s->now.span = (Span *)checked_calloc(max_size(max_size(largest->documents, settings->rollout_slots), 1),
+                                         sizeof(Span), "spans");
+    if (!s->setup->dry) run_begin_host(s, settings, largest->N);
 }
 
 static void run_end(StreamBP *s) {
-    free(s->span), free(s->memory.squares), free(s->sparse.drawn);
-    free(s->host_sums), free(s->host_entropy), free(s->host_gathered);
+    free(s->now.span), free(s->memory.squares), free(s->now.sparse.drawn);
+    free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
+    free((void *)s->setup);
 }
 
 typedef struct {
@@ -218,7 +226,7 @@ static int plan_countable(const Model *model, size_t N) {
 // Walks a run's passes over one micro-batch. last: the step's last one
 static void plan_walk(StreamBP *s, const RunSettings *settings, const Batch *batch, int last) {
     const int reference = settings->reference != REFERENCE_MODEL;
-    if (objective_needs_mismatched(&s->objective)) {
+    if (objective_needs_mismatched(&s->setup->objective)) {
         forward_logprobs(s, batch, 1, 0);
         forward_logprobs(s, batch, 1, reference);
     }
@@ -247,7 +255,8 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);
     if (batch->N) plan_walk(&s, settings, batch, 1);
-    plan.chunk = effective_chunk(&s, s.chunk), plan.logits_chunk = effective_chunk(&s, s.logits_chunk);
+    plan.chunk = effective_chunk(&s, s.setup->chunk);
+    plan.logits_chunk = effective_chunk(&s, s.setup->logits_chunk);
     plan.counts = dry.counts;
     if (settings->optimizer && !settings->defers) optimizer_step(&s.memory, &state, &step), weights_updated(&s.memory);
     if (settings->cache_tokens) cache_walk(&s, 1, settings->cache_tokens);

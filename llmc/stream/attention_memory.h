@@ -14,21 +14,22 @@ own; a layer with a window stores the rank's ranges and before each its halo: th
 
 // The layer stores the keys of its window alone; the layer's keys go round a ring of ranks.
 static int layer_slides(const StreamBP *s, size_t l) {
-    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->N;
+    return layer_window(&s->model->config, l) && s->kv.rows[1] < s->now.N;
 }
 
 static int layer_rings(const StreamBP *s, size_t l) {
-    return s->ring && s->ranks > 1 && !layer_window(&s->model->config, l);
+    return s->setup->ring && s->now.ranks > 1 && !layer_window(&s->model->config, l);
 }
 
 // Tokens that rank `rank` stores of a layer with a window for one of its ranges: the range and its halo. What the first
 // range stores already is not stored again; an empty range stores nothing.
 static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
     const size_t window = window_of_model(&s->model->config);
-    const Range first = sequence_part(s->N, s->ranks, rank, 0), own = sequence_part(s->N, s->ranks, rank, half);
-    Range range = {half ? s->N : 0, 0};
+    const Range first = sequence_part(s->now.N, s->now.ranks, rank, 0),
+                own = sequence_part(s->now.N, s->now.ranks, rank, half);
+    Range range = {half ? s->now.N : 0, 0};
     if (!own.count) return range;
-    range.begin = first_key(s->batch->document_start[document_of(s->batch, own.begin)], own.begin, window);
+    range.begin = first_key(s->now.batch->document_start[document_of(s->now.batch, own.begin)], own.begin, window);
     if (half && first.count) range.begin = max_size(range.begin, first.begin + first.count);
     range.count = own.begin + own.count - range.begin;
     return range;
@@ -49,13 +50,15 @@ static void push_key_value(StreamBP *s, size_t layers, size_t tokens, size_t chu
     const Config *c = &s->model->config;
     const size_t full = layers_of_kind(c, LAYER_FULL), windows = layers_of_kind(c, LAYER_WINDOW);
     const size_t window = window_of_model(c);
-    const int shared = s->ranks > 1;
+    const int shared = s->now.ranks > 1;
     const KeyValue none = {0};
     s->kv = none;
     s->kv.layers = layers;
-    s->kv.rows[0] = !shared ? tokens : s->ring ? sequence_share_max(s->N, s->ranks) : sequence_rows(s->N, s->ranks);
+    s->kv.rows[0] = !shared          ? tokens
+                    : s->setup->ring ? sequence_share_max(s->now.N, s->now.ranks)
+                                     : sequence_rows(s->now.N, s->now.ranks);
     s->kv.rows[1] = tokens;
-    if (window) s->kv.rows[1] = min_size(tokens, shared ? s->rows + 2 * (window - 1) : window - 1 + chunk);
+    if (window) s->kv.rows[1] = min_size(tokens, shared ? s->now.rows + 2 * (window - 1) : window - 1 + chunk);
     for (size_t half = 0; half < 2 && shared; half++)
         s->kv.halo[half] = window_range_of_rank(s, sequence_rank(s), half);
     const size_t count = layers > 1 ? full * s->kv.rows[0] + windows * s->kv.rows[1] : rows_of_a_layer(s);
@@ -84,7 +87,7 @@ static size_t key_value_begin(const StreamBP *s, size_t l) {
 static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     if (layer_rings(s, l)) return token - own_row(s, token);
     if (!layer_slides(s, l)) return 0;
-    if (s->ranks == 1) return s->kv.first;
+    if (s->now.ranks == 1) return s->kv.first;
     return token < s->kv.halo[1].begin ? s->kv.halo[0].begin : s->kv.halo[1].begin - s->kv.halo[0].count;
 }
 
@@ -137,7 +140,7 @@ static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
     Shapes d = shapes_of(s->model);
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
-    if (s->dry) return;
+    if (s->setup->dry) return;
     slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d.KV * d.stored);
     slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d.KV * d.stored);
     if (!s->kv.dk) return;
@@ -149,7 +152,7 @@ static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
 // several layers' keys are stored, all windows slide. A plan puts keys at once where they would have come to lie.
 static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     size_t window = window_of_model(&s->model->config), first = first_key(0, c.token, window);
-    if (s->ranks > 1 || !layer_slides(s, layer)) return;
+    if (s->now.ranks > 1 || !layer_slides(s, layer)) return;
     if (!c.token) s->kv.first = 0;
     if (c.token + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (size_t l = s->kv.layers > 1 ? 0 : layer; l < s->model->config.num_hidden_layers; l++) {
@@ -165,11 +168,11 @@ static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
 static Range window_slide_back(StreamBP *s, size_t l, Chunk c) {
     const size_t first = first_key(0, c.token, window_of_model(&s->model->config));
     const Range missing = {first, min_size(s->kv.first, c.token + c.n) - first}, none = {0, 0}, own = {c.token, c.n};
-    if (s->ranks > 1 || !layer_slides(s, l)) return none;
+    if (s->now.ranks > 1 || !layer_slides(s, l)) return none;
     slide_keys(s, l, first, c.token + c.n);
     s->kv.first = first;
     zero_key_value_gradients(s, missing.count);
-    return s->dry ? own : missing;
+    return s->setup->dry ? own : missing;
 }
 
 // ---- saved attention -----------------------------------------------------------------------------------------------
@@ -187,7 +190,8 @@ static int saves_off_device(const StreamBP *s) { return saves_attention(s) && is
 
 // Attention output was saved: skip recomputation.
 static int attention_saved(const StreamBP *s) {
-    return saves_attention(s) && (s->pass == PASS_BACKWARD || (s->pass == PASS_RESTORE && !saves_off_device(s)));
+    return saves_attention(s) &&
+           (s->now.pass == PASS_BACKWARD || (s->now.pass == PASS_RESTORE && !saves_off_device(s)));
 }
 
 // Layers with attention before layer l
@@ -198,11 +202,11 @@ static size_t attention_layers_before(const StreamBP *s, size_t l) {
 // Saved values of layer l from row `row` on
 static Stored *saved_attention_out(const StreamBP *s, size_t l, size_t row) {
     Shapes d = shapes_of(s->model);
-    return stored_row(s, s->saved.attention_out, attention_layers_before(s, l) * s->rows + row, d.Q);
+    return stored_row(s, s->saved.attention_out, attention_layers_before(s, l) * s->now.rows + row, d.Q);
 }
 
 static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
-    return summed_row(s, s->saved.lse, attention_layers_before(s, l) * s->rows + row, shapes_of(s->model).NH);
+    return summed_row(s, s->saved.lse, attention_layers_before(s, l) * s->now.rows + row, shapes_of(s->model).NH);
 }
 
 // ---- room for saved attention --------------------------------------------------------------------------------------
@@ -210,8 +214,9 @@ static Summed *saved_lse(const StreamBP *s, size_t l, size_t row) {
 static void saved_attention_push(StreamBP *s) {
     Shapes d = shapes_of(s->model);
     Arena *memory = memory_of(&s->memory, PLACED_KEPT);
-    const size_t layers = attention_layers_before(s, d.L), rows = layers * s->rows; // no rows: other ranks have some
-    if (!s->keep || s->method == METHOD_FULL || !layers) return;
+    const size_t layers = attention_layers_before(s, d.L),
+                 rows = layers * s->now.rows; // no rows: other ranks have some
+    if (!s->setup->keep || s->setup->method == METHOD_FULL || !layers) return;
     s->saved.attention_out =
         (Stored *)arena_push(memory, SHARE_KEPT, "attention output of all layers", rows * d.Q, d.stored);
     s->saved.lse = (Summed *)arena_push(memory, SHARE_KEPT, "log-sum-exp of all layers", rows * d.NH, d.summed);
@@ -222,7 +227,7 @@ static void saved_attention_pop(StreamBP *s) { memset(&s->saved, 0, sizeof(s->sa
 // Room for the chunks in transfer during a walk over the layers
 static void saved_attention_begin(StreamBP *s) {
     Shapes d = shapes_of(s->model);
-    const size_t chunk = layer_chunk(s), slots = s->rows > chunk ? 2 : 1;
+    const size_t chunk = layer_chunk(s), slots = s->now.rows > chunk ? 2 : 1;
     SavedAttention *saved = &s->saved;
     for (size_t i = 0; i < slots && saves_off_device(s); i++) {
         saved->chunk_attention_out[i] = push_stored(s, SHARE_WORKSPACE, "attention output on its way", chunk * d.Q);
@@ -240,7 +245,7 @@ static void saved_attention_move(StreamBP *s, size_t l, Range rows, size_t slot,
                                  Summed *lse) {
     const Shapes d = shapes_of(s->model);
     Residency *r = &s->memory;
-    const Pager pager = pager_of(r, PLACED_KEPT, rows.count == s->rows ? r->layers_repeat : r->chunk_repeat);
+    const Pager pager = pager_of(r, PLACED_KEPT, rows.count == s->now.rows ? r->layers_repeat : r->chunk_repeat);
     PageSlot *page = &s->saved.slot[slot];
     if (!saves_off_device(s) || !rows.count) return;
     page_move(pager, page, in, attention_out, saved_attention_out(s, l, rows.begin), rows.count * d.Q * d.stored);
@@ -248,7 +253,7 @@ static void saved_attention_move(StreamBP *s, size_t l, Range rows, size_t slot,
 }
 
 static void saved_attention_store(StreamBP *s, size_t l, Range rows, size_t slot, Stored *attention_out, Summed *lse) {
-    if (s->pass == PASS_FORWARD) saved_attention_move(s, l, rows, slot, 0, attention_out, lse);
+    if (s->now.pass == PASS_FORWARD) saved_attention_move(s, l, rows, slot, 0, attention_out, lse);
 }
 
 static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, Stored *attention_out, Summed *lse) {
@@ -260,7 +265,7 @@ static void saved_attention_store_chunk(StreamBP *s, size_t l, Chunk c, Stored *
 // it next. In the dry run, where the next visit may be of any chunk, each loads its own.
 static void saved_attention_prefetch(StreamBP *s, size_t l, size_t index) {
     const size_t chunk = layer_chunk(s), first = range_chunks(s, 0, chunk);
-    if (!index || !saves_off_device(s) || s->dry || layer_is_linear(&s->model->config, l)) return;
+    if (!index || !saves_off_device(s) || s->setup->dry || layer_is_linear(&s->model->config, l)) return;
     const size_t i = index - 1, half = i >= first;
     const Range tokens = range_chunk_tokens(s, half, half ? i - first : i, chunk);
     const Range rows = {own_row(s, tokens.begin), tokens.count};
@@ -273,7 +278,8 @@ static void saved_attention_chunk(StreamBP *s, size_t l, Chunk c, Stored **atten
         const Range rows = {c.row, c.n};
         const size_t slot = c.index % 2;
         *attention_out = s->saved.chunk_attention_out[slot], *lse = s->saved.chunk_lse[slot];
-        if (s->dry && s->pass == PASS_BACKWARD) saved_attention_move(s, l, rows, slot, 1, *attention_out, *lse);
+        if (s->setup->dry && s->now.pass == PASS_BACKWARD)
+            saved_attention_move(s, l, rows, slot, 1, *attention_out, *lse);
         page_finish(s->ops, &s->saved.slot[slot]), page_await(s->ops, &s->saved.slot[slot]);
     } else if (saves_attention(s)) {
         *attention_out = saved_attention_out(s, l, c.row), *lse = saved_lse(s, l, c.row);

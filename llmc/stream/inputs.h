@@ -15,7 +15,8 @@ kept input and fills K-1 more inputs: L/K + K-1 in place of L.
 #include "sequence.h"
 
 static int inputs_off_device(const StreamBP *s) {
-    return is_off_device(&s->memory, PLACED_INPUTS) && s->pass >= PASS_FORWARD && !method_is_chunk_major(s->method);
+    return is_off_device(&s->memory, PLACED_INPUTS) && s->now.pass >= PASS_FORWARD &&
+           !method_is_chunk_major(s->setup->method);
 }
 
 static int input_is_kept(const StreamBP *s, size_t l) { return l % s->memory.every == 0; }
@@ -43,13 +44,13 @@ static size_t inputs_stored_again(const StreamBP *s) {
 // The layer's [rows,C] in Inputs.kept, from row `row` on
 static Stored *kept_input(StreamBP *s, size_t l, size_t row) {
     const size_t within = l % s->memory.every, slot = within ? inputs_kept(s) + within - 1 : l / s->memory.every;
-    return stored_row(s, s->inputs.kept, slot * s->rows + row, s->model->config.hidden_size);
+    return stored_row(s, s->inputs.kept, slot * s->now.rows + row, s->model->config.hidden_size);
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
 static void push_inputs(StreamBP *s) {
-    const size_t C = s->model->config.hidden_size, count = s->rows * C, size = dtype_size(s->model->dtype);
-    const size_t layers = s->pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
+    const size_t C = s->model->config.hidden_size, count = s->now.rows * C, size = dtype_size(s->model->dtype);
+    const size_t layers = s->now.pass == PASS_FORWARD_ONLY ? 0 : inputs_kept(s) + inputs_restored(s);
     const Inputs none = {0};
     s->inputs = none;
     if (!layers || inputs_off_device(s)) s->inputs.x = push_stored(s, SHARE_LAYER_INPUTS, "layer input", count);
@@ -57,16 +58,16 @@ static void push_inputs(StreamBP *s) {
     Arena *memory = inputs_off_device(s) ? memory_of(&s->memory, PLACED_INPUTS) : s->arena;
     s->inputs.kept = (Stored *)arena_push(memory, SHARE_LAYER_INPUTS, "layer inputs",
                                           (layers + !inputs_off_device(s)) * count, size);
-    if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->rows, C);
+    if (!inputs_off_device(s)) s->inputs.x = stored_row(s, s->inputs.kept, layers * s->now.rows, C);
 }
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
 // Device memory of x_l from row `row` on; in backward x_L is dx.
 static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
     const size_t C = s->model->config.hidden_size;
-    const int forward = s->pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
+    const int forward = s->now.pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
     row -= s->inputs.begin;
-    if (last || s->pass < PASS_FORWARD) return stored_row(s, s->inputs.x, row, C);
+    if (last || s->now.pass < PASS_FORWARD) return stored_row(s, s->inputs.x, row, C);
     if (inputs_off_device(s)) return stored_row(s, forward ? s->inputs.x : s->inputs.layer, row, C);
     return forward && !input_is_kept(s, l) ? stored_row(s, s->inputs.x, row, C) : kept_input(s, l, row);
 }
@@ -84,16 +85,16 @@ static void input_move(StreamBP *s, size_t l, Chunk c, int in, double mean) {
     const size_t bytes = c.n * r->model->config.hidden_size * dtype_size(r->model->dtype);
     page_move(pager_of(r, PLACED_INPUTS, r->chunk_repeat * (r->plan ? mean : 1)),
               &s->inputs.slot[in ? 0 : c.index % INPUT_SLOTS], in, layer_input(s, l, c.row),
-              kept_input(s, s->dry ? 0 : l, c.row), bytes);
+              kept_input(s, s->setup->dry ? 0 : l, c.row), bytes);
 }
 
 // Stores x_l[c], which was computed. A restored one that backward needs at once stays in place.
 static void input_save(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, kept = inputs_kept(s);
-    const int forward = s->pass == PASS_FORWARD;
+    const int forward = s->now.pass == PASS_FORWARD;
     const int wanted = forward ? input_is_kept(s, l) && l < L : !input_is_last(s, l);
     if (s->memory.hook.context) s->memory.hook.chunk(&s->memory);
-    if (!inputs_off_device(s) || (!wanted && !s->dry)) return;
+    if (!inputs_off_device(s) || (!wanted && !s->setup->dry)) return;
     const double mean = !forward ? (double)inputs_stored_again(s) / (double)(L - kept)
                         : l      ? (double)(kept - 1) / (double)L
                                  : 1;
@@ -109,7 +110,8 @@ static void inputs_await(StreamBP *s) {
 static void inputs_begin(StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     if (!inputs_off_device(s)) return;
-    s->inputs.layer = push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->rows * s->model->config.hidden_size);
+    s->inputs.layer =
+        push_stored(s, SHARE_LAYER_INPUTS, "one layer's input", s->now.rows * s->model->config.hidden_size);
     for (size_t i = 0; i < chunk_count(s); i++)
         input_move(s, (L - 1) / s->memory.every * s->memory.every, visit(s, chunk_at(s, i)), 1, 1);
 }
@@ -117,8 +119,8 @@ static void inputs_begin(StreamBP *s) {
 // Backward is done with x_l[c]: loads the input that is needed next into its rows.
 static void input_done(StreamBP *s, size_t l, Chunk c) {
     const size_t L = s->model->config.num_hidden_layers, next = layer_before(&s->memory, l);
-    if (!inputs_off_device(s) || (next >= L && !s->dry)) return;
-    input_move(s, s->dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
+    if (!inputs_off_device(s) || (next >= L && !s->setup->dry)) return;
+    input_move(s, s->setup->dry ? 0 : next, c, 1, (double)(L - 1) / (double)L);
 }
 
 #endif

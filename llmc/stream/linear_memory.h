@@ -68,7 +68,7 @@ static size_t chunks_visited_below(size_t chunk, size_t chunks) {
 
 // Returns the chunks of a range, in the dry run too.
 static size_t chunks_of_range(const StreamBP *s, size_t half) {
-    return (s->own[half].count + layer_chunk(s) - 1) / layer_chunk(s);
+    return (s->now.own[half].count + layer_chunk(s) - 1) / layer_chunk(s);
 }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ static void push_state_gradients(StreamBP *s) {
 static void push_range_states(StreamBP *s, size_t layers) {
     const Shapes d = shapes_of(s->model);
     const size_t ranges = 2 * layers;
-    if (s->ranks == 1 || !layers) return;
+    if (s->now.ranks == 1 || !layers) return;
     s->ranges.layers = layers;
     s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.S);
     s->ranges.transition = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.HV * d.DK * d.DK);

@@ -68,8 +68,8 @@ static size_t adapters_of(const StreamBP *s, size_t l, GroupWeights w, Linear li
             adapter[count].a = (const Stored *)at(w.adapters, part->a, size);
             adapter[count].b = (const Stored *)at(w.adapters, part->b, size);
             adapter[count].column = column;
-            adapter[count++].seed =
-                random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT, group_begin(&s->memory.lora->table, l) + part->a);
+            adapter[count++].seed = random_bits(s->now.dropout_seed, RANDOM_STREAM_DROPOUT,
+                                                group_begin(&s->memory.lora->table, l) + part->a);
         }
         column += layer_tensor_shape(&s->model->config, is_linear, (LayerTensor)tensor).rows;
     }
@@ -83,20 +83,20 @@ static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, 
     adapter->part = &s->memory.lora->outer_part[tensor], adapter->column = 0;
     adapter->a = (const Stored *)at(w.adapters, adapter->part->a, size);
     adapter->b = (const Stored *)at(w.adapters, adapter->part->b, size);
-    adapter->seed = random_bits(s->dropout_seed, RANDOM_STREAM_DROPOUT,
+    adapter->seed = random_bits(s->now.dropout_seed, RANDOM_STREAM_DROPOUT,
                                 tensor == LM_HEAD ? group_begin(&s->memory.lora->table, GROUP_HEAD) : 0);
     return 1;
 }
 
 // Returns the rate: 0 in a pass without gradients.
-static double dropout_rate(const StreamBP *s) { return s->pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
+static double dropout_rate(const StreamBP *s) { return s->now.pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
 // Returns an adapter's input: x[n,in], or with dropout a dropped copy, pushed.
 static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
     const double rate = dropout_rate(s);
     if (rate == 0) return x;
     Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
-    s->ops->dropout(dropped, x, c.n, in, s->batch->first + c.token, rate, adapter->seed, 0);
+    s->ops->dropout(dropped, x, c.n, in, s->now.batch->first + c.token, rate, adapter->seed, 0);
     return dropped;
 }
 
@@ -114,7 +114,7 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
 static Stored *embedding_narrow(StreamBP *s, const Adapter *adapter, size_t row, size_t n) {
     const size_t rank = adapter->part->rank;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", n * rank);
-    s->ops->embedding_forward(h, s->tokens + row, s->position + row, adapter->a, NULL, n, rank,
+    s->ops->embedding_forward(h, s->now.tokens + row, s->now.position + row, adapter->a, NULL, n, rank,
                               adapter->part->scale * shapes_of(s->model).embedding_scale);
     return h;
 }
@@ -145,8 +145,8 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
         s->ops->linear_backward_weight((Summed *)at(dw.layer, adapter.part->b, dtype_size(type)), NULL, dx, h, n, rank,
                                        d.C, d.C);
         s->ops->linear_backward_input(dh, dx, adapter.b, n, rank, d.C, d.C, 0);
-        s->ops->embedding_backward(at(dw.layer, adapter.part->a, dtype_size(type)), type, dh, s->tokens + row, n, d.V,
-                                   rank, adapter.part->scale * d.embedding_scale, s->model->config.pad_token_id,
+        s->ops->embedding_backward(at(dw.layer, adapter.part->a, dtype_size(type)), type, dh, s->now.tokens + row, n,
+                                   d.V, rank, adapter.part->scale * d.embedding_scale, s->model->config.pad_token_id,
                                    scratch);
         arena_pop(s->arena, mark);
     }
@@ -235,7 +235,7 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, c.n, in, rank, rank, 0);
-        s->ops->dropout(dx, dinput, c.n, in, s->batch->first + c.token, rate, adapter->seed, 1);
+        s->ops->dropout(dx, dinput, c.n, in, s->now.batch->first + c.token, rate, adapter->seed, 1);
     } else {
         s->ops->linear_backward_input(dx, dh, adapter->a, c.n, in, rank, rank, 1);
     }
@@ -299,7 +299,7 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
         s->ops->norm_forward(out, linear, weight_of(s, w, norm), NULL, NULL, whole ? c.n : c.n * heads,
                              whole ? heads * d.HD : d.HD, norm_of(s));
     if (layer_rotates(config, l))
-        s->ops->rope(out, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
+        s->ops->rope(out, s->now.position + c.row, s->setup->inverse_frequency[local], c.n, heads, d.HD, d.R,
                      rotation_of(config, local, norm == Q_NORM), 0);
 }
 
@@ -311,7 +311,7 @@ static void rotary_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
     const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;
     const size_t heads = norm == Q_NORM ? d.NH : d.NKV;
     if (layer_rotates(config, l))
-        s->ops->rope(dx, s->position + c.row, s->inverse_frequency[local], c.n, heads, d.HD, d.R,
+        s->ops->rope(dx, s->now.position + c.row, s->setup->inverse_frequency[local], c.n, heads, d.HD, d.R,
                      rotation_of(config, local, norm == Q_NORM), 1);
     if (d.qk_norm)
         norm_backward(s, dx, sum_of(s, dw, norm), NULL, dx, linear, weight_of(s, w, norm), whole ? c.n : c.n * heads,

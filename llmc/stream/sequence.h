@@ -25,23 +25,23 @@ typedef struct {
 // ---- the rows of a rank ---------------------------------------------------------------------------------------------
 // Returns the rank among those that share the sequence; in the dry run one that owns the most tokens.
 static size_t sequence_rank(const StreamBP *s) {
-    if (s->ranks == 1) return 0;
-    return s->dry ? sequence_largest_rank(s->N, s->ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
+    if (s->now.ranks == 1) return 0;
+    return s->setup->dry ? sequence_largest_rank(s->now.N, s->now.ranks) : rank_in(s->memory.world, RANKS_SEQUENCE);
 }
 
-// Splits the tokens of s->batch over `ranks` ranks.
+// Splits the tokens of s->now.batch over `ranks` ranks.
 static void sequence_split(StreamBP *s, size_t ranks) {
-    s->N = s->batch->N, s->ranks = ranks;
-    for (size_t half = 0; half < 2; half++) s->own[half] = sequence_part(s->N, ranks, sequence_rank(s), half);
-    s->rows = s->own[0].count + s->own[1].count;
+    s->now.N = s->now.batch->N, s->now.ranks = ranks;
+    for (size_t half = 0; half < 2; half++) s->now.own[half] = sequence_part(s->now.N, ranks, sequence_rank(s), half);
+    s->now.rows = s->now.own[0].count + s->now.own[1].count;
 }
 
 // The range (0 or 1) of an own token, and its row
-static size_t own_half(const StreamBP *s, size_t token) { return s->own[1].count && token >= s->own[1].begin; }
+static size_t own_half(const StreamBP *s, size_t token) { return s->now.own[1].count && token >= s->now.own[1].begin; }
 
 static size_t own_row(const StreamBP *s, size_t token) {
     const size_t half = own_half(s, token);
-    return token - s->own[half].begin + (half ? s->own[0].count : 0);
+    return token - s->now.own[half].begin + (half ? s->now.own[0].count : 0);
 }
 
 // ---- query-key pairs ------------------------------------------------------------------------------------------------
@@ -70,21 +70,21 @@ static Chunk chunk_of(const StreamBP *s, size_t token, size_t n) {
 
 // Returns the tokens of a chunk: `chunk` if the method has chunks, capped by the longer of the rank's ranges.
 static size_t effective_chunk(const StreamBP *s, size_t chunk) {
-    const size_t longest = max_size(max_size(s->own[0].count, s->own[1].count), 1);
-    return method_has_chunks(s->method) ? min_size(chunk, longest) : longest;
+    const size_t longest = max_size(max_size(s->now.own[0].count, s->now.own[1].count), 1);
+    return method_has_chunks(s->setup->method) ? min_size(chunk, longest) : longest;
 }
 
 // With method mst only the MLP and the head have chunks.
 static size_t layer_chunk(const StreamBP *s) {
-    return effective_chunk(s, s->method == METHOD_MST ? SIZE_MAX : s->chunk);
+    return effective_chunk(s, s->setup->method == METHOD_MST ? SIZE_MAX : s->setup->chunk);
 }
 
 // Tells whether one chunk of each length counts for all: in the dry run, unless it estimates time.
-static int visits_shapes(const StreamBP *s) { return s->dry && !s->every_chunk; }
+static int visits_shapes(const StreamBP *s) { return s->setup->dry && !s->setup->every_chunk; }
 
 // Returns the number of chunks of `size` tokens in a range; the dry run has one of each length. Empty ranges: none
 static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
-    const size_t n = s->own[half].count;
+    const size_t n = s->now.own[half].count;
     // NOLINTBEGIN(clang-analyzer-core.DivideZero)
     if (visits_shapes(s) && n) return n % size && n > size ? 2 : 1;
     return (n + size - 1) / size;
@@ -95,14 +95,14 @@ static size_t range_chunks(const StreamBP *s, size_t half, size_t size) {
 // shares tokens with the one before: a product of few rows takes as long as one of many.
 static size_t chunk_begin(const StreamBP *s, size_t n, size_t index, size_t size) {
     const size_t whole = n / size, rest = n % size, eighth = size / 8;
-    if (!s->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
+    if (!s->setup->even_chunks || index != whole || !whole || !rest || rest >= eighth || size != layer_chunk(s))
         return index * size;
     return (whole - 1) * size + ((size + rest + 1) / 2 + eighth - 1) / eighth * eighth;
 }
 
 // Returns the tokens of the index-th chunk of a range. Dry run: index 0 counts for all whole chunks, 1 is the last.
 static Range range_chunk_tokens(const StreamBP *s, size_t half, size_t index, size_t size) {
-    const Range range = s->own[half];
+    const Range range = s->now.own[half];
     const int shapes = visits_shapes(s);
     const size_t begin = shapes ? index * (range.count / size * size) : chunk_begin(s, range.count, index, size);
     const size_t end = min_size(shapes ? begin + size : chunk_begin(s, range.count, index + 1, size), range.count);
@@ -115,7 +115,7 @@ static Chunk range_chunk(const StreamBP *s, size_t half, size_t index, size_t si
     const Range tokens = range_chunk_tokens(s, half, index, size);
     Chunk c = chunk_of(s, tokens.begin, tokens.count);
     c.index = index + (half ? range_chunks(s, 0, size) : 0);
-    if (visits_shapes(s) && index == 0) c.times = (double)max_size(s->own[half].count / size, 1);
+    if (visits_shapes(s) && index == 0) c.times = (double)max_size(s->now.own[half].count / size, 1);
     return c;
 }
 
@@ -132,9 +132,11 @@ static Chunk chunk_of_size(const StreamBP *s, size_t index, size_t size) {
 // Number of a layer's chunks and the index-th one, and the same of the head
 static size_t chunk_count(const StreamBP *s) { return chunks_of_size(s, layer_chunk(s)); }
 static Chunk chunk_at(const StreamBP *s, size_t index) { return chunk_of_size(s, index, layer_chunk(s)); }
-static size_t logits_chunk_count(const StreamBP *s) { return chunks_of_size(s, effective_chunk(s, s->logits_chunk)); }
+static size_t logits_chunk_count(const StreamBP *s) {
+    return chunks_of_size(s, effective_chunk(s, s->setup->logits_chunk));
+}
 static Chunk logits_chunk_at(const StreamBP *s, size_t index) {
-    return chunk_of_size(s, index, effective_chunk(s, s->logits_chunk));
+    return chunk_of_size(s, index, effective_chunk(s, s->setup->logits_chunk));
 }
 
 // Begins the work on chunk c: the ops that follow count for all chunks that it counts for.
@@ -147,10 +149,10 @@ static Chunk visit(StreamBP *s, Chunk c) {
 
 // Returns the mean query-key pairs of the c.times whole chunks that c counts for.
 static double mean_pairs(const StreamBP *s, Chunk c, size_t window) {
-    const Range range = s->own[own_half(s, c.token)];
+    const Range range = s->now.own[own_half(s, c.token)];
     const size_t whole = (size_t)c.times * c.n;
     const Range rest = {range.begin + whole, range.count - whole};
-    return (range_pairs(s->batch, range, window) - range_pairs(s->batch, rest, window)) / c.times;
+    return (range_pairs(s->now.batch, range, window) - range_pairs(s->now.batch, rest, window)) / c.times;
 }
 
 static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
@@ -162,13 +164,13 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
 // Makes the spans of documents in chunk c, for attention with a window (0: none) whose key 0 is token `first`. Earlier
 // documents are cut there: no query of the chunk reaches the keys before. Valid until the next call.
 static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
-    const size_t *start = s->batch->document_start, end = c.token + c.n, documents = s->batch->documents;
-    Spans spans = {s->span, 0, window, 0};
-    for (size_t i = 0; c.given && i < c.n; i++) spans_add(&spans, s->span, c.given[i], first);
-    for (size_t i = document_of(s->batch, c.token); !c.given && i < documents && start[i] < end; i++) {
+    const size_t *start = s->now.batch->document_start, end = c.token + c.n, documents = s->now.batch->documents;
+    Spans spans = {s->now.span, 0, window, 0};
+    for (size_t i = 0; c.given && i < c.n; i++) spans_add(&spans, s->now.span, c.given[i], first);
+    for (size_t i = document_of(s->now.batch, c.token); !c.given && i < documents && start[i] < end; i++) {
         const size_t begin = max_size(start[i], c.token);
         const Span span = {start[i], begin, min_size(start[i + 1], end), begin - c.token};
-        if (begin < span.end) spans_add(&spans, s->span, span, first); // else an empty document
+        if (begin < span.end) spans_add(&spans, s->now.span, span, first); // else an empty document
     }
     if (c.times > 1) spans.pairs = mean_pairs(s, c, window);
     return spans;
@@ -179,14 +181,14 @@ static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
 static size_t layer_count(const StreamBP *s) {
     const size_t L = s->model->config.num_hidden_layers;
     size_t distinct = 0;
-    for (size_t l = 0; l < L && s->dry; l++) distinct += layer_like(&s->memory, l) == l;
-    return s->dry ? distinct : L;
+    for (size_t l = 0; l < L && s->setup->dry; l++) distinct += layer_like(&s->memory, l) == l;
+    return s->setup->dry ? distinct : L;
 }
 
 // Returns the layer of the index-th visit; the dry run goes kind by kind.
 static size_t layer_at(const StreamBP *s, size_t index) {
     const Config *c = &s->model->config;
-    for (int kind = 0; kind < LAYER_KINDS && s->dry; kind++)
+    for (int kind = 0; kind < LAYER_KINDS && s->setup->dry; kind++)
         for (size_t l = 0; l < c->num_hidden_layers; l++)
             if (layer_kind(c, l) == (LayerKind)kind && layer_like(&s->memory, l) == l && index-- == 0) return l;
     return index;
@@ -195,8 +197,9 @@ static size_t layer_at(const StreamBP *s, size_t index) {
 // Begins the work on layer l: in the dry run it counts for all layers like it.
 static size_t visit_layer(StreamBP *s, size_t l) {
     size_t alike = 0;
-    for (size_t i = l; i < s->model->config.num_hidden_layers && s->dry; i++) alike += layer_like(&s->memory, i) == l;
-    if (s->dry) s->memory.layers_repeat = (double)alike;
+    for (size_t i = l; i < s->model->config.num_hidden_layers && s->setup->dry; i++)
+        alike += layer_like(&s->memory, i) == l;
+    if (s->setup->dry) s->memory.layers_repeat = (double)alike;
     return l;
 }
 
@@ -204,7 +207,7 @@ static size_t visit_layer(StreamBP *s, size_t l) {
 // Copies elements of `size` bytes of own tokens: in: host [N] -> device [rows], else back.
 static void own_copy(const StreamBP *s, void *device, void *host, size_t size, int in) {
     for (size_t half = 0; half < 2; half++) {
-        const Range own = s->own[half];
+        const Range own = s->now.own[half];
         void *rows = at(device, own_row(s, own.begin), size), *values = at(host, own.begin, size);
         if (own.count && in) s->ops->copy_in(rows, values, own.count * size);
         if (own.count && !in) s->ops->copy_out(values, rows, own.count * size);
@@ -213,17 +216,17 @@ static void own_copy(const StreamBP *s, void *device, void *host, size_t size, i
 
 // All-gathers host[N] over the ranks that share the sequence, from the values of each rank's own tokens.
 static void host_gather(StreamBP *s, void *host) {
-    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->ranks;
-    const size_t most = sequence_share_max(s->N, S);
+    const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->now.ranks;
+    const size_t most = sequence_share_max(s->now.N, S);
     if (S == 1) return;
-    char *all = (char *)s->host_gathered, *own = all + S * most * size, *packed;
+    char *all = (char *)s->now.host_gathered, *own = all + S * most * size, *packed;
     size_t half;
-    for (half = 0, packed = own; half < 2; packed += s->own[half++].count * size)
-        memcpy(packed, at(host, s->own[half].begin, size), s->own[half].count * size);
+    for (half = 0, packed = own; half < 2; packed += s->now.own[half++].count * size)
+        memcpy(packed, at(host, s->now.own[half].begin, size), s->now.own[half].count * size);
     dist_gather(RANKS_SEQUENCE, own, most * size, all);
     for (size_t rank = 0; rank < S; rank++) {
         for (half = 0, packed = all + rank * most * size; half < 2; half++) {
-            const Range part = sequence_part(s->N, S, rank, half);
+            const Range part = sequence_part(s->now.N, S, rank, half);
             memcpy(at(host, part.begin, size), packed, part.count * size);
             packed += part.count * size;
         }
@@ -232,7 +235,7 @@ static void host_gather(StreamBP *s, void *host) {
 
 // host[N] = device[rows] of all ranks
 static void host_collect(StreamBP *s, void *host, Summed *device) {
-    if (s->dry) return;
+    if (s->setup->dry) return;
     own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
@@ -240,57 +243,59 @@ static void host_collect(StreamBP *s, void *host, Summed *device) {
 // Copies dL/dlogp of all targets to the device. Objectives that need log-probabilities read them from host_sums.
 static void sequence_weights(StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
-    const int at_once = objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE;
-    if (s->dry) return;
-    objective_weights(&s->objective, s->batch, s->Z, 0, s->N, at_once ? NULL : s->host_sums, s->host_sums, type);
-    own_copy(s, s->token_weight, s->host_sums, dtype_size(type), 1);
+    const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
+    if (s->setup->dry) return;
+    objective_weights(&s->setup->objective, s->now.batch, s->now.Z, 0, s->now.N, at_once ? NULL : s->now.host_sums,
+                      s->now.host_sums, type);
+    own_copy(s, s->now.token_weight, s->now.host_sums, dtype_size(type), 1);
 }
 
 // Splits the sequence over ranks, pushes its tensors and copies it to the device. Z: the loss denominator, from
 // objective_normaliser of the whole accumulated batch
 static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass) {
-    s->batch = batch, s->Z = Z, s->pass = pass;
+    s->now.batch = batch, s->now.Z = Z, s->now.pass = pass;
     s->memory.moved.phase = PHASE_FORWARD;
     sequence_split(s, world_sp(s->memory.world));
-    size_t n = s->rows;
+    size_t n = s->now.rows;
     if (s->memory.hook.context) s->memory.hook.begin(&s->memory);
-    s->tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
-    s->targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
-    s->position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
-    s->token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
-    s->logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
-    s->entropy = objective_has_entropy(&s->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
-    if (s->dry) return;
-    if (batch->N > s->host_tokens || batch->documents > s->host_documents)
+    s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", n, sizeof(int32_t));
+    s->now.targets = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "targets", n, sizeof(int32_t));
+    s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", n, sizeof(int32_t));
+    s->now.token_weight = push_summed(s, SHARE_WORKSPACE, "token weights", n);
+    s->now.logp = push_summed(s, SHARE_WORKSPACE, "log-probabilities", n);
+    s->now.entropy =
+        objective_has_entropy(&s->setup->objective) ? push_summed(s, SHARE_WORKSPACE, "entropies", n) : NULL;
+    if (s->setup->dry) return;
+    if (batch->N > s->now.host_tokens || batch->documents > s->now.host_documents)
         die("a sequence of %zu tokens in %zu documents, but the run was set up for %zu in %zu", batch->N,
-            batch->documents, s->host_tokens, s->host_documents);
-    own_copy(s, s->tokens, batch->tokens, sizeof(int32_t), 1);
-    own_copy(s, s->targets, batch->targets, sizeof(int32_t), 1);
-    own_copy(s, s->position, batch->position, sizeof(int32_t), 1);
-    if (objective_weights_wait(&s->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
+            batch->documents, s->now.host_tokens, s->now.host_documents);
+    own_copy(s, s->now.tokens, batch->tokens, sizeof(int32_t), 1);
+    own_copy(s, s->now.targets, batch->targets, sizeof(int32_t), 1);
+    own_copy(s, s->now.position, batch->position, sizeof(int32_t), 1);
+    if (objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE) sequence_weights(s);
 }
 
 // Collects log-probabilities and entropies of the whole sequence on the host.
 static void sequence_end(StreamBP *s) {
-    host_collect(s, s->host_sums, s->logp);
-    if (s->entropy) host_collect(s, s->host_entropy, s->entropy);
+    host_collect(s, s->now.host_sums, s->now.logp);
+    if (s->now.entropy) host_collect(s, s->now.host_entropy, s->now.entropy);
 }
 
 // Computes dL/dlogp of chunk c's targets from their log-probabilities alone.
 static void sequence_chunk_weights(StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);
-    void *values = at(s->host_sums, c.token, size);
-    if (s->dry) return;
-    s->ops->copy_out(values, summed_row(s, s->logp, c.row, 1), c.n * size);
-    objective_weights(&s->objective, s->batch, s->Z, c.token, c.n, values, values, type);
-    s->ops->copy_in(summed_row(s, s->token_weight, c.row, 1), values, c.n * size);
+    void *values = at(s->now.host_sums, c.token, size);
+    if (s->setup->dry) return;
+    s->ops->copy_out(values, summed_row(s, s->now.logp, c.row, 1), c.n * size);
+    objective_weights(&s->setup->objective, s->now.batch, s->now.Z, c.token, c.n, values, values, type);
+    s->ops->copy_in(summed_row(s, s->now.token_weight, c.row, 1), values, c.n * size);
 }
 
 static double sequence_loss(const StreamBP *s, Metrics *metrics) {
-    if (s->dry) return 0;
-    return objective_loss(&s->objective, s->batch, s->Z, s->host_sums, s->entropy ? s->host_entropy : NULL,
-                          dtype_of_sums(s->model->dtype), metrics);
+    if (s->setup->dry) return 0;
+    return objective_loss(&s->setup->objective, s->now.batch, s->now.Z, s->now.host_sums,
+                          s->now.entropy ? s->now.host_entropy : NULL, dtype_of_sums(s->model->dtype), metrics);
 }
 
 #endif

@@ -109,43 +109,51 @@ typedef struct {
     PageSlot slot[INPUT_SLOTS]; // of x, by chunk; [0] also of `layer`, which backward loads
 } Inputs;
 
-struct StreamBP {
-    const Model *model;
-    const Ops *ops;
-    const LayerLoops *loops;
-    Arena *arena;
-    Residency memory;
+// Fixed from run_begin to run_end
+typedef struct {
     Method method;
     int keep;                   // attention's outputs are saved
     size_t chunk, logits_chunk; // in tokens; longer ones are capped (effective_chunk)
     int even_chunks;            // `chunk` is the op set's choice: chunk_begin in sequence.h
+    int ring;                   // shared sequences: full-attention layers run ring attention
     int dry;                    // dry run: loops visit each distinct shape once,
     int every_chunk;            // but every chunk if an estimate needs each one's attention calls
     Objective objective;
-    uint64_t dropout_seed; // of the adapters' dropout
-    Sparse sparse;
+    float *inverse_frequency[2]; // [HD/2] of full-attention layers, of those with a window; device
+} Setup;
 
-    // The current sequence, on the host
+// The current sequence
+typedef struct {
     Pass pass;
     const Batch *batch;
     size_t N;                           // its tokens
     size_t rows;                        // tokens on this rank
     size_t ranks;                       // number that share the sequence
-    int ring;                           // shared sequences: full-attention layers run ring attention
     Range own[2];                       // tokens on this rank, in rows 0, 1, ...; one process: {0, N}, {}
-    Span *span;                         // [2 * documents] of the current chunk (make_spans)
+    Span *span;                         // [documents, or slots of a step] room for make_spans
     double Z;                           // loss denominator
     void *host_sums;                    // [N] Summed: dL/dlogp to the device, log-probabilities from it
     void *host_entropy;                 // [N] Summed; NULL unless the objective uses it
     void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL for a process alone
     size_t host_tokens, host_documents; // room in these
-    // and on the device, [rows] each
+    uint64_t dropout_seed;              // of the adapters' dropout
+    Sparse sparse;
+    // on the device, [rows] each
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    Summed *entropy;             // of the distributions over the vocabulary; NULL unless the objective uses it
-    float *inverse_frequency[2]; // [HD/2] of full-attention layers, of those with a window
+    Summed *entropy; // of the distributions over the vocabulary; NULL unless the objective uses it
+} Sequence;
 
+struct StreamBP {
+    const Model *model;
+    const Ops *ops;
+    const LayerLoops *loops;
+    const Setup *setup;
+    Sequence now;
+    // Memory, of a layer at a time or of all
+    Arena *arena;
+    Residency memory;
     KeyValue kv;
     LinearMemory linear;
     RangeStates ranges;
@@ -201,7 +209,7 @@ static double attention_scale(const Model *model) {
 static size_t window_of_model(const Config *config) { return config->layer_types[0] ? config->sliding_window : 0; }
 
 static int keeps_activations(const StreamBP *s) {
-    return (s->method == METHOD_FULL || method_is_chunk_major(s->method)) && s->pass >= PASS_FORWARD;
+    return (s->setup->method == METHOD_FULL || method_is_chunk_major(s->setup->method)) && s->now.pass >= PASS_FORWARD;
 }
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------

@@ -99,7 +99,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
         Batch batch = done + micro->number % step < steps ? micro->batch : batch_empty(&micro->whole);
         run_reference(run, &batch);
         found.loss += forward_only(stream, &batch, 1, &found.metrics); // Z = 1: the sum of the losses
-        if (curve) curve_add(curve, &batch, stream->host_sums, dtype_of_sums(stream->model->dtype));
+        if (curve) curve_add(curve, &batch, stream->now.host_sums, dtype_of_sums(stream->model->dtype));
         found.counts = target_counts_add(found.counts, batch_count(&batch));
         progress_update(&progress, (double)min_size(done + step, steps));
     }
@@ -109,7 +109,7 @@ static Evaluation evaluate(Run *run, Prefetch *data, size_t steps, Curve *curve)
     found.counts = target_counts_over_sequences(world, found.counts);
     metrics_over_sequences(world, &found.metrics);
     if (curve) sum_over_sequences(world, curve->sum, 2 * curve->buckets);
-    found.loss /= objective_normaliser(&stream->objective, found.counts);
+    found.loss /= objective_normaliser(&stream->setup->objective, found.counts);
     return found;
 }
 

@@ -34,7 +34,7 @@ static double kl_document(const StreamBP *s, const Batch *batch, size_t d) {
     double sum = 0;
     for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
         const double m = target_weight(batch, t);
-        if (m != 0) sum += m * logp_at(s->host_sums, type, t);
+        if (m != 0) sum += m * logp_at(s->now.host_sums, type, t);
     }
     return sum;
 }

@@ -103,7 +103,7 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
         progress_expect(&progress, positions, advance, (double)stream->model->config.num_hidden_layers);
         forward_logprobs(stream, &part, 1, reference);
         for (size_t i = 0; i < part.documents && !part.empty && world.rank % world_sp(world) == 0; i++)
-            logprobs_write_document(writer, data, &part, i, stream->host_sums, type, &sum);
+            logprobs_write_document(writer, data, &part, i, stream->now.host_sums, type, &sum);
         progress_update(&progress, positions += advance);
     }
     sum_over_sequences(world, &sum.sum, 1);

@@ -181,10 +181,10 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         t->next_batch = micro->after;
         trainer_reference(t, batch, report);
     }
-    *Z = objective_normaliser(&t->run.streambp.objective, counts);
-    t->run.streambp.dropout_seed =
+    *Z = objective_normaliser(&t->run.streambp.setup->objective, counts);
+    t->run.streambp.now.dropout_seed =
         random_bits(t->run.options->seed, RANDOM_STREAM_DROPOUT, ((uint64_t)step << 32) + number);
-    t->run.streambp.sparse.seed = t->run.streambp.dropout_seed;
+    t->run.streambp.now.sparse.seed = t->run.streambp.now.dropout_seed;
     return batch;
 }
 

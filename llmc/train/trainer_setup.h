@@ -285,7 +285,8 @@ static void trainer_settings(Trainer *t) {
     t->settings[t->state.setting_count - 1].absent = "off";
     add_setting(t, "--method", SETTING_ROUNDS, "%s", method_names[t->run.settings.method]);
     add_setting(t, "--chunk", SETTING_ROUNDS, "%zu", t->run.plan.chunk);
-    const int even = t->run.streambp.even_chunks && t->run.plan.chunk == ops_device->chunk; // else a single chunk
+    const int even =
+        t->run.streambp.setup->even_chunks && t->run.plan.chunk == ops_device->chunk; // else a single chunk
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left");
     t->settings[t->state.setting_count - 1].absent = "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);

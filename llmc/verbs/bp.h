@@ -82,7 +82,7 @@ static double bp_pass(Run *run, DataLoader *loader, Batch *whole, PassResult *re
         Batch batch = bp_batch(run, loader, i, whole);
         double begin = seconds_now();
         run_reference(run, &batch);
-        run->streambp.sparse.seed =
+        run->streambp.now.sparse.seed =
             random_bits(run->options->seed, RANDOM_STREAM_CHUNKS, run->assignment.first + i * run->assignment.stride);
         result->loss += forward_backward(&run->streambp, &batch, result->Z, i + 1 == own, &result->metrics);
         ops_device->finish();

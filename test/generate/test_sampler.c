@@ -18,7 +18,7 @@ static double *full_forward(size_t i, const Batch *text) {
         for (size_t t = 0; t < T; t++) text->targets[t] = (int32_t)v;
         forward_only(&run->tiny.s, text, 1, NULL);
         for (size_t t = 0; t < T; t++)
-            logp[t * V + v] = element_to_double(run->tiny.s.host_sums, ops_device->summed, t);
+            logp[t * V + v] = element_to_double(run->tiny.s.now.host_sums, ops_device->summed, t);
     }
     run_close(run);
     return logp;

@@ -36,7 +36,7 @@ static TinyResult subset_run(const TinyCase *c, RunSettings settings, size_t sub
     TinyRun r;
     settings.backward = 1;
     tiny_begin(&r, ops_device, settings, c->weights, c->adapters, &c->batch);
-    for (size_t i = 0; i < CHUNKS; i++) r.s.sparse.drawn[i] = subset >> i & 1;
+    for (size_t i = 0; i < CHUNKS; i++) r.s.now.sparse.drawn[i] = subset >> i & 1;
     result.loss = chunk_major_walk(&r.s, &c->batch, Z, 1, NULL);
     result.gradient = device_read(ops_device, r.s.memory.gradients, settings.gradient_type, table->elements);
     tiny_end(&r);

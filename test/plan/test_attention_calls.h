@@ -148,13 +148,14 @@ static double own_percent(const Batch *batch, size_t ranks) {
     const Ops ops = ops_dry(DTYPE_BF16, NULL, 0);
     const Model model = {0};
     AttentionCounts forward = {&cut, 0, 0, 0, 0, 0, 0}, backward = {&cut, 1, 0, 0, 0, 0, 0};
+    const Setup setup = {.method = METHOD_STREAM, .chunk = 4096};
     StreamBP s = {0};
-    s.model = &model, s.ops = &ops, s.batch = batch, s.N = batch->N, s.ranks = ranks, s.method = METHOD_STREAM;
-    s.chunk = 4096, s.memory.layers_repeat = 1;
-    s.span = (Span *)calloc(batch->documents + 1, sizeof(Span));
+    s.model = &model, s.ops = &ops, s.setup = &setup, s.now.batch = batch, s.now.N = batch->N, s.now.ranks = ranks;
+    s.memory.layers_repeat = 1;
+    s.now.span = (Span *)calloc(batch->documents + 1, sizeof(Span));
     for (size_t rank = 0; rank < ranks; rank++) {
-        for (size_t half = 0; half < 2; half++) s.own[half] = sequence_part(s.N, ranks, rank, half);
-        s.rows = s.own[0].count + s.own[1].count;
+        for (size_t half = 0; half < 2; half++) s.now.own[half] = sequence_part(s.now.N, ranks, rank, half);
+        s.now.rows = s.now.own[0].count + s.now.own[1].count;
         for (size_t i = 0; i < chunk_count(&s); i++) {
             const AttentionShape shape = {make_spans(&s, chunk_at(&s, i), 0, 0), 32, 8, 128, 1.0, all_keys, 0, 0};
             cut = attention_cut_of(&shape, choice);
@@ -163,7 +164,7 @@ static double own_percent(const Batch *batch, size_t ranks) {
                 attention_backward_calls(&cut, &shape, row, cut.block, attention_count, &backward);
         }
     }
-    free(s.span);
+    free(s.now.span);
     const Range all = {0, batch->N};
     const double pairs = range_pairs(batch, all, 0);
     if (fabs(forward.own + forward.library - pairs) > 1e-9 * pairs ||

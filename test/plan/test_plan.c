@@ -67,10 +67,13 @@ static void whole_walk(const RunSettings *settings, const Batch *batch, double *
     arena_plan(arena);
     Ops ops = ops_dry(settings->model->dtype, arena, 0);
     run_begin(&s, &state, settings, &ops, arena, batch);
-    s.dry = 0;
-    s.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
+    const Setup *begun = s.setup;
+    Setup whole = *begun;
+    whole.dry = 0, s.setup = &whole;
+    s.now.host_sums = checked_calloc(batch->N, sizeof(double), "values per token");
     forward_backward(&s, batch, 1, 1, NULL);
     *flops = dry.counts.flops, *peak = arena->peak;
+    s.setup = begun;
     run_end(&s);
 }
 
@@ -221,17 +224,17 @@ TEST(chunks_are_even) {
     static const size_t cases[][4] = {{1025, 2, 640, 385},     {1100, 2, 640, 460},   {1151, 2, 640, 511},
                                       {1152, 2, 1024, 128},    {2048, 2, 1024, 1024}, {2049, 3, 640, 385},
                                       {131100, 129, 640, 412}, {5121, 6, 640, 385},   {2176, 3, 1024, 128}};
-    StreamBP s = {0};
-    s.method = METHOD_STREAM, s.chunk = ops_device->chunk, s.even_chunks = 1;
+    const Setup setup = {.method = METHOD_STREAM, .chunk = ops_device->chunk, .even_chunks = 1};
+    StreamBP s = {.setup = &setup};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const size_t *c = cases[i];
         test_case("%zu tokens", c[0]);
-        s.own[0].count = c[0];
-        assert_int_equal(range_chunks(&s, 0, s.chunk), c[1]);
+        s.now.own[0].count = c[0];
+        assert_int_equal(range_chunks(&s, 0, setup.chunk), c[1]);
         for (size_t index = 0, begin = 0; index < c[1]; index++) {
-            const Range tokens = range_chunk_tokens(&s, 0, index, s.chunk);
+            const Range tokens = range_chunk_tokens(&s, 0, index, setup.chunk);
             assert_int_equal(tokens.begin, begin);
-            assert_int_equal(tokens.count, index + 2 < c[1] ? s.chunk : c[2 + (index + 1 == c[1])]);
+            assert_int_equal(tokens.count, index + 2 < c[1] ? setup.chunk : c[2 + (index + 1 == c[1])]);
             begin += tokens.count;
         }
     }

@@ -87,7 +87,7 @@ static void case_begin(TinyRun *r, const Case *c, RunSettings settings) {
     Batch largest = c->largest;
     largest.document_start = (size_t *)c->start;
     tiny_begin(r, run_ops, settings, NULL, NULL, &largest);
-    r->s.dropout_seed = 5;
+    r->s.now.dropout_seed = 5;
     write_shard(&c->tiny.model, weights_sharding(&r->s.memory), r->s.memory.weights, c->tiny.weights);
     if (c->tiny.adapters)
         write_shard(&c->tiny.lora.table, weights_sharding(&r->s.memory), r->s.memory.adapters, c->tiny.adapters);

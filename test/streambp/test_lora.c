@@ -250,13 +250,13 @@ TEST(dropout_follows_a) {
         uint64_t seed[3], other_layer, other_step;
         Adapter adapter[ADAPTERS_MOST];
         StreamBP s = {0};
-        s.model = &c.model, s.memory.lora = &c.lora, s.dropout_seed = 5;
+        s.model = &c.model, s.memory.lora = &c.lora, s.now.dropout_seed = 5;
         for (size_t i = 0; i < 3; i++) {
             assert_int_equal(adapters_of(&s, 0, w, linear_of(&s, tensors[i]), adapter), 1);
             seed[i] = adapter[0].seed;
         }
         adapters_of(&s, 1, w, linear_of(&s, V_WEIGHT), adapter), other_layer = adapter[0].seed;
-        s.dropout_seed = 6;
+        s.now.dropout_seed = 6;
         adapters_of(&s, 0, w, linear_of(&s, V_WEIGHT), adapter), other_step = adapter[0].seed;
         assert_int_equal(seed[0] == seed[1] && seed[1] == seed[2], m == 0);
         assert_int_equal(seed[0] == seed[1] || seed[1] == seed[2], m == 0);

@@ -196,7 +196,7 @@ static float *one_by_one(const Setup *s, size_t *tokens) {
         forward_logprobs(&o->run.streambp, &o->batch, 1, 0);
         for (size_t t = 0; t < o->batch.N; t++, first++)
             if (o->batch.targets[t] >= 0)
-                value[first] = (float)value_at(o->run.streambp.host_sums, dtype_of_sums(o->run.model.dtype), t);
+                value[first] = (float)value_at(o->run.streambp.now.host_sums, dtype_of_sums(o->run.model.dtype), t);
     }
     *tokens = first - 1;
     closed(o);
@@ -300,9 +300,9 @@ static void prepare(const Setup *s, int at_hand) {
     Opened *o = opened(s);
     LogprobFile f;
     float value[3];
-    const Objective before = o->run.streambp.objective;
+    const Objective before = o->run.streambp.setup->objective;
     reference_prepare(&f, &o->run, &o->data, &o->batch, o->key, at_hand);
-    assert_memory_equal(&before, &o->run.streambp.objective, sizeof(before));
+    assert_memory_equal(&before, &o->run.streambp.setup->objective, sizeof(before));
     logprobs_read(&f, 0, 3, value);
     assert_true(value[0] == 0 && value[1] < 0 && value[2] < 0);
     snprintf(reference_path, sizeof(reference_path), "%s", f.file.path);
