@@ -1,8 +1,8 @@
 /*
 StreamBP: exact backpropagation in a fraction of the memory (arXiv 2506.03077).
 
-The idea (section 3.1). Let Z = f(X, W) be a linear layer, an MLP, attention's projections or the head. Let Z_1, ..., Z_D
-be chunks of its output along the tokens of the sequence. The gradient of the weights is a sum over chunks,
+The idea (section 3.1). Let Z = f(X, W) be a linear layer, an MLP, attention's projections or the head. Let Z_1, ...,
+Z_D be chunks of its output along the tokens of the sequence. The gradient of the weights is a sum over chunks,
 
     dL/dW = sum_i (dZ_i/dW)^T dL/dZ_i
 
@@ -128,8 +128,8 @@ static void embedding_forward(StreamBP *s) {
 }
 
 // dw[table_rows,C] += dx[n,C] of rows [row, row + n), by token or position (index)
-static void table_backward(StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table, const int32_t *index,
-                           size_t table_rows) {
+static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table,
+                           const int32_t *index, size_t table_rows) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     void *sums = at(dw.tables, s->model->model_offset[table], dtype_size(dw.tables_type));
@@ -165,7 +165,7 @@ typedef struct {
 } HeadActivations;
 
 // x_L[c] -> logits[c], pushed
-static HeadActivations head_forward(StreamBP *s, Chunk c, GroupWeights w) {
+static HeadActivations head_forward(const StreamBP *s, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     HeadActivations h;
     h.norm = (const Stored *)w.weights;
@@ -189,7 +189,7 @@ An objective (llmc/data/objective.h) is a weight per token: dlogits = weight / t
 of sft are known before the head runs. Weights of grpo and ppo follow from the chunk's own log-probabilities, in the
 same visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence: one more pass of the head.
 */
-static void head_step(StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
+static void head_step(const StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     const int by_token = objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_TOKEN;
@@ -256,8 +256,8 @@ static void layers_forward(StreamBP *s) {
     arena_pop(s->arena, mark);
 }
 
-// Makes x_l available to backward. If it was not kept, reruns forward from the last saved input to layer l, once per group
-// of K layers. The dry run reruns l for its kind.
+// Makes x_l available to backward. If it was not kept, reruns forward from the last saved input to layer l, once per
+// group of K layers. The dry run reruns l for its kind.
 static void restore_input(StreamBP *s, size_t l) {
     const Config *config = &s->model->config;
     const size_t every = s->memory.every;
@@ -337,8 +337,8 @@ static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int la
     return loss;
 }
 
-// Computes log-probabilities alone, into host_sums. Layer inputs are overwritten layer by layer, so memory does not grow
-// with L. reference: under the model without its adapters, or as it was at the start
+// Computes log-probabilities alone, into host_sums. Layer inputs are overwritten layer by layer, so memory does not
+// grow with L. reference: under the model without its adapters, or as it was at the start
 static void forward_logprobs(StreamBP *s, const Batch *batch, double Z, int reference) {
     const size_t mark = arena_mark(s->arena);
     if (reference) reference_swap(&s->memory);

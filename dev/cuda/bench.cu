@@ -96,8 +96,8 @@ struct Bench {
     JsonOut *json;
     const Tensors &t;
 
-    // rows, in, wide: shape of the op, if it has one: rows, columns in, columns out. work: bytes or FLOPs. before: called
-    // before each timed run
+    // rows, in, wide: shape of the op, if it has one: rows, columns in, columns out. work: bytes or FLOPs. before:
+    // called before each timed run
     template <typename Run, typename Before>
     void measure(const char *op, const char *of, size_t rows, size_t in, size_t wide, Work unit, double work, Run run,
                  Before before) const;

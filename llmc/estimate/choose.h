@@ -8,8 +8,8 @@ or seco.
     search_longest   the longest sequence that some candidate fits
 
 A candidate's dry run (plan.h) gives its bytes and transfers, the machine's rates its seconds (estimate.h), and never a
-clock: the same limits give the same choice. Two bounds spare most dry runs: work without transfers, and what a run holds
-outside its passes.
+clock: the same limits give the same choice. Two bounds spare most dry runs: work without transfers, and what a run
+holds outside its passes.
 */
 #ifndef LLMC_CHOOSE_H
 #define LLMC_CHOOSE_H

@@ -84,7 +84,7 @@ static unsigned mixer_parts(const StreamBP *s, size_t l) {
 }
 
 // Pushes n tokens of the tensors of `parts`. A pointer that is already set is left alone.
-static void push_activations(StreamBP *s, Activations *a, unsigned parts, size_t n) {
+static void push_activations(const StreamBP *s, Activations *a, unsigned parts, size_t n) {
     ActivationRow rows[ACTIVATION_ROWS];
     activation_rows(shapes_of(s->model), rows);
     for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
@@ -95,16 +95,16 @@ static void push_activations(StreamBP *s, Activations *a, unsigned parts, size_t
     }
 }
 
-static void push_mlp_activations(StreamBP *s, Activations *a, size_t n) {
+static void push_mlp_activations(const StreamBP *s, Activations *a, size_t n) {
     push_activations(s, a, 1u << PART_MLP, n);
     if (!shapes_of(s->model).pre_norms) a->norm2 = a->y;
 }
 
-static void drop(StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
+static void drop(const StreamBP *s, const Activations *a) { arena_pop(s->arena, a->mark); }
 
 // ---- one set for each layer: method full; chunk-major orders, for one chunk -----------------------------------------
 // Pushes the sets of all layers, s->now.rows tokens each.
-static void push_kept_activations(StreamBP *s, Activations *kept) {
+static void push_kept_activations(const StreamBP *s, Activations *kept) {
     const size_t L = s->model->config.num_hidden_layers, attention = attention_layers_before(s, L);
     push_activations(s, kept, 1u << PART_MIXER | 1u << PART_MLP, L * s->now.rows);
     push_activations(s, kept, 1u << PART_ATTENTION, attention * s->now.rows);
@@ -112,7 +112,7 @@ static void push_kept_activations(StreamBP *s, Activations *kept) {
 }
 
 // Returns layer l's set from row `row` on. Tensors of the other kind of mixer are NULL.
-static Activations kept_activations(StreamBP *s, size_t l, size_t row) {
+static Activations kept_activations(const StreamBP *s, size_t l, size_t row) {
     ActivationRow rows[ACTIVATION_ROWS];
     const Shapes d = shapes_of(s->model);
     const size_t attention = attention_layers_before(s, l), of_kind = is_linear(s, l) ? l - attention : attention;

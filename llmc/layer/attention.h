@@ -18,7 +18,7 @@ static void kv_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Act
 }
 
 // norm 1 -> Q[c], and the gate of attention's output if the family has one
-static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void queries_project(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     Stored *q_linear = d.qk_norm ? a->q_linear : a->q;
     if (d.gated_attention) { // the product interleaves both, head by head
@@ -34,7 +34,7 @@ static void queries_project(StreamBP *s, size_t l, Chunk c, GroupWeights w, cons
 }
 
 // y = x_l + the branch, from attention_out and its gate
-static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void attention_output(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const Stored *out = a->gate ? a->gated : a->attention_out;
     if (a->gate) s->ops->gate_forward(a->gated, a->attention_out, a->gate, c.n * shapes_of(s->model).Q);
     branch_inner(s, l, c, w, attention_branch, a->attention_branch, out);
@@ -42,7 +42,7 @@ static void attention_output(StreamBP *s, size_t l, Chunk c, GroupWeights w, con
 }
 
 // norm 1, K[:t1], V[:t1] -> y. Skips attention itself where --keep attention saved its output.
-static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void attention_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     Summed *scratch =
@@ -58,7 +58,7 @@ static void attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, co
 }
 
 // dattention_out[n,NH*HD] = gradient of attention_out; that of the gate overwrites the gate
-static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+static void output_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                             const Stored *dx, Stored *dattention_out) {
     branch_out_backward(s, l, c, w, dw, attention_branch, dattention_out, dx, a->attention_branch,
                         a->gate ? a->gated : a->attention_out);
@@ -68,7 +68,7 @@ static void output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Grou
 }
 
 // dnorm1 = the part through queries and their gates (+= where norm 1 is absent). Uses up dq.
-static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+static void queries_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                              Stored *dq) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -83,7 +83,7 @@ static void queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Gro
 }
 
 // dx of y -> dnorm1, the queries' part; dK[:t1], dV[:t1] +=
-static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+static void attention_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                Stored *dx) {
     Shapes d = shapes_of(s->model);
     a->dnorm1 = push_norm1_gradient(s, c, dx);
@@ -101,7 +101,8 @@ static void attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, G
 }
 
 // dK[c], dV[c] -> dnorm1 += their part (= where the queries' part is not in it); then dx of x_l
-static void kv_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
+static void kv_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+                        Stored *dx) {
     Shapes d = shapes_of(s->model);
     const int accumulate = a->dnorm1 || adds_to_dx(s);
     if (!a->dnorm1) a->dnorm1 = push_norm1_gradient(s, c, dx);

@@ -15,13 +15,13 @@ static Stored *projected_part(const StreamBP *s, Stored *projected, LayerTensor 
 }
 
 // mixed[n,W] = silu(causal convolution of q | k | v). Its last inputs pass from chunk to chunk in layer_columns.
-static void convolution_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void convolution_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const DeltaShape shape = delta_shape(s, c);
     s->ops->conv_forward(a->mixed, layer_columns(s, l), a->projected, weight_of(s, w, CONV_WEIGHT), &shape);
 }
 
 // Passes the state through chunk c. out[n,HV*DV]: the delta rule's output, or NULL. transfer: T of scan.h, or NULL
-static void delta_step(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out,
+static void delta_step(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a, Stored *out,
                        Summed *transfer) {
     const DeltaShape shape = delta_shape(s, c);
     const size_t mark = arena_mark(s->arena);
@@ -32,14 +32,14 @@ static void delta_step(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Act
     arena_pop(s->arena, mark);
 }
 
-static void gated_norm_forward(StreamBP *s, Chunk c, GroupWeights w, const Activations *a) {
+static void gated_norm_forward(const StreamBP *s, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     s->ops->gated_norm_forward(a->delta_norm, a->delta_out, projected_part(s, a->projected, IN_Z_WEIGHT),
                                weight_of(s, w, GATED_NORM), c.n, d.HV, d.DV, d.E, s->model->config.norm_eps);
 }
 
 // norm 1, S before chunk c -> y, S after chunk c
-static void linear_attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void linear_attention_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     linear_forward(s, l, c, w, IN_QKV_WEIGHT, a->projected, a->norm1, NULL);
     convolution_forward(s, l, c, w, a);
     delta_step(s, l, c, w, a, a->delta_out, NULL);
@@ -49,7 +49,7 @@ static void linear_attention_forward(StreamBP *s, size_t l, Chunk c, GroupWeight
 }
 
 // dgated[n,HV*DV]: in, gradient of delta_norm; out, of delta_out. Writes z's part of dprojected[n,E].
-static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+static void gated_norm_backward(const StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
                                 Stored *dgated, Stored *dprojected) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
@@ -63,8 +63,8 @@ static void gated_norm_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums 
 
 // ddelta_out[n,HV*DV] -> dprojected[n,E] except z's part; dW +=. dstate, dcolumns: in, gradients at the chunk's end;
 // out, at its start. before: the state at its start
-static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a, KeptState before,
-                           const Stored *ddelta_out, Stored *dprojected) {
+static void delta_backward(const StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, const Activations *a,
+                           KeptState before, const Stored *ddelta_out, Stored *dprojected) {
     const DeltaShape shape = delta_shape(s, c);
     const size_t mark = arena_mark(s->arena);
     const size_t conv = s->ops->conv_backward_scratch(&shape), delta = s->ops->delta_backward_scratch(&shape);
@@ -81,8 +81,8 @@ static void delta_backward(StreamBP *s, Chunk c, GroupWeights w, GroupSums dw, c
 }
 
 // dx of y, dS after chunk c -> dx of x_l, dS before it
-static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
-                                      Stored *dx) {
+static void linear_attention_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw,
+                                      Activations *a, Stored *dx) {
     Shapes d = shapes_of(s->model);
     a->dnorm1 = push_norm1_gradient(s, c, dx);
     const size_t mark = arena_mark(s->arena);
@@ -97,7 +97,7 @@ static void linear_attention_backward(StreamBP *s, size_t l, Chunk c, GroupWeigh
 }
 
 // Recomputes the delta rule's inputs of chunk c, q, k, v, b and a, or in backward returns what was kept (method full).
-static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
+static Activations state_activations(const StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     Shapes d = shapes_of(s->model);
     Activations a = norm1_activations(s, l, c, w);
     if (a.mixed) return a;
@@ -112,7 +112,7 @@ static Activations state_activations(StreamBP *s, size_t l, Chunk c, GroupWeight
 }
 
 // Passes the state through chunk c; computes nothing else of the layer. transfer: T of scan.h, or NULL
-static void chunk_state(StreamBP *s, size_t l, Chunk c, GroupWeights w, Summed *transfer) {
+static void chunk_state(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Summed *transfer) {
     Activations a = state_activations(s, l, c, w);
     delta_step(s, l, c, w, &a, NULL, transfer);
     drop(s, &a);

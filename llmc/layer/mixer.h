@@ -99,7 +99,8 @@ static Activations recompute(StreamBP *s, size_t l, Chunk c, GroupWeights w) {
     return a;
 }
 
-static void mixer_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
+static void mixer_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+                           Stored *dx) {
     if (is_linear(s, l)) {
         linear_attention_backward(s, l, c, w, dw, a, dx);
     } else {

@@ -6,7 +6,7 @@ The MLP (section 3.2.2): a chunk of tokens depends on no other.
 #include "branch.h"
 
 // Runs the MLP up to what its backward needs: the activation, or the input of a norm after it.
-static void mlp_activate(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void mlp_activate(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     const Shapes d = shapes_of(s->model);
     branch_in(s, c, w, mlp_branch, a->norm2, a->y);
     linear_forward(s, l, c, w, GATE_WEIGHT, a->gate_up, a->norm2, NULL);
@@ -23,7 +23,8 @@ static void mlp_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Ac
 
 // dx of x_{l+1}[c] -> dx of y[c], in place; dW +=. Recomputes the MLP's activations unless they were kept. Gradients
 // overwrite their activations.
-static void mlp_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a, Stored *dx) {
+static void mlp_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+                         Stored *dx) {
     const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     if (!keeps_activations(s)) {

@@ -81,7 +81,7 @@ static void chunk_head(StreamBP *s, Chunk c, double visits, const GroupSums *dw)
 }
 
 // Scales the accumulated dK[c], dV[c] (or dstate, dcolumns) by `factor`.
-static void arrived_scale(StreamBP *s, size_t l, Chunk c, double factor) {
+static void arrived_scale(const StreamBP *s, size_t l, Chunk c, double factor) {
     const Shapes d = shapes_of(s->model);
     const DType type = dtype_of_sums(s->model->dtype);
     if (factor == 1) return;

@@ -49,11 +49,11 @@ typedef struct {
 static int keys_off_device(const StreamBP *s) { return is_off_device(&s->memory, PLACED_INPUTS); }
 
 // ---- room -----------------------------------------------------------------------------------------------------------
-static void *push_kept(StreamBP *s, const char *name, size_t count, size_t size) {
+static void *push_kept(const StreamBP *s, const char *name, size_t count, size_t size) {
     return arena_push(memory_of(&s->memory, PLACED_INPUTS), SHARE_KV, name, count, size);
 }
 
-static void push_slots(StreamBP *s, ChunkMemory *m) {
+static void push_slots(const StreamBP *s, ChunkMemory *m) {
     const size_t count = s->now.N * shapes_of(s->model).KV;
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
@@ -112,7 +112,7 @@ static void push_states_of_all(StreamBP *s, ChunkMemory *m) {
     s->linear.layers = 1, s->linear.one_state = 1;
 }
 
-static void state_gradients_zero(StreamBP *s, const ChunkMemory *m) {
+static void state_gradients_zero(const StreamBP *s, const ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const size_t linear = layers_of_kind(&s->model->config, LAYER_LINEAR);
     if (linear) s->ops->zero(m->dstate, linear * d.S * d.summed);
@@ -120,7 +120,7 @@ static void state_gradients_zero(StreamBP *s, const ChunkMemory *m) {
 }
 
 // dK = dV = 0, of states too: before pass 2
-static void gradients_of_all_zero(StreamBP *s, ChunkMemory *m) {
+static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
     const Shapes d = shapes_of(s->model);
     const Config *config = &s->model->config;
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->now.N,
@@ -322,7 +322,7 @@ static void keys_ask_ahead(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int s
 }
 
 // Waits for what the last chunk stored, before a chunk's walk over the layers.
-static void keys_await(StreamBP *s, ChunkMemory *m) {
+static void keys_await(const StreamBP *s, ChunkMemory *m) {
     page_finish(s->ops, &m->aside[0]);
     for (size_t i = 0; i < 2; i++) page_finish(s->ops, &m->slot[i].page);
 }

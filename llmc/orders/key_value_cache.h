@@ -188,7 +188,7 @@ static int cache_keeps_all(const Cache *cache, const StreamBP *s) {
 }
 
 // Copies slot `from`'s states of linear attention to slot `to`; slot `slots` is the saved one.
-static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
+static void cache_copy_states(const StreamBP *s, size_t from, size_t to) {
     const Shapes d = shapes_of(s->model);
     for (size_t l = 0; l < d.L; l++) {
         if (!layer_is_linear(&s->model->config, l)) continue;
@@ -202,11 +202,11 @@ static void cache_copy_states(StreamBP *s, size_t from, size_t to) {
 }
 
 // Saves the states of a slot for cache_copy. Needs cache_keeps_all.
-static void cache_keep(const Cache *cache, StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
+static void cache_keep(const Cache *cache, const StreamBP *s, size_t slot) { cache_copy_states(s, slot, cache->slots); }
 
 // Makes slot `to` a document of the first n tokens of slot `from`, which may be the same. Needs cache_keeps_all. With
 // linear attention the last cache_keep must have been called after exactly these tokens.
-static void cache_copy(Cache *cache, StreamBP *s, size_t from, size_t to, size_t n) {
+static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t to, size_t n) {
     Shapes d = shapes_of(s->model);
     size_t source = from * cache->capacity, target = to * cache->capacity, bytes = n * d.KV * d.stored;
     for (size_t l = 0; l < d.L && from != to; l++) {
@@ -225,7 +225,7 @@ static void cache_clear(Cache *cache, StreamBP *s, size_t slot) {
 }
 
 // Ends the program: row `row` of what was fed last has a logit that is not finite, of token -1 - drawn.
-static void cache_refuse(const Cache *cache, StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
+static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, size_t row, int32_t drawn) {
     const size_t id = (size_t)(-1 - (int64_t)drawn);
     const size_t position = cache->slots > 1 ? (size_t)cache->step_position[row] + 1 : cache->used[0];
     double logit; // room for any type
@@ -258,7 +258,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     weights_release(&s->memory, GROUP_HEAD);
 }
 
-static void cache_end(Cache *cache, StreamBP *s) { arena_pop(s->arena, cache->mark); }
+static void cache_end(Cache *cache, const StreamBP *s) { arena_pop(s->arena, cache->mark); }
 
 // Dry run of generation: the longest chunk, a single token, a step of all slots, and draws.
 static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {

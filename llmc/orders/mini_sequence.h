@@ -18,7 +18,7 @@ static Chunk mlp_chunk_at(const StreamBP *s, size_t index) {
 }
 
 // Begins chunk c's MLP activations: y is its rows of all tokens' y.
-static Activations mlp_part(StreamBP *s, Chunk c, const Activations *all) {
+static Activations mlp_part(const StreamBP *s, Chunk c, const Activations *all) {
     Activations a = {0};
     a.mark = arena_mark(s->arena);
     a.y = stored_row(s, all->y, c.row, s->model->config.hidden_size);

@@ -53,7 +53,7 @@ static RingLayer ring_begin(StreamBP *s, size_t l) {
 }
 
 // Pushes chunk c's activations up to the MLP; those that RingLayer holds are its rows.
-static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
+static Activations ring_activations(const StreamBP *s, size_t l, Chunk c, const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     Activations a = {0};
     if (keeps_activations(s)) return kept_activations(s, l, c.row);
@@ -67,7 +67,7 @@ static Activations ring_activations(StreamBP *s, size_t l, Chunk c, const RingLa
 }
 
 // Pushes the receive buffers: two, used in turn; two ranks need only one.
-static void push_passing(StreamBP *s, Block passing[2]) {
+static void push_passing(const StreamBP *s, Block passing[2]) {
     const size_t count = s->kv.rows[0] * shapes_of(s->model).KV, blocks = min_size(2, s->now.ranks - 1);
     for (size_t i = 0; i < blocks; i++) {
         passing[i].k = push_stored(s, SHARE_KV, i ? "keys that come next" : "keys that pass by", count);
@@ -136,7 +136,7 @@ static void block_attention(StreamBP *s, const RingLayer *r, Block block, Summed
 }
 
 // ---- once around ----------------------------------------------------------------------------------------------------
-static Block own_block(StreamBP *s, size_t l) {
+static Block own_block(const StreamBP *s, size_t l) {
     const Block own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
     return own;
 }
@@ -231,7 +231,7 @@ static void ring_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 // Recomputes queries before QK-norm. The same product's gates go to `gated` as scratch: `gate` holds its gradient now.
-static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
+static void queries_again(const StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     Stored *both =
@@ -242,7 +242,7 @@ static void queries_again(StreamBP *s, size_t l, Chunk c, GroupWeights w, const 
 }
 
 // dnorm1 = the queries' part, from r->dq
-static void ring_queries_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+static void ring_queries_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                   const RingLayer *r) {
     Shapes d = shapes_of(s->model);
     a->dnorm1 = push_norm1_gradient(s, c, layer_input(s, d.L, c.row));

@@ -121,7 +121,7 @@ static void columns_gather(StreamBP *s, size_t l, GroupWeights w) {
 }
 
 // ---- the chain ------------------------------------------------------------------------------------------------------
-static void states_move(StreamBP *s, const Message *messages, size_t n) {
+static void states_move(const StreamBP *s, const Message *messages, size_t n) {
     s->ops->await(s->ops->exchange(RANKS_SEQUENCE, messages, n));
 }
 
@@ -188,7 +188,7 @@ static void scan_layer_forward(StreamBP *s, size_t l, GroupWeights w) {
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // dx of y -> ddelta_out[n,HV*DV]; dx += z's part through norm 1. dstate: in, at the chunk's end; out, at its start
-static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
+static void scan_output_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Activations *a,
                                  Stored *dx, Stored *ddelta_out) {
     const Shapes d = shapes_of(s->model);
     const DeltaShape shape = delta_shape(s, c);
@@ -208,7 +208,7 @@ static void scan_output_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w,
 }
 
 // Runs the rest of the layer backward; dx += the other parts of norm 1's gradient.
-static void scan_inputs_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Stored *dx,
+static void scan_inputs_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Stored *dx,
                                  const Stored *ddelta_out) {
     const Shapes d = shapes_of(s->model);
     const KeptState before = state_before(s, c);

@@ -92,31 +92,31 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
 }
 
 // A token's row in kv.k, kv.v or kv.k_linear, and in kv.dk or kv.dv, which are of one layer at a time
-static Stored *key_value_at(StreamBP *s, Stored *base, size_t l, size_t token) {
+static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
     return stored_row(s, base, key_value_begin(s, l) + token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
 }
 
-static Summed *key_gradient_at(StreamBP *s, Summed *base, size_t l, size_t token) {
+static Summed *key_gradient_at(const StreamBP *s, Summed *base, size_t l, size_t token) {
     return summed_row(s, base, token - tokens_skipped(s, l, token), shapes_of(s->model).KV);
 }
 
 // All that a layer stores, from row 0: what attention takes, with the spans of layer_spans
-static Stored *layer_keys(StreamBP *s, Stored *base, size_t l) {
+static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
     return stored_row(s, base, key_value_begin(s, l), shapes_of(s->model).KV);
 }
 
 // A chunk's spans for a layer, relative to the layer's row 0
-static Spans layer_spans(StreamBP *s, size_t l, Chunk c) {
+static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
     return make_spans(s, c, layer_window(&s->model->config, l), tokens_skipped(s, l, c.token));
 }
 
-static AttentionShape attention_shape(StreamBP *s, Spans spans) {
+static AttentionShape attention_shape(const StreamBP *s, Spans spans) {
     Shapes d = shapes_of(s->model);
     const AttentionShape shape = {spans, d.NH, d.NKV, d.HD, attention_scale(s->model), all_keys, 0, 0};
     return shape;
 }
 
-static void zero_key_value_gradients(StreamBP *s, size_t rows) {
+static void zero_key_value_gradients(const StreamBP *s, size_t rows) {
     Shapes d = shapes_of(s->model);
     s->ops->zero(s->kv.dk, rows * d.KV * d.summed);
     s->ops->zero(s->kv.dv, rows * d.KV * d.summed);
@@ -136,7 +136,7 @@ static void slide_rows(const Ops *ops, void *base, size_t from, size_t to, size_
 
 // Makes `first` the token in row 0. Tokens up to `end` stay where they are stored already: [first, end) when the window
 // slides forward, [kv.first, end) when it slides back.
-static void slide_keys(StreamBP *s, size_t l, size_t first, size_t end) {
+static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
     Shapes d = shapes_of(s->model);
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
@@ -236,7 +236,7 @@ static void saved_attention_begin(StreamBP *s) {
 }
 
 // Waits for all transfers, before their memory is popped.
-static void saved_attention_finish(StreamBP *s) {
+static void saved_attention_finish(const StreamBP *s) {
     for (size_t i = 0; i < 2; i++) page_finish(s->ops, &s->saved.slot[i]), page_await(s->ops, &s->saved.slot[i]);
 }
 

@@ -42,7 +42,7 @@ static size_t inputs_stored_again(const StreamBP *s) {
 }
 
 // The layer's [rows,C] in Inputs.kept, from row `row` on
-static Stored *kept_input(StreamBP *s, size_t l, size_t row) {
+static Stored *kept_input(const StreamBP *s, size_t l, size_t row) {
     const size_t within = l % s->memory.every, slot = within ? inputs_kept(s) + within - 1 : l / s->memory.every;
     return stored_row(s, s->inputs.kept, slot * s->now.rows + row, s->model->config.hidden_size);
 }
@@ -63,7 +63,7 @@ static void push_inputs(StreamBP *s) {
 
 // ---- where an input is ----------------------------------------------------------------------------------------------
 // Device memory of x_l from row `row` on; in backward x_L is dx.
-static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
+static Stored *layer_input(const StreamBP *s, size_t l, size_t row) {
     const size_t C = s->model->config.hidden_size;
     const int forward = s->now.pass <= PASS_FORWARD, last = l == s->model->config.num_hidden_layers;
     row -= s->inputs.begin;
@@ -73,7 +73,7 @@ static Stored *layer_input(StreamBP *s, size_t l, size_t row) {
 }
 
 // Memory for x_l[c], which is computed now: off-device over that of the layer before, once this is stored
-static Stored *layer_output(StreamBP *s, size_t l, Chunk c) {
+static Stored *layer_output(const StreamBP *s, size_t l, Chunk c) {
     page_finish(s->ops, &s->inputs.slot[c.index % INPUT_SLOTS]);
     return layer_input(s, l, c.row);
 }
@@ -101,7 +101,7 @@ static void input_save(StreamBP *s, size_t l, Chunk c) {
     if (mean > 0) input_move(s, l, c, 0, mean); // else the dry run's layers of this kind store none
 }
 
-static void inputs_await(StreamBP *s) {
+static void inputs_await(const StreamBP *s) {
     for (size_t i = 0; i < INPUT_SLOTS; i++) page_finish(s->ops, &s->inputs.slot[i]);
     page_await(s->ops, &s->inputs.slot[0]);
 }

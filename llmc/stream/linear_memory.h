@@ -120,7 +120,7 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
 }
 
 // Valid until the next make_spans, whose spans it holds
-static DeltaShape delta_shape(StreamBP *s, Chunk c) {
+static DeltaShape delta_shape(const StreamBP *s, Chunk c) {
     const Shapes d = shapes_of(s->model);
     const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens};
     return shape;
@@ -151,7 +151,7 @@ static KeptState state_before(const StreamBP *s, Chunk c) {
 }
 
 // keep: saves the current state to `kept`, else loads it.
-static void state_copy(StreamBP *s, KeptState kept, int keep) {
+static void state_copy(const StreamBP *s, KeptState kept, int keep) {
     const Shapes d = shapes_of(s->model);
     void *state[2] = {s->linear.state, kept.state}, *columns[2] = {s->linear.columns, kept.columns};
     s->ops->copy(state[keep], state[!keep], d.S * d.summed);

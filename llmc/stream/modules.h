@@ -92,7 +92,7 @@ static int outer_adapter(const StreamBP *s, GroupWeights w, ModelTensor tensor, 
 static double dropout_rate(const StreamBP *s) { return s->now.pass == PASS_FORWARD_ONLY ? 0 : s->memory.lora->dropout; }
 
 // Returns an adapter's input: x[n,in], or with dropout a dropped copy, pushed.
-static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
+static const Stored *adapter_input(const StreamBP *s, Chunk c, const Adapter *adapter, const Stored *x, size_t in) {
     const double rate = dropout_rate(s);
     if (rate == 0) return x;
     Stored *dropped = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", c.n * in);
@@ -101,7 +101,7 @@ static const Stored *adapter_input(StreamBP *s, Chunk c, const Adapter *adapter,
 }
 
 // h[n,rank] = scale * input A^T, pushed
-static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
+static Stored *adapter_narrow(const StreamBP *s, Chunk c, const Adapter *adapter, const Stored *input, size_t in) {
     const size_t rank = adapter->part->rank;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", c.n * rank);
     s->ops->linear_forward(h, input, adapter->a, NULL, NULL, c.n, in, rank, rank);
@@ -111,7 +111,7 @@ static Stored *adapter_narrow(StreamBP *s, Chunk c, const Adapter *adapter, cons
 
 // ---- the embedding's adapter: x += scale * A[token] B^T, with the factor of the embedding itself; no dropout --------
 // h[n,rank] = scale * A[token], pushed
-static Stored *embedding_narrow(StreamBP *s, const Adapter *adapter, size_t row, size_t n) {
+static Stored *embedding_narrow(const StreamBP *s, const Adapter *adapter, size_t row, size_t n) {
     const size_t rank = adapter->part->rank;
     Stored *h = push_stored(s, SHARE_WORKSPACE, "adapter", n * rank);
     s->ops->embedding_forward(h, s->now.tokens + row, s->now.position + row, adapter->a, NULL, n, rank,
@@ -120,7 +120,7 @@ static Stored *embedding_narrow(StreamBP *s, const Adapter *adapter, size_t row,
 }
 
 // x[n,C] of rows [row, row + n)
-static void embedding_adapter_forward(StreamBP *s, Stored *x, size_t row, size_t n, GroupWeights w) {
+static void embedding_adapter_forward(const StreamBP *s, Stored *x, size_t row, size_t n, GroupWeights w) {
     const size_t C = s->model->config.hidden_size, mark = arena_mark(s->arena);
     Adapter adapter;
     if (!outer_adapter(s, w, EMBEDDING, &adapter)) return;
@@ -156,7 +156,7 @@ static void embedding_adapter_backward(StreamBP *s, const Stored *dx, size_t row
 // ---- linear layers --------------------------------------------------------------------------------------------------
 // out[n,rows] = x[n,in] W^T (+ bias) (+ residual, which may be out), rows of out `stride` apart; W[rows,in] = weight,
 // or in 4 bits at `offset` of its group
-static void matrix_forward(StreamBP *s, GroupWeights w, size_t offset, const Stored *weight, Stored *out,
+static void matrix_forward(const StreamBP *s, GroupWeights w, size_t offset, const Stored *weight, Stored *out,
                            const Stored *x, const Stored *bias, const Stored *residual, size_t n, size_t in,
                            size_t rows, size_t stride) {
     const CodedMatrix m = coded_matrix(&s->memory, w, offset);
@@ -168,8 +168,8 @@ static void matrix_forward(StreamBP *s, GroupWeights w, size_t offset, const Sto
 }
 
 // Runs a linear layer without its adapters: one product, or with matrices in 4 bits one for each tensor.
-static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out, const Stored *x,
-                            const Stored *residual) {
+static void product_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
+                            const Stored *x, const Stored *residual) {
     const int is_linear = layer_is_linear(&s->model->config, l);
     const Stored *bias = weight_of(s, w, linear.bias);
     size_t rows = linear.out;
@@ -183,7 +183,7 @@ static void product_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Line
 }
 
 // out[n,.] += adapter(x[n,in]), rows of out `stride` apart
-static void adapter_add(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, size_t stride, Stored *out,
+static void adapter_add(const StreamBP *s, Chunk c, const Adapter *adapter, size_t in, size_t stride, Stored *out,
                         const Stored *x) {
     const size_t mark = arena_mark(s->arena);
     const Stored *h = adapter_narrow(s, c, adapter, adapter_input(s, c, adapter, x, in), in);
@@ -194,7 +194,7 @@ static void adapter_add(StreamBP *s, Chunk c, const Adapter *adapter, size_t in,
 }
 
 // out[n,out] = x[n,in] W^T + bias (+ residual, which may be out) + adapters
-static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
+static void linear_forward_part(const StreamBP *s, size_t l, Chunk c, GroupWeights w, Linear linear, Stored *out,
                                 const Stored *x, const Stored *residual) {
     Adapter adapter[ADAPTERS_MOST];
     size_t count = adapters_of(s, l, w, linear, adapter);
@@ -202,13 +202,13 @@ static void linear_forward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, 
     for (size_t i = 0; i < count; i++) adapter_add(s, c, &adapter[i], linear.in, linear.stride, out, x);
 }
 
-static void linear_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
+static void linear_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor tensor, Stored *out,
                            const Stored *x, const Stored *residual) {
     linear_forward_part(s, l, c, w, linear_of(s, tensor), out, x, residual);
 }
 
 // dA, dB of one adapter +=. Returns dh[n,rank], the gradient of input A^T, pushed.
-static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
+static Stored *adapter_backward(const StreamBP *s, Chunk c, GroupSums dw, const Adapter *adapter, Linear linear,
                                 const Stored *dout, const Stored *x) {
     const LoraPart *part = adapter->part;
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype));
@@ -228,7 +228,7 @@ static Stored *adapter_backward(StreamBP *s, Chunk c, GroupSums dw, const Adapte
 }
 
 // dx[n,in] += the gradient through one adapter
-static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
+static void adapter_backward_input(const StreamBP *s, Chunk c, const Adapter *adapter, size_t in, Stored *dx,
                                    const Stored *dh) {
     const size_t mark = arena_mark(s->arena), rank = adapter->part->rank;
     const double rate = dropout_rate(s);
@@ -244,7 +244,7 @@ static void adapter_backward_input(StreamBP *s, Chunk c, const Adapter *adapter,
 
 // dW, dbias or dA, dB += from dout[n,out] and x[n,in]; dx[n,in] = (accumulate: +=) the gradient of x. Without
 // accumulate dx may be x.
-static void linear_backward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Linear linear,
+static void linear_backward_part(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, Linear linear,
                                  Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     const size_t mark = arena_mark(s->arena);
     Adapter adapter[ADAPTERS_MOST];
@@ -260,7 +260,7 @@ static void linear_backward_part(StreamBP *s, size_t l, Chunk c, GroupWeights w,
     arena_pop(s->arena, mark);
 }
 
-static void linear_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
+static void linear_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor tensor,
                             Stored *dx, const Stored *dout, const Stored *x, int accumulate) {
     linear_backward_part(s, l, c, w, dw, linear_of(s, tensor), dx, dout, x, accumulate);
 }
@@ -273,13 +273,13 @@ static Norm norm_of(const StreamBP *s) {
 }
 
 // out[n,C] = norm(x[n,C]) + residual; b, residual: NULL where there is none
-static void norm_forward(StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b,
+static void norm_forward(const StreamBP *s, Stored *out, const Stored *x, const Stored *w, const Stored *b,
                          const Stored *residual, size_t n) {
     s->ops->norm_forward(out, x, w, b, residual, n, s->model->config.hidden_size, norm_of(s));
 }
 
 // dx[n,width] = (or +=) the gradient of x, dw and db += those of w and b
-static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
+static void norm_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout, const Stored *x,
                           const Stored *w, size_t n, size_t width, int accumulate) {
     const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(n, width));
@@ -289,7 +289,7 @@ static void norm_backward(StreamBP *s, Stored *dx, Summed *dw, Summed *db, const
 
 // out[n,heads,HD] = QK-norm and rotary embedding of chunk c's queries (norm Q_NORM) or keys (K_NORM). linear: before
 // QK-norm; out itself if the family has none
-static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
+static void rotary_forward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, LayerTensor norm, Stored *out,
                            const Stored *linear) {
     const Shapes d = shapes_of(s->model);
     const Config *config = &s->model->config;
@@ -304,8 +304,8 @@ static void rotary_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, Layer
 }
 
 // Runs rotary_forward backward on dx, in place; the norm's dW +=
-static void rotary_backward(StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm, Stored *dx,
-                            const Stored *linear) {
+static void rotary_backward(const StreamBP *s, size_t l, Chunk c, GroupWeights w, GroupSums dw, LayerTensor norm,
+                            Stored *dx, const Stored *linear) {
     const Shapes d = shapes_of(s->model);
     const Config *config = &s->model->config;
     const int local = layer_window(config, l) != 0, whole = d.qk_norm == QK_NORM_WHOLE;

@@ -163,7 +163,7 @@ static void spans_add(Spans *spans, Span *room, Span span, size_t first) {
 
 // Makes the spans of documents in chunk c, for attention with a window (0: none) whose key 0 is token `first`. Earlier
 // documents are cut there: no query of the chunk reaches the keys before. Valid until the next call.
-static Spans make_spans(StreamBP *s, Chunk c, size_t window, size_t first) {
+static Spans make_spans(const StreamBP *s, Chunk c, size_t window, size_t first) {
     const size_t *start = s->now.batch->document_start, end = c.token + c.n, documents = s->now.batch->documents;
     Spans spans = {s->now.span, 0, window, 0};
     for (size_t i = 0; c.given && i < c.n; i++) spans_add(&spans, s->now.span, c.given[i], first);
@@ -215,7 +215,7 @@ static void own_copy(const StreamBP *s, void *device, void *host, size_t size, i
 }
 
 // All-gathers host[N] over the ranks that share the sequence, from the values of each rank's own tokens.
-static void host_gather(StreamBP *s, void *host) {
+static void host_gather(const StreamBP *s, void *host) {
     const size_t size = dtype_size(dtype_of_sums(s->model->dtype)), S = s->now.ranks;
     const size_t most = sequence_share_max(s->now.N, S);
     if (S == 1) return;
@@ -234,14 +234,14 @@ static void host_gather(StreamBP *s, void *host) {
 }
 
 // host[N] = device[rows] of all ranks
-static void host_collect(StreamBP *s, void *host, Summed *device) {
+static void host_collect(const StreamBP *s, void *host, Summed *device) {
     if (s->setup->dry) return;
     own_copy(s, device, host, dtype_size(dtype_of_sums(s->model->dtype)), 0);
     host_gather(s, host);
 }
 
 // Copies dL/dlogp of all targets to the device. Objectives that need log-probabilities read them from host_sums.
-static void sequence_weights(StreamBP *s) {
+static void sequence_weights(const StreamBP *s) {
     const DType type = dtype_of_sums(s->model->dtype);
     const int at_once = objective_weights_wait(&s->setup->objective) == WEIGHTS_AT_ONCE;
     if (s->setup->dry) return;
@@ -276,13 +276,13 @@ static void sequence_begin(StreamBP *s, const Batch *batch, double Z, Pass pass)
 }
 
 // Collects log-probabilities and entropies of the whole sequence on the host.
-static void sequence_end(StreamBP *s) {
+static void sequence_end(const StreamBP *s) {
     host_collect(s, s->now.host_sums, s->now.logp);
     if (s->now.entropy) host_collect(s, s->now.host_entropy, s->now.entropy);
 }
 
 // Computes dL/dlogp of chunk c's targets from their log-probabilities alone.
-static void sequence_chunk_weights(StreamBP *s, Chunk c) {
+static void sequence_chunk_weights(const StreamBP *s, Chunk c) {
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t size = dtype_size(type);
     void *values = at(s->now.host_sums, c.token, size);

@@ -213,11 +213,11 @@ static int keeps_activations(const StreamBP *s) {
 }
 
 // ---- room on the arena, weights and sums ----------------------------------------------------------------------------
-static Stored *push_stored(StreamBP *s, Share share, const char *name, size_t count) {
+static Stored *push_stored(const StreamBP *s, Share share, const char *name, size_t count) {
     return (Stored *)arena_push(s->arena, share, name, count, dtype_size(s->model->dtype));
 }
 
-static Summed *push_summed(StreamBP *s, Share share, const char *name, size_t count) {
+static Summed *push_summed(const StreamBP *s, Share share, const char *name, size_t count) {
     return (Summed *)arena_push(s->arena, share, name, count, dtype_size(dtype_of_sums(s->model->dtype)));
 }
 

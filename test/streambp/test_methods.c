@@ -156,8 +156,8 @@ TEST(full_is_the_gradient) {
     }
 }
 
-// Each norm around a branch, and attention's gate, with either mixer: families that are in no table. Every choice is held
-// against `full` and, in the double build, against finite differences.
+// Each norm around a branch, and attention's gate, with either mixer: families that are in no table. Every choice is
+// held against `full` and, in the double build, against finite differences.
 TEST(norms_around_any_mixer) {
     static const char text[] = TINY_HYBRID ",num_hidden_layers=3,layer_types=lfl,linear_num_value_heads=2";
     const size_t length[] = {9, 1, 6};

@@ -1,8 +1,8 @@
 /*
 The tokenizer: ids and decoded text of several hundred texts in the styles of nine families of models, and with patterns
 that no model has, are those of Hugging Face's tokenizers library (test/golden/tokenizers, by make_tokenizers.py); very
-long words; text that comes in pieces; chat; and files that are damaged, with and without a checksum that is right, which
-are refused in one line or else used without harm.
+long words; text that comes in pieces; chat; and files that are damaged, with and without a checksum that is right,
+which are refused in one line or else used without harm.
 */
 #include "test/base/damage.h"
 #include "llmc/tokenizer/chat.h"
