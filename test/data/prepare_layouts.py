@@ -191,7 +191,7 @@ class Layouts(WithCommand):
                 ("far.json:3: not JSON: Expecting value at column 8", "far.json", '[\n{"a": 1},\n{"a": [tru]},\n' + '{"text": "a"},\n' * 9000),
                 ("latin.json:1: cannot be read: .*utf-8", "latin.json", b'[{"text": "\xff"}]'), ("huge.json:1: cannot be read", "huge.json", '[{"a": ' + "9" * 5000),
                 ("deep.json:1: cannot be read", "deep.json", "[" * 100000), ("no sample for training", "none.json", "[ ]"), 
-                ("none.* \\(body\\) is read", "t.parquet", ""),
+                ("none.* \\(body\\) is known", "t.parquet", ""),
                 (f"wide.jsonl: is UTF-16, not UTF-8; type: cat .*wide.jsonl . {wide}", "wide.jsonl", row.encode("utf-16")),
                 (f"wide.csv.gz: is UTF-16, .* zcat .*wide.csv.gz . {wide}", "wide.csv.gz", gzip.compress(row.encode("utf-16"))),
                 ("binary.txt: is binary", "binary.txt", b"a\0b"), ("code.py: is of an unknown kind .*; --format text", "code.py", "print(1)"),
@@ -205,7 +205,7 @@ class Layouts(WithCommand):
         if pyarrow:
             for words, content in (("a.csv:1: cannot be read: .*Expected 2 columns, got 1: a", "prompt,completion\na\n"), ("Expected 2 columns, got 1: \"a,b", 'prompt,completion\n"a,b\n'),
                                    ("invalid UTF8", b"prompt,completion\na,\xff\n"), ("a.csv: has two columns a", "a,b,a\n1,2,3\n"),
-                                   ("a.csv: none of its columns .hello, world. is read", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
+                                   ("a.csv: none of its columns .hello, world. is known", "hello,world\na,b\n"), ("cannot be read: Empty CSV", "")):
                 self.refused(1, words, self.command("y", self.binary("a.csv", content)))
             done = self.refused(1, "1 bad sample", self.command("y", self.binary("a.csv", "a\n1\n"), "--columns", "prompt=q"))
             self.assertIn("a.csv:1: unknown format: has no column q, named by --columns; it has a", done.stderr)

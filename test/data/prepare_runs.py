@@ -515,8 +515,8 @@ class Damage(WithCommand):
         wrong = lambda **more: [[a, dataclasses.replace(b, **more)]]
         for words, kind, faulty in (
                 ("group 0 has only one completion", 2, [[a], [a, b]]), ("not numbered in order", 2, [[a, b], [], [a, b]]),
-                ("not numbered in order", 1, [[a, b, a]]), ("not numbered in order", 0, [[a, b]]), ("a prompt of .*cannot be", 3, [[a], [b]]),
-                ("rewards that are not finite", 2, wrong(reward=float("nan"))), ("a prompt of .*cannot be", 2, wrong(prompt=99)),
+                ("not numbered in order", 1, [[a, b, a]]), ("not numbered in order", 0, [[a, b]]), ("a prompt of .*impossible", 3, [[a], [b]]),
+                ("rewards that are not finite", 2, wrong(reward=float("nan"))), ("a prompt of .*impossible", 2, wrong(prompt=99)),
                 ("invalid counts", 2, wrong(counts=b.counts + b.counts)), ("invalid counts", 2, wrong(counts=1 | b.counts)),
                 ("has id 400, the vocabulary is", 2, wrong(ids=0 * b.ids + 400))):
             self.damaged(words, shard_bytes(of, kind, faulty))

@@ -274,8 +274,8 @@ TEST(commands_that_print_garbage) {
         {"read a; echo; cat >/dev/null", 4, 10, "answered '' to line 1", 0},
         {"read a; head -c 100000 /dev/zero | tr '\\0' 1; cat >/dev/null", 4, 10,
          "answered line 1 of 4 with more than 4096 bytes: '1111", 0},
-        {"read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10, "answered 'nan' to line 2 of 4; a finite number",
-         1},
+        {"read a; echo 0; read a; echo nan; cat >/dev/null", 4, 10,
+         "answered 'nan' to line 2 of 4; expected a finite number", 1},
         {"yes 1", 4, 10, "gave more answers than lines", 0},
         {"while read a; do echo 1; echo 2; done", 5, 10, "after 5 also '", 0},
         {"read a; echo 1; echo 2; cat >/dev/null", 1, 10, "after 1 also '2'", 0}};
