@@ -158,7 +158,7 @@ TEST(configs_are_refused_by_name) {
         CHANGED("\"revision\": null", "\"trainable_token_indices\": [1]", "trainable_token_indices is a list"),
         CHANGED("\"revision\": null", "\"use_qalora\": true", "use_qalora is true, which this program does not know"),
         CHANGED("\"revision\": null", "\"some_number\": 16", NULL),
-        KEY("init_lora_weights", "true", "\"pissa\"", "init_lora_weights is pissa, which has"),
+        KEY("init_lora_weights", "true", "\"pissa\"", "init_lora_weights is pissa, which also"),
         KEY("init_lora_weights", "true", "\"gaussian\"", NULL),
         CHANGED("\"q_proj\", ", "", "has tensors of model.layers.0.self_attn.q_proj, which target_modules does"),
         CHANGED("\"q_proj\"", "\"model.layers.0.self_attn.q_proj\"", "has tensors of model.layers.1.self_attn.q_proj"),

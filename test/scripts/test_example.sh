@@ -158,7 +158,7 @@ script 1 "$data_python" 'ended with status 1' Qwen3-0.6B known.jsonl by-script $
 script 0 "$data_python" 'is complete for these inputs' Qwen3-0.6B known.jsonl by-script $few
 check 'it prints the three commands' [ "$(grep -cE '^== .*(data/prepare.py --tokenizer|train --model|train convert --model)' "$WORK/out")" = 3 ]
 printf -- '--lora-rank 4\n--base nf4\n--seq-len 512\nsamples 4\n--val-every 2\n--save-every 50\n' >"$HERE/recipe.args"
-script 0 "$data_python" 'they are added to its weights in' Qwen3-0.6B known.jsonl by-recipe $few --config recipe.args
+script 0 "$data_python" 'they are merged into its weights in' Qwen3-0.6B known.jsonl by-recipe $few --config recipe.args
 check 'with the options of a recipe' [ "$(grep -cE '^== .*--(seq-len|samples|save-every) ' "$WORK/out")" = 0 -a -f "$HERE/by-recipe/tokenizer.json" ]
 mv "$HERE/by-script" "$HERE/first"
 script 0 "$data_python" 'resumed .*step 3 of 3' Qwen3-0.6B known.jsonl by-script $few

@@ -147,7 +147,7 @@ bad "'T/0' is not a number of tokens" --chunk T/0
 bad "'much' is not an amount of memory" --memory-limit much
 bad '0 is less than 1' --repeat 0
 bad '--longest is of a --memory-limit' --longest
-bad '--longest wants chunks of so many tokens' --longest --memory-limit 1GiB --chunk T/3
+bad '--longest needs chunks in tokens' --longest --memory-limit 1GiB --chunk T/3
 bad "'fake' is not NAME=COMMAND" --contender fake
 bad 'unknown' --init nonsense --seed 1
 bad 'there is no .*nothing' --train "$WORK/nothing"
