@@ -93,7 +93,7 @@ rm -r "$WORK/sampled/checkpoint-"*[!48] # from a step within the epoch, over its
 succeeds train $sampled --steps $steps --out "$WORK/sampled" --resume
 check 'steps of samples resume to the bit' same_checkpoint "$WORK/sampled" "$WORK/sampled-on" $steps
 refuses 1 'was trained with --samples 13, now it is 12' train $(echo "$sampled" | sed 's/--samples 13/--samples 12/') --steps $steps --out "$WORK/sampled" --resume
-refuses 2 'samples 3: of .* whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3 --out none
+refuses 2 'samples 3: .*whole micro-batches of --batch 2' train --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 3 --out none
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --samples 4 --json
 norm=$(json grad_norm)
 succeeds bp --init $TINY --data $SHARD --seq-len 64 --batch 2 --grad-accum 2 --json
