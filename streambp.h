@@ -9,10 +9,11 @@ Z_D be chunks of its output along the tokens of the sequence. The gradient of th
 so a chunk's activations can be computed, used and dropped before the next chunk's exist. Nothing is approximated: the
 terms are those of standard backpropagation, in another order. Attention joins the chunks, but causally: the queries of
 chunk c see the keys of chunks <= c, so the keys and values of chunk c receive gradient from chunks >= c alone. Backward
-therefore visits a layer's chunks last to first. dK[c], dV[c] are complete once chunk c's own queries are done. dx[c] is
-final in the same visit, and overwrites its input.
+therefore visits a layer's chunks last to first. dK[c], dV[c] are complete once chunk c's own queries are done, so the
+same visit takes them on to dx[c].
 
-A layer is a mixer and an MLP, x -> y -> x. For a layer l and a chunk c of tokens [t0, t1) the steps are
+A layer is a mixer and an MLP: x_l -> y -> x_{l+1}. One buffer dx holds dL/dx_{l+1}, then dL/dy, then dL/dx_l. For a
+layer l and a chunk c of tokens [t0, t1) the steps are
 
     mixer_keys(l, c)       x_l[c] -> K_l[c], V_l[c]
     mixer_forward(l, c)    x_l[c], K_l[:t1], V_l[:t1] -> y[c]
@@ -20,7 +21,7 @@ A layer is a mixer and an MLP, x -> y -> x. For a layer l and a chunk c of token
     head_step(c)           x_L[c] -> logits[c] -> log-probabilities; dlogits -> dx[c], over x_L[c]; dW +=
     mixer_begin(l)         K_l, V_l of all tokens again; dK = dV = 0
     recompute(l, c)        x_l[c] -> y[c] again, with the activations between them
-    mlp_backward(l, c)     dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
+    mlp_backward(l, c)     the MLP's activations again; dx[c] of x_{l+1} -> dx[c] of y, in place; dW +=
     mixer_backward(l, c)   dx[c] of y -> dx[c] of x_l, in place; dK[:t1], dV[:t1] +=; dW +=
 
 In a layer of linear attention (Gated DeltaNet) a state S, [DK,DV] for each head, joins the chunks in place of K and V.
@@ -35,15 +36,15 @@ A method is an order of these steps and a choice of what stays in memory from fo
     stream      its input          n       m             StreamBP
 
 Memory in bytes, beside weights, gradients and optimizer. N tokens, L layers, C hidden, Q = NH*HD, KV = NKV*HD, H = 2 FF
-(gate and up), V vocabulary; s bytes of an element, 4 of a sum. A token's activations in a layer are A = 3C + 2Q + H +
-FF elements (Q more with QK-norm, 2Q with a gate, C for a norm after each branch, C less for each norm that the family
-does not have before them). Sums, NH of them, are left out here.
+(gate and up), V vocabulary; s bytes of a stored element, 4 of a sum (dW, dK, dV). A token's activations in a layer are
+A = 3C + 2Q + H + FF elements: two norms and y, q and attention's output, gate and up, the activation. QK-norm adds Q,
+a gate of attention 2Q, each norm after a branch C; each missing norm before one saves C. NH log-sum-exps are left out.
 
     full        N ((L+1) C + L A + 2 L KV) s  +  max(8 N KV, N (V + C) s)
     checkpoint  N (L+1) C s  +  max(N A s + 2 N KV (s + 4), N (V + C) s)
     stream      N (L+1) C s  +  max(n A s + 2 N KV (s + 4), m (V + C) s)
 
-and 20 N of the batch (token, target, position, weight, log-probability), and workspace of one chunk. dx lies where x_L
+plus 20 N for the batch (token, target, position, weight, log-probability), and one chunk's workspace. dx lies where x_L
 was: no second tensor of N x C exists. K, V, dK, dV are one layer's. Layer inputs in host memory or on a disk leave
 2 N C s of them on the device; with the input of every K-th layer kept they take N (L/K + K) C s (stream/inputs.h).
 
@@ -60,11 +61,12 @@ products, `pairs` query-key pairs of a layer:
 
 A layer of linear attention projects E = 2 HK DK + 2 HV DV + 2 HV elements, of which W = 2 HK DK + HV DV go through a
 convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops
-in ops.h) replace those of pairs. N / max(n, 1024) states of HV DK DV sums replace K, V, dK, dV; the layers of the two
-kinds use that memory in turn. States cost stream 2 N C (W + 2 HV) and the rule once more.
+in ops.h) replace those of pairs. N / max(n, 1024) states of HV DK DV sums replace K, V, dK, dV, in the same memory. For
+the states, mixer_begin of method stream repeats 2 N C (W + 2 HV) FLOPs of projections, and the delta rule.
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor: a
-plan is this same code on op set "dry" (llmc/plan/plan.h). Linear layers include their adapters (stream/modules.h): with
+plan is this same code on op set "dry" (llmc/plan/plan.h). There visit and visit_layer make one chunk or layer count for
+all of its shape. Linear layers include their adapters (stream/modules.h): with
 LoRA dW is that of the adapters. Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco,
 processes that share a sequence, generation. orders.h chooses.
 */
@@ -75,7 +77,7 @@ processes that share a sequence, generation. orders.h chooses.
 #include "llmc/stream/residency.h" // weights and gradients: acquire, prefetch, release
 
 // ---- one layer, chunk by chunk --------------------------------------------------------------------------------------
-// Runs the rest of layer l on chunk c, whose keys are there: mixer and MLP. Drops the activations.
+// Runs mixer and MLP of layer l on chunk c, after its mixer_keys. Drops the activations.
 static void rest_forward(StreamBP *s, size_t l, Chunk c, GroupWeights w, const Activations *a) {
     mixer_forward(s, l, c, w, a);
     mlp_forward(s, l, c, w, a);
@@ -96,13 +98,13 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     mixer_begin(s, l, w); // K, V of all tokens again; dK = dV = 0
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
-        mixer_restore(s, l, w, i);
+        mixer_restore(s, l, w, i); // linear attention: the state before chunk i
         const Chunk c = visit(s, chunk_at(s, i));
         Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
         mlp_backward(s, l, c, w, dw, &a, dx);
         mixer_backward(s, l, c, w, dw, &a, dx);
-        input_done(s, l, c);
+        input_done(s, l, c); // x_l[c] was used last: with inputs off-device x_{l-1}[c] loads over it
         drop(s, &a);
     }
 }
@@ -127,7 +129,7 @@ static void embedding_forward(StreamBP *s) {
     weights_release(&s->memory, GROUP_EMBEDDING);
 }
 
-// dw[table_rows,C] += dx[n,C] of rows [row, row + n), by token or position (index)
+// dw[index[t],:] += scale dx[t,:] for t in [row, row + n). index: tokens or positions; dw [table_rows,C]
 static void table_backward(const StreamBP *s, size_t row, size_t n, GroupSums dw, ModelTensor table,
                            const int32_t *index, size_t table_rows) {
     Shapes d = shapes_of(s->model);
@@ -183,11 +185,11 @@ static HeadActivations head_forward(const StreamBP *s, Chunk c, GroupWeights w) 
 }
 
 /*
-Computes the log-probabilities of chunk c's targets. With dw also the gradients: of x_L[c], over it, and of the head.
+Computes the log-probabilities of chunk c's targets. With dw also the head's dW, and dx[c], which overwrites x_L[c].
 
 An objective (llmc/data/objective.h) is a weight per token: dlogits = weight / temperature * (onehot - softmax). Weights
 of sft are known before the head runs. Weights of grpo and ppo follow from the chunk's own log-probabilities, in the
-same visit. Weights of pairs and gspo wait for the log-probabilities of the whole sequence: one more pass of the head.
+same visit. Weights of pairs and gspo need the log-probabilities of the whole sequence, so the head runs forward twice.
 */
 static void head_step(const StreamBP *s, Chunk c, GroupWeights w, const GroupSums *dw) {
     Shapes d = shapes_of(s->model);
@@ -257,7 +259,7 @@ static void layers_forward(StreamBP *s) {
 }
 
 // Makes x_l available to backward. If it was not kept, reruns forward from the last saved input to layer l, once per
-// group of K layers. The dry run reruns l for its kind.
+// group of K layers. The dry run reruns l once and counts it for all missing layers like it.
 static void restore_input(StreamBP *s, size_t l) {
     const Config *config = &s->model->config;
     const size_t every = s->memory.every;
@@ -307,7 +309,8 @@ static void layers_backward(StreamBP *s) {
 }
 
 // ---- one sequence through the model ---------------------------------------------------------------------------------
-// Runs a micro-batch forward and backward, layer by layer (forward_backward of orders.h).
+// Runs a micro-batch forward and backward, layer by layer (forward_backward of orders.h). Z: the loss denominator;
+// last: of the step's micro-batches.
 static double layer_major_pass(StreamBP *s, const Batch *batch, double Z, int last, Metrics *metrics) {
     const Marks mark = marks_of(s->arena);
     Activations kept = {0};
