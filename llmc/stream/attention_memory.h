@@ -12,11 +12,12 @@ own; a layer with a window stores the rank's ranges and before each its halo: th
 #define LLMC_ATTENTION_MEMORY_H
 #include "inputs.h"
 
-// The layer stores the keys of its window alone; the layer's keys go round a ring of ranks.
+// The layer stores only the keys of its window.
 static int layer_slides(const StreamBP *s, size_t l) {
     return layer_window(&s->model->config, l) && s->kv.rows[1] < s->now.N;
 }
 
+// The layer's keys travel round a ring of ranks.
 static int layer_rings(const StreamBP *s, size_t l) {
     return s->setup->ring && s->now.ranks > 1 && !layer_window(&s->model->config, l);
 }

@@ -191,7 +191,8 @@ static void acquire_outer(Residency *r, size_t group, GroupWeights *w) {
         w->weights = copy;
 }
 
-// The embedding or the head, for as long as it is used
+// Returns the weights of the embedding or the head, loaded, gathered and decoded on the arena until weights_release.
+// rows: of the products to come; if few, codes of 4 bits are not decoded
 static GroupWeights acquire_table(Residency *r, size_t group, size_t rows) {
     const Model *model = r->model, *table = stored_table(r);
     const size_t size = dtype_size(model->dtype);
