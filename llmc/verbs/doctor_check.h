@@ -119,7 +119,7 @@ static Tensor *tensor_raw(const char *name, DType type, Dim n, const void *eleme
     return t;
 }
 
-// n indices below `limit`, the last one among them; a fourth of them are 0, whose sums are long then.
+// Makes n indices below `limit`: the first is limit - 1, every fourth is 0 (many terms for one row) or, masked, -1.
 static Tensor *tensor_indices(const char *name, Dim n, size_t limit, int masked) {
     int32_t *index = (int32_t *)check_allocate(n.size * sizeof(int32_t));
     for (size_t i = 0; i < n.size; i++)
@@ -152,7 +152,7 @@ struct AnyPointer { // as void * is in C: becomes whatever pointer is wanted
 typedef void *AnyPointer;
 #endif
 
-// Skips `column` elements of the op's tensor, or `in_sample` of the reference's.
+// Returns t's memory for the op from element `column` on; while the reference runs, its copy from `in_sample` on.
 static AnyPointer columns(const Tensor *t, size_t column, size_t in_sample) {
     const AnyPointer memory = {!t                   ? NULL
                                : check.on_reference ? (void *)((char *)t->twin + in_sample * sizeof(double))
@@ -257,9 +257,9 @@ static double check_arithmetic(void) {
 }
 static int rounds_operands(void) { return check.rounded = check.ops->stored == DTYPE_BF16; }
 
-// Holds what the op left in t against the reference: each element within one rounding to its type and ten times the
-// arithmetic error (slack times it), as a share of the sample's root mean square or of `scale`: the size of terms that
-// cancel. cuBLASLt may round a product before it adds what is there (seen on an H100).
+// Compares t with the reference: |found - expected| <= (r + a) |expected| + (10 a + e) size. r: a rounding to t's type;
+// a: slack times check_arithmetic(). size: the sample's root mean square, or `scale` if larger: terms that cancel.
+// e: cuBLASLt may round a bf16 product before it adds what is there (seen on an H100).
 static void expect(const Tensor *t, double slack, double scale) {
     const double *expected = t ? (const double *)t->twin : NULL, relative = slack * check_arithmetic();
     const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;
