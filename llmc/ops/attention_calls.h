@@ -98,7 +98,7 @@ static size_t attention_key_block(const AttentionCut *cut, size_t rows, size_t k
     return block < step ? 0 : block;
 }
 
-// Returns the rows of the next piece of n queries.
+// Returns the rows of the next piece: the largest of block, block / 2, .. that n queries fill, at least grid.
 static size_t attention_piece(const AttentionCut *cut, size_t n) {
     size_t rows = cut->block;
     while (rows > cut->grid && rows > n) rows /= 2;
@@ -296,7 +296,7 @@ static void attention_forward_calls(const AttentionCut *cut, const AttentionShap
     }
 }
 
-// Makes the calls for rows [row, row + rows) of the shape's queries; rows of calls count from `row`.
+// Hands the backward calls of query rows [row, row + rows) to take(to, call), in order; their rows count from `row`.
 static void attention_backward_calls(const AttentionCut *cut, const AttentionShape *shape, size_t row, size_t rows,
                                      AttentionTake *take, void *to) {
     for (size_t i = 0; i < shape->spans.count; i++) {

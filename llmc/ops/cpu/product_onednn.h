@@ -160,6 +160,7 @@ static void forget_primitive(KeptPrimitive *kept, const Product *p) {
     ONEDNN_CALL(dnnl_primitive_destroy, (kept->primitive));
 }
 
+// Returns the primitive of p's shape. Makes it if it is not kept, in place of the oldest if all slots are used.
 static KeptPrimitive *find_primitive(const Product *p) {
     const size_t stride_a = a_stride(p), stride_out = out_stride(p);
     const ProductShape shape = {p->m,
