@@ -176,15 +176,16 @@ static void note_attention(const Run *run) {
         note("--deterministic off changes nothing: attention is by our own kernels, which add in one order");
 }
 
-// Returns the longest documents, B to a sequence, that fit with some candidate and the smallest workspace.
+// Returns the most tokens of a document with which a sequence of B documents fits `limit` bytes, under the best
+// candidate and the smallest workspace; 0: none.
 static size_t run_longest(const Run *run, size_t B, size_t limit) {
     const Search search = run_search(run, limit);
     return search_longest(&search, B);
 }
 
 // ---- --seq-len auto ------------------------------------------------------------------------------------------------
-// Returns T, or the largest length below it whose micro-batch fits on every rank. Plans documents of T tokens; leaves a
-// 64th of `limit` to what more and shorter documents take.
+// Returns T, or the largest length below it whose micro-batch fits `limit` bytes on every rank. tokens: of all data.
+// Plans full documents; leaves a 64th of `limit` for more and shorter ones.
 static size_t run_fitting_length(const Run *run, size_t tokens, size_t T, size_t limit) {
     const Options *o = run->options;
     const size_t B = o->batch * sample_documents(o), parts = o->samples ? 1 : run->assignment.parts;

@@ -56,7 +56,8 @@ static void words_from_lines(OptionWords *w, const char *c, const char *path) {
     }
 }
 
-// Appends the values of a key to its word; of paths only the first.
+// Appends a key's values to its word: --name=1,2. A list of paths becomes a word for each, as a shell gives them:
+// --data=a b.
 static void words_put_values(OptionWords *w, const cJSON *item, int paths, const char *path) {
     const int list = cJSON_IsArray(item);
     char number[64];
@@ -78,7 +79,8 @@ static void words_put_values(OptionWords *w, const cJSON *item, int paths, const
 // Options of earlier versions that logs still name; their defaults mean nothing.
 static const struct { const char *key, *usual; } options_gone[] = {{"draw", "independent"}, {"clamp", "0"}};
 
-// 1: a logged option that is gone, at its default. Refuses another value: that run's gradient was biased.
+// Returns 1 for an option that this version no longer has, logged at its default: skip it. Refuses other values: that
+// run's gradient was biased.
 static int option_is_gone(const cJSON *item, const char *path) {
     for (size_t i = 0; i < sizeof(options_gone) / sizeof(options_gone[0]); i++) {
         char number[64];

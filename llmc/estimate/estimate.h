@@ -86,7 +86,8 @@ typedef struct {
     Traffic last, other;      // of the step's last sequence, and of each before it
 } PassWork;
 
-// Walks the passes of a rank's part of a micro-batch, in chunks of a GPU build unless they are named.
+// Counts the passes over a rank's part of a micro-batch by dry runs. Without --chunk or --logits-chunk it takes the
+// defaults of a GPU build.
 static PassWork pass_work(const Machine *m, const RunSettings *settings, const Batch *part) {
     RunSettings here = *settings;
     OpCounts update = {0};
