@@ -54,6 +54,7 @@ static void run_discard(void) {
     run_began();
 }
 
+// Removes the unfinished file or folder, and the run's if it has not begun. Only system calls, as above.
 static void output_discard(void) {
     OutputFolder *folder = folder_pending;
     if (output_pending) unlink(output_pending->temporary);

@@ -220,6 +220,7 @@ static void dataloader_next(DataLoader *d, Batch *batch) {
 }
 
 // ---- for people -----------------------------------------------------------------------------------------------------
+// Returns what is counted: "documents", "segments" of long documents, "pairs" or "groups".
 static const char *dataloader_samples_name(const DataLoader *d) {
     if (d->sample) return d->shard[0].header.kind == KIND_PAIRS ? "pairs" : "groups";
     return d->long_documents ? "segments" : "documents";

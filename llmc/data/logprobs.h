@@ -137,6 +137,7 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
 }
 
+// Opens a file of log-probabilities for reading; checks its header, its checksum and every value.
 static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
     crc32_prepare();

@@ -327,6 +327,7 @@ typedef struct {
     double loss, slope, reward, logps; // reward, logps: for metrics
 } LabelLoss;
 
+// Computes kto_loss of document d: w (1 - sigmoid(sign beta (x - kl))); sign, w: of its label
 static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, const void *logp, DType type) {
     const DocumentSums sums = document_sums(o, batch, d, logp, type);
     const double sign = batch->reward[d] != 0 ? 1 : -1, w = sign > 0 ? o->desirable_weight : o->undesirable_weight;

@@ -444,7 +444,7 @@ static size_t hf_edit_config(const HfWrite *write, char *text, size_t length) {
     return length;
 }
 
-// The same for a composite model: positions are in text_config, the type is in both objects.
+// hf_edit_config for a composite model: text_config has positions and vocabulary, both objects have the type.
 static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length) {
     size_t begin, end;
     if (write->retype) length = hf_config_with_type(text, length, write->type);

@@ -165,7 +165,8 @@ static size_t prompt_token_bytes(const Prompt *prompt) {
     return most;
 }
 
-// Prints token number `index` of a text: its bytes ('?' for an invalid id), or its id.
+// Prints a token: its text; without a tokenizer its byte ('?' from 256 on) or its id, after a space if index > 0.
+// Special tokens only with show_special.
 static void prompt_token_out(const Prompt *prompt, TextOut *out, int32_t id, size_t index) {
     char number[TEXT_BYTES_PER_TOKEN + 1], byte = id < 256 ? (char)id : '?';
     const Tokenizer *t = prompt->tokenizer;

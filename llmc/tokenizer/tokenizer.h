@@ -75,7 +75,8 @@ static uint64_t merging_pop(Merging *m) {
     return top;
 }
 
-// A merge in the heap may have been overtaken by another: it counts where its result is still that of the neighbours.
+// Merges neighbours by rank, then from left to right, until no pair has a merge. A heap entry is stale, and skipped, if
+// the symbols now at its place merge to something else.
 static void merging_run(Merging *m) {
     for (size_t i = 0; i + 1 < m->count; i++) merging_push(m, i);
     while (m->waiting) {
