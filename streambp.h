@@ -98,7 +98,7 @@ static void layer_backward(StreamBP *s, size_t l, GroupWeights w, GroupSums dw) 
     mixer_begin(s, l, w); // K, V of all tokens again; dK = dV = 0
     weights_prefetch(&s->memory, l);
     for (size_t i = chunk_count(s); i-- > 0;) { // last to first: chunks before c give nothing to dK[c], dV[c]
-        mixer_restore(s, l, w, i); // linear attention: the state before chunk i
+        mixer_restore(s, l, w, i);              // linear attention: the state before chunk i
         const Chunk c = visit(s, chunk_at(s, i));
         Stored *dx = layer_input(s, s->model->config.num_hidden_layers, c.row); // where x_L was
         Activations a = recompute(s, l, c, w);
