@@ -30,8 +30,8 @@ static TokenShard llmc_shard_header(const InputFile *file, size_t B, size_t T, s
     TokenShard s = {0};
     size_t i;
     if (file->bytes < sizeof(header))
-        die("%s: its %zu bytes are less than the header of a token shard (%zu)", path, (size_t)file->bytes,
-            sizeof(header));
+        die("%s: its %zu bytes are less than the header of a token shard (%zu); write it again", path,
+            (size_t)file->bytes, sizeof(header));
     input_read(file, 0, header, sizeof(header));
     const uint32_t magic = header[0], version = header[1];
     for (i = 0; i < LLMC_SHARD_KINDS && llmc_shard_kinds[i].magic != magic; i++)

@@ -244,7 +244,8 @@ static void shard_check_header(const TokenShard *s) {
     if (s->vocabulary < 1 || s->vocabulary > (s->id_bytes == 2 ? 65536u : 2147483648u))
         die("%s: a vocabulary of %zu does not fit ids of %u bytes", s->path, s->vocabulary, s->id_bytes);
     if (s->documents > s->begin.bytes / TOKEN_SHARD_ENTRY || s->tokens > s->begin.bytes)
-        die("%s: %zu documents and %zu tokens do not fit %zu bytes", s->path, s->documents, s->tokens, s->begin.bytes);
+        die("%s: %zu documents and %zu tokens do not fit %zu bytes; write it again", s->path, s->documents, s->tokens,
+            s->begin.bytes);
     shard_check_sections(s);
     if (s->longest_columns > (s->columns ? s->begin.bytes - s->columns : 0))
         die("%s: columns of %zu bytes do not fit the file; write it again", s->path, s->longest_columns);

@@ -254,8 +254,8 @@ static double work_seconds(const Machine *m, OpCounts w) {
 }
 
 // Returns seconds of ring collectives: bytes by the slower of the links, plus hops by their latencies. Each rank of a
-// group of `size` sends `bytes` in `hops`. Groups fill node after node. Across nodes, each rank of a node's part has its
-// own ring, so that all their network adapters send.
+// group of `size` sends `bytes` in `hops`. Groups fill node after node. Across nodes, each rank of a group's part on a
+// node begins a ring, so that all their network adapters send.
 static double ring_seconds(const Machine *m, size_t ranks, size_t size, double bytes, double hops) {
     const size_t node = (size_t)m->value[GPUS_PER_NODE];
     const double together = (double)(ranks <= node ? size : greatest_common_divisor(node, size)); // at least, in a node

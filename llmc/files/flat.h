@@ -65,8 +65,8 @@ static void flat_open(WeightSource *source) {
     source->config = config_from_text(header.config, path, EXIT_RUNTIME);
     source_set_table(source, model_build(&source->config, type));
     if (header.elements != source->model.elements)
-        die("%s: claims %llu elements, its model has %zu", path, (unsigned long long)header.elements,
-            source->model.elements);
+        die("%s: claims %llu elements, its model has %zu; convert the original again", path,
+            (unsigned long long)header.elements, source->model.elements);
     source_check_end(source, sizeof(header) + header.elements * dtype_size(type));
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const TensorLocation place = {0, sizeof(header) + source->model.parameters[i].offset * dtype_size(type), type,

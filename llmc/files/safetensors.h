@@ -80,7 +80,7 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
     if (!cJSON_IsString(dtype)) die("%s: tensor %.200s has no dtype", path, name);
     if (!cJSON_IsArray(shape)) die("%s: tensor %.200s has no shape", path, name);
     if (cJSON_GetArraySize(offsets) != 2 || !cJSON_IsArray(offsets))
-        die("%s: tensor %.200s: data_offsets are not two numbers", path, name);
+        die("%s: tensor %.200s: data_offsets are not two numbers; download it again", path, name);
     memset(tensor, 0, sizeof(*tensor));
     snprintf(tensor->dtype, sizeof(tensor->dtype), "%s", json_printable(dtype->valuestring) ? dtype->valuestring : "?");
     for (type = 0; type < SAFETENSORS_DTYPES && strcmp(safetensors_dtypes[type].name, tensor->dtype) != 0;) type++;
@@ -91,17 +91,18 @@ static void safetensors_read_entry(SafeTensor *tensor, const cJSON *entry, const
         if (tensor->rank == SAFETENSORS_RANK_MAX)
             die("%s: tensor %.200s has more than %d dimensions", path, name, SAFETENSORS_RANK_MAX);
         if (!json_whole_number(item, &tensor->shape[tensor->rank]))
-            die("%s: tensor %.200s: its shape has an entry that is not a whole number of at least 0", path, name);
+            die("%s: tensor %.200s: its shape has an entry that is not a whole number; download it again", path, name);
         overflow |= __builtin_mul_overflow(bytes, tensor->shape[tensor->rank++], &bytes);
     }
     if (!json_whole_number(offsets->child, &tensor->begin) || !json_whole_number(offsets->child->next, &tensor->end))
-        die("%s: tensor %.200s: data_offsets has an entry that is not a whole number of at least 0", path, name);
+        die("%s: tensor %.200s: data_offsets has an entry that is not a whole number; download it again", path, name);
     if (tensor->begin > tensor->end)
-        die("%s: tensor %.200s: data_offsets [%llu, %llu] end before they begin", path, name,
+        die("%s: tensor %.200s: data_offsets [%llu, %llu] end before they begin; download it again", path, name,
             (unsigned long long)tensor->begin, (unsigned long long)tensor->end);
     if (overflow || (size && tensor->end - tensor->begin != bytes))
-        die("%s: tensor %.200s: data_offsets hold %llu bytes, which shape %s of %s does not need", path, name,
-            (unsigned long long)(tensor->end - tensor->begin), shape_text(tensor->shape, tensor->rank), tensor->dtype);
+        die("%s: tensor %.200s: data_offsets hold %llu bytes, which shape %s of %s does not need; download it again",
+            path, name, (unsigned long long)(tensor->end - tensor->begin), shape_text(tensor->shape, tensor->rank),
+            tensor->dtype);
     tensor->name = checked_strdup(name);
 }
 
@@ -121,14 +122,16 @@ static void safetensors_check_cover(SafeTensor *tensors, size_t count, uint64_t 
             die("%s: tensor %.200s ends at byte %llu of the data, but the file has %llu; download it again", path,
                 t->name, (unsigned long long)t->end, (unsigned long long)data_bytes);
         if (t->begin < end)
-            die("%s: tensor %.200s overlaps tensor %.200s (data_offsets)", path, t->name, tensors[i - 1].name);
+            die("%s: tensor %.200s overlaps tensor %.200s (data_offsets); download it again", path, t->name,
+                tensors[i - 1].name);
         if (t->begin > end)
-            die("%s: bytes %llu to %llu of the data, before tensor %.200s, belong to no tensor", path,
-                (unsigned long long)end, (unsigned long long)t->begin, t->name);
+            die("%s: bytes %llu to %llu of the data, before tensor %.200s, belong to no tensor; download it again",
+                path, (unsigned long long)end, (unsigned long long)t->begin, t->name);
         end = t->end;
     }
     if (end != data_bytes)
-        die("%s: %llu bytes after the last tensor belong to none", path, (unsigned long long)(data_bytes - end));
+        die("%s: %llu bytes after the last tensor belong to none; download it again", path,
+            (unsigned long long)(data_bytes - end));
 }
 
 // Parses the header. *header_bytes: size of the JSON text by the file's first 8 bytes

@@ -110,7 +110,9 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     SequenceBound bound;
     if (longest > POSITIONS_MAX / (P * G))
-        die("a step of %zu x %zu completions of up to %zu tokens is too large to count; ask for fewer", P, G, longest);
+        die("a step of %zu x %zu completions of up to %zu tokens is too large to count; lower --batch, --group-size or "
+            "--max-new-tokens",
+            P, G, longest);
     bound.longest = longest;
     bound.N = settings->sequence_tokens ? settings->sequence_tokens : G * longest;
     if (bound.N < G * longest)
