@@ -62,7 +62,7 @@ products, `pairs` query-key pairs of a layer:
 A layer of linear attention projects E = 2 HK DK + 2 HV DV + 2 HV elements, of which W = 2 HK DK + HV DV go through a
 convolution: A = 3C + E + W + 2 HV DV + H + FF and P = C E + HV DV C + C H + FF C. The delta rule's FLOPs (delta_flops
 in ops.h) replace those of pairs. N / max(n, 1024) states of HV DK DV sums replace K, V, dK, dV, in the same memory. For
-the states, mixer_begin of method stream repeats 2 N C (W + 2 HV) FLOPs of projections, and the delta rule.
+these states method stream repeats 2 N C (W + 2 HV) FLOPs of projections, and the delta rule.
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor: a
 plan is this same code on op set "dry" (llmc/plan/plan.h). There visit and visit_layer make one chunk or layer count for
