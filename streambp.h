@@ -66,9 +66,9 @@ these states method stream repeats 2 N C (W + 2 HV) FLOPs of projections, and th
 
 Every tensor is pushed on the arena where it is needed and popped where it dies. The steps never look inside a tensor: a
 plan is this same code on op set "dry" (llmc/plan/plan.h). There visit and visit_layer make one chunk or layer count for
-all of its shape. Linear layers include their adapters (stream/modules.h): with
-LoRA dW is that of the adapters. Other orders of the same steps are in llmc/orders/: methods mst, seco and spaco,
-processes that share a sequence, generation. orders.h chooses.
+all of its shape. Linear layers include their adapters (stream/modules.h): with LoRA dW is that of the adapters. Other
+orders of the same steps are in llmc/orders/: methods mst, seco and spaco, processes that share a sequence, generation.
+orders.h chooses.
 */
 #ifndef STREAMBP_H
 #define STREAMBP_H
