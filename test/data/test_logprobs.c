@@ -258,7 +258,7 @@ TEST(another_model_or_data_is_refused) {
         {WANTED(model_key, 0), NULL},                    // any
         {WANTED(model_key, 0x1111),
          "whose.logprobs: is by another model, some/model (bf16, 0123456789abcdef); the run's reference is other/model "
-         "(bf16, 0000000000001111): run logprobs again"},
+         "(bf16, 0000000000001111); run logprobs again"},
         {WANTED(data_key, 0xfedcba9876543211),
          "whose.logprobs: is of other data or another tokenizer: 10000 tokens in 40 documents (fedcba9876543210), "
          "train-00000.bin has 10000 in 40 (fedcba9876543211); run logprobs on"},

@@ -108,7 +108,7 @@ refuses 1 'holds adapters; to train or read others give their base' train --mode
 succeeds eval --model "$base" $data --val-steps 4 --json
 plain=$(json loss)
 succeeds eval --model "$base" --adapter "$WORK/run" $data --val-steps 4 --json
-check 'a note says which checkpoint was taken' grep -q "note: --adapter .*/run: .*checkpoint-00000012 is taken" "$WORK/err"
+check 'a note says which checkpoint was taken' grep -q "note: --adapter .*/run: using .*checkpoint-00000012" "$WORK/err"
 loss=$(json loss)
 succeeds eval --model "$WORK/run" $data --val-steps 4 --json
 says err 'note: --model .*/run: holds adapters; their base .*/base.bin is taken'

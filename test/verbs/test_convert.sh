@@ -17,7 +17,7 @@ check 'JSON says what was written' [ "$(json format) $(json files) $(json dtype)
 check 'flat and back is the same' same "$WORK/again/model.safetensors" "$WORK/published/model.safetensors"
 succeeds train --model "$WORK/published" --data $SHARD --seq-len 64 --steps 4 --save-every 2 --out "$WORK/run" --quiet
 succeeds eval --model "$WORK/run" --data $SHARD --seq-len 64 --val-steps 2 --json
-check 'a note says which checkpoint was taken' grep -q "note: --model .*/run: .*checkpoint-00000004/model.bin is taken" "$WORK/err"
+check 'a note says which checkpoint was taken' grep -q "note: --model .*/run: using .*checkpoint-00000004/model.bin" "$WORK/err"
 loss=$(json loss)
 succeeds convert --model "$WORK/run" --like "$WORK/published" --out "$WORK/tuned"
 succeeds convert --model "$WORK/run" --out "$WORK/tuned2"
@@ -97,7 +97,7 @@ done
 printf -- '---\nlicense: apache-2.0\n---\n# Tiny\n' >"$cache/snapshots/0123abc/README.md"
 export HF_HOME="$WORK/home"
 succeeds convert --model Owner/Tiny-0.1 --like Owner/Tiny-0.1 --out "$WORK/from_hub"
-says err 'note: --model Owner/Tiny-0.1: .*/snapshots/0123abc is taken'
+says err 'note: --model Owner/Tiny-0.1: using .*/snapshots/0123abc'
 check 'a card names its base' [ "$(sed -n '4,6p' "$WORK/from_hub/README.md" | tr '\n' ' ')" = 'base_model: Owner/Tiny-0.1 license: apache-2.0 tags: ' ]
 check 'a name of the hub is its snapshot' same "$WORK/from_hub/model.safetensors" "$WORK/published/model.safetensors"
 HF_HUB_CACHE=$WORK/home/hub succeeds plan --model Owner/Tiny-0.1 --seq-len 64
