@@ -48,7 +48,7 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
     table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of stored weights");
     for (size_t i = 0; i < MODEL_TENSORS; i++) table->model_offset[i] = ABSENT;
     for (size_t i = 0, layer = 0; i < model->parameter_count; i++) {
-        for (; layer <= L && model->parameters[i].offset >= layer_start(model, layer); layer++) {
+        for (; layer <= L && model->parameters[i].offset >= model->layer_starts[layer]; layer++) {
             table->elements = quant_align(table->elements, STORAGE_ALIGNMENT);
             table->layer_starts[layer] = table->elements;
         }
@@ -57,7 +57,6 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
             if (model->model_offset[t] == model->parameters[i].offset)
                 table->model_offset[t] = table->parameters[i].offset;
     }
-    table->layer_begin = table->layer_starts[0];
 }
 
 static void storage_free(Storage *storage) {
