@@ -116,16 +116,12 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
                                                                const Ops *ops, const void *device_base,
                                                                const char *when, const char *advice) {
     const Parameter *p = &model->parameters[bad];
-    const size_t cols = p->cols ? p->cols : 1;
+    char at[PLACE_TEXT];
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
         if (s.parameter != bad) continue;
-        const float *values = (const float *)slab_from_device(&s, ops, device_base, model->dtype, DTYPE_FP32);
-        for (size_t i = 0; i < s.count; i++) {
-            if (!isfinite(values[i]))
-                die("%sthe weights hold %s: tensor %s at [%zu, %zu]; %s", when,
-                    isnan(values[i]) ? "NaN" : "an infinity", p->name, (s.begin + i) / cols, (s.begin + i) % cols,
-                    advice);
-        }
+        const void *values = slab_from_device(&s, ops, device_base, model->dtype, DTYPE_FP32);
+        const char *what = elements_bad_text(values, DTYPE_FP32, p->cols, s.begin, s.count, at);
+        if (what) die("%sthe weights hold %s: tensor %s at %s; %s", when, what, p->name, at, advice);
     }
     die("%sthe sum of the weights' squares overflows: tensor %s; %s", when, p->name, advice);
 }
@@ -133,9 +129,8 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
 // Finds the first parameter with an element that is not finite, for weights that are off-device.
 static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops *ops, const void *weights) {
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
-        const float *values = (const float *)slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
-        for (size_t i = 0; i < s.count; i++)
-            if (!isfinite(values[i])) return s.parameter;
+        const void *values = slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
+        if (elements_find_bad(values, DTYPE_FP32, s.count) < s.count) return s.parameter;
     }
     return model->parameter_count;
 }
