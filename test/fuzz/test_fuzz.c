@@ -302,7 +302,7 @@ static void open_adapter_config(const char *path) {
     cJSON *root = adapter_config_read(path, &lora);
     const AdapterTargets targets = {root, path, EXIT_RUNTIME, config.family->layer_prefix};
     config.num_hidden_layers = 2;
-    if (adapter_targets_known(&targets)) adapter_choose(&targets, &lora, &config);
+    if (adapter_targets_known(&targets)) adapter_choose(&targets, &lora, &config, NULL);
     free(lora.each);
     cJSON_Delete(root);
 }
