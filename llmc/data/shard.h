@@ -51,15 +51,11 @@ static void shard_paths_add(ShardPaths *list, const char *path) {
     grown->device = status.st_dev, grown->inode = status.st_ino;
 }
 
-static int shard_paths_by_name(const void *a, const void *b) {
-    return strcmp(((const ShardPath *)a)->path, ((const ShardPath *)b)->path);
-}
-
 static int shard_paths_by_file(const void *a, const void *b) {
     const ShardPath *x = (const ShardPath *)a, *y = (const ShardPath *)b;
     if (x->device != y->device) return x->device < y->device ? -1 : 1;
     if (x->inode != y->inode) return x->inode < y->inode ? -1 : 1;
-    return shard_paths_by_name(a, b);
+    return compare_names(a, b);
 }
 
 // Refuses one file given by two names (a link, "./"), which would count twice.
@@ -90,7 +86,7 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     }
     if (!list.count) die("no shards were given; name token files (.bin) or a quoted pattern");
     shard_paths_check_files(&list);
-    qsort(list.at, list.count, sizeof(ShardPath), shard_paths_by_name);
+    qsort(list.at, list.count, sizeof(ShardPath), compare_names);
     return list;
 }
 

@@ -38,7 +38,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
     size_t count = 0;
     source->files = (InputFile *)checked_calloc(most, sizeof(InputFile), "the open shards");
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
-    qsort(names, count, sizeof(*names), json_compare_names);
+    qsort(names, count, sizeof(*names), compare_names);
     for (size_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         if (i && !strcmp(names[i - 1], names[i])) continue;

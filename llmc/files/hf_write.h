@@ -172,10 +172,6 @@ static const char *hf_tokenizer_from(const HfWrite *write) {
 }
 
 // ---- what goes where ------------------------------------------------------------------------------------------------
-static int hf_compare_names(const void *a, const void *b) {
-    return strcmp(((const HfTensor *)a)->name, ((const HfTensor *)b)->name);
-}
-
 static const char *hf_dtype_of(const HfTensor *t) {
     return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
@@ -194,7 +190,7 @@ static int hf_compare_order(const void *a, const void *b) {
     const HfTensor *x = (const HfTensor *)a, *y = (const HfTensor *)b;
     const size_t p = hf_dtype_rank(hf_dtype_of(x)), q = hf_dtype_rank(hf_dtype_of(y));
     if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
-    return p != q ? (p < q ? -1 : 1) : hf_compare_names(a, b);
+    return p != q ? (p < q ? -1 : 1) : compare_texts(a, b);
 }
 
 // Divides the table into files: each takes tensors while they fit; a tensor above the limit has its own.
@@ -420,7 +416,7 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     json_size(&json, "total_size", (size_t)write->bytes);
     json_object_end(&json);
     json_object(&json, "weight_map");
-    qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_names);
+    qsort(write->tensors, write->count, sizeof(*write->tensors), compare_texts);
     for (const HfTensor *t = write->tensors; t < write->tensors + write->count; t++)
         json_text(&json, t->name, hf_shard_name(write, t->shard, name));
     json_object_end(&json);

@@ -191,19 +191,15 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     list->count = count;
 }
 
-static int safetensors_compare_names(const void *a, const void *b) {
-    return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
-}
-
 static void safetensors_sort(SafeTensors *list) {
-    if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_names);
+    if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), compare_names);
 }
 
 // Finds a tensor in a sorted list, or NULL.
 static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     SafeTensor key = {0};
     key.name = (char *)name;
-    return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), safetensors_compare_names);
+    return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), compare_names);
 }
 
 static void safetensors_free(SafeTensors *list) {
