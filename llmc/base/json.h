@@ -89,6 +89,11 @@ static const cJSON *json_get(const cJSON *object, const char *key) {
     return item && !cJSON_IsNull(item) ? item : NULL;
 }
 
+// Tells whether a value is this text.
+static int json_is(const cJSON *item, const char *text) {
+    return cJSON_IsString(item) && !strcmp(item->valuestring, text);
+}
+
 static int json_whole_number(const cJSON *item, uint64_t *value) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) return 0;
     *value = (uint64_t)item->valuedouble;

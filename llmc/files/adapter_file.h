@@ -123,7 +123,7 @@ static void adapter_check_initialisation(const cJSON *item, const char *path) {
 static void adapter_check_word(const cJSON *root, const char *key, const char *wanted, const char *path) {
     const cJSON *item = json_get(root, key);
     char value[64];
-    if (item && (!cJSON_IsString(item) || strcmp(item->valuestring, wanted) != 0))
+    if (item && !json_is(item, wanted))
         die("%s: %s is %s, only %s is supported", path, key, json_scalar_text(item, value, sizeof(value)), wanted);
 }
 

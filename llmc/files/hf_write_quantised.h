@@ -46,25 +46,22 @@ static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
 
 // Prints the quant state as bitsandbytes does.
 static void hf_state_text(HfCodes *c, size_t parameter) {
-    static const char *const names[] = {"float32", "bfloat16", "float64", "float16"};
     const Parameter *p = &c->source->model.parameters[parameter];
     const QuantFormat f = c->format[parameter];
     JsonOut json = json_open_text(c->state[parameter], HF_STATE_TEXT, JSON_LINE);
     json_object(&json, NULL);
     json_text(&json, "quant_type", quant_type_names[f.type]);
     json_size(&json, "blocksize", f.block);
-    json_text(&json, "dtype", names[f.rounding]);
+    json_text(&json, "dtype", hf_dtype_name(f.rounding));
     json_array(&json, "shape");
     json_size(&json, NULL, p->rows), json_size(&json, NULL, p->cols);
     json_array_end(&json);
     if (f.nested) {
         float offset;
-        char text[40];
         memcpy(&offset, hf_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
-        number_text((double)offset, text);
         json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
         json_text(&json, "nested_dtype", "float32");
-        json_word(&json, "nested_offset", strcat(text, strpbrk(text, ".e") ? "" : ".0"));
+        hf_put_real(&json, "nested_offset", (double)offset);
     }
     json_object_end(&json);
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
