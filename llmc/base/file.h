@@ -196,10 +196,7 @@ static char *stream_read_text(FILE *stream, const char *name, size_t limit, size
         *length += got;
         if (*length > limit) die("%s: has more than %zu bytes", name, limit);
         if (capacity - *length > 1) continue;
-        char *grown = (char *)checked_malloc(2 * capacity, name);
-        memcpy(grown, text, *length);
-        free(text);
-        text = grown, capacity *= 2;
+        text = (char *)checked_realloc(text, capacity *= 2, name);
     }
     if (ferror(stream)) die("%s: reading failed: %s", name, strerror(errno));
     text[*length] = 0;

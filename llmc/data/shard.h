@@ -40,15 +40,12 @@ typedef struct {
 } ShardPaths;
 
 static void shard_paths_add(ShardPaths *list, const char *path) {
-    ShardPath *grown = (ShardPath *)checked_calloc(list->count + 1, sizeof(ShardPath), "the list of shards");
+    ShardPath added = {checked_strdup(path), 0, 0};
     struct stat status;
-    if (list->count) memcpy(grown, list->at, list->count * sizeof(ShardPath));
-    free(list->at);
-    list->at = grown;
-    grown += list->count++;
-    grown->path = checked_strdup(path);
-    if (stat(path, &status) != 0) return; // opening reports why
-    grown->device = status.st_dev, grown->inode = status.st_ino;
+    if (stat(path, &status) == 0) // else opening reports why
+        added.device = status.st_dev, added.inode = status.st_ino;
+    list->at = (ShardPath *)checked_realloc(list->at, (list->count + 1) * sizeof(ShardPath), "the list of shards");
+    list->at[list->count++] = added;
 }
 
 static int shard_paths_by_file(const void *a, const void *b) {

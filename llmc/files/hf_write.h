@@ -112,8 +112,7 @@ static HfKeptFiles hf_find_kept(const char *folder, int images) {
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
             die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
-        kept.names = (char(*)[256])realloc(kept.names, (kept.count + 1) * sizeof(*kept.names));
-        if (!kept.names) die("%s: out of host memory for the names of its files", folder);
+        kept.names = (char(*)[256])checked_realloc(kept.names, (kept.count + 1) * sizeof(*kept.names), folder);
         snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
         kept.bytes += (uint64_t)status.st_size;
     }

@@ -172,8 +172,7 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     const cJSON *entry;
     size_t count = list->count;
     cJSON_ArrayForEach(entry, header) count++;
-    list->tensors = (SafeTensor *)realloc(list->tensors, (count + 1) * sizeof(SafeTensor));
-    if (!list->tensors) die("%s: out of host memory for a list of %zu tensors", file->path, count);
+    list->tensors = (SafeTensor *)checked_realloc(list->tensors, (count + 1) * sizeof(SafeTensor), "a list of tensors");
     count = list->count;
     cJSON_ArrayForEach(entry, header) {
         if (strcmp(entry->string, "__metadata__") != 0)
