@@ -118,12 +118,13 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
     }
 }
 
-static int file_begins_with(const char *path, const char *magic) {
-    char begin[16] = "";
+// Reads the first bytes of a file, at most begin[room]; returns how many.
+static size_t input_begin(const char *path, void *begin, size_t room) {
     InputFile file = input_open(path);
-    input_read(&file, 0, begin, min_size(file.bytes, strlen(magic)));
+    const size_t bytes = min_size(file.bytes, room);
+    input_read(&file, 0, begin, bytes);
     input_close(&file);
-    return !strcmp(begin, magic);
+    return bytes;
 }
 
 // Reads a whole text file of at most `limit` bytes and ends it with a zero; the caller frees it.
@@ -167,12 +168,9 @@ static const struct {
 // Ends the program if the file is of a known kind other than `wanted`.
 static void file_refuse_kind(const char *path, const char *wanted) {
     unsigned char begin[512] = {0};
-    InputFile file = input_open(path);
-    const size_t bytes = min_size(file.bytes, sizeof(begin));
+    const size_t bytes = input_begin(path, begin, sizeof(begin));
     const char *name = NULL, *advice = NULL;
     size_t printed = 0, blank;
-    input_read(&file, 0, begin, bytes);
-    input_close(&file);
     for (size_t i = 0; i < sizeof(file_kinds) / sizeof(file_kinds[0]) && !name; i++)
         if (!memcmp(begin, file_kinds[i].magic, file_kinds[i].bytes))
             name = file_kinds[i].name, advice = file_kinds[i].advice;

@@ -106,12 +106,12 @@ static void shard_refuse_folder(const char *path) {
 
 // Tells whether the file begins like a shard of documents; else it may be one of llm.c's.
 static int is_token_shard(const char *path) {
-    uint32_t magic = 0;
+    char begin[sizeof(TOKEN_SHARD_MAGIC)] = "";
+    uint32_t magic;
     if (path_is_directory(path)) shard_refuse_folder(path);
-    if (file_begins_with(path, TOKEN_SHARD_MAGIC)) return 1;
-    InputFile file = input_open(path);
-    input_read(&file, 0, &magic, min_size(file.bytes, sizeof(magic)));
-    input_close(&file);
+    input_begin(path, begin, sizeof(begin) - 1);
+    if (!strcmp(begin, TOKEN_SHARD_MAGIC)) return 1;
+    memcpy(&magic, begin, sizeof(magic));
     if (magic != LLMC_SHARD_16 && magic != LLMC_SHARD_32) file_refuse_kind(path, "a token shard");
     return 0;
 }

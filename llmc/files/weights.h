@@ -14,11 +14,9 @@ weights on the host. Between files and device memory everything passes through f
 // ---- opening --------------------------------------------------------------------------------------------------------
 // Opens a single file; its first bytes tell the format.
 static void weights_open_file(WeightSource *source, const char *path) {
-    InputFile file = input_open(path);
     unsigned char begin[8] = {0};
     int32_t number;
-    input_read(&file, 0, begin, (size_t)(file.bytes < 8 ? file.bytes : 8));
-    input_close(&file);
+    input_begin(path, begin, sizeof(begin));
     memcpy(&number, begin, sizeof(number));
     if (!memcmp(begin, FLAT_MAGIC, 8)) {
         flat_open(source);
