@@ -182,12 +182,6 @@ static Assignment assign_rounds(Assignment a, size_t batches) {
     return rounds;
 }
 
-// Assigns all micro-batches to one process.
-static Assignment assign_alone(size_t batches) {
-    Assignment assignment = {batches, 1, 0, 1, 0};
-    return assignment;
-}
-
 // Returns the number of micro-batches that this rank has a part of.
 static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
