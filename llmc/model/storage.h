@@ -18,20 +18,17 @@ typedef struct {
 
 #define STORAGE_ALIGNMENT 64 // bytes; of records and groups
 
-static size_t stored_bytes(const Model *model, QuantFormat format, const Parameter *p) {
-    const size_t n = parameter_elements(p);
-    return format.type == QUANT_NONE ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes;
-}
-
 // Appends parameter i of the model; a record begins at an aligned byte. Elements follow without gaps, so that a step
 // can use a group without records directly.
 static void storage_add(Storage *storage, const Model *model, size_t i) {
+    const QuantFormat format = storage->format[i];
+    const size_t n = parameter_elements(&model->parameters[i]);
+    const int floats = format.type == QUANT_NONE;
     Model *table = &storage->table;
     Parameter *p = &table->parameters[table->parameter_count++];
     *p = model->parameters[i];
-    p->rows = stored_bytes(model, storage->format[i], &model->parameters[i]), p->cols = 0;
-    p->offset =
-        storage->format[i].type == QUANT_NONE ? table->elements : quant_align(table->elements, STORAGE_ALIGNMENT);
+    p->rows = floats ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes, p->cols = 0;
+    p->offset = floats ? table->elements : quant_align(table->elements, STORAGE_ALIGNMENT);
     table->elements = p->offset + p->rows;
 }
 
