@@ -35,6 +35,9 @@ static int path_is_directory(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
+// Returns the last part of a path.
+static const char *path_last(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
+
 // Copies the folder that contains `path` to `above`.
 static void folder_above(char above[PATH_MAX], const char *path) {
     const char *slash = strrchr(path, '/');

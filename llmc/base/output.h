@@ -391,10 +391,9 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
     signals_prepare();
     folder_resolve(folder, path);
     folder_above(above, folder->path);
-    const char *base = strrchr(folder->path, '/') ? strrchr(folder->path, '/') + 1 : folder->path;
     DIR *directory = opendir(above); // need not be readable to be written to
     while (directory && (entry = readdir(directory))) {
-        if (!is_temporary_of(entry->d_name, base)) continue;
+        if (!is_temporary_of(entry->d_name, path_last(folder->path))) continue;
         path_join(stale, above, entry->d_name);
         folder_clear_stale(stale, ours);
     }

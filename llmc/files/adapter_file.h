@@ -226,7 +226,8 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
     snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
              (unsigned long long)base->weights);
     safetensors_write_begin(&writer, NULL, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
-    for (size_t i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
+    for (const Parameter *p = table->parameters; p < table->parameters + table->parameter_count; p++)
+        safetensors_write_named(&writer, p->name, p, type);
     return (size_t)safetensors_write_end(&writer);
 }
 

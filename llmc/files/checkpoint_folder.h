@@ -517,10 +517,9 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
-    const char *slash = strrchr(path, '/');
     if (!path_is_directory(path)) {
         folder_above(checkpoint, path);
-        const int named = !strcmp(slash ? slash + 1 : path, manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
+        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
         if (verify && named && !manifest_check(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
         return path;
     }

@@ -64,9 +64,8 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     GradientFile sizes;
-    for (size_t i = 0; i < model->parameter_count; i++)
-        if (globs_match(globs, model->parameters[i].name))
-            safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
+    for (const Parameter *p = model->parameters; p < model->parameters + model->parameter_count; p++)
+        if (globs_match(globs, p->name)) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
     sizes.data = safetensors_write_end(&writer);
     sizes.bytes = sizes.data + writer.data;
     return sizes;

@@ -163,11 +163,14 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
         hf_quantised_check_map(&h, "nested_quant_map", quant_scales()->map, 256);
     }
     hf_quantised_check_finite(&h, format.nested ? "nested_absmax" : "absmax", scales);
-    source_add_record(source, parameter, format);
+    const size_t count = source->model.parameter_count;
+    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
+    if (!source->records)
+        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
     const RecordLocation record = {
         {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset};
     const TensorLocation place = {codes->file, codes->begin, format.rounding, 1};
-    source->records[parameter] = record, source->places[parameter] = place;
+    source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
     codes->used = 1;
 }
 

@@ -62,7 +62,7 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
     }
     cJSON_ArrayForEach(item, map) {
         SafeTensor *tensor = safetensors_find(list, item->string);
-        if (!tensor || strcmp(strrchr(source->files[tensor->file].path, '/') + 1, item->valuestring) != 0)
+        if (!tensor || strcmp(path_last(source->files[tensor->file].path), item->valuestring) != 0)
             die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
         tensor->used = 1;
     }

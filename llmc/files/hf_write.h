@@ -331,7 +331,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
-    hf_codes_free(&write->codes);
+    free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
     free(write->tensors);
 }
 

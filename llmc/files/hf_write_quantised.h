@@ -90,11 +90,6 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
     }
 }
 
-static void hf_codes_free(HfCodes *c) {
-    free(c->format), free(c->state), free(c->copied), free(c->record);
-    memset(c, 0, sizeof(*c));
-}
-
 // ---- their tensors --------------------------------------------------------------------------------------------------
 // Sets shape[2] and dtype of a part; returns its rank; 0: the matrix has no such part
 static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uint64_t shape[2], const char **dtype) {

@@ -279,10 +279,6 @@ static void safetensors_write_named(SafetensorsWriter *writer, const char *name,
                              (uint64_t)parameter_elements(p) * dtype_size(type));
 }
 
-static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
-    safetensors_write_named(writer, p->name, p, type);
-}
-
 // Closes the header and pads it so that data begin at a multiple of 8; returns that byte.
 static uint64_t safetensors_write_end(SafetensorsWriter *writer) {
     static const char spaces[] = "       ";

@@ -135,15 +135,6 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Declares a parameter whose codes are in the files.
-static void source_add_record(WeightSource *source, size_t parameter, QuantFormat format) {
-    const size_t count = source->model.parameter_count;
-    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
-    if (!source->records)
-        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
-    source->quant[parameter] = format;
-}
-
 // Copies a record from the files.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);

@@ -20,7 +20,7 @@ static void weights_open_file(WeightSource *source, const char *path) {
     memcpy(&number, begin, sizeof(number));
     if (!memcmp(begin, FLAT_MAGIC, 8)) {
         flat_open(source);
-    } else if (number == LLMC_MODEL_MAGIC || number == llmc_swap_bytes(LLMC_MODEL_MAGIC)) {
+    } else if (number == LLMC_MODEL_MAGIC || number == LLMC_MAGIC_SWAPPED) {
         llmc_gpt2_open(source);
     } else {
         if (text_ends_with(path, ".safetensors") || text_ends_with(path, ".json"))

@@ -282,7 +282,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
         const Parameter *p = &model->parameters[i];
         const DType type = types[i % type_count];
         char *tensor = data + writer.data;
-        safetensors_write_entry(&writer, p, type);
+        safetensors_write_named(&writer, p->name, p, type);
         for (size_t j = 0; j < parameter_elements(p); j++) {
             const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
             const double value = formula(p->offset + j);
