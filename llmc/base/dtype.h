@@ -80,6 +80,18 @@ static size_t elements_find_bad(const void *elements, DType type, size_t count) 
     return i;
 }
 
+#define PLACE_TEXT 48 // bytes of "[row, column]"
+
+// Describes the first value that is not finite of elements [begin, begin + count) of a matrix [., cols] (0: a vector):
+// returns "NaN" or "an infinity", and its place in `at`; NULL: all are finite.
+static const char *elements_bad_text(const void *elements, DType type, size_t cols, size_t begin, size_t count,
+                                     char at[PLACE_TEXT]) {
+    const size_t bad = elements_find_bad(elements, type, count), width = cols ? cols : 1;
+    if (bad == count) return NULL;
+    snprintf(at, PLACE_TEXT, "[%zu, %zu]", (begin + bad) / width, (begin + bad) % width);
+    return isnan(element_to_double(elements, type, bad)) ? "NaN" : "an infinity";
+}
+
 /*
 Conversion between element types, on the host and for files: every pair of types, except into fp16. Values are rounded
 to nearest, ties to even. Conversion in device memory is an op (ops.h).

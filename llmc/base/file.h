@@ -35,6 +35,9 @@ static int path_is_directory(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
+// Returns the last part of a path.
+static const char *path_last(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
+
 // Copies the folder that contains `path` to `above`.
 static void folder_above(char above[PATH_MAX], const char *path) {
     const char *slash = strrchr(path, '/');
@@ -118,12 +121,13 @@ static void input_read(const InputFile *file, uint64_t offset, void *out, size_t
     }
 }
 
-static int file_begins_with(const char *path, const char *magic) {
-    char begin[16] = "";
+// Reads the first bytes of a file, at most begin[room]; returns how many.
+static size_t input_begin(const char *path, void *begin, size_t room) {
     InputFile file = input_open(path);
-    input_read(&file, 0, begin, min_size(file.bytes, strlen(magic)));
+    const size_t bytes = min_size(file.bytes, room);
+    input_read(&file, 0, begin, bytes);
     input_close(&file);
-    return !strcmp(begin, magic);
+    return bytes;
 }
 
 // Reads a whole text file of at most `limit` bytes and ends it with a zero; the caller frees it.
@@ -167,12 +171,9 @@ static const struct {
 // Ends the program if the file is of a known kind other than `wanted`.
 static void file_refuse_kind(const char *path, const char *wanted) {
     unsigned char begin[512] = {0};
-    InputFile file = input_open(path);
-    const size_t bytes = min_size(file.bytes, sizeof(begin));
+    const size_t bytes = input_begin(path, begin, sizeof(begin));
     const char *name = NULL, *advice = NULL;
     size_t printed = 0, blank;
-    input_read(&file, 0, begin, bytes);
-    input_close(&file);
     for (size_t i = 0; i < sizeof(file_kinds) / sizeof(file_kinds[0]) && !name; i++)
         if (!memcmp(begin, file_kinds[i].magic, file_kinds[i].bytes))
             name = file_kinds[i].name, advice = file_kinds[i].advice;
@@ -196,10 +197,7 @@ static char *stream_read_text(FILE *stream, const char *name, size_t limit, size
         *length += got;
         if (*length > limit) die("%s: has more than %zu bytes", name, limit);
         if (capacity - *length > 1) continue;
-        char *grown = (char *)checked_malloc(2 * capacity, name);
-        memcpy(grown, text, *length);
-        free(text);
-        text = grown, capacity *= 2;
+        text = (char *)checked_realloc(text, capacity *= 2, name);
     }
     if (ferror(stream)) die("%s: reading failed: %s", name, strerror(errno));
     text[*length] = 0;

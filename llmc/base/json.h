@@ -27,10 +27,6 @@ static int json_printable(const char *text) {
     return !*text;
 }
 
-static int json_compare_names(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 // Checks the keys of every object of a tree. Recursion is bounded: cJSON limits the depth.
 static void json_check_keys(const cJSON *value, const char *where) {
     const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
@@ -43,7 +39,7 @@ static void json_check_keys(const cJSON *value, const char *where) {
         if (!json_printable(child->string)) die("%s: a key holds control characters", where);
         names[i++] = child->string;
     }
-    qsort(names, count, sizeof(*names), json_compare_names);
+    qsort(names, count, sizeof(*names), compare_names);
     for (i = 1; i < count; i++) {
         if (!strcmp(names[i - 1], names[i])) die("%s: the key \"%.200s\" is given twice", where, names[i]);
     }
@@ -91,6 +87,11 @@ static cJSON *json_read_object(const char *path, size_t limit) {
 static const cJSON *json_get(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return item && !cJSON_IsNull(item) ? item : NULL;
+}
+
+// Tells whether a value is this text.
+static int json_is(const cJSON *item, const char *text) {
+    return cJSON_IsString(item) && !strcmp(item->valuestring, text);
 }
 
 static int json_whole_number(const cJSON *item, uint64_t *value) {

@@ -115,12 +115,6 @@ static int is_temporary_of(const char *name, const char *base) {
     return !strncmp(name, base, strlen(base)) && is_temporary_suffix(name + strlen(base));
 }
 
-// Cuts off what temporary_name adds to a name.
-static void strip_temporary(char *name) {
-    for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
-        if (is_temporary_suffix(dot)) *dot = 0;
-}
-
 // Makes a temporary name with the process id: two writers of one path do not collide, and a user's own X.tmp stays.
 static void temporary_name(char temporary[PATH_MAX], const char *path, int attempt) {
     if (snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), attempt) >= PATH_MAX)
@@ -305,7 +299,8 @@ static int folder_remove(const char *path, int fd, int (*ours)(const char *name)
     while (directory && (entry = readdir(directory))) {
         char name[256];
         snprintf(name, sizeof(name), "%s", entry->d_name);
-        strip_temporary(name);
+        for (char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
+            if (is_temporary_suffix(dot)) *dot = 0;
         if (ours(name)) unlinkat(fd, entry->d_name, 0);
     }
     if (directory)
@@ -396,10 +391,9 @@ static void folder_open(OutputFolder *folder, const char *path, uint64_t bytes, 
     signals_prepare();
     folder_resolve(folder, path);
     folder_above(above, folder->path);
-    const char *base = strrchr(folder->path, '/') ? strrchr(folder->path, '/') + 1 : folder->path;
     DIR *directory = opendir(above); // need not be readable to be written to
     while (directory && (entry = readdir(directory))) {
-        if (!is_temporary_of(entry->d_name, base)) continue;
+        if (!is_temporary_of(entry->d_name, path_last(folder->path))) continue;
         path_join(stale, above, entry->d_name);
         folder_clear_stale(stale, ours);
     }

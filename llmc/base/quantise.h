@@ -263,8 +263,4 @@ static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record,
     }
 }
 
-static void quant_decode(float *out, QuantFormat f, const uint8_t *record, size_t n) {
-    quant_decode_range(out, f, record, n, 0, n);
-}
-
 #endif

@@ -234,8 +234,13 @@ static int word_index(const char *words, const char *text) {
     return -1;
 }
 
-// Compares for qsort of an array of char arrays.
+// Compares for qsort of structs that begin with a char array, or of char arrays.
 static int compare_texts(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
+
+// Compares for qsort of structs that begin with a pointer to text, or of such pointers.
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 static int text_ends_with(const char *text, const char *end) {
     size_t length = strlen(text), tail = strlen(end);

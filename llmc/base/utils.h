@@ -118,13 +118,16 @@ static void stdout_finish(void) {
 // Set by tests after the first step: any later allocation of ours is fatal.
 static int allocation_guard;
 
-static void *checked_malloc(size_t bytes, const char *what) {
+// Changes the size of `memory`, or allocates if it is NULL.
+static void *checked_realloc(void *memory, size_t bytes, const char *what) {
     if (allocation_guard) die("allocation of %zu bytes for %s after the first step (allocation guard)", bytes, what);
-    void *memory = malloc(bytes ? bytes : 1);
+    memory = realloc(memory, bytes ? bytes : 1);
     if (!memory)
         die("out of host memory: %zu bytes wanted for %s; free some memory or use a smaller model", bytes, what);
     return memory;
 }
+
+static void *checked_malloc(size_t bytes, const char *what) { return checked_realloc(NULL, bytes, what); }
 
 static void *checked_calloc(size_t count, size_t size, const char *what) {
     if (allocation_guard)

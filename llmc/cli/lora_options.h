@@ -112,7 +112,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
                       c->num_hidden_layers - 1);
     }
     adapter_choose_copies(&targets, lora, c);
-    const size_t chosen = adapter_choose(&targets, lora, c);
+    const size_t chosen = adapter_choose(&targets, lora, c, NULL);
     if (strncmp(o->lora_targets, "all", 3) != 0) lora_check_entries(&targets, lora, c, "target_modules");
     if (!chosen) die_usage("--lora-targets %s: no layer of this model has such a linear layer", o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");

@@ -83,26 +83,20 @@ static void batch_set_positions(Batch *batch) {
             batch->position[t] = (int32_t)(t - batch->document_start[d]);
 }
 
-// Sets B documents of T tokens, every target with weight 1. The batch has room for B*T tokens and B documents.
-static void batch_set_regular(Batch *batch, size_t B, size_t T) {
+// Fills B documents with T+1 random ids below vocab_size each, documents `first` on of one random sequence: document b
+// reads ids [b(T+1), b(T+1) + T), its targets are one further on, with weight 1. The batch has room for them alone.
+static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
     if (batch->N != B * T || batch->documents != B)
         die("internal: a batch of %zu tokens in %zu documents cannot hold %zu x %zu", batch->N, batch->documents, B, T);
-    for (size_t b = 0; b < B; b++) batch->document_start[b] = b * T;
-    batch_set_positions(batch);
-    for (size_t t = 0; t < B * T; t++) batch->loss_weight[t] = 1.0f;
-}
-
-// Fills B documents with T+1 random ids below vocab_size each, documents `first` on of one random sequence: document b
-// reads ids [b(T+1), b(T+1) + T), its targets are one further on.
-static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t vocab_size, uint64_t seed) {
-    batch_set_regular(batch, B, T);
     for (size_t b = 0; b < B; b++) {
+        batch->document_start[b] = b * T;
         for (size_t t = 0; t <= T; t++) {
             int32_t id = (int32_t)random_below(seed, RANDOM_STREAM_TOKENS, (first + b) * (T + 1) + t, vocab_size);
-            if (t < T) batch->tokens[b * T + t] = id;
+            if (t < T) batch->tokens[b * T + t] = id, batch->loss_weight[b * T + t] = 1;
             if (t > 0) batch->targets[b * T + t - 1] = id;
         }
     }
+    batch_set_positions(batch);
 }
 
 // Returns the batch's share of its step's counts. Fills batch->document_weight unless NULL.

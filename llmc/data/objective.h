@@ -308,16 +308,19 @@ static PairLoss pair_at(const Objective *o, const Batch *batch, size_t d, const 
     return pair_loss(o, side);
 }
 
+// Sets the weights of a document's targets from the derivative of the loss by the sum of their log-probabilities.
+static void document_weights(const Batch *batch, size_t d, double Z, double slope, void *weight, DType type) {
+    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+        const double m = target_weight(batch, t);
+        value_set(weight, type, t, m == 0 ? 0 : m * slope / Z);
+    }
+}
+
 static void pair_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight, DType type) {
-    const size_t *start = batch->document_start;
-    for (size_t d = 0; d < batch->documents; d += 2) {
-        PairLoss pair = pair_at(o, batch, d, logp, type);
-        for (size_t side = 0; side < 2; side++) {
-            for (size_t t = start[d + side]; t < start[d + side + 1]; t++) {
-                double m = target_weight(batch, t);
-                value_set(weight, type, t, m == 0 ? 0 : m * pair.slope[side] / Z);
-            }
-        }
+    PairLoss pair = {0};
+    for (size_t d = 0; d < batch->documents; d++) {
+        if (d % 2 == 0) pair = pair_at(o, batch, d, logp, type);
+        document_weights(batch, d, Z, pair.slope[d % 2], weight, type);
     }
 }
 
@@ -339,13 +342,8 @@ static LabelLoss label_loss(const Objective *o, const Batch *batch, size_t d, co
 
 static void label_weights(const Objective *o, const Batch *batch, double Z, const void *logp, void *weight,
                           DType type) {
-    for (size_t d = 0; d < batch->documents; d++) {
-        const LabelLoss document = label_loss(o, batch, d, logp, type);
-        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
-            const double m = target_weight(batch, t);
-            value_set(weight, type, t, m == 0 ? 0 : m * document.slope / Z);
-        }
-    }
+    for (size_t d = 0; d < batch->documents; d++)
+        document_weights(batch, d, Z, label_loss(o, batch, d, logp, type).slope, weight, type);
 }
 
 // ---- completions with advantages ------------------------------------------------------------------------------------

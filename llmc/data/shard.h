@@ -40,26 +40,19 @@ typedef struct {
 } ShardPaths;
 
 static void shard_paths_add(ShardPaths *list, const char *path) {
-    ShardPath *grown = (ShardPath *)checked_calloc(list->count + 1, sizeof(ShardPath), "the list of shards");
+    ShardPath added = {checked_strdup(path), 0, 0};
     struct stat status;
-    if (list->count) memcpy(grown, list->at, list->count * sizeof(ShardPath));
-    free(list->at);
-    list->at = grown;
-    grown += list->count++;
-    grown->path = checked_strdup(path);
-    if (stat(path, &status) != 0) return; // opening reports why
-    grown->device = status.st_dev, grown->inode = status.st_ino;
-}
-
-static int shard_paths_by_name(const void *a, const void *b) {
-    return strcmp(((const ShardPath *)a)->path, ((const ShardPath *)b)->path);
+    if (stat(path, &status) == 0) // else opening reports why
+        added.device = status.st_dev, added.inode = status.st_ino;
+    list->at = (ShardPath *)checked_realloc(list->at, (list->count + 1) * sizeof(ShardPath), "the list of shards");
+    list->at[list->count++] = added;
 }
 
 static int shard_paths_by_file(const void *a, const void *b) {
     const ShardPath *x = (const ShardPath *)a, *y = (const ShardPath *)b;
     if (x->device != y->device) return x->device < y->device ? -1 : 1;
     if (x->inode != y->inode) return x->inode < y->inode ? -1 : 1;
-    return shard_paths_by_name(a, b);
+    return compare_names(a, b);
 }
 
 // Refuses one file given by two names (a link, "./"), which would count twice.
@@ -90,7 +83,7 @@ static ShardPaths shard_paths_find(const char *const *paths, size_t count) {
     }
     if (!list.count) die("no shards were given; name token files (.bin) or a quoted pattern");
     shard_paths_check_files(&list);
-    qsort(list.at, list.count, sizeof(ShardPath), shard_paths_by_name);
+    qsort(list.at, list.count, sizeof(ShardPath), compare_names);
     return list;
 }
 
@@ -113,12 +106,12 @@ static void shard_refuse_folder(const char *path) {
 
 // Tells whether the file begins like a shard of documents; else it may be one of llm.c's.
 static int is_token_shard(const char *path) {
-    uint32_t magic = 0;
+    char begin[sizeof(TOKEN_SHARD_MAGIC)] = "";
+    uint32_t magic;
     if (path_is_directory(path)) shard_refuse_folder(path);
-    if (file_begins_with(path, TOKEN_SHARD_MAGIC)) return 1;
-    InputFile file = input_open(path);
-    input_read(&file, 0, &magic, min_size(file.bytes, sizeof(magic)));
-    input_close(&file);
+    input_begin(path, begin, sizeof(begin) - 1);
+    if (!strcmp(begin, TOKEN_SHARD_MAGIC)) return 1;
+    memcpy(&magic, begin, sizeof(magic));
     if (magic != LLMC_SHARD_16 && magic != LLMC_SHARD_32) file_refuse_kind(path, "a token shard");
     return 0;
 }

@@ -123,7 +123,7 @@ static void adapter_check_initialisation(const cJSON *item, const char *path) {
 static void adapter_check_word(const cJSON *root, const char *key, const char *wanted, const char *path) {
     const cJSON *item = json_get(root, key);
     char value[64];
-    if (item && (!cJSON_IsString(item) || strcmp(item->valuestring, wanted) != 0))
+    if (item && !json_is(item, wanted))
         die("%s: %s is %s, only %s is supported", path, key, json_scalar_text(item, value, sizeof(value)), wanted);
 }
 
@@ -158,65 +158,6 @@ static cJSON *adapter_config_read(const char *path, Lora *lora) {
     lora->dropout = adapter_number(root, "lora_dropout", 0, 0, 0.99, path);
     lora->rslora = rslora && cJSON_IsTrue(rslora);
     return root;
-}
-
-// ---- adapter_config.json: the modules -----------------------------------------------------------------------------
-// Tells whether the keys name the modules. If not, the tensors alone decide.
-static int adapter_targets_known(const AdapterTargets *t) {
-    const cJSON *targets = json_get(t->root, "target_modules");
-    if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
-        die("%s: target_modules is neither a list of names nor text", t->where);
-    return targets != NULL;
-}
-
-static int adapter_has_tensor(const SafeTensors *list, const char *prefix, const char *module, char which) {
-    char name[200];
-    snprintf(name, sizeof(name), "base_model.model.%s%s.lora_%c.weight", prefix, module, which);
-    return safetensors_find(list, name) != NULL;
-}
-
-// Fills lora->modules or lora->each: modules with a tensor in the file have an adapter; target_modules must agree.
-// path: of the file
-static void adapter_find_modules(const SafeTensors *list, const AdapterTargets *t, Lora *lora, const Config *c,
-                                 const char *path) {
-    const int known = adapter_targets_known(t);
-    size_t count = 0;
-    char prefix[64], name[160];
-    lora->each = adapter_allocate_each(c);
-    for (size_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        snprintf(prefix, sizeof(prefix), c->family->layer_prefix, layer);
-        for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++) {
-            const char *module = lora_module(c->family, i);
-            const int found =
-                adapter_has_tensor(list, prefix, module, 'A') || adapter_has_tensor(list, prefix, module, 'B');
-            if (!lora_layer_has(c, layer, i)) continue;
-            if (known && adapter_targets(t, name, layer) != found)
-                die(found ? "%s: has tensors of %s, which target_modules does not name"
-                          : "%s: has no tensors of %s, which target_modules names",
-                    t->where, name);
-            if (found) lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
-        }
-    }
-    adapter_choose_copies(t, lora, c);
-    for (size_t i = 0; i < 2; i++) {
-        const ModelTensor outer = adapter_outer[i];
-        char tensor[200];
-        lora_outer_name(c->family, outer, name);
-        snprintf(tensor, sizeof(tensor), "base_model.model.%s.%s", name,
-                 outer == EMBEDDING ? "lora_embedding_A" : "lora_A.weight");
-        const int found = safetensors_find(list, tensor) != NULL;
-        if (known && !lora->saves[outer] && adapter_targets(t, name, ADAPTER_OUTER) != found)
-            die(found ? "%s: has tensors of %s, which target_modules does not name"
-                      : "%s: has no tensors of %s, which target_modules names",
-                t->where, name);
-        if (found && lora->saves[outer])
-            die("%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two", t->where, name);
-        if (found) lora->outer[outer] = adapter_module(t, name, lora), count++;
-    }
-    if (!count)
-        die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
-            c->family->name);
-    adapter_simplify(lora, c);
 }
 
 // ---- which base -----------------------------------------------------------------------------------------------------
@@ -285,7 +226,8 @@ static size_t adapter_header(const Model *table, DType type, const BaseKey *base
     snprintf(keys, sizeof(keys), ADAPTER_BASE_VER "%016llx %016llx", (unsigned long long)base->config,
              (unsigned long long)base->weights);
     safetensors_write_begin(&writer, NULL, text, room, base->weights ? ADAPTER_BASE_KEY : NULL, keys);
-    for (size_t i = 0; i < table->parameter_count; i++) safetensors_write_entry(&writer, &table->parameters[i], type);
+    for (const Parameter *p = table->parameters; p < table->parameters + table->parameter_count; p++)
+        safetensors_write_named(&writer, p->name, p, type);
     return (size_t)safetensors_write_end(&writer);
 }
 
@@ -333,7 +275,10 @@ static WeightSource *adapter_open_tensors(const char *path, Lora *lora, const Mo
     safetensors_sort(&list);
     const AdapterTargets targets = {root, config, EXIT_RUNTIME, prefix};
     if (root) {
-        adapter_find_modules(&list, &targets, lora, &model->config, path);
+        adapter_choose_copies(&targets, lora, &model->config);
+        if (!adapter_choose(&targets, lora, &model->config, &list))
+            die("%s: holds no adapters for the linear layers of a %s model; is it for another base?", path,
+                family->name);
         lora_build(lora, model);
     }
     source->config = model->config, source->transposed = 1; // only A of the embedding

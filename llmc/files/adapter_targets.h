@@ -14,6 +14,7 @@ The command line uses the same keys (cli/lora_options.h).
 #include "llmc/base/json.h"
 #include "llmc/base/pattern.h"
 #include "llmc/model/lora.h"
+#include "safetensors.h"
 
 static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // have adapters or copies only if named
 #define ADAPTER_OUTER SIZE_MAX                                   // their layer number
@@ -160,24 +161,57 @@ static void adapter_simplify(Lora *lora, const Config *c) {
     lora->each = NULL, lora->modules = modules;
 }
 
-static LoraModule *adapter_allocate_each(const Config *c) {
-    return (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule),
-                                        "the adapters of each layer");
+// Tells whether the keys name the modules. If not, the tensors alone decide.
+static int adapter_targets_known(const AdapterTargets *t) {
+    const cJSON *targets = json_get(t->root, "target_modules");
+    if (targets && !cJSON_IsString(targets) && !cJSON_IsArray(targets))
+        die_with(t->code, "%s: target_modules is neither a list of names nor text", t->where);
+    return targets != NULL;
 }
 
-// Fills lora->modules or lora->each from the keys. Returns the number of modules with adapters.
-static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c) {
-    char name[160];
+static int adapter_has_tensor(const SafeTensors *list, const char *module, const char *tensor) {
+    char name[256];
+    snprintf(name, sizeof(name), "base_model.model.%s.%s", module, tensor);
+    return safetensors_find(list, name) != NULL;
+}
+
+// Tells whether a module has an adapter: by the keys or, with the tensors of a file, by a or b; the keys must agree.
+// own: the module's name in the file
+static int adapter_has(const AdapterTargets *t, const SafeTensors *list, const char *name, size_t layer,
+                       const char *own, const char *a, const char *b) {
+    if (!list) return adapter_targets(t, name, layer);
+    const int found = adapter_has_tensor(list, own, a) || adapter_has_tensor(list, own, b);
+    if (adapter_targets_known(t) && adapter_targets(t, name, layer) != found)
+        die_with(t->code,
+                 found ? "%s: has tensors of %s, which target_modules does not name"
+                       : "%s: has no tensors of %s, which target_modules names",
+                 t->where, name);
+    return found;
+}
+
+// Fills lora->modules or lora->each from the keys, and from the tensors of a file if `list` is not NULL. Returns the
+// number of modules with adapters.
+static size_t adapter_choose(const AdapterTargets *t, Lora *lora, const Config *c, const SafeTensors *list) {
+    const AdapterTargets text = {NULL, NULL, 0, c->family->layer_prefix};
+    char name[160], own[160];
     size_t count = 0;
-    lora->each = adapter_allocate_each(c);
+    lora->each = (LoraModule *)checked_calloc(c->num_hidden_layers * LORA_TENSORS, sizeof(LoraModule),
+                                              "the adapters of each layer");
     for (size_t layer = 0; layer < c->num_hidden_layers; layer++)
         for (size_t i = 0; adapter_module_name(t, c->family, layer, i, name); i++)
-            if (lora_layer_has(c, layer, i) && adapter_targets(t, name, layer))
+            if (lora_layer_has(c, layer, i) &&
+                adapter_has(t, list, name, layer, adapter_module_name(&text, c->family, layer, i, own), "lora_A.weight",
+                            "lora_B.weight"))
                 lora->each[layer * LORA_TENSORS + i] = adapter_module(t, name, lora), count++;
     for (size_t i = 0; i < 2; i++) {
-        lora_outer_name(c->family, adapter_outer[i], name);
-        if (!lora->saves[adapter_outer[i]] && adapter_targets(t, name, ADAPTER_OUTER))
-            lora->outer[adapter_outer[i]] = adapter_module(t, name, lora), count++;
+        const ModelTensor outer = adapter_outer[i];
+        const char *a = outer == EMBEDDING ? "lora_embedding_A" : "lora_A.weight";
+        lora_outer_name(c->family, outer, name);
+        if (lora->saves[outer] && list && adapter_has_tensor(list, name, a))
+            die_with(t->code, "%s: has %s in modules_to_save and an adapter of it; PEFT trains one of the two",
+                     t->where, name);
+        if (!lora->saves[outer] && adapter_has(t, list, name, ADAPTER_OUTER, name, a, a))
+            lora->outer[outer] = adapter_module(t, name, lora), count++;
     }
     adapter_simplify(lora, c);
     return count;

@@ -205,11 +205,6 @@ static int checkpoint_is_written_name(const char *name) {
     return !strcmp(name, MANIFEST_NAME);
 }
 
-// Deletes a checkpoint folder. 0: it holds other files and stays.
-static int checkpoint_delete(const char *path) {
-    return folder_remove(path, open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), checkpoint_is_written_name);
-}
-
 // Removes a checkpoint, renaming it first: a kill leaves nothing under a valid name. Returns 0 if the name stays taken.
 static int checkpoint_remove(const char *folder, size_t step) {
     char path[PATH_MAX], removed[PATH_MAX];
@@ -266,7 +261,9 @@ static void checkpoint_clear(const char *folder) {
         *suffix = 0;
         if (checkpoint_step_of(name) == CHECKPOINT_NONE) continue;
         path_join(path, folder, entry->d_name);
-        if (!checkpoint_delete(path)) note("%s was left by an interrupted run and holds other files; remove it", path);
+        const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (!folder_remove(path, fd, checkpoint_is_written_name))
+            note("%s was left by an interrupted run and holds other files; remove it", path);
     }
     closedir(directory);
 }
@@ -520,10 +517,9 @@ static void checkpoint_verify(const char *checkpoint, const Manifest *manifest) 
 static const char *model_path_find(const char *path, char found[PATH_MAX], int quiet, int verify) {
     char checkpoint[PATH_MAX], part[PATH_MAX];
     Manifest manifest;
-    const char *slash = strrchr(path, '/');
     if (!path_is_directory(path)) {
         folder_above(checkpoint, path);
-        const int named = !strcmp(slash ? slash + 1 : path, manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
+        const int named = !strcmp(path_last(path), manifest_names[0][MANIFEST_MODEL]); // a checkpoint's
         if (verify && named && !manifest_check(checkpoint, &manifest)) checkpoint_verify(checkpoint, &manifest);
         return path;
     }

@@ -75,12 +75,7 @@ static void flat_open(WeightSource *source) {
     }
 }
 
-// ---- writing: flat_begin, then elements in order with flat_append, then output_commit -------------------------------
-typedef struct {
-    OutputFile output;
-    uint64_t at;
-} FlatWriter;
-
+// ---- writing --------------------------------------------------------------------------------------------------------
 static void flat_header(FlatHeader *header, const Model *model, DType dtype) {
     const FlatHeader fields = {{0}, FLAT_VERSION, FLAT_BYTE_ORDER, sizeof(fields), (uint32_t)dtype, 0, model->elements,
                                0,   {0}};
@@ -90,29 +85,25 @@ static void flat_header(FlatHeader *header, const Model *model, DType dtype) {
     header->checksum = flat_checksum(header);
 }
 
-static void flat_begin(FlatWriter *writer, const char *path, const Model *model, DType dtype) {
+// Opens a file and writes its header; the elements follow it.
+static void flat_begin(OutputFile *output, const char *path, const Model *model, DType dtype) {
     FlatHeader header;
     flat_header(&header, model, dtype);
-    output_open(&writer->output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
-    output_write(&writer->output, 0, &header, sizeof(header));
-    writer->at = sizeof(header);
-}
-
-static void flat_append(FlatWriter *writer, const void *elements, size_t bytes) {
-    output_write(&writer->output, writer->at, elements, bytes);
-    writer->at += bytes;
+    output_open(output, path, sizeof(header) + (uint64_t)model->elements * dtype_size(dtype));
+    output_write(output, 0, &header, sizeof(header));
 }
 
 // Converts any source to a flat .bin of `dtype`, slab by slab. With source->dtype no value changes.
 static void weights_convert(const WeightSource *source, const char *path, DType dtype) {
-    FlatWriter writer;
+    const size_t size = dtype_size(dtype);
+    OutputFile output;
     weights_check_output(source, dtype);
-    flat_begin(&writer, path, &source->model, dtype);
+    flat_begin(&output, path, &source->model, dtype);
     for (Slabs s = slabs_of_all(&source->model, "converting"); slabs_next(&s);) {
         source_read_finite(source, s.parameter, s.begin, s.count, dtype, 0, staged.bytes);
-        flat_append(&writer, staged.bytes, s.count * dtype_size(dtype));
+        output_write(&output, sizeof(FlatHeader) + (uint64_t)s.first * size, staged.bytes, s.count * size);
     }
-    output_commit(&writer.output);
+    output_commit(&output);
 }
 
 #endif

@@ -64,9 +64,8 @@ static GradientFile gradients_write_header(const OutputFile *file, const char *g
     SafetensorsWriter writer;
     safetensors_write_begin(&writer, file, NULL, 0, NULL, NULL);
     GradientFile sizes;
-    for (size_t i = 0; i < model->parameter_count; i++)
-        if (globs_match(globs, model->parameters[i].name))
-            safetensors_write_entry(&writer, &model->parameters[i], DTYPE_FP32);
+    for (const Parameter *p = model->parameters; p < model->parameters + model->parameter_count; p++)
+        if (globs_match(globs, p->name)) safetensors_write_named(&writer, p->name, p, DTYPE_FP32);
     sizes.data = safetensors_write_end(&writer);
     sizes.bytes = sizes.data + writer.data;
     return sizes;
@@ -81,23 +80,6 @@ static void gradients_check_path(const char *path, const char *globs, World worl
     output_discard();
 }
 
-// Makes the file with its header on rank 0; opens it on the others.
-static void gradients_open(OutputFile *output, const char *path, const char *globs, World world, const Model *model,
-                           uint64_t bytes) {
-    if (world.rank == 0) {
-        output_open(output, path, bytes);
-        gradients_write_header(output, globs, model);
-    }
-    if (world_ranks(world) > 1) output_share(output, path);
-}
-
-static void gradients_close(OutputFile *output, World world) {
-    if (world.rank) output_leave(output);
-    if (world_ranks(world) > 1) dist_barrier(); // all parts are written
-    if (world.rank == 0) output_commit(output);
-    if (world_ranks(world) > 1) dist_barrier(); // the file is in place
-}
-
 // Writes the gradients of parameters that match (globs_match) from `stored`, in device memory, sharded by ZeRO's stage.
 // Every rank writes its part.
 static void gradients_write(const char *path, const char *globs, const Model *model, World world, const Ops *ops,
@@ -107,7 +89,11 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
     OutputFile output;
     uint64_t at = sizes.data; // the parameter's tensor in the file
     size_t written = 0;       // parameters written before it
-    gradients_open(&output, path, globs, world, model, sizes.bytes);
+    if (world.rank == 0) {
+        output_open(&output, path, sizes.bytes);
+        gradients_write_header(&output, globs, model);
+    }
+    if (world_ranks(world) > 1) output_share(&output, path); // the others open the file that rank 0 made
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, own, memory, "writing gradients"); slabs_next(&s);) {
         const Parameter *p = &model->parameters[s.parameter];
         for (; written < s.parameter; written++)
@@ -120,7 +106,10 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
         else
             output_write(&output, at + (uint64_t)s.begin * sizeof(float), values, s.count * sizeof(float));
     }
-    gradients_close(&output, world);
+    if (world.rank) output_leave(&output);
+    if (world_ranks(world) > 1) dist_barrier(); // all parts are written
+    if (world.rank == 0) output_commit(&output);
+    if (world_ranks(world) > 1) dist_barrier(); // the file is in place
 }
 
 #endif

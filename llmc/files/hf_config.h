@@ -23,16 +23,22 @@ static const char *hf_dtype_name(DType type) {
     return names[type];
 }
 
+// Returns the type of this name, but not double; DTYPE_COUNT: none
+static DType hf_dtype_find(const cJSON *name) {
+    for (int i = DTYPE_FP32; i < DTYPE_FLOATS; i++)
+        if (i != DTYPE_FP64 && json_is(name, hf_dtype_name((DType)i))) return (DType)i;
+    return DTYPE_COUNT;
+}
+
 // Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses other quantisers.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
-    const cJSON *dtype = json_get(root, json_get(root, "dtype") ? "dtype" : "torch_dtype");
+    const DType dtype = hf_dtype_find(json_get(root, json_get(root, "dtype") ? "dtype" : "torch_dtype"));
     char value[64];
-    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, DTYPE_BF16};
+    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
     if (!quantised || cJSON_IsNull(quantised)) return format;
-    if (!cJSON_IsString(method) || strcmp(method->valuestring, "bitsandbytes") != 0 ||
-        !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
+    if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
         die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes are supported; take the original model and "
             "--base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
@@ -42,9 +48,6 @@ static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     if (format.type == QUANT_NONE)
         die("%s: bnb_4bit_quant_type is %s, not nf4 or fp4", path, json_scalar_text(type, value, sizeof(value)));
     format.nested = cJSON_IsTrue(json_get(quantised, "bnb_4bit_use_double_quant"));
-    for (int i = DTYPE_FP32; i < DTYPE_FLOATS; i++)
-        if (cJSON_IsString(dtype) && i != DTYPE_FP64 && !strcmp(dtype->valuestring, hf_dtype_name((DType)i)))
-            format.rounding = (DType)i;
     return format;
 }
 
@@ -84,11 +87,9 @@ static const HfComposite *hf_composite(const cJSON *root) {
     const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
     const HfComposite *found = NULL;
     for (const HfComposite *c = hf_composites; c < hf_composites + HF_COMPOSITES; c++) {
-        if (type ? !cJSON_IsString(type) || strcmp(type->valuestring, c->model_type) != 0
-                 : !cJSON_IsString(architecture) || strcmp(architecture->valuestring, c->architecture) != 0)
-            continue;
+        if (type ? !json_is(type, c->model_type) : !json_is(architecture, c->architecture)) continue;
         if (!found) found = c;
-        if (cJSON_IsString(text) && !strcmp(text->valuestring, family_find(c->family)->model_type)) return c;
+        if (json_is(text, family_find(c->family)->model_type)) return c;
     }
     return found;
 }
@@ -98,8 +99,8 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const cJSON *types = json_get(text, "layer_types"), *item = json_get(root, key);
     const char *what = "";
     char value[64], known[256] = "";
-    cJSON_ArrayForEach(layer, types) if (cJSON_IsString(layer) && !strcmp(layer->valuestring, "linear_attention"))
-        what = ", a hybrid with layers of linear attention (Gated DeltaNet),";
+    cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
+        ", a hybrid with layers of linear attention (Gated DeltaNet),";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
     if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
     if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || strstr(value, "_moe"))
@@ -115,8 +116,7 @@ static const cJSON *hf_text_config(const cJSON *root, const HfComposite *composi
     const Family *family = composite ? family_find(composite->family) : NULL;
     if (!family) return root;
     if (!cJSON_IsObject(text)) die("%s: text_config is missing, which has the text model of a %s", path, family->name);
-    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, family->model_type) != 0))
-        hf_refuse_family(path, text, "model_type");
+    if (type && !json_is(type, family->model_type)) hf_refuse_family(path, text, "model_type");
     return text;
 }
 
@@ -128,14 +128,13 @@ static const Family *hf_family(const cJSON *root, const char *path) {
     if (!architecture && !type) die("%s: has neither architectures nor model_type, so its family is unknown", path);
     if (architecture && architecture->next && cJSON_IsArray(list)) die("%s: architectures names more than one", path);
     for (const Family *f = families; f < families + FAMILIES; f++) {
-        if (cJSON_IsString(architecture) && !strcmp(architecture->valuestring, f->architecture)) family = f;
-        if (cJSON_IsString(type) && !strcmp(type->valuestring, f->model_type)) by_type = f;
+        if (json_is(architecture, f->architecture)) family = f;
+        if (json_is(type, f->model_type)) by_type = f;
     }
-    if (composite && cJSON_IsString(architecture) && !strcmp(architecture->valuestring, composite->architecture))
-        family = by_type;
+    if (composite && json_is(architecture, composite->architecture)) family = by_type;
     const cJSON *text = json_get(json_get(root, "text_config"), "model_type");
     for (const Family *f = families; f < families + FAMILIES && !(family && by_type) && !composite; f++)
-        if (cJSON_IsString(text) && !strcmp(text->valuestring, f->model_type))
+        if (json_is(text, f->model_type))
             die("%s: is a model with images or sound beside its text, which is not supported; save its text model by "
                 "itself, as %s",
                 path, f->architecture);
@@ -295,7 +294,7 @@ static void hf_read_rope_per_layer(Config *config, const cJSON *rope, HfRope *fo
     if (!sliding) return;
     const cJSON *type = hf_check_rope(config, sliding, "rope_parameters.sliding_attention", path);
     const cJSON *local = json_get(sliding, "rope_theta");
-    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "default") != 0))
+    if (type && !json_is(type, "default"))
         die("%s: rope_parameters.sliding_attention of type %s is not supported; layers with a window have plain rotary "
             "positions",
             path, json_scalar_text(type, value, sizeof(value)));
@@ -338,8 +337,7 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     else if (parameters && !hides)
         hf_read_rope_object(config, parameters, "rope_parameters", &found, path);
     const cJSON *type = json_get(scaling, "type");
-    const int plain =
-        config->rope_type == ROPE_DEFAULT && cJSON_IsString(type) && !strcmp(type->valuestring, "default");
+    const int plain = config->rope_type == ROPE_DEFAULT && json_is(type, "default");
     if (per_layer && type && !plain && !json_get(scaling, "rope_type"))
         die("%s: rope_scaling has a type but no rope_type, which %s needs", path, config->family->architecture);
     if (scaling && (per_layer || hides)) hf_read_rope_object(config, scaling, "rope_scaling", &found, path);
@@ -385,7 +383,7 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
     if (!cJSON_IsArray(types)) die("%s: layer_types is not a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        if (!cJSON_IsString(type) || (strcmp(type->valuestring, FULL) != 0 && strcmp(type->valuestring, other) != 0))
+        if (!json_is(type, FULL) && !json_is(type, other))
             die("%s: layer_types: layer %zu has %s, supported is " FULL "%s%s", path, layers,
                 json_scalar_text(type, value, sizeof(value)), strcmp(other, FULL) != 0 ? "|" : "",
                 strcmp(other, FULL) != 0 ? other : "");

@@ -13,7 +13,7 @@ Opening a folder checks all of it except the codes, of which every value is vali
 */
 #ifndef LLMC_HF_QUANTISED_H
 #define LLMC_HF_QUANTISED_H
-#include "llmc/base/json.h"
+#include "hf_config.h"
 #include "weight_source.h"
 
 enum { QUANT_STATE_MOST = 4096 }; // bytes of JSON
@@ -52,13 +52,10 @@ static SafeTensor *hf_quantised_part(const HfQuantised *h, const char *part, con
     return tensor;
 }
 
-static void hf_quantised_floats(const HfQuantised *h, const SafeTensor *tensor, float *out) {
-    input_read(&h->source->files[tensor->file], tensor->begin, out, (size_t)(tensor->end - tensor->begin));
-}
-
 static void hf_quantised_check_map(const HfQuantised *h, const char *part, const float *map, size_t count) {
     float found[256];
-    hf_quantised_floats(h, hf_quantised_part(h, part, "F32", count), found);
+    const SafeTensor *tensor = hf_quantised_part(h, part, "F32", count);
+    input_read(&h->source->files[tensor->file], tensor->begin, found, (size_t)(tensor->end - tensor->begin));
     for (size_t i = 0; i < count; i++)
         if (found[i] != map[i])
             hf_quantised_die(h, part, "has %g at [%zu], where bitsandbytes has %g", (double)found[i], i,
@@ -86,15 +83,6 @@ static double hf_state_number(const HfQuantised *h, const char *part, const cJSO
     return item->valuedouble;
 }
 
-static DType hf_state_dtype(const HfQuantised *h, const char *part, const cJSON *state) {
-    static const DType types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
-    static const char *const names[] = {"float32", "bfloat16", "float16"};
-    const cJSON *item = json_get(state, "dtype");
-    for (size_t i = 0; i < 3; i++)
-        if (cJSON_IsString(item) && !strcmp(item->valuestring, names[i])) return types[i];
-    hf_quantised_die(h, part, "has a dtype that is not float32, bfloat16 or float16");
-}
-
 // Checks that the state's shape is [rows, cols] of the parameter.
 static void hf_state_check_shape(const HfQuantised *h, const char *part, const cJSON *state, const Parameter *p) {
     const cJSON *shape = json_get(state, "shape");
@@ -119,9 +107,10 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     const cJSON *of = json_get(state, "quant_type");
     const double block = hf_state_number(h, part, state, "blocksize");
     QuantFormat format = {type, json_get(state, "nested_blocksize") != NULL, (size_t)fmax(block, 0),
-                          hf_state_dtype(h, part, state)};
-    if (!cJSON_IsString(of) || strcmp(of->valuestring, quant_type_names[type]) != 0)
-        hf_quantised_die(h, part, "has another quant_type than its name");
+                          hf_dtype_find(json_get(state, "dtype"))};
+    if (format.rounding == DTYPE_COUNT)
+        hf_quantised_die(h, part, "has a dtype that is not float32, bfloat16 or float16");
+    if (!json_is(of, quant_type_names[type])) hf_quantised_die(h, part, "has another quant_type than its name");
     if (format.block < QUANT_BLOCK_LEAST || format.block > QUANT_BLOCK_MOST || (double)format.block != block ||
         format.block & (format.block - 1))
         hf_quantised_die(h, part, "has blocksize %g; powers of 2 from %d to %d are supported", block, QUANT_BLOCK_LEAST,
@@ -129,10 +118,9 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     hf_state_check_shape(h, part, state, p);
     *offset = 0;
     if (format.nested) {
-        const cJSON *dtype = json_get(state, "nested_dtype");
         if (hf_state_number(h, part, state, "nested_blocksize") != (double)QUANT_NESTED_BLOCK)
             hf_quantised_die(h, part, "has a nested_blocksize that is not %d", QUANT_NESTED_BLOCK);
-        if (!cJSON_IsString(dtype) || strcmp(dtype->valuestring, "float32") != 0)
+        if (!json_is(json_get(state, "nested_dtype"), "float32"))
             hf_quantised_die(h, part, "has a nested_dtype that is not float32");
         *offset = (float)hf_state_number(h, part, state, "nested_offset");
         if (!isfinite(*offset)) hf_quantised_die(h, part, "has a nested_offset that is not finite");
@@ -175,11 +163,14 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
         hf_quantised_check_map(&h, "nested_quant_map", quant_scales()->map, 256);
     }
     hf_quantised_check_finite(&h, format.nested ? "nested_absmax" : "absmax", scales);
-    source_add_record(source, parameter, format);
+    const size_t count = source->model.parameter_count;
+    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
+    if (!source->records)
+        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
     const RecordLocation record = {
         {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset};
     const TensorLocation place = {codes->file, codes->begin, format.rounding, 1};
-    source->records[parameter] = record, source->places[parameter] = place;
+    source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
     codes->used = 1;
 }
 

@@ -38,7 +38,7 @@ static void hf_open_shards(WeightSource *source, SafeTensors *list, const char *
     size_t count = 0;
     source->files = (InputFile *)checked_calloc(most, sizeof(InputFile), "the open shards");
     cJSON_ArrayForEach(item, map) names[count++] = item->valuestring;
-    qsort(names, count, sizeof(*names), json_compare_names);
+    qsort(names, count, sizeof(*names), compare_names);
     for (size_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         if (i && !strcmp(names[i - 1], names[i])) continue;
@@ -62,7 +62,7 @@ static void hf_check_index(const WeightSource *source, const SafeTensors *list, 
     }
     cJSON_ArrayForEach(item, map) {
         SafeTensor *tensor = safetensors_find(list, item->string);
-        if (!tensor || strcmp(strrchr(source->files[tensor->file].path, '/') + 1, item->valuestring) != 0)
+        if (!tensor || strcmp(path_last(source->files[tensor->file].path), item->valuestring) != 0)
             die("%s: tensor %.200s should be in %s, but is not there", path, item->string, item->valuestring);
         tensor->used = 1;
     }

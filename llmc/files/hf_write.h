@@ -112,8 +112,7 @@ static HfKeptFiles hf_find_kept(const char *folder, int images) {
         hf_check_link(folder, path);
         if (status.st_size > HF_KEPT_MAX)
             die("%s: has %lld bytes, too many for such a file", path, (long long)status.st_size);
-        kept.names = (char(*)[256])realloc(kept.names, (kept.count + 1) * sizeof(*kept.names));
-        if (!kept.names) die("%s: out of host memory for the names of its files", folder);
+        kept.names = (char(*)[256])checked_realloc(kept.names, (kept.count + 1) * sizeof(*kept.names), folder);
         snprintf(kept.names[kept.count++], sizeof(*kept.names), "%s", entry->d_name);
         kept.bytes += (uint64_t)status.st_size;
     }
@@ -172,10 +171,6 @@ static const char *hf_tokenizer_from(const HfWrite *write) {
 }
 
 // ---- what goes where ------------------------------------------------------------------------------------------------
-static int hf_compare_names(const void *a, const void *b) {
-    return strcmp(((const HfTensor *)a)->name, ((const HfTensor *)b)->name);
-}
-
 static const char *hf_dtype_of(const HfTensor *t) {
     return t->other ? t->other->dtype : t->part ? t->dtype : safetensors_dtypes[t->type].name;
 }
@@ -194,7 +189,7 @@ static int hf_compare_order(const void *a, const void *b) {
     const HfTensor *x = (const HfTensor *)a, *y = (const HfTensor *)b;
     const size_t p = hf_dtype_rank(hf_dtype_of(x)), q = hf_dtype_rank(hf_dtype_of(y));
     if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
-    return p != q ? (p < q ? -1 : 1) : hf_compare_names(a, b);
+    return p != q ? (p < q ? -1 : 1) : compare_texts(a, b);
 }
 
 // Divides the table into files: each takes tensors while they fit; a tensor above the limit has its own.
@@ -336,7 +331,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
-    hf_codes_free(&write->codes);
+    free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
     free(write->tensors);
 }
 
@@ -420,7 +415,7 @@ static void hf_write_index(HfWrite *write, OutputFolder *folder) {
     json_size(&json, "total_size", (size_t)write->bytes);
     json_object_end(&json);
     json_object(&json, "weight_map");
-    qsort(write->tensors, write->count, sizeof(*write->tensors), hf_compare_names);
+    qsort(write->tensors, write->count, sizeof(*write->tensors), compare_texts);
     for (const HfTensor *t = write->tensors; t < write->tensors + write->count; t++)
         json_text(&json, t->name, hf_shard_name(write, t->shard, name));
     json_object_end(&json);

@@ -28,59 +28,40 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Encodes a parameter's values as they would be written unquantised: merged, in the type to which decoding rounds.
-static void hf_encode(HfCodes *c, size_t parameter) {
-    const Parameter *p = &c->source->model.parameters[parameter];
-    const QuantFormat f = c->format[parameter];
-    const size_t count = parameter_elements(p);
-    float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
-    for (size_t i = 0, n; i < count; i += n) {
-        n = min_size(count - i, SLAB_ELEMENTS);
-        source_read_order(c->source, parameter, i, n, f.rounding, 0, staged.bytes);
-        elements_to_float(values + i, staged.bytes, f.rounding, n);
-        for (size_t k = i; k < i + n; k++)
-            if (!isfinite(values[k]))
-                die("%s: the weights hold %s: tensor %s at [%zu, %zu]; take another copy", c->source->path,
-                    isnan(values[k]) ? "NaN" : "an infinity", p->name, k / p->cols, k % p->cols);
-    }
-    quant_encode(c->record, f, values, count);
-    free(values);
-}
-
+// Returns the record of a parameter: copied, or encoded from the values that would be written unquantised: merged, in
+// the type to which decoding rounds.
 static const uint8_t *hf_record(HfCodes *c, size_t parameter) {
+    const QuantFormat f = c->format[parameter];
     const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
     if (c->record && c->record_of == parameter) return c->record;
     free(c->record);
     c->record_of = parameter;
-    c->record = (uint8_t *)checked_calloc(quant_parts(c->format[parameter], count).bytes, 1, "a matrix in 4 bits");
+    c->record = (uint8_t *)checked_calloc(quant_parts(f, count).bytes, 1, "a matrix in 4 bits");
     if (c->copied[parameter])
         source_copy_record(c->source, parameter, c->record);
     else
-        hf_encode(c, parameter);
+        source_encode(c->source, parameter, source_read_order, f.rounding, f, c->record);
     return c->record;
 }
 
 // Prints the quant state as bitsandbytes does.
 static void hf_state_text(HfCodes *c, size_t parameter) {
-    static const char *const names[] = {"float32", "bfloat16", "float64", "float16"};
     const Parameter *p = &c->source->model.parameters[parameter];
     const QuantFormat f = c->format[parameter];
     JsonOut json = json_open_text(c->state[parameter], HF_STATE_TEXT, JSON_LINE);
     json_object(&json, NULL);
     json_text(&json, "quant_type", quant_type_names[f.type]);
     json_size(&json, "blocksize", f.block);
-    json_text(&json, "dtype", names[f.rounding]);
+    json_text(&json, "dtype", hf_dtype_name(f.rounding));
     json_array(&json, "shape");
     json_size(&json, NULL, p->rows), json_size(&json, NULL, p->cols);
     json_array_end(&json);
     if (f.nested) {
         float offset;
-        char text[40];
         memcpy(&offset, hf_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
-        number_text((double)offset, text);
         json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
         json_text(&json, "nested_dtype", "float32");
-        json_word(&json, "nested_offset", strcat(text, strpbrk(text, ".e") ? "" : ".0"));
+        hf_put_real(&json, "nested_offset", (double)offset);
     }
     json_object_end(&json);
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
@@ -107,11 +88,6 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
         c->format[i] = c->copied[i] ? was : format;
         hf_state_text(c, i);
     }
-}
-
-static void hf_codes_free(HfCodes *c) {
-    free(c->format), free(c->state), free(c->copied), free(c->record);
-    memset(c, 0, sizeof(*c));
 }
 
 // ---- their tensors --------------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ norm. Matrices are [out, in], as ours; the padding rows of wte are skipped.
 #include "weight_source.h"
 
 #define LLMC_MODEL_MAGIC    20240326
+#define LLMC_MAGIC_SWAPPED  ((int32_t)__builtin_bswap32(LLMC_MODEL_MAGIC)) // of the other byte order
 #define LLMC_HEADER_INTS    256
 #define LLMC_VOCAB_MULTIPLE 128
-
-static int32_t llmc_swap_bytes(int32_t x) { return (int32_t)__builtin_bswap32((uint32_t)x); }
 
 // Locates the tensors in the file's order: wte and wpe, then kind by kind over all layers, then the last norm. In the
 // table, the parameters of a layer are contiguous. Returns where the file ends.
@@ -35,8 +34,7 @@ static void llmc_gpt2_open(WeightSource *source) {
     char text[256];
     const char *path = source->path;
     source_open_header(source, "llm.c GPT-2 .bin", header, sizeof(header));
-    if (header[0] == llmc_swap_bytes(LLMC_MODEL_MAGIC))
-        die("%s: was written on a machine of the other byte order", path);
+    if (header[0] == LLMC_MAGIC_SWAPPED) die("%s: was written on a machine of the other byte order", path);
     if (header[0] != LLMC_MODEL_MAGIC) die("%s: is not an llm.c model (magic %d)", path, header[0]);
     if (header[1] != 3 && header[1] != 5)
         die("%s: is an llm.c model of version %d, not 3 (fp32) or 5 (bf16); write it again with a newer llm.c", path,

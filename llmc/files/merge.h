@@ -21,11 +21,12 @@ static Slab staged_merge; // W in double, then the sum
 // ---- the adapters of one parameter ----------------------------------------------------------------------------------
 static void merge_read(const WeightSource *adapter, size_t parameter, float *out) {
     const Parameter *p = &adapter->model.parameters[parameter];
+    char at[PLACE_TEXT];
     weights_read(adapter, parameter, 0, parameter_elements(p), DTYPE_FP32, out);
-    for (size_t i = 0; i < parameter_elements(p); i++)
-        if (!isfinite(out[i]))
-            die("%s: tensor %s holds %s at [%zu, %zu]; take another copy or an earlier checkpoint", adapter->path,
-                p->name, isnan(out[i]) ? "NaN" : "an infinity", i / p->cols, i % p->cols);
+    const char *bad = elements_bad_text(out, DTYPE_FP32, p->cols, 0, parameter_elements(p), at);
+    if (bad)
+        die("%s: tensor %s holds %s at %s; take another copy or an earlier checkpoint", adapter->path, p->name, bad,
+            at);
 }
 
 // Transposes: out[cols,rows] = in[rows,cols]

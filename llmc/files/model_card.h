@@ -39,9 +39,6 @@ static const char *card_word(const cJSON *object, const char *key, const char *o
     return cJSON_IsString(item) && json_printable(item->valuestring) ? item->valuestring : otherwise;
 }
 
-// Returns the last part of a path.
-static const char *card_file(const char *path) { return strrchr(path, '/') ? strrchr(path, '/') + 1 : path; }
-
 // Finds a model's name: on the hub, by its snapshot's path or as typed; else the name of its file or folder
 static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
     const char *cached = strstr(path, "/models--"), *slash = strchr(path, '/');
@@ -52,7 +49,7 @@ static const char *card_name(const char *path, char name[PATH_MAX], int *hub) {
         memmove(dashes + 1, dashes + 2, strlen(dashes + 1));
         *dashes = '/', name[strcspn(name, "/") + 1 + strcspn(dashes + 1, "/")] = 0;
     } else if (!*hub && slash) {
-        snprintf(name, PATH_MAX, "%s", card_file(path));
+        snprintf(name, PATH_MAX, "%s", path_last(path));
     }
     return name;
 }
@@ -76,7 +73,7 @@ static void card_datasets(FILE *file, const char *files) {
     char name[2][1024] = {"", ""};
     const int count = sscanf(files, "%1023s to %1023s", name[0], name[1]);
     for (int i = 0; i < count; i++) {
-        const char *last = card_file(name[i]);
+        const char *last = path_last(name[i]);
         if (*last && !last[strspn(last, hub_letters)]) fprintf(file, "%s- %s\n", i ? "" : "datasets:\n", last);
     }
 }
@@ -106,7 +103,7 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
     card_datasets(file, card_word(state, "data_files", ""));
     fprintf(file, "tags:\n- streambp\n");
     if (state) fprintf(file, "- %s\n%s", objective, lora ? "- lora\n" : "");
-    fprintf(file, "---\n\n# %s\n\n", card_file(out));
+    fprintf(file, "---\n\n# %s\n\n", path_last(out));
     fprintf(file, "%s %s by streambp.c; weights in %s.\n", base ? base : "A randomly initialised model",
             state           ? "trained"
             : source->merge ? "with adapters merged"
@@ -120,7 +117,7 @@ static char *model_card(const WeightSource *source, const char *kept, DType type
         fprintf(file, "\n| | |\n|---|---|\n| objective | %s |\n", objective);
         if (lora) fprintf(file, "| LoRA, merged | %s |\n", lora);
         cJSON_ArrayForEach(item, data) if (cJSON_IsString(item) && json_printable(item->valuestring))
-            fprintf(file, "| data | %s |\n", card_file(item->valuestring));
+            fprintf(file, "| data | %s |\n", path_last(item->valuestring));
         fprintf(file, "| steps | %.0f |\n", cJSON_GetNumberValue(json_get(state, "step")));
         fprintf(file, "| tokens | %.0f |\n", cJSON_GetNumberValue(json_get(state, "tokens")));
         fprintf(file, "| tokens of a document, at most | %s |\n", card_word(settings, "--seq-len", "?"));

@@ -172,8 +172,7 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     const cJSON *entry;
     size_t count = list->count;
     cJSON_ArrayForEach(entry, header) count++;
-    list->tensors = (SafeTensor *)realloc(list->tensors, (count + 1) * sizeof(SafeTensor));
-    if (!list->tensors) die("%s: out of host memory for a list of %zu tensors", file->path, count);
+    list->tensors = (SafeTensor *)checked_realloc(list->tensors, (count + 1) * sizeof(SafeTensor), "a list of tensors");
     count = list->count;
     cJSON_ArrayForEach(entry, header) {
         if (strcmp(entry->string, "__metadata__") != 0)
@@ -191,19 +190,15 @@ static void safetensors_read_header(SafeTensors *list, const InputFile *file, si
     list->count = count;
 }
 
-static int safetensors_compare_names(const void *a, const void *b) {
-    return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
-}
-
 static void safetensors_sort(SafeTensors *list) {
-    if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), safetensors_compare_names);
+    if (list->count) qsort(list->tensors, list->count, sizeof(SafeTensor), compare_names);
 }
 
 // Finds a tensor in a sorted list, or NULL.
 static SafeTensor *safetensors_find(const SafeTensors *list, const char *name) {
     SafeTensor key = {0};
     key.name = (char *)name;
-    return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), safetensors_compare_names);
+    return (SafeTensor *)bsearch(&key, list->tensors, list->count, sizeof(key), compare_names);
 }
 
 static void safetensors_free(SafeTensors *list) {
@@ -282,10 +277,6 @@ static void safetensors_write_named(SafetensorsWriter *writer, const char *name,
     const size_t rank = parameter_shape(p, shape);
     safetensors_write_tensor(writer, name, safetensors_dtypes[type].name, shape, rank,
                              (uint64_t)parameter_elements(p) * dtype_size(type));
-}
-
-static void safetensors_write_entry(SafetensorsWriter *writer, const Parameter *p, DType type) {
-    safetensors_write_named(writer, p->name, p, type);
 }
 
 // Closes the header and pads it so that data begin at a multiple of 8; returns that byte.

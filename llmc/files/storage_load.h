@@ -51,18 +51,6 @@ static void storage_compare(StorageErrors *errors, const WeightSource *source, s
     }
 }
 
-// Ends the program if one of `count` values in staging memory is not finite. first: index in the parameter of the first
-static void storage_check_finite(const WeightSource *source, size_t parameter, size_t first, size_t count, DType type) {
-    const Parameter *p = &source->model.parameters[parameter];
-    const size_t cols = p->cols ? p->cols : 1;
-    for (size_t i = 0; i < count; i++) {
-        const double value = element_to_double(staged.bytes, type, i);
-        if (!isfinite(value))
-            die("the weights hold %s: tensor %s at [%zu, %zu]; take another copy or an earlier checkpoint",
-                isnan(value) ? "NaN" : "an infinity", p->name, (first + i) / cols, (first + i) % cols);
-    }
-}
-
 // Loads what this rank stores of the model. errors: sums over ranks for matrices quantised here, or NULL
 static void storage_load(WeightSource *source, const Model *model, const Storage *storage, Sharding held,
                          const Ops *ops, char *device, StorageErrors *errors) {
@@ -72,10 +60,15 @@ static void storage_load(WeightSource *source, const Model *model, const Storage
         if (errors && storage->format[i].type != QUANT_NONE) storage_error_of(errors, &model->parameters[i]);
     Slabs s = slabs_of(table, SLABS_OF_PARAMETERS, held, held, source->random ? "initialising" : "loading");
     for (size_t last = ABSENT; slabs_next(&s); last = s.parameter) {
-        const size_t i = s.parameter, first = table->parameters[i].offset;
+        const size_t i = s.parameter, first = table->parameters[i].offset, begin = s.begin / size;
         if (storage->format[i].type == QUANT_NONE) {
-            weights_read(source, i, s.begin / size, s.count / size, model->dtype, staged.bytes);
-            storage_check_finite(source, i, s.begin / size, s.count / size, model->dtype);
+            const Parameter *p = &model->parameters[i];
+            char at[PLACE_TEXT];
+            weights_read(source, i, begin, s.count / size, model->dtype, staged.bytes);
+            const char *bad = elements_bad_text(staged.bytes, model->dtype, p->cols, begin, s.count / size, at);
+            if (bad)
+                die("the weights hold %s: tensor %s at %s; take another copy or an earlier checkpoint", bad, p->name,
+                    at);
             ops->copy_in(device + s.offset, staged.bytes, s.count);
             continue;
         }

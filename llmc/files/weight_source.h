@@ -135,15 +135,6 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Declares a parameter whose codes are in the files.
-static void source_add_record(WeightSource *source, size_t parameter, QuantFormat format) {
-    const size_t count = source->model.parameter_count;
-    if (!source->quant) source->quant = (QuantFormat *)checked_calloc(count, sizeof(QuantFormat), "formats");
-    if (!source->records)
-        source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
-    source->quant[parameter] = format;
-}
-
 // Copies a record from the files.
 static void source_copy_record(const WeightSource *source, size_t parameter, uint8_t *record) {
     const size_t n = parameter_elements(&source->model.parameters[parameter]);
@@ -157,25 +148,33 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     if (format.nested) memcpy(record + p.offset, &r->offset, sizeof(r->offset));
 }
 
-// Encodes or copies a whole matrix to a record in source->quant[parameter]. Refuses values that are not finite.
-static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
+typedef void (*SourceReader)(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
+                             int transposed, void *out);
+
+// Encodes a whole matrix, read as `as` by `read`, to a record. Refuses values that are not finite.
+static void source_encode(const WeightSource *source, size_t parameter, SourceReader read, DType as, QuantFormat format,
+                          uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
     const size_t count = parameter_elements(p);
-    if (source->places[parameter].is_codes) {
-        source_copy_record(source, parameter, record);
-        return;
-    }
     float *values = (float *)checked_calloc(count, sizeof(float), "a matrix to be quantised");
+    char at[PLACE_TEXT];
     for (size_t done = 0, n; done < count; done += n) {
         n = min_size(count - done, SLAB_ELEMENTS);
-        source_read_stored(source, parameter, done, n, DTYPE_FP32, 0, values + done);
+        read(source, parameter, done, n, as, 0, staged.bytes);
+        elements_to_float(values + done, staged.bytes, as, n);
     }
-    for (size_t i = 0; i < count; i++)
-        if (!isfinite(values[i]))
-            die("%s: the weights hold %s: tensor %s at [%zu, %zu]; take another copy", source->path,
-                isnan(values[i]) ? "NaN" : "an infinity", p->name, i / p->cols, i % p->cols);
-    quant_encode(record, source->quant[parameter], values, count);
+    const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, 0, count, at);
+    if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
+    quant_encode(record, format, values, count);
     free(values);
+}
+
+// Encodes or copies a whole matrix to a record in source->quant[parameter].
+static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
+    if (source->places[parameter].is_codes)
+        source_copy_record(source, parameter, record);
+    else
+        source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
 }
 
 // Returns the record of a parameter, valid until another one is asked for.
@@ -258,13 +257,11 @@ static void weights_read(const WeightSource *source, size_t parameter, size_t be
 // 0: one dimension
 static void source_refuse_bad(const char *path, const char *tensor, size_t cols, size_t begin, size_t count, DType type,
                               const void *values) {
-    const size_t bad = elements_find_bad(values, type, count);
-    if (bad == count) return;
-    cols = cols ? cols : 1;
-    die("%s: tensor %s holds %s in %s at [%zu, %zu], so it is not converted; take another copy or an earlier "
-        "checkpoint",
-        path, tensor, isnan(element_to_double(values, type, bad)) ? "NaN" : "an infinity", dtype_name(type),
-        (begin + bad) / cols, (begin + bad) % cols);
+    char at[PLACE_TEXT];
+    const char *bad = elements_bad_text(values, type, cols, begin, count, at);
+    if (bad)
+        die("%s: tensor %s holds %s in %s at %s, so it is not converted; take another copy or an earlier checkpoint",
+            path, tensor, bad, dtype_name(type), at);
 }
 
 // Reads like source_read_order, for writing to a file: refuses values that are not finite.

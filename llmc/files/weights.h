@@ -14,15 +14,13 @@ weights on the host. Between files and device memory everything passes through f
 // ---- opening --------------------------------------------------------------------------------------------------------
 // Opens a single file; its first bytes tell the format.
 static void weights_open_file(WeightSource *source, const char *path) {
-    InputFile file = input_open(path);
     unsigned char begin[8] = {0};
     int32_t number;
-    input_read(&file, 0, begin, (size_t)(file.bytes < 8 ? file.bytes : 8));
-    input_close(&file);
+    input_begin(path, begin, sizeof(begin));
     memcpy(&number, begin, sizeof(number));
     if (!memcmp(begin, FLAT_MAGIC, 8)) {
         flat_open(source);
-    } else if (number == LLMC_MODEL_MAGIC || number == llmc_swap_bytes(LLMC_MODEL_MAGIC)) {
+    } else if (number == LLMC_MODEL_MAGIC || number == LLMC_MAGIC_SWAPPED) {
         llmc_gpt2_open(source);
     } else {
         if (text_ends_with(path, ".safetensors") || text_ends_with(path, ".json"))
@@ -116,16 +114,12 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
                                                                const Ops *ops, const void *device_base,
                                                                const char *when, const char *advice) {
     const Parameter *p = &model->parameters[bad];
-    const size_t cols = p->cols ? p->cols : 1;
+    char at[PLACE_TEXT];
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
         if (s.parameter != bad) continue;
-        const float *values = (const float *)slab_from_device(&s, ops, device_base, model->dtype, DTYPE_FP32);
-        for (size_t i = 0; i < s.count; i++) {
-            if (!isfinite(values[i]))
-                die("%sthe weights hold %s: tensor %s at [%zu, %zu]; %s", when,
-                    isnan(values[i]) ? "NaN" : "an infinity", p->name, (s.begin + i) / cols, (s.begin + i) % cols,
-                    advice);
-        }
+        const void *values = slab_from_device(&s, ops, device_base, model->dtype, DTYPE_FP32);
+        const char *what = elements_bad_text(values, DTYPE_FP32, p->cols, s.begin, s.count, at);
+        if (what) die("%sthe weights hold %s: tensor %s at %s; %s", when, what, p->name, at, advice);
     }
     die("%sthe sum of the weights' squares overflows: tensor %s; %s", when, p->name, advice);
 }
@@ -133,9 +127,8 @@ __attribute__((noreturn)) static void weights_name_bad_element(const Model *mode
 // Finds the first parameter with an element that is not finite, for weights that are off-device.
 static size_t weights_find_bad(const Model *model, Sharding sharding, const Ops *ops, const void *weights) {
     for (Slabs s = slabs_of(model, SLABS_OF_PARAMETERS, sharding, sharding, NULL); slabs_next(&s);) {
-        const float *values = (const float *)slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
-        for (size_t i = 0; i < s.count; i++)
-            if (!isfinite(values[i])) return s.parameter;
+        const void *values = slab_from_device(&s, ops, weights, model->dtype, DTYPE_FP32);
+        if (elements_find_bad(values, DTYPE_FP32, s.count) < s.count) return s.parameter;
     }
     return model->parameter_count;
 }

@@ -7,42 +7,18 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 #define LLMC_FAMILY_H
 #include "llmc/ops/ops.h"
 
-// clang-format off The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of
-// attention or those of linear attention, and the common ones. Adjacent without padding are: q, k and v weights; their
-// biases; gate and up; the first four of linear attention. A file may hold such neighbours as one tensor (GPT-2's
-// c_attn), and the driver may use them as one (gate and up).
+// The tensors of one layer, in their order in memory and in a flat .bin. A layer has those of attention or those of
+// linear attention, and the common ones. Adjacent without padding are: q, k and v weights; their biases; gate and up;
+// the first four of linear attention. A file may hold such neighbours as one tensor (GPT-2's c_attn), and the driver
+// may use them as one (gate and up).
+// clang-format off
 typedef enum {
-    NORM1_WEIGHT,
-    NORM1_BIAS,
-    Q_WEIGHT,
-    K_WEIGHT,
-    V_WEIGHT,
-    Q_BIAS,
-    K_BIAS,
-    V_BIAS,
-    Q_NORM,
-    K_NORM,
-    O_WEIGHT,
-    O_BIAS, // of attention
-    IN_QKV_WEIGHT,
-    IN_Z_WEIGHT,
-    IN_B_WEIGHT,
-    IN_A_WEIGHT,
-    CONV_WEIGHT,
-    DT_BIAS,
-    A_LOG,
-    GATED_NORM,
-    OUT_WEIGHT, // linear
+    NORM1_WEIGHT, NORM1_BIAS,
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // of attention
+    IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
-    NORM2_WEIGHT,
-    NORM2_BIAS,
-    GATE_WEIGHT,
-    UP_WEIGHT,
-    GATE_BIAS,
-    UP_BIAS,
-    DOWN_WEIGHT,
-    DOWN_BIAS,
-    POST_NORM2,
+    NORM2_WEIGHT, NORM2_BIAS,
+    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_NORM2,
     LAYER_TENSORS
 } LayerTensor;
 // clang-format on
@@ -96,7 +72,9 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
     "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, "post_feedforward_layernorm.weight"}
-#define LLAMA_MODEL_NAMES {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
+// Names of all families but GPT-2, which differ in those of a layer's tensors.
+#define TENSOR_NAMES(...) .layer_prefix = "model.layers.%zu.", .layer_names = __VA_ARGS__, .model_names =              \
+    {"model.embed_tokens.weight", NULL, "model.norm.weight", NULL, "lm_head.weight"}
 
 static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
@@ -117,16 +95,14 @@ static const Family families[] = {
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,initializer_range=0.02,mlp_bias=false",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "mistral", .model_type = "mistral", .architecture = "MistralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=8,max_position_embeddings=131072,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02,sliding_window=4096,layer_types=s",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .same_windows = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "ministral3", .model_type = "ministral3", .architecture = "Ministral3ForCausalLM",
      .defaults =
      "vocab_size=131072,hidden_size=4096,intermediate_size=14336,num_hidden_layers=34,num_attention_heads=32,"
@@ -134,24 +110,21 @@ static const Family families[] = {
      "initializer_range=0.02,layer_types=s,rope_type=yarn,factor=16,original_max_position_embeddings=16384,"
      "mscale=1,mscale_all_dim=1,llama_4_scaling_beta=0.1",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen2", .model_type = "qwen2", .architecture = "Qwen2ForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qkv_bias = 1, .head_dim_follows = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3", .model_type = "qwen3", .architecture = "Qwen3ForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=4096,intermediate_size=22016,num_hidden_layers=32,num_attention_heads=32,"
      "num_key_value_heads=32,head_dim=128,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
      "initializer_range=0.02",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "gemma3", .model_type = "gemma3_text", .architecture = "Gemma3ForCausalLM",
      .defaults =
      "vocab_size=262208,hidden_size=2304,intermediate_size=9216,num_hidden_layers=26,num_attention_heads=8,"
@@ -160,10 +133,9 @@ static const Family families[] = {
      "rope_local_base_freq=10000,query_pre_attn_scalar=256",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
      .post_norms = 1, .scaled_embeddings = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names =
+     TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
-      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "post_feedforward_layernorm.weight"},
-     .model_names = LLAMA_MODEL_NAMES},
+      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "post_feedforward_layernorm.weight"})},
     {.name = "qwen3_5", .model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
@@ -172,28 +144,25 @@ static const Family families[] = {
      "linear_key_head_dim=128,linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names =
+     TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",
       "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",
       "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight", NULL,
-      "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL},
-     .model_names = LLAMA_MODEL_NAMES},
+      "post_attention_layernorm.weight", NULL, MLP_NAMES, NULL})},
     {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
      .defaults =
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
      "num_key_value_heads=4,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=2000000,"
      "initializer_range=0.02,tie_word_embeddings=true,mlp_bias=false,layer_types=fffn",
      .layer_types = "n", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = LLAMA_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "olmo2", .model_type = "olmo2", .architecture = "Olmo2ForCausalLM",
      .defaults =
      "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,initializer_range=0.02",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE, .head_dim_follows
      = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = OLMO_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "olmo3", .model_type = "olmo3", .architecture = "Olmo3ForCausalLM",
      .defaults =
      "vocab_size=50304,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
@@ -201,8 +170,7 @@ static const Family families[] = {
      "sliding_window=4096,layer_types=sssf,rope_local_base_freq=500000",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
      .head_dim_follows = 1, .kv_heads_follow = 1, .no_pre_norms = 1, .post_norms = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names = OLMO_LAYER_NAMES,
-     .model_names = LLAMA_MODEL_NAMES},
+     TENSOR_NAMES(OLMO_LAYER_NAMES)},
     {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
      .defaults =
      "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
@@ -210,11 +178,10 @@ static const Family families[] = {
      "partial_rotary_factor=1",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .head_dim_follows = 1, .kv_heads_follow =
      1, .same_windows = 1, .plain_rope = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names =
+     TENSOR_NAMES(
      {"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL, NULL,
       "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES,
-      NULL},
-     .model_names = LLAMA_MODEL_NAMES},
+      NULL})},
     {.name = "glm4", .model_type = "glm4", .architecture = "Glm4ForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=13696,num_hidden_layers=40,num_attention_heads=32,"
@@ -222,10 +189,9 @@ static const Family families[] = {
      "initializer_range=0.02,attention_bias=true,partial_rotary_factor=0.5",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1, .post_norms = 1,
      .interleaved = 1,
-     .layer_prefix = "model.layers.%zu.", .layer_names =
+     TENSOR_NAMES(
      {"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
-      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, "post_mlp_layernorm.weight"},
-     .model_names = LLAMA_MODEL_NAMES},
+      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, "post_mlp_layernorm.weight"})},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))

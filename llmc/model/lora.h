@@ -220,21 +220,18 @@ static void lora_build(Lora *lora, const Model *model) {
         (Parameter *)checked_calloc(2 * LORA_TENSORS * L + 4, sizeof(Parameter), "the table of adapters");
     lora->part = (LoraPart *)checked_calloc(L * LAYER_TENSORS, sizeof(LoraPart), "the table of adapters");
     lora->like = (size_t *)checked_calloc(L, sizeof(size_t), "the table of adapters");
-    if (lora->each) table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
+    table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of adapters");
     for (size_t t = 0; t < L * LAYER_TENSORS; t++) lora->part[t].a = ABSENT;
     lora_add_copy(lora, EMBEDDING), lora_add_outer(lora, EMBEDDING);
-    table->layer_begin = table->elements;
-    if (lora->each) table->layer_starts[0] = table->elements;
     for (size_t layer = 0; layer < L; layer++) {
-        const size_t begin = table->elements;
+        const size_t begin = table->layer_starts[layer] = table->elements;
         for (size_t i = 0; (module = lora_module(c->family, i)) != NULL; i++) {
             const LoraModule m = lora_wanted(lora, c, layer, i);
             if (m.rank) lora_add_module(lora, layer, module, m, lora_module_at(c->family, i), begin);
         }
-        table->layer_elements[layer_is_linear(c, layer)] = table->elements - begin;
-        if (lora->each) table->layer_starts[layer + 1] = table->elements;
         lora->like[layer] = lora_first_like(lora, layer);
     }
+    table->layer_starts[L] = table->elements;
     lora_add_copy(lora, LM_HEAD), lora_add_outer(lora, LM_HEAD);
 }
 

@@ -37,9 +37,7 @@ typedef struct {
     // Offsets in elements; ABSENT where the family has no such tensor.
     size_t model_offset[MODEL_TENSORS];
     size_t layer_offset[2][LAYER_TENSORS]; // within a layer of attention [0], of linear attention [1]
-    size_t layer_elements[2];
-    size_t layer_begin;   // first element of layer 0 (layer_start)
-    size_t *layer_starts; // [num_hidden_layers + 1] if layers of a kind differ (storage.h); else NULL
+    size_t *layer_starts; // [num_hidden_layers + 1] first element of each layer, and the end of the last
 } Model;
 
 // Returns the offsets of a layer's tensors within it.
@@ -47,22 +45,8 @@ static const size_t *layer_offsets(const Model *table, size_t l) {
     return table->layer_offset[layer_is_linear(&table->config, l)];
 }
 
-// Returns the first element of layer l; for l = num_hidden_layers the end of the last one.
-static size_t layer_start(const Model *table, size_t l) {
-    if (table->layer_starts) return table->layer_starts[l];
-    const size_t linear = layers_before(&table->config, LAYER_LINEAR, l);
-    return table->layer_begin + (l - linear) * table->layer_elements[0] + linear * table->layer_elements[1];
-}
-
-// Returns the first layer with (linear) or without linear attention; any layer if there is none.
-static size_t layer_of_kind(const Config *c, int linear) {
-    size_t l = 0;
-    while (l + 1 < c->num_hidden_layers && layer_is_linear(c, l) != linear) l++;
-    return l;
-}
-
 static size_t elements_of_layer(const Model *table, size_t l) {
-    return layer_start(table, l + 1) - layer_start(table, l);
+    return table->layer_starts[l + 1] - table->layer_starts[l];
 }
 
 // Returns the first layer with the most elements.
@@ -173,7 +157,7 @@ static void model_add_outer(Model *model, ModelTensor tensor) {
 
 static void model_add_layer(Model *model, size_t layer) {
     char prefix[64];
-    const size_t begin = model->elements;
+    const size_t begin = model->layer_starts[layer] = model->elements;
     const int linear = layer_is_linear(&model->config, layer);
     snprintf(prefix, sizeof(prefix), model->config.family->layer_prefix, layer);
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
@@ -181,20 +165,21 @@ static void model_add_layer(Model *model, size_t layer) {
         model->layer_offset[linear][tensor] = shape.rows ? model->elements - begin : ABSENT;
         if (shape.rows) model_add(model, prefix, model->config.family->layer_names[tensor], shape, tensor);
     }
-    model->layer_elements[linear] = model->elements - begin;
 }
 
 // Builds the table; the caller frees it with model_free. No weights are touched.
 static Model model_build(const Config *config, DType dtype) {
+    const size_t L = config->num_hidden_layers;
     Model model = {0};
     model.config = *config;
     model.dtype = dtype;
-    model.parameters = (Parameter *)checked_calloc(MODEL_TENSORS + config->num_hidden_layers * LAYER_TENSORS,
-                                                   sizeof(Parameter), "the parameter table");
+    model.parameters =
+        (Parameter *)checked_calloc(MODEL_TENSORS + L * LAYER_TENSORS, sizeof(Parameter), "the parameter table");
+    model.layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the parameter table");
     model_add_outer(&model, EMBEDDING);
     model_add_outer(&model, POSITION_EMBEDDING);
-    model.layer_begin = model.elements;
-    for (size_t layer = 0; layer < config->num_hidden_layers; layer++) model_add_layer(&model, layer);
+    for (size_t layer = 0; layer < L; layer++) model_add_layer(&model, layer);
+    model.layer_starts[L] = model.elements;
     model_add_outer(&model, FINAL_NORM_WEIGHT);
     model_add_outer(&model, FINAL_NORM_BIAS);
     model_add_outer(&model, LM_HEAD);
@@ -213,7 +198,6 @@ static Model model_copy(const Model *model) {
     copy.parameters =
         (Parameter *)checked_calloc(model->parameter_count, sizeof(Parameter), "a copy of the parameter table");
     if (model->parameter_count) memcpy(copy.parameters, model->parameters, model->parameter_count * sizeof(Parameter));
-    if (!model->layer_starts) return copy;
     copy.layer_starts = (size_t *)checked_calloc(starts, sizeof(size_t), "a copy of the parameter table");
     memcpy(copy.layer_starts, model->layer_starts, starts * sizeof(size_t));
     return copy;
@@ -237,28 +221,20 @@ static size_t model_head_elements(const Model *model) { return model->config.voc
 // Returns the first element of a group. A table of adapters has layers only.
 static size_t group_begin(const Model *table, size_t group) {
     if (group == GROUP_EMBEDDING) return 0;
-    return layer_start(table, group == GROUP_HEAD ? table->config.num_hidden_layers : group);
+    return table->layer_starts[group == GROUP_HEAD ? table->config.num_hidden_layers : group];
 }
 
 static size_t group_elements(const Model *table, size_t group) {
-    if (group == GROUP_EMBEDDING) return table->layer_begin;
+    if (group == GROUP_EMBEDDING) return table->layer_starts[0];
     if (group == GROUP_HEAD) return table->elements - group_begin(table, GROUP_HEAD);
     return elements_of_layer(table, group);
 }
 
 // Returns the group of the element at an offset in the table.
 static size_t group_of(const Model *table, size_t offset) {
-    size_t l = 0, end = table->config.num_hidden_layers;
-    if (offset < table->layer_begin) return GROUP_EMBEDDING;
+    if (offset < table->layer_starts[0]) return GROUP_EMBEDDING;
     if (offset >= group_begin(table, GROUP_HEAD)) return GROUP_HEAD;
-    while (end - l > 1) { // layer_start(l) <= offset < layer_start(end)
-        const size_t middle = l + (end - l) / 2;
-        if (layer_start(table, middle) <= offset)
-            l = middle;
-        else
-            end = middle;
-    }
-    return l;
+    return last_at_most(table->layer_starts, sizeof(size_t), table->config.num_hidden_layers, offset);
 }
 
 // Returns the parameters of a group: [begin, begin + count) of the table
@@ -293,30 +269,19 @@ static size_t sharding_room(const Model *table, Sharding s, size_t group) {
     return shard_range_max(group_elements(table, group), SHARD_ALIGNMENT, s.ranks);
 }
 
-// Returns the largest slot of a layer. The kind with fewer elements may have it: the last rank gets the remainder.
+// Returns the largest slot of a layer. One with fewer elements may have it: the last rank gets the remainder.
 static size_t sharding_room_of_layer(const Model *table, Sharding s) {
-    const Config *c = &table->config;
     size_t most = 0;
-    for (size_t l = 0; table->layer_starts && l < c->num_hidden_layers; l++)
-        most = max_size(most, sharding_room(table, s, l));
-    if (table->layer_starts) return most;
-    return max_size(sharding_room(table, s, layer_of_kind(c, 0)), sharding_room(table, s, layer_of_kind(c, 1)));
+    for (size_t l = 0; l < table->config.num_hidden_layers; l++) most = max_size(most, sharding_room(table, s, l));
+    return most;
 }
 
 // Returns the offset of a group's slot in sharded memory.
 static size_t sharding_begin(const Model *table, Sharding s, size_t group) {
-    const Config *c = &table->config;
-    const size_t layers = sharding_room(table, s, GROUP_EMBEDDING), l = min_size(group, c->num_hidden_layers);
+    size_t begin = sharding_room(table, s, GROUP_EMBEDDING);
     if (group == GROUP_EMBEDDING) return 0;
-    if (table->layer_starts) {
-        size_t begin = layers;
-        for (size_t i = 0; i < l; i++) begin += sharding_room(table, s, i);
-        return begin;
-    }
-    const size_t linear = layers_before(c, LAYER_LINEAR, l);
-    const size_t room[2] = {shard_range_max(table->layer_elements[0], SHARD_ALIGNMENT, s.ranks),
-                            shard_range_max(table->layer_elements[1], SHARD_ALIGNMENT, s.ranks)};
-    return layers + (l - linear) * room[0] + linear * room[1];
+    for (size_t l = 0; l < min_size(group, table->config.num_hidden_layers); l++) begin += sharding_room(table, s, l);
+    return begin;
 }
 
 // Counts the elements of sharded memory.

@@ -18,20 +18,17 @@ typedef struct {
 
 #define STORAGE_ALIGNMENT 64 // bytes; of records and groups
 
-static size_t stored_bytes(const Model *model, QuantFormat format, const Parameter *p) {
-    const size_t n = parameter_elements(p);
-    return format.type == QUANT_NONE ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes;
-}
-
 // Appends parameter i of the model; a record begins at an aligned byte. Elements follow without gaps, so that a step
 // can use a group without records directly.
 static void storage_add(Storage *storage, const Model *model, size_t i) {
+    const QuantFormat format = storage->format[i];
+    const size_t n = parameter_elements(&model->parameters[i]);
+    const int floats = format.type == QUANT_NONE;
     Model *table = &storage->table;
     Parameter *p = &table->parameters[table->parameter_count++];
     *p = model->parameters[i];
-    p->rows = stored_bytes(model, storage->format[i], &model->parameters[i]), p->cols = 0;
-    p->offset =
-        storage->format[i].type == QUANT_NONE ? table->elements : quant_align(table->elements, STORAGE_ALIGNMENT);
+    p->rows = floats ? n * dtype_size(model->dtype) : quant_parts(format, n).bytes, p->cols = 0;
+    p->offset = floats ? table->elements : quant_align(table->elements, STORAGE_ALIGNMENT);
     table->elements = p->offset + p->rows;
 }
 
@@ -48,7 +45,7 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
     table->layer_starts = (size_t *)checked_calloc(L + 1, sizeof(size_t), "the table of stored weights");
     for (size_t i = 0; i < MODEL_TENSORS; i++) table->model_offset[i] = ABSENT;
     for (size_t i = 0, layer = 0; i < model->parameter_count; i++) {
-        for (; layer <= L && model->parameters[i].offset >= layer_start(model, layer); layer++) {
+        for (; layer <= L && model->parameters[i].offset >= model->layer_starts[layer]; layer++) {
             table->elements = quant_align(table->elements, STORAGE_ALIGNMENT);
             table->layer_starts[layer] = table->elements;
         }
@@ -57,7 +54,6 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
             if (model->model_offset[t] == model->parameters[i].offset)
                 table->model_offset[t] = table->parameters[i].offset;
     }
-    table->layer_begin = table->layer_starts[0];
 }
 
 static void storage_free(Storage *storage) {

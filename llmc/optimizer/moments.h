@@ -74,17 +74,11 @@ static size_t moment_floats_room(const Model *table, Sharding s, size_t group) {
 
 // First float of a group's slot in such memory (sharding_begin)
 static size_t moment_floats_begin(const Model *table, Sharding s, size_t group) {
-    const Config *c = &table->config;
-    const size_t l = min_size(group, c->num_hidden_layers), linear = layers_before(c, LAYER_LINEAR, l);
+    const size_t layers = min_size(group, table->config.num_hidden_layers);
+    size_t begin = moment_floats_room(table, s, GROUP_EMBEDDING);
     if (group == GROUP_EMBEDDING) return 0;
-    if (table->layer_starts) {
-        size_t begin = moment_floats_room(table, s, GROUP_EMBEDDING);
-        for (size_t i = 0; i < l; i++) begin += moment_floats_room(table, s, i);
-        return begin;
-    }
-    return moment_floats_room(table, s, GROUP_EMBEDDING) +
-           (l - linear) * moment_floats_room(table, s, layer_of_kind(c, 0)) +
-           linear * moment_floats_room(table, s, layer_of_kind(c, 1));
+    for (size_t l = 0; l < layers; l++) begin += moment_floats_room(table, s, l);
+    return begin;
 }
 
 // Floats of a rank's memory

@@ -116,7 +116,7 @@ static void update_move(Update *u, UpdateSlice s, int in) {
 // Layers a and b have the same elements in the table.
 static int update_alike(const Model *table, size_t a, size_t b) {
     return layer_is_linear(&table->config, a) == layer_is_linear(&table->config, b) &&
-           (!table->layer_starts || elements_of_layer(table, a) == elements_of_layer(table, b));
+           elements_of_layer(table, a) == elements_of_layer(table, b);
 }
 
 // How many groups a visit of group i counts for: 1; in a dry run the first layer counts for all alike, the others 0.

@@ -74,8 +74,7 @@ static void watch_say_all(WordKind kind) {
 static void watch_stop_at(int64_t point) {
     if (watch.stops[watch.rank]) return;
     watch.stops[watch.rank] = watch.own.point = point;
-    for (size_t r = 0; r < watch.ranks; r++)
-        if (r != watch.rank) watch_say(r, RANK_STOPS);
+    watch_say_all(RANK_STOPS);
 }
 
 static void watch_listen(void) {

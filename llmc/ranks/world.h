@@ -153,22 +153,23 @@ static size_t greatest_common_divisor(size_t a, size_t b) {
 }
 
 // Assigns `batches` micro-batches, `stride` at a time. `stride` divides the replicas and `batches`.
-static Assignment assign_by(World w, size_t batches, size_t stride) {
+static Assignment assign_by(size_t replicas, size_t replica, size_t batches, size_t stride) {
     // NOLINTBEGIN(clang-analyzer-core.UndefinedBinaryOperatorResult): no part is 0, stride divides the replicas
-    const size_t parts = world_replicas(w) / stride, replica = world_replica(w);
+    const size_t parts = replicas / stride;
     Assignment assignment = {batches, stride, replica / parts, parts, replica % parts};
     // NOLINTEND(clang-analyzer-core.UndefinedBinaryOperatorResult)
     return assignment;
 }
 
 static Assignment assign_step(World w, size_t batches) {
-    return assign_by(w, batches, greatest_common_divisor(batches, world_replicas(w)));
+    const size_t replicas = world_replicas(w);
+    return assign_by(replicas, world_replica(w), batches, greatest_common_divisor(batches, replicas));
 }
 
 // Assigns an evaluation's micro-batches, each in `parts` parts.
 static Assignment assign_evaluation(World w, size_t parts) {
     const size_t together = world_replicas(w) / parts;
-    return assign_by(w, together, together);
+    return assign_by(world_replicas(w), world_replica(w), together, together);
 }
 
 // Assigns any number of micro-batches as `a` does, in rounds; in the last round a rank may have none.
@@ -176,16 +177,7 @@ static Assignment assign_rounds(Assignment a, size_t batches) {
     const size_t replicas = a.stride * a.parts, replica = a.first * a.parts + a.part;
     size_t stride = max_size(min_size(batches, replicas), 1);
     while (replicas % stride) stride++;
-    const size_t parts = replicas / stride;
-    const Assignment rounds = {(batches + stride - 1) / stride * stride, stride, replica / parts, parts,
-                               replica % parts};
-    return rounds;
-}
-
-// Assigns all micro-batches to one process.
-static Assignment assign_alone(size_t batches) {
-    Assignment assignment = {batches, 1, 0, 1, 0};
-    return assignment;
+    return assign_by(replicas, replica, (batches + stride - 1) / stride * stride, stride);
 }
 
 // Returns the number of micro-batches that this rank has a part of.

@@ -20,11 +20,8 @@ typedef struct {
 
 static void token_ids_add(TokenIds *ids, uint32_t id) {
     if (ids->count == ids->capacity) {
-        size_t capacity = max_size(2 * ids->capacity, 64);
-        int32_t *grown = (int32_t *)checked_calloc(capacity, sizeof(int32_t), "the ids of a text");
-        if (ids->count) memcpy(grown, ids->id, ids->count * sizeof(int32_t));
-        free(ids->id);
-        ids->id = grown, ids->capacity = capacity;
+        ids->capacity = max_size(2 * ids->capacity, 64);
+        ids->id = (int32_t *)checked_realloc(ids->id, ids->capacity * sizeof(int32_t), "the ids of a text");
     }
     ids->id[ids->count++] = (int32_t)id;
 }

@@ -131,11 +131,8 @@ typedef struct {
 // ---- small things ---------------------------------------------------------------------------------------------------
 static void *tokenizer_scratch(Scratch *scratch, size_t bytes) {
     if (bytes > scratch->capacity) {
-        size_t capacity = max_size(bytes + bytes / 2, 4096);
-        unsigned char *grown = (unsigned char *)checked_malloc(capacity, "text to be encoded");
-        if (scratch->count) memcpy(grown, scratch->at, scratch->count);
-        free(scratch->at);
-        scratch->at = grown, scratch->capacity = capacity;
+        scratch->capacity = max_size(bytes + bytes / 2, 4096);
+        scratch->at = (unsigned char *)checked_realloc(scratch->at, scratch->capacity, "text to be encoded");
     }
     return scratch->at;
 }

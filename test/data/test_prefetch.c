@@ -36,7 +36,7 @@ static void expect_read_ahead(const char *path, DataSettings settings, size_t ac
     SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
     SCOPED_BATCH batch = batch_for(&other);
     Prefetch ahead;
-    prefetch_allocate(&ahead, &one, assign_alone(accumulated));
+    prefetch_allocate(&ahead, &one, assign_step(world_alone(), accumulated));
     prefetch_start(&ahead, 0);
     allocation_guard = 1;
     expect_steps(&ahead, &other, &batch, steps, pause);
@@ -64,7 +64,7 @@ TEST(stopped_and_started_anywhere) {
     SCOPED_LOADER one = open_data(path, &settings), other = open_data(path, &settings);
     SCOPED_BATCH batch = batch_for(&other);
     Prefetch ahead;
-    prefetch_allocate(&ahead, &one, assign_alone(2));
+    prefetch_allocate(&ahead, &one, assign_step(world_alone(), 2));
     for (size_t round = 0; round < 60; round++) {
         uint64_t place = test_random_below(5) * one.segments + test_random_below(20);
         other.next = place;
@@ -90,7 +90,7 @@ static void take_until_it_fails(const void *context) {
     Prefetch ahead;
     settings.shuffle = SHUFFLE_OFF;
     DataLoader loader = open_data(f->path, &settings);
-    prefetch_allocate(&ahead, &loader, assign_alone(1));
+    prefetch_allocate(&ahead, &loader, assign_step(world_alone(), 1));
     prefetch_start(&ahead, 0);
     for (size_t i = 0; i < f->steps; i++) {
         usleep(5000); // the thread is ahead, and has failed already
@@ -120,7 +120,7 @@ static void end_in_the_middle(const void *context) {
     DataSettings settings = data_settings(2, 100);
     for (size_t i = 0; i < 3; i++) {
         loader[i] = open_data((const char *)context, &settings);
-        prefetch_allocate(&ahead[i], &loader[i], assign_alone(1));
+        prefetch_allocate(&ahead[i], &loader[i], assign_step(world_alone(), 1));
         prefetch_start(&ahead[i], 0);
         prefetch_take(&ahead[i]);
     }

@@ -242,7 +242,7 @@ TEST(two_ranks_by_hand) {
     const double halves = 0.5, L = 3, KV = 32; // of two ranks, each sends half of what comes together
     SCOPED(planned_end) Planned c;
     planned(&c, SMALL, SMALL_N, 1, 0, 1);
-    double all = (double)c.model.elements, layers = L * (double)c.model.layer_elements[0];
+    double all = (double)c.model.elements, layers = L * (double)elements_of_layer(&c.model, 0);
     double kv = L * SMALL_N * 2 * KV; // keys and values
     close_to("stage 0", sending(0, 0, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 4), 1e-9);
     close_to("stage 1", sending(0, 1, 1, DTYPE_FP32, 1, FREE), halves * all * (4 + 2), 1e-9);

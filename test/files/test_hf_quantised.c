@@ -47,7 +47,7 @@ TEST(ranges_of_decoded_values) {
         float *whole = (float *)case_memory(n * sizeof(float)), *part = (float *)case_memory(n * sizeof(float));
         uint8_t *record = (uint8_t *)case_memory(quant_parts(source->quant[i], n).bytes);
         source_read_record(source, i, record);
-        quant_decode(whole, source->quant[i], record, n);
+        quant_decode_range(whole, source->quant[i], record, n, 0, n);
         for (size_t begin = 0; begin < n; begin += 101) {
             const size_t count = min_size(101, n - begin);
             source_read_order(source, i, begin, count, DTYPE_FP32, 0, part);

@@ -196,13 +196,13 @@ TEST(gradients_of_globs) {
 // The reservation succeeds, a later write fails.
 static void convert_on_a_disk_that_fills(const void *path) {
     WeightSource *source = weights_open(GOLDEN "llama");
-    FlatWriter writer;
+    OutputFile output;
     struct rlimit limit = {100000, 100000};
     char block[4096] = {0};
-    flat_begin(&writer, (const char *)path, &source->model, DTYPE_FP32);
+    flat_begin(&output, (const char *)path, &source->model, DTYPE_FP32);
     setrlimit(RLIMIT_FSIZE, &limit);
-    for (size_t i = 0; i < 40; i++) flat_append(&writer, block, sizeof(block));
-    output_commit(&writer.output);
+    for (size_t i = 1; i <= 40; i++) output_write(&output, i * sizeof(block), block, sizeof(block));
+    output_commit(&output);
 }
 
 TEST(failed_output_leaves_nothing) {

@@ -245,10 +245,10 @@ static void *load_model(const Ops *ops, const WeightSource *source, const Model 
 
 // A flat .bin of zeros, which the file system need not store.
 static void write_zeros(const char *path, const Model *model, DType dtype) {
-    FlatWriter writer;
-    flat_begin(&writer, path, model, dtype);
-    assert_int_equal(ftruncate(writer.output.fd, (off_t)(4096 + model->elements * dtype_size(dtype))), 0);
-    output_commit(&writer.output);
+    OutputFile output;
+    flat_begin(&output, path, model, dtype);
+    assert_int_equal(ftruncate(output.fd, (off_t)(4096 + model->elements * dtype_size(dtype))), 0);
+    output_commit(&output);
 }
 
 // ---- models by formula ----------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
         const Parameter *p = &model->parameters[i];
         const DType type = types[i % type_count];
         char *tensor = data + writer.data;
-        safetensors_write_entry(&writer, p, type);
+        safetensors_write_named(&writer, p->name, p, type);
         for (size_t j = 0; j < parameter_elements(p); j++) {
             const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
             const double value = formula(p->offset + j);

@@ -62,12 +62,22 @@ static void *fuzz_calloc(size_t count, size_t size) {
     return fuzz_record(calloc(count, size));
 }
 
-static void fuzz_free(void *memory) {
+static void fuzz_forget(void *memory) {
     for (size_t i = fuzz.blocks; memory && i-- > 0;)
         if (fuzz.block[i] == memory) {
             fuzz.block[i] = fuzz.block[--fuzz.blocks];
             break;
         }
+}
+
+static void *fuzz_realloc(void *memory, size_t bytes) {
+    if (fuzz.active && bytes > FUZZ_MEMORY) fuzz_found("%zu bytes at once", bytes);
+    fuzz_forget(memory);
+    return fuzz_record(realloc(memory, bytes));
+}
+
+static void fuzz_free(void *memory) {
+    fuzz_forget(memory);
     free(memory);
 }
 
@@ -86,10 +96,11 @@ __attribute__((noreturn)) static void fuzz_exit(int code) {
     longjmp(fuzz.back, 1); // --help and --version
 }
 
-#define malloc fuzz_allocate
-#define calloc fuzz_calloc
-#define free   fuzz_free
-#define exit   fuzz_exit
+#define malloc  fuzz_allocate
+#define calloc  fuzz_calloc
+#define realloc fuzz_realloc
+#define free    fuzz_free
+#define exit    fuzz_exit
 #include "test/files/weight_files.h"
 #include "test/data/shard_writer.h"
 #include "llmc/train/trainer_setup.h"
@@ -302,7 +313,7 @@ static void open_adapter_config(const char *path) {
     cJSON *root = adapter_config_read(path, &lora);
     const AdapterTargets targets = {root, path, EXIT_RUNTIME, config.family->layer_prefix};
     config.num_hidden_layers = 2;
-    if (adapter_targets_known(&targets)) adapter_choose(&targets, &lora, &config);
+    if (adapter_targets_known(&targets)) adapter_choose(&targets, &lora, &config, NULL);
     free(lora.each);
     cJSON_Delete(root);
 }

@@ -39,7 +39,7 @@ static void dequantise_case(QuantFormat f, size_t n) {
     given("record", bytes);
     case_dequantise(&s);
     const Guarded *out = tensor_of("out");
-    quant_decode(values, f, bytes, n);
+    quant_decode_range(values, f, bytes, n, 0, n);
     elements_from_float(wanted, ops->stored, values, n);
     for (size_t i = 0; i < n; i++)
         if (memcmp(wanted + i * size, out->after + out->offset + i * size, size))

@@ -6,8 +6,6 @@ dropout_threshold op sets
 host_memory_available op sets, dev
 host_memory_peak op set "cpu", dev
 host_memory_touch op sets
-quant_decode tests
-world_alone tests, dev
 END
 trap 'rm -f "${TMPDIR:-/tmp}/unused.$$"' EXIT
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -DPRECISION_FP32 -Wunused-function -I. -O0 -c -o /dev/null -x c train_gpt.cu 2>&1 |

@@ -240,7 +240,7 @@ static Traffic formula(const Case *c, RunSettings settings) {
     const double streams = (double)(c->batches / world_replicas(world)), elements = (double)table->elements;
     const double summed = (double)dtype_size(dtype_of_sums(m->dtype)), stored = (double)dtype_size(m->dtype);
     const double gradient = (double)dtype_size(settings.gradient_type);
-    const double layers = (double)(group_begin(m, GROUP_HEAD) - m->layer_begin);
+    const double layers = (double)(group_begin(m, GROUP_HEAD) - group_begin(m, 0));
     const double embedding = (double)group_elements(m, GROUP_EMBEDDING), head = (double)group_elements(m, GROUP_HEAD);
     const int in_place = settings.world.zero < 2 && gradient == summed;
     const Model *of = &c->tiny.lora.table; // adapters of layers come twice, of the head and copies once
