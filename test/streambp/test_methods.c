@@ -101,7 +101,7 @@ TEST(everything_masked) {
 // by one plan. Some gradients are zero but for rounding: of queries that see one key.
 TEST(windows_anywhere) {
     static const char *const families_tried[] = {"qwen2", "qwen3", "gemma3"};
-    for (size_t i = 0; i < (EMULATED ? 12u : all_cases() ? 150u : 60u); i++) {
+    for (size_t i = 0; i < (EMULATED ? 6u : all_cases() ? 150u : 60u); i++) {
         const size_t L = 1 + test_random_below(4), documents = 1 + test_random_below(5);
         const size_t window = 1 + test_random_below(i % 3 ? 12 : 60), chunk = 1 + test_random_below(i % 2 ? 9 : 50);
         char text[512], types[8] = "";
